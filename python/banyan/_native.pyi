@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native core: shared memory, the page directory of a node, leases, and page copies.
+
+Processes meet in a `Roster`. A rank announces its pool there with a `Shelf` and reads the other ranks through `Peers`.
+
+Common to all:
+
+* Keys are `list[str]` of 64 hexadecimal digits each (sha256 page keys). Anything else is a `ValueError` that names the position.
+* Frames cross as C-contiguous one-dimensional int64 buffers (numpy arrays; no torch tensors, no lists) and come back as `bytes`
+  of little-endian int64: `numpy.frombuffer(result, dtype=numpy.int64)`. A frame number is the page's index in its pool.
+* A geometry is `geometry[layer][extent] = (base_bytes, page_bytes)`: page `p` of the extent is the `page_bytes` bytes at
+  `base_bytes + p * page_bytes` of the pool. Extents do not overlap; pages fit until the next extent begins.
+* `ValueError`: the arguments cannot be right, with the numbers; nothing was changed. `OSError`: the system refused.
+* Objects do not survive `fork`: start ranks with `spawn`. Nothing is left behind by a killed process: the memory has no name.
+"""
+
+from typing import TypedDict
+
+from typing_extensions import Buffer
+
+class Member(TypedDict):
+    slot: int
+    pid: int
+    alive: bool
+    namespace: str
+    num_frames: int
+    num_published: int
+
+class SharedBytes(Buffer):
+    """Zeroed shared memory, writable for the process that made it and readable for its peers.
+
+    It supports the buffer protocol (`torch.frombuffer`, `numpy.frombuffer`); a view keeps it mapped. Any thread.
+    """
+
+    @staticmethod
+    def create(num_bytes: int, label: str) -> SharedBytes:
+        """Reserve `num_bytes`; `label` shows in /proc/<pid>/maps.
+
+        Raises OSError (ENOMEM, with the sizes) when the machine or the control group does not have them now: all bytes are backed
+        on return, so that no later store fails. Takes about a second per few GiB; the GIL is released.
+        """
+
+    @property
+    def num_bytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Roster:
+    """The table in which the ranks of one server find each other: made once by the process that launches them. Any thread."""
+
+    @staticmethod
+    def create(num_slots: int) -> Roster:
+        """Make a table of 1 to 64 slots."""
+
+    @staticmethod
+    def open(path: str) -> Roster:
+        """Open the table of another process of this user.
+
+        Raises OSError when the path cannot be opened, ValueError when it holds no roster or one of another format.
+        """
+
+    @property
+    def path(self) -> str:
+        """`/proc/<pid>/fd/<n>` of this process: where other processes open the table while this one lives."""
+
+    @property
+    def num_slots(self) -> int: ...
+    def members(self) -> list[Member]:
+        """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot is taken again."""
+
+class Shelf:
+    """A rank's announcement of its pool. Belongs to one thread (the scheduler).
+
+    A frame is idle, published, or in quarantine: withdrawn, while a peer may still be reading it. Frames in quarantine must not be
+    written; `drain` hands them back. The shelf keeps the pool alive.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        slot: int,
+        namespace: bytes,
+        pool: SharedBytes,
+        num_frames: int,
+        geometry: list[list[tuple[int, int]]],
+    ) -> None:
+        """Take `slot` and announce `num_frames` frames, none of them published.
+
+        `namespace` is 32 bytes; ranks of different namespaces do not see each other. ValueError when the slot is held by a live
+        process or the geometry does not fit `num_frames` pages into the pool.
+        """
+
+    def publish(self, frames: Buffer, keys: list[str]) -> int:
+        """Make `frames[i]` findable as `keys[i]`; returns how many are new. The pages must be complete.
+
+        Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the first
+        stays). ValueError for a frame published under another key, or in quarantine.
+        """
+
+    def retire(self, frames: Buffer) -> bytes:
+        """Withdraw frames that are about to be reused; returns those that may be reused now.
+
+        The others are in quarantine until `drain` returns them. Frames that are not published are returned as they are, frames already
+        in quarantine are not. ValueError for a frame named twice.
+        """
+
+    def drain(self) -> bytes:
+        """Frames that left quarantine: their readers let go or died (noticed within 100 ms). Each is returned once."""
+
+    def reset(self) -> None:
+        """Withdraw everything (flush, weight update). Frames being read go to quarantine and come out of `drain`; all others are free."""
+
+    @property
+    def num_published(self) -> int: ...
+    @property
+    def num_quarantined(self) -> int: ...
+    @property
+    def version(self) -> int:
+        """Grows whenever the set of published pages changes."""
+
+    def close(self) -> None:
+        """Withdraw everything and leave the slot; idempotent, also on drop. Later calls of the others raise ValueError."""
+
+class Match:
+    """Where leading pages were at the time of a lookup. Holds nothing; a lease checks again. Immutable."""
+
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """`(slot, num_pages)` from the front."""
+
+class Lease:
+    """Pages whose owners do not reuse them until `release`, the end of a copy, or the drop of this object. Any thread."""
+
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def runs(self) -> list[tuple[int, int]]: ...
+    def release(self) -> None:
+        """Let go; idempotent. A copy under way keeps its own hold until it has ended."""
+
+class Copy:
+    """A copy under way on the helper thread. Any thread may wait; waits release the GIL.
+
+    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more.
+    """
+
+    def wait_layer(self, layer: int) -> float:
+        """Block until `layer` has landed, or the copy has failed (see `finish`); the seconds waited."""
+
+    def finish(self) -> bool:
+        """Wait for the end and release the leases. True when all layers landed; else the targets hold garbage."""
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes read from peers so far."""
+
+    @property
+    def bytes_copied(self) -> int:
+        """All bytes copied so far, also from one own page to another."""
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds the helper thread spent on it; 0.0 before the end."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent in `wait_layer`, over all callers."""
+
+    @property
+    def layers_done(self) -> int: ...
+
+class Peers:
+    """A reader's view of all ranks of its namespace. Any thread, except that one reader bit belongs to one `Peers` object."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        slot: int | None,
+        reader_bit: int,
+        namespace: bytes,
+        geometry: list[list[tuple[int, int]]],
+        pool: SharedBytes | None,
+    ) -> None:
+        """A rank passes its slot, a reader bit of its own (0 to 63; its slot will do), and the pool copies land in.
+
+        With `pool=None` it only looks (the controller): `reader_bit` and `geometry` are ignored, `lease` and `start_copy` raise.
+        `slot=None`: no rank, nothing is left out of lookups. ValueError when a live process has the reader bit.
+        """
+
+    def lookup(self, keys: list[str]) -> Match:
+        """Leading pages that live peers hold, never the own slot: the peer with the longest run, then on from its end.
+
+        Of equally long runs the one of the next slot above the own is taken, cyclically, so that ranks choose different sources.
+        """
+
+    def prefix_lens(self, keys: list[str]) -> list[int]:
+        """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
+
+    def lease(self, match: Match, num_pages: int) -> Lease | None:
+        """Lease the first `num_pages` of the match: all of them, or None because one changed or its owner died since."""
+
+    def version(self) -> int:
+        """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not ordered."""
+
+    def start_copy(self, loads: list[tuple[Lease, Buffer]]) -> Copy:
+        """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by layer.
+
+        A page that several targets want is fetched once. Target frames belong to the copy until it has ended. ValueError for a released
+        lease, a target outside the pool or named twice, or lengths that differ.
+        """

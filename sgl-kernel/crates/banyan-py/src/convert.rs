@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Values that cross the border, checked on the way in.
+
+use banyan_shm::error::ShmError;
+use banyan_shm::frame::{FrameId, Key};
+use banyan_shm::geometry::{Extent, Geometry};
+use banyan_shm::roster::Namespace;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString};
+
+pub fn to_py(error: ShmError) -> PyErr {
+    match error {
+        ShmError::Invalid(reason) => PyValueError::new_err(reason),
+        ShmError::System { doing, cause } => match cause.raw_os_error() {
+            // Two arguments make Python choose the subclass (FileNotFoundError ...) and fill errno.
+            Some(errno) => PyOSError::new_err((errno, format!("{doing}: {cause}"))),
+            None => PyOSError::new_err(format!("{doing}: {cause}")),
+        },
+    }
+}
+
+pub fn keys_of(keys: &Bound<'_, PyList>) -> PyResult<Vec<Key>> {
+    let mut parsed = Vec::with_capacity(keys.len());
+    for (position, key) in keys.iter().enumerate() {
+        let text = key.cast::<PyString>().map_err(|_| {
+            PyValueError::new_err(format!("key {position} is no str but {}", kind(&key)))
+        })?;
+        let text = text.to_str()?;
+        match parse_key(text.as_bytes()) {
+            Some(key) => parsed.push(key),
+            None => {
+                return Err(PyValueError::new_err(format!(
+                    "key {position} is not 64 hex digits: {text:?}"
+                )));
+            }
+        }
+    }
+    Ok(parsed)
+}
+
+fn parse_key(text: &[u8]) -> Option<Key> {
+    let text: &[u8; 64] = text.try_into().ok()?;
+    let mut key = [0; 4];
+    for (word, digits) in key.iter_mut().zip(text.chunks_exact(16)) {
+        let mut bytes = [0u8; 8];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        *word = u64::from_le_bytes(bytes);
+    }
+    Some(key)
+}
+
+fn digit(character: u8) -> Option<u8> {
+    match character {
+        b'0'..=b'9' => Some(character - b'0'),
+        b'a'..=b'f' => Some(character - b'a' + 10),
+        b'A'..=b'F' => Some(character - b'A' + 10),
+        _ => None,
+    }
+}
+
+/// Frame numbers from a C-contiguous int64 buffer.
+pub fn frames_of(frames: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    let refuse = || {
+        PyValueError::new_err(format!(
+            "frames must be a C-contiguous buffer of int64, not {}",
+            kind(frames)
+        ))
+    };
+    let buffer = PyBuffer::<i64>::get(frames).map_err(|_| refuse())?;
+    if !buffer.is_c_contiguous() || buffer.dimensions() > 1 {
+        return Err(refuse());
+    }
+    buffer.to_vec(frames.py())
+}
+
+/// As `frames_of`, for frames that must at least be frame numbers.
+pub fn targets_of(frames: &Bound<'_, PyAny>) -> PyResult<Vec<FrameId>> {
+    let number = |frame: i64| {
+        FrameId::try_from(frame)
+            .map_err(|_| PyValueError::new_err(format!("frame {frame} is no frame number")))
+    };
+    frames_of(frames)?.into_iter().map(number).collect()
+}
+
+pub fn frames_to_py<'py>(py: Python<'py>, frames: &[FrameId]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, frames.len() * 8, |bytes| {
+        for (place, frame) in bytes.chunks_exact_mut(8).zip(frames) {
+            place.copy_from_slice(&i64::from(*frame).to_le_bytes());
+        }
+        Ok(())
+    })
+}
+
+pub fn namespace_of(bytes: &[u8]) -> PyResult<Namespace> {
+    let bytes: &[u8; 32] = bytes.try_into().map_err(|_| {
+        PyValueError::new_err(format!("a namespace has 32 bytes, not {}", bytes.len()))
+    })?;
+    let mut namespace = [0; 4];
+    for (word, chunk) in namespace.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+    }
+    Ok(namespace)
+}
+
+pub fn namespace_hex(namespace: &Namespace) -> String {
+    let bytes = namespace.iter().flat_map(|word| word.to_le_bytes());
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub fn geometry_of(layers: Vec<Vec<(u64, u64)>>) -> Geometry {
+    let layer = |extents: Vec<(u64, u64)>| {
+        let extent = |(base_bytes, page_bytes)| Extent {
+            base_bytes,
+            page_bytes,
+        };
+        extents.into_iter().map(extent).collect()
+    };
+    Geometry {
+        layers: layers.into_iter().map(layer).collect(),
+    }
+}
+
+fn kind(object: &Bound<'_, PyAny>) -> String {
+    let name = object.get_type().name();
+    name.map_or_else(|_| "something else".into(), |name| name.to_string())
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::Arc;
+
+use banyan_shm::courier::{Courier, Parcel};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::peers::Held;
+
+#[pyclass(frozen, name = "Copy", module = "banyan._native")]
+pub struct PyCopy {
+    parcel: Arc<Parcel>,
+    leases: Vec<Held>,
+    /// The thread stays while a copy wants it, even when `Peers` is gone.
+    _courier: Arc<Courier>,
+}
+
+impl PyCopy {
+    pub fn new(parcel: Arc<Parcel>, leases: Vec<Held>, courier: Arc<Courier>) -> Self {
+        Self {
+            parcel,
+            leases,
+            _courier: courier,
+        }
+    }
+}
+
+#[pymethods]
+impl PyCopy {
+    fn wait_layer(&self, py: Python<'_>, layer: usize) -> PyResult<f64> {
+        if layer >= self.parcel.num_layers() {
+            return Err(PyValueError::new_err(format!(
+                "layer {layer} of a copy of {} layers",
+                self.parcel.num_layers()
+            )));
+        }
+        if self.parcel.layers_done() > layer {
+            return Ok(0.0);
+        }
+        Ok(py.detach(|| self.parcel.wait_layer(layer)).as_secs_f64())
+    }
+
+    fn finish(&self, py: Python<'_>) -> bool {
+        let landed = py.detach(|| self.parcel.wait_end());
+        for lease in &self.leases {
+            lease.release();
+        }
+        landed
+    }
+
+    #[getter]
+    fn bytes_fetched(&self) -> u64 {
+        self.parcel.moved().fetched_bytes
+    }
+
+    #[getter]
+    fn bytes_copied(&self) -> u64 {
+        self.parcel.moved().copied_bytes
+    }
+
+    #[getter]
+    fn copy_s(&self) -> f64 {
+        self.parcel.copy_time().as_secs_f64()
+    }
+
+    #[getter]
+    fn wait_s(&self) -> f64 {
+        self.parcel.wait_time().as_secs_f64()
+    }
+
+    #[getter]
+    fn layers_done(&self) -> usize {
+        self.parcel.layers_done()
+    }
+}
+
+impl Drop for PyCopy {
+    fn drop(&mut self) {
+        // Whoever forgets a copy may reuse its frames at once: nothing may be written to them afterwards.
+        self.parcel.cancel();
+    }
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Python bindings of the native core: argument checks and conversions, nothing else. The contracts stand in `_native.pyi`.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod convert;
+mod copy;
+mod memory;
+mod peers;
+mod roster;
+mod shelf;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<memory::SharedBytes>()?;
+    module.add_class::<roster::PyRoster>()?;
+    module.add_class::<shelf::PyShelf>()?;
+    module.add_class::<peers::PyPeers>()?;
+    module.add_class::<peers::PyMatch>()?;
+    module.add_class::<peers::PyLease>()?;
+    module.add_class::<copy::PyCopy>()?;
+    Ok(())
+}

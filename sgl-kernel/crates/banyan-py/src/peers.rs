@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use banyan_shm::courier::Courier;
+use banyan_shm::peers::{Lease, Match, Peers, Run};
+use banyan_shm::plan::{Load, Plan};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::convert::{geometry_of, keys_of, namespace_of, targets_of, to_py};
+use crate::copy::PyCopy;
+use crate::memory::SharedBytes;
+use crate::roster::PyRoster;
+
+#[pyclass(frozen, name = "Peers", module = "banyan._native")]
+pub struct PyPeers {
+    peers: Arc<Peers>,
+    courier: Mutex<Option<Arc<Courier>>>,
+}
+
+#[pymethods]
+impl PyPeers {
+    #[new]
+    #[pyo3(signature = (roster, slot, reader_bit, namespace, geometry, pool))]
+    fn new(
+        roster: &PyRoster,
+        slot: Option<usize>,
+        reader_bit: u32,
+        namespace: &[u8],
+        geometry: Vec<Vec<(u64, u64)>>,
+        pool: Option<&SharedBytes>,
+    ) -> PyResult<Self> {
+        let roster = roster.roster.clone();
+        let namespace = namespace_of(namespace)?;
+        let peers = match pool {
+            Some(pool) => {
+                let (geometry, pool) = (geometry_of(geometry), pool.memory.clone());
+                Peers::of_rank(roster, slot, reader_bit, namespace, geometry, pool)
+            }
+            None => Peers::of_onlooker(roster, slot, namespace),
+        };
+        Ok(Self {
+            peers: Arc::new(peers.map_err(to_py)?),
+            courier: Mutex::new(None),
+        })
+    }
+
+    fn lookup(&self, keys: &Bound<'_, PyList>) -> PyResult<PyMatch> {
+        Ok(PyMatch {
+            found: self.peers.lookup(&keys_of(keys)?),
+            peers: self.peers.clone(),
+        })
+    }
+
+    fn prefix_lens(&self, keys: &Bound<'_, PyList>) -> PyResult<Vec<usize>> {
+        Ok(self.peers.prefix_lens(&keys_of(keys)?))
+    }
+
+    #[pyo3(signature = (r#match, num_pages))]
+    fn lease(&self, r#match: &PyMatch, num_pages: usize) -> PyResult<Option<PyLease>> {
+        if !Arc::ptr_eq(&r#match.peers, &self.peers) {
+            return Err(PyValueError::new_err("a match of another Peers object"));
+        }
+        let lease = self.peers.lease(&r#match.found, num_pages);
+        Ok(lease.map_err(to_py)?.map(|lease| PyLease {
+            num_pages: lease.num_pages(),
+            runs: describe(lease.runs()),
+            held: Held::of(lease),
+            peers: self.peers.clone(),
+        }))
+    }
+
+    fn version(&self) -> u64 {
+        self.peers.version()
+    }
+
+    fn start_copy(&self, loads: Vec<(PyRef<'_, PyLease>, Bound<'_, PyAny>)>) -> PyResult<PyCopy> {
+        let Some(home) = self.peers.home() else {
+            return Err(PyValueError::new_err(
+                "only a rank with a pool can copy pages",
+            ));
+        };
+        let mut wanted = Vec::with_capacity(loads.len());
+        for (lease, frames) in &loads {
+            if !Arc::ptr_eq(&lease.peers, &self.peers) {
+                return Err(PyValueError::new_err("a lease of another Peers object"));
+            }
+            let Some(held) = lease.held.get() else {
+                return Err(PyValueError::new_err("a lease that was released before"));
+            };
+            wanted.push(Load {
+                lease: held,
+                frames: targets_of(frames)?,
+            });
+        }
+        let plan = Plan::new(home.clone(), wanted).map_err(to_py)?;
+        let courier = self.courier()?;
+        let leases = loads.iter().map(|(lease, _)| lease.held.clone()).collect();
+        Ok(PyCopy::new(courier.send(Box::new(plan)), leases, courier))
+    }
+}
+
+impl PyPeers {
+    fn courier(&self) -> PyResult<Arc<Courier>> {
+        let mut courier = self.courier.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(courier) = &*courier {
+            return Ok(courier.clone());
+        }
+        let started = Arc::new(Courier::start().map_err(to_py)?);
+        Ok(courier.insert(started).clone())
+    }
+}
+
+#[pyclass(frozen, name = "Match", module = "banyan._native")]
+pub struct PyMatch {
+    found: Match,
+    peers: Arc<Peers>,
+}
+
+#[pymethods]
+impl PyMatch {
+    #[getter]
+    fn num_pages(&self) -> usize {
+        self.found.num_pages()
+    }
+
+    #[getter]
+    fn runs(&self) -> Vec<(usize, usize)> {
+        describe(&self.found.runs)
+    }
+}
+
+/// The caller's hold on a lease, which `release` and the end of a copy let go. A copy under way has its own.
+#[derive(Clone)]
+pub struct Held(Arc<Mutex<Option<Arc<Lease>>>>);
+
+impl Held {
+    fn of(lease: Lease) -> Self {
+        Self(Arc::new(Mutex::new(Some(Arc::new(lease)))))
+    }
+
+    fn get(&self) -> Option<Arc<Lease>> {
+        self.lock().clone()
+    }
+
+    pub fn release(&self) {
+        let lease = self.lock().take();
+        drop(lease);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Lease>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pyclass(frozen, name = "Lease", module = "banyan._native")]
+pub struct PyLease {
+    #[pyo3(get)]
+    num_pages: usize,
+    #[pyo3(get)]
+    runs: Vec<(usize, usize)>,
+    held: Held,
+    peers: Arc<Peers>,
+}
+
+#[pymethods]
+impl PyLease {
+    fn release(&self) {
+        self.held.release();
+    }
+}
+
+fn describe(runs: &[Run]) -> Vec<(usize, usize)> {
+    let run = |run: &Run| (run.neighbour.slot, run.pages.len());
+    runs.iter().map(run).collect()
+}

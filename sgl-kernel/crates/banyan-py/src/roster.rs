@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::Arc;
+
+use banyan_shm::neighbour::Neighbour;
+use banyan_shm::roster::{Member, Roster};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::convert::{namespace_hex, to_py};
+
+#[pyclass(frozen, name = "Roster", module = "banyan._native")]
+pub struct PyRoster {
+    pub roster: Arc<Roster>,
+}
+
+#[pymethods]
+impl PyRoster {
+    #[staticmethod]
+    fn create(num_slots: usize) -> PyResult<Self> {
+        let roster = Roster::create(num_slots).map_err(to_py)?;
+        Ok(Self {
+            roster: Arc::new(roster),
+        })
+    }
+
+    #[staticmethod]
+    fn open(path: &str) -> PyResult<Self> {
+        let roster = Roster::open(path).map_err(to_py)?;
+        Ok(Self {
+            roster: Arc::new(roster),
+        })
+    }
+
+    #[getter]
+    fn path(&self) -> String {
+        self.roster.path()
+    }
+
+    #[getter]
+    fn num_slots(&self) -> usize {
+        self.roster.num_slots()
+    }
+
+    fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let mut members = Vec::new();
+        for slot in 0..self.roster.num_slots() {
+            if let Some(member) = self.roster.member(slot) {
+                members.push(describe(py, slot, &member)?);
+            }
+        }
+        Ok(members)
+    }
+}
+
+fn describe<'py>(py: Python<'py>, slot: usize, member: &Member) -> PyResult<Bound<'py, PyDict>> {
+    // A dead rank's pages are nobody's: its shelf is not even opened.
+    let shelf = match member.identity.is_alive() {
+        true => Neighbour::look(slot, member).ok(),
+        false => None,
+    };
+    let entry = PyDict::new(py);
+    entry.set_item("slot", slot)?;
+    entry.set_item("pid", member.identity.pid())?;
+    entry.set_item("alive", member.identity.is_alive())?;
+    entry.set_item("namespace", namespace_hex(&member.namespace))?;
+    entry.set_item("num_frames", member.num_frames)?;
+    entry.set_item(
+        "num_published",
+        shelf.map_or(0, |shelf| shelf.num_published()),
+    )?;
+    Ok(entry)
+}

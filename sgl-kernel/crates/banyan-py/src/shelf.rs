@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use banyan_shm::shelf::Shelf;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::convert::{frames_of, frames_to_py, geometry_of, keys_of, namespace_of, to_py};
+use crate::memory::SharedBytes;
+use crate::roster::PyRoster;
+
+#[pyclass(name = "Shelf", module = "banyan._native")]
+pub struct PyShelf {
+    shelf: Shelf,
+}
+
+#[pymethods]
+impl PyShelf {
+    #[new]
+    fn new(
+        roster: &PyRoster,
+        slot: usize,
+        namespace: &[u8],
+        pool: &SharedBytes,
+        num_frames: usize,
+        geometry: Vec<Vec<(u64, u64)>>,
+    ) -> PyResult<Self> {
+        let shelf = Shelf::open(
+            roster.roster.clone(),
+            slot,
+            namespace_of(namespace)?,
+            pool.memory.clone(),
+            num_frames,
+            &geometry_of(geometry),
+        );
+        Ok(Self {
+            shelf: shelf.map_err(to_py)?,
+        })
+    }
+
+    fn publish(&mut self, frames: &Bound<'_, PyAny>, keys: &Bound<'_, PyList>) -> PyResult<usize> {
+        let (frames, keys) = (frames_of(frames)?, keys_of(keys)?);
+        self.shelf.publish(&frames, &keys).map_err(to_py)
+    }
+
+    fn retire<'py>(&mut self, frames: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+        let free = self.shelf.retire(&frames_of(frames)?).map_err(to_py)?;
+        frames_to_py(frames.py(), &free)
+    }
+
+    fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let free = self.shelf.drain().map_err(to_py)?;
+        frames_to_py(py, &free)
+    }
+
+    fn reset(&mut self) -> PyResult<()> {
+        self.shelf.reset().map_err(to_py)
+    }
+
+    #[getter]
+    fn num_published(&self) -> usize {
+        self.shelf.num_published()
+    }
+
+    #[getter]
+    fn num_quarantined(&self) -> usize {
+        self.shelf.num_quarantined()
+    }
+
+    #[getter]
+    fn version(&self) -> u64 {
+        self.shelf.version()
+    }
+
+    fn close(&mut self) {
+        self.shelf.close();
+    }
+}

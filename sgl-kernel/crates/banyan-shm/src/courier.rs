@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One helper thread that moves parcels, each layer by layer, one after the other.
+//!
+//! Invariants
+//! * `layers_done` of a parcel only grows; layer `l` may be read once it is above `l`.
+//! * A parcel reaches an end state whatever happens to its cargo: no waiter is left behind.
+//! * Once a parcel has ended, the thread neither touches its memory nor holds its cargo (and so no lease).
+//!
+//! States of a parcel: queued --taken--> moving --last layer--> landed; moving --panic or stop--> failed; queued --cancel or shutdown--> failed.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::error::{Result, ShmError};
+use crate::plan::{Moved, Plan};
+
+/// What a parcel carries.
+pub trait Cargo: Send {
+    fn num_layers(&self) -> usize;
+    /// Moves one layer completely, unless `stop` is set meanwhile.
+    fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Moved;
+}
+
+impl Cargo for Plan {
+    fn num_layers(&self) -> usize {
+        Plan::num_layers(self)
+    }
+
+    fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Moved {
+        Plan::copy_layer(self, layer, stop)
+    }
+}
+
+enum State {
+    Queued(Box<dyn Cargo>),
+    Moving,
+    Landed,
+    Failed,
+}
+
+impl State {
+    fn has_ended(&self) -> bool {
+        matches!(self, Self::Landed | Self::Failed)
+    }
+}
+
+/// A copy under way, shared by the thread that moves it and those who wait.
+pub struct Parcel {
+    num_layers: usize,
+    state: Mutex<State>,
+    progress: Condvar,
+    stop: AtomicBool,
+    layers_done: AtomicUsize,
+    fetched_bytes: AtomicU64,
+    copied_bytes: AtomicU64,
+    copy_ns: AtomicU64,
+    wait_ns: AtomicU64,
+}
+
+impl Parcel {
+    fn new(cargo: Box<dyn Cargo>) -> Self {
+        Self {
+            num_layers: cargo.num_layers(),
+            state: Mutex::new(State::Queued(cargo)),
+            progress: Condvar::new(),
+            stop: AtomicBool::new(false),
+            layers_done: AtomicUsize::new(0),
+            fetched_bytes: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
+            copy_ns: AtomicU64::new(0),
+            wait_ns: AtomicU64::new(0),
+        }
+    }
+
+    pub fn num_layers(&self) -> usize {
+        self.num_layers
+    }
+
+    pub fn layers_done(&self) -> usize {
+        self.layers_done.load(Ordering::Acquire)
+    }
+
+    pub fn moved(&self) -> Moved {
+        Moved {
+            fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
+            copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Time the helper thread spent on this parcel.
+    pub fn copy_time(&self) -> Duration {
+        Duration::from_nanos(self.copy_ns.load(Ordering::Relaxed))
+    }
+
+    /// Time others spent waiting for it.
+    pub fn wait_time(&self) -> Duration {
+        Duration::from_nanos(self.wait_ns.load(Ordering::Relaxed))
+    }
+
+    /// Blocks until `layer` has landed or the parcel has failed; the time that took.
+    pub fn wait_layer(&self, layer: usize) -> Duration {
+        if self.layers_done() > layer {
+            return Duration::ZERO;
+        }
+        self.wait_until(|state| self.layers_done() > layer || state.has_ended())
+    }
+
+    /// Blocks until the parcel has ended; whether all of it landed.
+    pub fn wait_end(&self) -> bool {
+        self.wait_until(State::has_ended);
+        matches!(*self.lock(), State::Landed)
+    }
+
+    /// Gives up what has not landed. Once it returns, the thread writes no more for this parcel.
+    pub fn cancel(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let cargo = self.take_queued(State::Failed);
+        drop(cargo);
+        self.wait_end();
+    }
+
+    fn wait_until(&self, done: impl Fn(&State) -> bool) -> Duration {
+        let began = Instant::now();
+        let mut state = self.lock();
+        if done(&state) {
+            return Duration::ZERO;
+        }
+        while !done(&state) {
+            state = self
+                .progress
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let waited = began.elapsed();
+        self.wait_ns
+            .fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
+        waited
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves a queued parcel on to `next`; any other stays what it is.
+    fn take_queued(&self, next: State) -> Option<Box<dyn Cargo>> {
+        let mut state = self.lock();
+        if !matches!(*state, State::Queued(_)) {
+            return None;
+        }
+        let before = std::mem::replace(&mut *state, next);
+        self.progress.notify_all();
+        match before {
+            State::Queued(cargo) => Some(cargo),
+            _ => None,
+        }
+    }
+
+    fn end(&self, state: State) {
+        *self.lock() = state;
+        self.progress.notify_all();
+    }
+}
+
+/// The thread's side of a parcel.
+impl Parcel {
+    fn deliver(&self) {
+        let Some(cargo) = self.take_queued(State::Moving) else {
+            return;
+        };
+        let began = Instant::now();
+        // The cargo is dropped in there too, before the end is announced: whoever sees the end finds its leases given back.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.move_layers(cargo)));
+        let spent = began.elapsed().as_nanos() as u64;
+        self.copy_ns.store(spent, Ordering::Relaxed);
+        self.end(match outcome {
+            Ok(State::Landed) => State::Landed,
+            Ok(_) => State::Failed,
+            Err(panic) => {
+                eprintln!("banyan: a copy failed: {}", reason(panic.as_ref()));
+                State::Failed
+            }
+        });
+    }
+
+    fn move_layers(&self, mut cargo: Box<dyn Cargo>) -> State {
+        for layer in 0..self.num_layers {
+            let moved = cargo.copy_layer(layer, &self.stop);
+            self.fetched_bytes
+                .fetch_add(moved.fetched_bytes, Ordering::Relaxed);
+            self.copied_bytes
+                .fetch_add(moved.copied_bytes, Ordering::Relaxed);
+            if self.stop.load(Ordering::Relaxed) {
+                return State::Failed;
+            }
+            // Under the lock, so that no waiter checks before and sleeps after.
+            let _state = self.lock();
+            self.layers_done.store(layer + 1, Ordering::Release);
+            self.progress.notify_all();
+        }
+        State::Landed
+    }
+}
+
+fn reason(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without words")
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Arc<Parcel>>,
+    closing: bool,
+}
+
+#[derive(Default)]
+struct Counter {
+    queue: Mutex<Queue>,
+    arrival: Condvar,
+}
+
+impl Counter {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next parcel; `None` when the courier closes.
+    fn next(&self) -> Option<Arc<Parcel>> {
+        let mut queue = self.lock();
+        loop {
+            if queue.closing {
+                return None;
+            }
+            if let Some(parcel) = queue.waiting.pop_front() {
+                return Some(parcel);
+            }
+            queue = self
+                .arrival
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Owns the thread; dropping it fails what is queued, stops what moves, and joins.
+pub struct Courier {
+    counter: Arc<Counter>,
+    moving: Arc<Mutex<Option<Arc<Parcel>>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Courier {
+    pub fn start() -> Result<Self> {
+        let counter = Arc::new(Counter::default());
+        let moving = Arc::new(Mutex::new(None));
+        let (queue, current) = (counter.clone(), moving.clone());
+        let thread = thread::Builder::new()
+            .name("banyan-courier".into())
+            .spawn(move || {
+                while let Some(parcel) = queue.next() {
+                    set(&current, Some(parcel.clone()));
+                    parcel.deliver();
+                    set(&current, None);
+                }
+            })
+            .map_err(|cause| ShmError::os("cannot start the copy thread", cause))?;
+        Ok(Self {
+            counter,
+            moving,
+            thread: Some(thread),
+        })
+    }
+
+    pub fn send(&self, cargo: Box<dyn Cargo>) -> Arc<Parcel> {
+        let parcel = Arc::new(Parcel::new(cargo));
+        self.counter.lock().waiting.push_back(parcel.clone());
+        self.counter.arrival.notify_one();
+        parcel
+    }
+}
+
+fn set(current: &Mutex<Option<Arc<Parcel>>>, parcel: Option<Arc<Parcel>>) {
+    *current.lock().unwrap_or_else(PoisonError::into_inner) = parcel;
+}
+
+impl Drop for Courier {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut queue = self.counter.lock();
+            queue.closing = true;
+            std::mem::take(&mut queue.waiting)
+        };
+        self.counter.arrival.notify_all();
+        for parcel in waiting {
+            drop(parcel.take_queued(State::Failed));
+        }
+        if let Some(parcel) = &*self.moving.lock().unwrap_or_else(PoisonError::into_inner) {
+            parcel.stop.store(true, Ordering::Relaxed);
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            eprintln!("banyan: the copy thread had failed");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The owner's side: what it has published and what waits for readers.
+//!
+//! Invariants
+//! * A frame is idle, published or quarantined; the generation in shared memory says published, `quarantined` here the last.
+//! * A quarantined frame is unpublished and is handed out again only after its pins were seen zero.
+//! * A key is published on at most one frame of a shelf: the first one.
+//!
+//! Transitions: idle --publish--> published --retire, pins zero--> idle (returned); published --retire or reset, pinned-->
+//! quarantined --drain, pins zero--> idle (returned); published --reset, pins zero--> idle (not returned: the caller asked for all).
+//! Arguments are checked before the first change, so a refused call changes nothing.
+
+use crate::frame::{FrameId, Key};
+use crate::index::Index;
+use crate::sync::{Ordering, fence};
+
+/// Why a call was refused. Nothing was changed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal {
+    OutOfRange { frame: i64, num_frames: usize },
+    Repeated { frame: FrameId },
+    Quarantined { frame: FrameId },
+    PublishedAsOther { frame: FrameId },
+    Lengths { num_frames: usize, num_keys: usize },
+}
+
+/// The owner's process-local record of one shelf. Methods take the shelf's `Index`; it is always the same one.
+pub struct Ledger {
+    quarantine: Vec<FrameId>,
+    quarantined: Vec<bool>,
+    num_published: usize,
+    /// Per frame the last call that named it and the position there: repeats show without clearing between calls.
+    seen: Vec<(u64, usize)>,
+    call: u64,
+}
+
+impl Ledger {
+    pub fn new(num_frames: usize) -> Self {
+        Self {
+            quarantine: Vec::new(),
+            quarantined: vec![false; num_frames],
+            num_published: 0,
+            seen: vec![(0, 0); num_frames],
+            call: 0,
+        }
+    }
+
+    pub fn num_published(&self) -> usize {
+        self.num_published
+    }
+
+    pub fn num_quarantined(&self) -> usize {
+        self.quarantine.len()
+    }
+
+    /// Publishes `frames[i]` as `keys[i]`; returns how many became newly published. Content must be complete before.
+    ///
+    /// A frame that is published under the same key, or a key that another frame already has, is passed over.
+    pub fn publish(
+        &mut self,
+        index: Index<'_>,
+        frames: &[i64],
+        keys: &[Key],
+    ) -> Result<usize, Refusal> {
+        self.check_publishable(index, frames, keys)?;
+        let before = self.num_published;
+        for (frame, key) in frames.iter().zip(keys) {
+            let id = *frame as FrameId;
+            let frame = index.frame(id);
+            if frame.owned_key().is_some() || index.find_owned(key).is_some() {
+                continue;
+            }
+            frame.write_key(key);
+            index.link(id, key);
+            frame.publish();
+            self.num_published += 1;
+        }
+        Ok(self.num_published - before)
+    }
+
+    /// Unpublishes `frames` and returns those that can be reused now; the others come out of `drain` later.
+    ///
+    /// A frame that is not published is returned as it is, one in quarantine stays there.
+    pub fn retire(&mut self, index: Index<'_>, frames: &[i64]) -> Result<Vec<FrameId>, Refusal> {
+        let ids = self.check_distinct(frames)?;
+        self.withdraw(index, &ids);
+        Ok(ids
+            .into_iter()
+            .filter(|id| !self.quarantined[*id as usize] && !self.hold_if_pinned(index, *id))
+            .collect())
+    }
+
+    /// Returns the quarantined frames that no live reader pins any more.
+    ///
+    /// `dead_among` gets the pins of a frame and says which of these readers are dead; their bits are cleared.
+    pub fn drain(
+        &mut self,
+        index: Index<'_>,
+        mut dead_among: impl FnMut(u64) -> u64,
+    ) -> Vec<FrameId> {
+        let mut free = Vec::new();
+        let quarantined = &mut self.quarantined;
+        self.quarantine.retain(|id| {
+            let frame = index.frame(*id);
+            let pins = frame.pins();
+            let dead = if pins == 0 {
+                0
+            } else {
+                dead_among(pins) & pins
+            };
+            if dead != 0 {
+                frame.forget_readers(dead);
+            }
+            if pins & !dead != 0 {
+                return true;
+            }
+            quarantined[*id as usize] = false;
+            free.push(*id);
+            false
+        });
+        free
+    }
+
+    /// Unpublishes everything. Pinned frames go to quarantine and come out of `drain`.
+    pub fn reset(&mut self, index: Index<'_>) {
+        let published: Vec<FrameId> = (0..index.frames().len() as FrameId)
+            .filter(|id| index.frame(*id).owned_key().is_some())
+            .collect();
+        index.clear();
+        for id in &published {
+            index.frame(*id).unpublish();
+        }
+        self.num_published = 0;
+        fence(Ordering::SeqCst);
+        for id in published {
+            self.hold_if_pinned(index, id);
+        }
+    }
+
+    fn withdraw(&mut self, index: Index<'_>, ids: &[FrameId]) {
+        for id in ids {
+            let frame = index.frame(*id);
+            if let Some(key) = frame.owned_key() {
+                index.unlink(*id, &key);
+                frame.unpublish();
+                self.num_published -= 1;
+            }
+        }
+        // Between every bump above and every look at pins later; its partner is in `lease::take`.
+        fence(Ordering::SeqCst);
+    }
+
+    fn hold_if_pinned(&mut self, index: Index<'_>, id: FrameId) -> bool {
+        let pinned = index.frame(id).pins() != 0;
+        if pinned {
+            self.quarantined[id as usize] = true;
+            self.quarantine.push(id);
+        }
+        pinned
+    }
+
+    fn check_publishable(
+        &mut self,
+        index: Index<'_>,
+        frames: &[i64],
+        keys: &[Key],
+    ) -> Result<(), Refusal> {
+        if frames.len() != keys.len() {
+            return Err(Refusal::Lengths {
+                num_frames: frames.len(),
+                num_keys: keys.len(),
+            });
+        }
+        self.call += 1;
+        for (position, (frame, key)) in frames.iter().zip(keys).enumerate() {
+            let id = self.check_range(*frame)?;
+            if self.quarantined[id as usize] {
+                return Err(Refusal::Quarantined { frame: id });
+            }
+            let published = index.frame(id).owned_key();
+            let earlier = self.mark(id, position).map(|earlier| keys[earlier]);
+            if published.or(earlier).is_some_and(|other| other != *key) {
+                return Err(Refusal::PublishedAsOther { frame: id });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_distinct(&mut self, frames: &[i64]) -> Result<Vec<FrameId>, Refusal> {
+        self.call += 1;
+        let mut ids = Vec::with_capacity(frames.len());
+        for (position, frame) in frames.iter().enumerate() {
+            let id = self.check_range(*frame)?;
+            if self.mark(id, position).is_some() {
+                return Err(Refusal::Repeated { frame: id });
+            }
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    /// Where the running call named this frame before.
+    fn mark(&mut self, id: FrameId, position: usize) -> Option<usize> {
+        let (call, earlier) = std::mem::replace(&mut self.seen[id as usize], (self.call, position));
+        (call == self.call).then_some(earlier)
+    }
+
+    fn check_range(&self, frame: i64) -> Result<FrameId, Refusal> {
+        let num_frames = self.quarantined.len();
+        usize::try_from(frame)
+            .ok()
+            .filter(|id| *id < num_frames)
+            .map(|id| id as FrameId)
+            .ok_or(Refusal::OutOfRange { frame, num_frames })
+    }
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The page directory that the ranks of one node share, the lease that guards a page while a peer copies it, and the copies.
+//!
+//! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
+//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`; then `plan`, `gather` and `courier`
+//! (moving bytes). The first four depend on nothing but atomics: loom explores them as they ship.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod frame;
+pub mod index;
+pub mod lease;
+pub mod ledger;
+pub mod sync;
+
+#[cfg(not(loom))]
+pub mod courier;
+#[cfg(not(loom))]
+pub mod error;
+#[cfg(not(loom))]
+pub mod gather;
+#[cfg(not(loom))]
+pub mod geometry;
+#[cfg(not(loom))]
+pub mod layout;
+#[cfg(not(loom))]
+pub mod liveness;
+#[cfg(not(loom))]
+pub mod memory;
+#[cfg(not(loom))]
+pub mod neighbour;
+#[cfg(not(loom))]
+pub mod peers;
+#[cfg(not(loom))]
+pub mod plan;
+#[cfg(not(loom))]
+pub mod roster;
+#[cfg(not(loom))]
+pub mod shelf;

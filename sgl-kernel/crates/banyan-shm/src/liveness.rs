@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Is the process behind an entry still there?
+//!
+//! A process is its pid and its start time, packed into one word, so that an entry changes hands in one atomic step and a recycled pid is
+//! somebody else. Death is final: it is cached for ever. Being alive is believed for `BELIEF`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::error::{Result, ShmError, invalid};
+
+/// For how long a process that was seen alive is taken to be so.
+const BELIEF: Duration = Duration::from_millis(100);
+
+/// The kernel's PID_MAX_LIMIT is 2^22.
+const PID_BITS: u32 = 22;
+
+/// Start time in clock ticks since boot (42 bits), then pid (22 bits). Zero is nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity(pub u64);
+
+impl Identity {
+    pub const NOBODY: Identity = Identity(0);
+
+    /// This process.
+    pub fn own() -> Result<Self> {
+        let pid = std::process::id();
+        match start_time(pid) {
+            Some(ticks) => Ok(Self(ticks << PID_BITS | u64::from(pid))),
+            None => invalid!("/proc/{pid}/stat cannot be read: Banyan needs /proc"),
+        }
+    }
+
+    pub fn pid(self) -> u32 {
+        (self.0 & ((1 << PID_BITS) - 1)) as u32
+    }
+
+    pub fn is_nobody(self) -> bool {
+        self == Self::NOBODY
+    }
+
+    /// Asks the kernel. A zombie is dead: it holds memory, but will never release a pin.
+    pub fn is_alive(self) -> bool {
+        !self.is_nobody() && start_time(self.pid()) == Some(self.0 >> PID_BITS)
+    }
+
+    pub fn fd_path(self, fd: u64) -> String {
+        format!("/proc/{}/fd/{fd}", self.pid())
+    }
+
+    pub fn open_fd(self, fd: u64, access: fs::OpenOptions) -> Result<fs::File> {
+        let path = self.fd_path(fd);
+        access
+            .open(&path)
+            .map_err(|cause| ShmError::os(format!("cannot open {path}"), cause))
+    }
+}
+
+/// Field 22 of /proc/<pid>/stat, unless there is no such process or it is a zombie.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name may hold spaces and parentheses; fields are counted from its last one: the state is field 3.
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(22 - 4)?.parse().ok()
+}
+
+/// Remembers answers. Each user of it is one thread.
+#[derive(Default)]
+pub struct Census {
+    dead: HashMap<Identity, ()>,
+    alive: HashMap<Identity, Instant>,
+}
+
+impl Census {
+    pub fn is_alive(&mut self, who: Identity) -> bool {
+        if who.is_nobody() || self.dead.contains_key(&who) {
+            return false;
+        }
+        let now = Instant::now();
+        if let Some(seen) = self.alive.get(&who)
+            && now.duration_since(*seen) < BELIEF
+        {
+            return true;
+        }
+        let alive = who.is_alive();
+        if alive {
+            self.alive.insert(who, now);
+        } else {
+            self.alive.remove(&who);
+            self.dead.insert(who, ());
+        }
+        alive
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn identity_of_this_process_is_alive() {
+        let own = Identity::own().unwrap();
+        assert_eq!(own.pid(), std::process::id());
+        assert!(own.is_alive());
+    }
+
+    #[test]
+    fn identity_with_another_start_time_is_dead() {
+        let own = Identity::own().unwrap();
+        assert!(!Identity(own.0 + (1 << PID_BITS)).is_alive());
+    }
+
+    #[test]
+    fn zombie_when_not_reaped_counts_as_dead() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let ticks = start_time(child.id()).unwrap();
+        let who = Identity(ticks << PID_BITS | u64::from(child.id()));
+        assert!(who.is_alive());
+        child.kill().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while who.is_alive() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!who.is_alive(), "killed but not waited for");
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Anonymous shared memory: no names, freed by the kernel with the last process that holds it.
+//!
+//! Invariants
+//! * A `Mapping` spans its whole file, and the file is sealed against shrinking: no access inside `len` faults.
+//! * What other processes may change at any time is only reached through atomics (`SharedWord`) or, for page bytes, under a lease.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+use crate::error::{Result, ShmError, invalid};
+use crate::frame::Frame;
+use crate::sync::{AtomicU32, AtomicU64};
+
+/// Types that may be laid over memory which other processes change.
+///
+/// # Safety
+/// Valid for any bit pattern, no padding that is read, and every field an atomic.
+pub unsafe trait SharedWord {}
+
+// SAFETY: an atomic integer.
+unsafe impl SharedWord for AtomicU32 {}
+// SAFETY: an atomic integer.
+unsafe impl SharedWord for AtomicU64 {}
+// SAFETY: consists of atomic integers, repr(C).
+unsafe impl SharedWord for Frame {}
+
+/// What a mapping may do with its bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A file mapped as shared memory; unmapped on drop.
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that belongs to no thread; all access goes through atomics or leases.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub fn of(fd: &impl AsRawFd, len: usize, access: Access) -> Result<Self> {
+        let protection = match access {
+            Access::ReadOnly => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice; the result is checked.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                protection,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(ShmError::last_os(format!("cannot map {len} bytes")));
+        }
+        // SAFETY: advice on our own mapping; whether the kernel follows it does not matter.
+        unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        match NonNull::new(start.cast()) {
+            Some(start) => Ok(Self { start, len }),
+            None => invalid!("the kernel mapped {len} bytes at address zero"),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte. Reads need a lease or ownership, writes also `Access::ReadWrite`.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// `count` words at `offset`. Panics when they do not lie inside: layouts are checked before.
+    pub fn words<T: SharedWord>(&self, offset: usize, count: usize) -> &[T] {
+        let end = size_of::<T>()
+            .checked_mul(count)
+            .and_then(|bytes| bytes.checked_add(offset))
+            .expect("layout overflows");
+        assert!(end <= self.len && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: in bounds and aligned (mappings start on a page), valid for any bits, shared only as atomics (`SharedWord`),
+        // and alive as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start().add(offset).cast::<T>(), count) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, and no borrow of it outlives `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Shared memory that this process made: writable, and found by others through its descriptor.
+pub struct SharedMemory {
+    fd: OwnedFd,
+    mapping: Mapping,
+}
+
+impl SharedMemory {
+    /// All bytes zero and backed by memory: what is missing shows here, not as SIGBUS at a store.
+    pub fn create(num_bytes: usize, label: &str) -> Result<Self> {
+        if num_bytes == 0 || i64::try_from(num_bytes).is_err() {
+            return invalid!("{label}: shared memory of {num_bytes} bytes cannot be made");
+        }
+        let fd = anonymous_file(label)?;
+        reserve(&fd, num_bytes, label)?;
+        seal(&fd, label)?;
+        let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
+        Ok(Self { fd, mapping })
+    }
+
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+fn anonymous_file(label: &str) -> Result<OwnedFd> {
+    let Ok(name) = CString::new(format!("banyan-{label}")) else {
+        return invalid!("label {label:?} holds a zero byte");
+    };
+    // SAFETY: `name` is a terminated string; the result is checked.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(ShmError::last_os(format!("{label}: memfd_create")));
+    }
+    // SAFETY: a descriptor that was just made and that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: a system call on our own descriptor.
+    if unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) } < 0 {
+        return Err(ShmError::last_os(format!("{label}: fchmod 0600")));
+    }
+    Ok(fd)
+}
+
+fn reserve(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
+    let doing = || format!("{label}: cannot reserve {num_bytes} bytes of shared memory");
+    // An anonymous file has no quota: beyond what is free the kernel would rather kill somebody than refuse.
+    if let Some(available) = available_bytes().filter(|available| *available < num_bytes as u64) {
+        let cause = io::Error::from_raw_os_error(libc::ENOMEM);
+        let doing = format!("{} ({available} bytes are available)", doing());
+        return Err(ShmError::os(doing, cause));
+    }
+    // SAFETY: a system call on our own descriptor.
+    if unsafe { libc::ftruncate(fd.as_raw_fd(), num_bytes as libc::off_t) } < 0 {
+        return Err(ShmError::last_os(doing()));
+    }
+    loop {
+        // SAFETY: a system call on our own descriptor.
+        let rc = unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, num_bytes as libc::off_t) };
+        if rc == 0 {
+            return Ok(());
+        }
+        let cause = io::Error::last_os_error();
+        if cause.kind() != io::ErrorKind::Interrupted {
+            return Err(ShmError::os(doing(), cause));
+        }
+    }
+}
+
+/// The least of what the machine and this control group still have; `None` if neither says.
+fn available_bytes() -> Option<u64> {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("MemAvailable:"))?;
+        let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        Some(kib * 1024)
+    });
+    let number = |file| {
+        let text = fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let group = number("memory.max")
+        .zip(number("memory.current"))
+        .map(|(limit, used)| limit.saturating_sub(used));
+    machine.into_iter().chain(group).min()
+}
+
+fn seal(fd: &OwnedFd, label: &str) -> Result<()> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: a system call on our own descriptor.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(ShmError::last_os(format!("{label}: cannot seal its size")));
+    }
+    Ok(())
+}
+
+/// A peer's memory. Refuses a file that is not sealed against shrinking: reading it could fault.
+pub fn map_foreign(file: &fs::File, access: Access, what: &str) -> Result<Mapping> {
+    // SAFETY: a system call on our own descriptor.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        return invalid!("{what} is not sealed shared memory of Banyan");
+    }
+    let len = file
+        .metadata()
+        .map_err(|cause| ShmError::os(format!("cannot size {what}"), cause))?
+        .len();
+    if len == 0 {
+        return invalid!("{what} is empty");
+    }
+    Mapping::of(file, len as usize, access)
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Another rank's shelf and pool, mapped into this process, and this rank's leases on it.
+//!
+//! Invariants
+//! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while it is above zero.
+//! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of the owner or of `Peers`.
+
+use std::fs;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Result, invalid};
+use crate::frame::Key;
+use crate::geometry::{Extent, Geometry};
+use crate::index::Index;
+use crate::layout::{Reading, ShelfLayout, Word};
+use crate::lease::{self, Sighting};
+use crate::liveness::Identity;
+use crate::memory::{Access, Mapping, map_foreign};
+use crate::roster::{Member, Roster};
+use crate::sync::Ordering;
+
+/// This process's claim on a pin bit; given back when the last lease and the last `Peers` are gone.
+pub struct ReaderBit {
+    roster: Arc<Roster>,
+    bit: u32,
+}
+
+impl ReaderBit {
+    pub fn claim(roster: Arc<Roster>, bit: u32) -> Result<Self> {
+        roster.claim_reader(bit)?;
+        Ok(Self { roster, bit })
+    }
+
+    fn mask(&self) -> u64 {
+        1 << self.bit
+    }
+}
+
+impl Drop for ReaderBit {
+    fn drop(&mut self) {
+        self.roster.release_reader(self.bit);
+    }
+}
+
+/// What only a rank that copies needs.
+struct Reach {
+    reader: Arc<ReaderBit>,
+    pool: Mapping,
+    held: Mutex<Vec<u32>>,
+}
+
+pub struct Neighbour {
+    pub slot: usize,
+    pub identity: Identity,
+    pub epoch: u64,
+    layout: ShelfLayout,
+    geometry: Geometry,
+    shelf: Mapping,
+    reach: Option<Reach>,
+}
+
+impl Neighbour {
+    /// Maps the shelf of `member` to look pages up in.
+    pub fn look(slot: usize, member: &Member) -> Result<Self> {
+        Ok(Self::open(slot, member)?.0)
+    }
+
+    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry`.
+    pub fn reach(
+        slot: usize,
+        member: &Member,
+        reader: Arc<ReaderBit>,
+        geometry: &Geometry,
+    ) -> Result<Self> {
+        let (mut neighbour, reading) = Self::open(slot, member)?;
+        if !geometry.exchanges_with(&reading.geometry) {
+            return invalid!("slot {slot}: same namespace, but its pages have another shape");
+        }
+        let capacity = reading.geometry.capacity(reading.pool_bytes)?;
+        let pool = Self::open_pool(slot, member, &reading)?;
+        if (reading.layout.num_frames as u64) > capacity || pool.len() as u64 != reading.pool_bytes
+        {
+            return invalid!(
+                "slot {slot}: its pool of {} bytes does not hold its frames",
+                pool.len()
+            );
+        }
+        // A dead predecessor may have left our bit behind; until the first lease of this process nobody may hold it.
+        for frame in neighbour.index().frames() {
+            if frame.is_pinned_by(reader.mask()) {
+                frame.unpin(reader.mask());
+            }
+        }
+        let held = Mutex::new(vec![0; reading.layout.num_frames]);
+        neighbour.reach = Some(Reach { reader, pool, held });
+        Ok(neighbour)
+    }
+
+    fn open(slot: usize, member: &Member) -> Result<(Self, Reading)> {
+        let mut read_write = fs::OpenOptions::new();
+        read_write.read(true).write(true);
+        let file = member.identity.open_fd(member.shelf_fd, read_write)?;
+        let shelf = map_foreign(&file, Access::ReadWrite, "a peer's shelf")?;
+        let reading = Reading::of(&shelf)?;
+        // The descriptor may have been reused between the roster's entry and our opening it.
+        if reading.identity != member.identity.0
+            || reading.epoch != member.epoch
+            || reading.namespace != member.namespace
+        {
+            return invalid!("slot {slot}: the shelf found is not the one announced");
+        }
+        let neighbour = Self {
+            slot,
+            identity: member.identity,
+            epoch: member.epoch,
+            layout: reading.layout,
+            geometry: reading.geometry.clone(),
+            shelf,
+            reach: None,
+        };
+        Ok((neighbour, reading))
+    }
+
+    fn open_pool(slot: usize, member: &Member, reading: &Reading) -> Result<Mapping> {
+        let mut read_only = fs::OpenOptions::new();
+        read_only.read(true);
+        let file = member.identity.open_fd(reading.pool_fd, read_only)?;
+        // The shelf was opened before: were its process gone meanwhile and the pid another's, the size would have to match by chance.
+        if !member.identity.is_alive() {
+            return invalid!("slot {slot}: process {} is gone", member.identity.pid());
+        }
+        map_foreign(&file, Access::ReadOnly, "a peer's pool")
+    }
+
+    pub fn index(&self) -> Index<'_> {
+        self.layout.index(&self.shelf)
+    }
+
+    pub fn version(&self) -> u64 {
+        self.word(Word::Version)
+    }
+
+    pub fn num_published(&self) -> u64 {
+        self.word(Word::NumPublished)
+    }
+
+    fn word(&self, word: Word) -> u64 {
+        self.layout.word(&self.shelf, word).load(Ordering::Acquire)
+    }
+
+    /// Leading keys of `keys` that are published here, with where they are.
+    pub fn run(&self, keys: &[Key]) -> Vec<Sighting> {
+        let index = self.index();
+        let mut run = Vec::new();
+        self.for_each_leading(keys, index, |sighting| run.push(sighting));
+        run
+    }
+
+    /// How many leading keys are published here.
+    pub fn run_len(&self, keys: &[Key]) -> usize {
+        let mut num_pages = 0;
+        self.for_each_leading(keys, self.index(), |_| num_pages += 1);
+        num_pages
+    }
+
+    fn for_each_leading(&self, keys: &[Key], index: Index<'_>, mut found: impl FnMut(Sighting)) {
+        // Two steps ahead of the probe: the bucket far ahead, the frame it names nearer.
+        const BUCKET_AHEAD: usize = 16;
+        const FRAME_AHEAD: usize = 8;
+        for (position, key) in keys.iter().enumerate() {
+            if let Some(later) = keys.get(position + BUCKET_AHEAD) {
+                index.prefetch_bucket(later);
+            }
+            if let Some(later) = keys.get(position + FRAME_AHEAD) {
+                index.prefetch_frame(later);
+            }
+            let Some((frame, generation)) = index.find(key) else {
+                return;
+            };
+            found(Sighting { frame, generation });
+        }
+    }
+
+    /// `false`: one of them changed since it was seen, or this rank only looks; nothing is pinned.
+    pub fn take(&self, wanted: &[Sighting]) -> bool {
+        let Some(reach) = &self.reach else {
+            return false;
+        };
+        let frames = self.index().frames();
+        lease::take(frames, wanted, reach.reader.mask(), &mut lock(&reach.held))
+    }
+
+    pub fn give_back(&self, leased: &[Sighting]) {
+        if let Some(reach) = &self.reach {
+            let frames = self.index().frames();
+            lease::give_back(frames, leased, reach.reader.mask(), &mut lock(&reach.held));
+        }
+    }
+
+    pub fn extent(&self, layer: usize, extent: usize) -> Extent {
+        self.geometry.layers[layer][extent]
+    }
+
+    /// First byte of the pool and its size; reading a page needs a lease on its frame. `None` for a rank that only looks.
+    pub fn pool(&self) -> Option<(*const u8, usize)> {
+        let reach = self.reach.as_ref()?;
+        Some((reach.pool.start().cast_const(), reach.pool.len()))
+    }
+}
+
+fn lock(held: &Mutex<Vec<u32>>) -> MutexGuard<'_, Vec<u32>> {
+    // Counting cannot panic half way but by a bug; a poisoned count is still the best one there is.
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}

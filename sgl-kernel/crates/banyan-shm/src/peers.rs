@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A rank's view of all the others: who holds a prefix, and leases on what they hold.
+//!
+//! Invariants
+//! * `seats[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A shelf that cannot be shared (other
+//!   namespace, other shape, gone) is passed over and never an error.
+//! * A dead rank's shelf is neither found nor leased; a lease that is held stays good, its memory is mapped.
+//! * Every lease on a frame was taken through exactly one `Neighbour`, which counts.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Result, invalid};
+use crate::frame::Key;
+use crate::geometry::Geometry;
+use crate::lease::Sighting;
+use crate::liveness::Census;
+use crate::memory::SharedMemory;
+use crate::neighbour::{Neighbour, ReaderBit};
+use crate::roster::{Namespace, Roster};
+
+/// Where copies land: this rank's own pool.
+pub struct Home {
+    pub pool: Arc<SharedMemory>,
+    pub geometry: Geometry,
+    /// Pages that fit.
+    pub capacity: u64,
+    reader: Arc<ReaderBit>,
+}
+
+pub struct Peers {
+    roster: Arc<Roster>,
+    /// `None`: not a rank (the controller).
+    own_slot: Option<usize>,
+    namespace: Namespace,
+    home: Option<Arc<Home>>,
+    view: Mutex<View>,
+}
+
+#[derive(Default)]
+struct View {
+    seats: Vec<Seat>,
+    census: Census,
+}
+
+#[derive(Default)]
+struct Seat {
+    epoch: u64,
+    neighbour: Option<Arc<Neighbour>>,
+}
+
+/// A stretch of pages found at one peer.
+#[derive(Clone)]
+pub struct Run {
+    pub neighbour: Arc<Neighbour>,
+    pub pages: Vec<Sighting>,
+}
+
+/// Pages found from the front, as of the lookup: nothing is held.
+#[derive(Clone, Default)]
+pub struct Match {
+    pub runs: Vec<Run>,
+}
+
+impl Match {
+    pub fn num_pages(&self) -> usize {
+        self.runs.iter().map(|run| run.pages.len()).sum()
+    }
+}
+
+/// Pages that their owners will not reuse until this is dropped.
+pub struct Lease {
+    runs: Vec<Run>,
+}
+
+impl Lease {
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    pub fn num_pages(&self) -> usize {
+        self.runs.iter().map(|run| run.pages.len()).sum()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        for run in &self.runs {
+            run.neighbour.give_back(&run.pages);
+        }
+    }
+}
+
+impl Peers {
+    /// A rank: looks, leases under `reader_bit`, and copies into `pool`.
+    pub fn of_rank(
+        roster: Arc<Roster>,
+        own_slot: Option<usize>,
+        reader_bit: u32,
+        namespace: Namespace,
+        geometry: Geometry,
+        pool: Arc<SharedMemory>,
+    ) -> Result<Self> {
+        let capacity = geometry.capacity(pool.len() as u64)?;
+        let reader = Arc::new(ReaderBit::claim(roster.clone(), reader_bit)?);
+        let home = Home {
+            pool,
+            geometry,
+            capacity,
+            reader,
+        };
+        Self::new(roster, own_slot, namespace, Some(Arc::new(home)))
+    }
+
+    /// Somebody who only looks.
+    pub fn of_onlooker(
+        roster: Arc<Roster>,
+        own_slot: Option<usize>,
+        namespace: Namespace,
+    ) -> Result<Self> {
+        Self::new(roster, own_slot, namespace, None)
+    }
+
+    fn new(
+        roster: Arc<Roster>,
+        own_slot: Option<usize>,
+        namespace: Namespace,
+        home: Option<Arc<Home>>,
+    ) -> Result<Self> {
+        if let Some(slot) = own_slot {
+            roster.check_slot(slot)?;
+        }
+        let mut view = View::default();
+        view.seats.resize_with(roster.num_slots(), Seat::default);
+        let peers = Self {
+            roster,
+            own_slot,
+            namespace,
+            home,
+            view: Mutex::new(view),
+        };
+        // Now rather than at the first lookup: it also clears what a dead predecessor has pinned.
+        drop(peers.refresh());
+        Ok(peers)
+    }
+
+    pub fn home(&self) -> Option<&Arc<Home>> {
+        self.home.as_ref()
+    }
+
+    /// From the front: the live peer with the longest run, then on from where it ends.
+    pub fn lookup(&self, keys: &[Key]) -> Match {
+        let mut candidates = self.candidates();
+        let mut found = Match::default();
+        let mut position = 0;
+        while position < keys.len() {
+            for candidate in &mut candidates {
+                candidate.extend_to(position, keys);
+            }
+            // The first of the longest: `max_by_key` would take the last.
+            let Some(best) = candidates
+                .iter()
+                .rev()
+                .max_by_key(|candidate| candidate.end())
+            else {
+                break;
+            };
+            if best.end() == position {
+                break;
+            }
+            let pages = best.pages[position - best.start..].to_vec();
+            position = best.end();
+            found.runs.push(Run {
+                neighbour: best.neighbour.clone(),
+                pages,
+            });
+        }
+        found
+    }
+
+    /// Per slot, the own one too: how many leading pages it holds.
+    pub fn prefix_lens(&self, keys: &[Key]) -> Vec<usize> {
+        let mut lens = vec![0; self.roster.num_slots()];
+        for neighbour in self.live() {
+            lens[neighbour.slot] = neighbour.run_len(keys);
+        }
+        lens
+    }
+
+    /// Leases the first `num_pages` of `found`: all, or `None` because something changed since or an owner died.
+    pub fn lease(&self, found: &Match, num_pages: usize) -> Result<Option<Lease>> {
+        if self.home.is_none() {
+            return invalid!("only a rank with a pool can lease pages");
+        }
+        if num_pages > found.num_pages() {
+            return invalid!(
+                "{num_pages} pages wanted of a match of {}",
+                found.num_pages()
+            );
+        }
+        let live = self.live();
+        // Runs are added as they are taken, so that dropping the lease half way gives back exactly these.
+        let mut lease = Lease { runs: Vec::new() };
+        let mut missing = num_pages;
+        for run in &found.runs {
+            let wanted = &run.pages[..run.pages.len().min(missing)];
+            if wanted.is_empty() {
+                break;
+            }
+            let alive = live.iter().any(|live| Arc::ptr_eq(live, &run.neighbour));
+            if !alive || !run.neighbour.take(wanted) {
+                return Ok(None);
+            }
+            missing -= wanted.len();
+            lease.runs.push(Run {
+                neighbour: run.neighbour.clone(),
+                pages: wanted.to_vec(),
+            });
+        }
+        Ok(Some(lease))
+    }
+
+    /// Differs from the last answer when what anybody published may have, or who is there.
+    pub fn version(&self) -> u64 {
+        self.live().iter().fold(0, |digest: u64, neighbour| {
+            let slot = neighbour.slot as u64;
+            [
+                slot,
+                neighbour.identity.0,
+                neighbour.epoch,
+                neighbour.version(),
+            ]
+            .iter()
+            .fold(digest, |digest, word| mix(digest ^ word))
+        }) >> 1
+    }
+
+    /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different sources.
+    fn candidates(&self) -> Vec<Candidate> {
+        let mut live = self.live();
+        live.retain(|neighbour| Some(neighbour.slot) != self.own_slot);
+        let num_slots = self.roster.num_slots();
+        let first = self.own_slot.map_or(0, |slot| slot + 1);
+        live.sort_by_key(|neighbour| (neighbour.slot + num_slots - first) % num_slots);
+        live.into_iter().map(Candidate::new).collect()
+    }
+
+    fn live(&self) -> Vec<Arc<Neighbour>> {
+        let mut view = self.refresh();
+        let View { seats, census } = &mut *view;
+        seats
+            .iter()
+            .filter_map(|seat| seat.neighbour.as_ref())
+            .filter(|neighbour| census.is_alive(neighbour.identity))
+            .cloned()
+            .collect()
+    }
+
+    /// Opens what has come and drops what has left since.
+    fn refresh(&self) -> MutexGuard<'_, View> {
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        for (slot, seat) in view.seats.iter_mut().enumerate() {
+            let epoch = self.roster.epoch(slot);
+            if epoch != seat.epoch {
+                *seat = Seat {
+                    epoch,
+                    neighbour: self.open(slot, epoch),
+                };
+            }
+        }
+        view
+    }
+
+    /// Opens exactly this epoch: one shelf opened twice would have two counts of the same pins.
+    fn open(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
+        let member = self.roster.member(slot)?;
+        if member.epoch != epoch || member.namespace != self.namespace {
+            return None;
+        }
+        let opened = match &self.home {
+            Some(home) if self.own_slot != Some(slot) => {
+                Neighbour::reach(slot, &member, home.reader.clone(), &home.geometry)
+            }
+            _ => Neighbour::look(slot, &member),
+        };
+        // Not to be shared, or gone: passed over until the slot changes hands.
+        opened.ok().map(Arc::new)
+    }
+}
+
+/// A peer in a lookup and the run last found there: `pages` answers for the keys from `start`.
+struct Candidate {
+    neighbour: Arc<Neighbour>,
+    start: usize,
+    pages: Vec<Sighting>,
+}
+
+impl Candidate {
+    fn new(neighbour: Arc<Neighbour>) -> Self {
+        Self {
+            neighbour,
+            start: 0,
+            pages: Vec::new(),
+        }
+    }
+
+    fn end(&self) -> usize {
+        self.start + self.pages.len()
+    }
+
+    /// Looks from `position` on, unless the known run reaches beyond it.
+    fn extend_to(&mut self, position: usize, keys: &[Key]) {
+        if self.end() <= position {
+            self.start = position;
+            self.pages = self.neighbour.run(&keys[position..]);
+        }
+    }
+}
+
+/// One round of splitmix64.
+fn mix(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}

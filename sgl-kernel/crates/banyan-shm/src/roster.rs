@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who is here: one shared table per server, made by the process that launches the ranks.
+//!
+//! Invariants
+//! * A slot is written only by the rank that claimed it; a claim is one compare-and-swap of the slot's identity, from nobody, a dead
+//!   process or one that left.
+//! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and equal before and
+//!   after has read one consistent entry.
+//! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit in any shelf.
+//!
+//! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank stays attached
+//! and is told apart by its identity.
+
+use std::fs;
+
+use crate::error::{Result, ShmError, invalid};
+use crate::liveness::{Census, Identity};
+use crate::memory::{Access, Mapping, SharedMemory, map_foreign};
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// A pin is one bit of a word.
+pub const MAX_SLOTS: usize = 64;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"BNYNROST");
+const FORMAT: u64 = 1;
+
+const MAGIC_WORD: usize = 0;
+const FORMAT_WORD: usize = 1;
+const NUM_SLOTS_WORD: usize = 2;
+const READERS_WORD: usize = 8;
+const SLOTS_WORD: usize = READERS_WORD + MAX_SLOTS;
+
+/// Words of one slot: two cache lines.
+const SLOT_WORDS: usize = 16;
+const EPOCH: usize = 0;
+const IDENTITY: usize = 1;
+const STATE: usize = 2;
+const SHELF_FD: usize = 3;
+const NUM_FRAMES: usize = 4;
+const NAMESPACE: usize = 5;
+
+const EMPTY: u64 = 0;
+const ATTACHED: u64 = 1;
+const LEFT: u64 = 2;
+
+/// Digest of all that must agree before two ranks exchange pages.
+pub type Namespace = [u64; 4];
+
+/// What an attached rank says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub epoch: u64,
+    pub identity: Identity,
+    pub shelf_fd: u64,
+    pub num_frames: u64,
+    pub namespace: Namespace,
+}
+
+pub struct Roster {
+    memory: Memory,
+    num_slots: usize,
+}
+
+/// The launcher made the table, a rank opened it; both keep a descriptor, so that others can open it through either.
+enum Memory {
+    Made(SharedMemory),
+    Opened { file: fs::File, mapping: Mapping },
+}
+
+impl Roster {
+    pub fn create(num_slots: usize) -> Result<Self> {
+        if num_slots == 0 || num_slots > MAX_SLOTS {
+            return invalid!("a roster has 1 to {MAX_SLOTS} slots, not {num_slots}");
+        }
+        let memory = SharedMemory::create(table_words(num_slots) * 8, "roster")?;
+        let roster = Self {
+            memory: Memory::Made(memory),
+            num_slots,
+        };
+        roster.word(FORMAT_WORD).store(FORMAT, Ordering::Relaxed);
+        let slots = num_slots as u64;
+        roster.word(NUM_SLOTS_WORD).store(slots, Ordering::Relaxed);
+        roster.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
+        Ok(roster)
+    }
+
+    /// Opens the table that another process of this user made, by its `path()`.
+    pub fn open(path: &str) -> Result<Self> {
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|cause| ShmError::os(format!("cannot open the roster {path}"), cause))?;
+        let mapping = map_foreign(&file, Access::ReadWrite, path)?;
+        let num_slots = check_table(&mapping, path)?;
+        Ok(Self {
+            memory: Memory::Opened { file, mapping },
+            num_slots,
+        })
+    }
+
+    /// Where other processes of this user open it, while this one lives.
+    pub fn path(&self) -> String {
+        use std::os::fd::AsRawFd;
+        let fd = match &self.memory {
+            Memory::Made(memory) => memory.fd(),
+            Memory::Opened { file, .. } => file.as_raw_fd(),
+        };
+        format!("/proc/{}/fd/{fd}", std::process::id())
+    }
+
+    pub fn num_slots(&self) -> usize {
+        self.num_slots
+    }
+
+    pub fn check_slot(&self, slot: usize) -> Result<usize> {
+        if slot >= self.num_slots {
+            return invalid!(
+                "slot {slot} is outside the roster of {} slots",
+                self.num_slots
+            );
+        }
+        Ok(slot)
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        let mapping = match &self.memory {
+            Memory::Made(memory) => memory.mapping(),
+            Memory::Opened { mapping, .. } => mapping,
+        };
+        &mapping.words::<AtomicU64>(index * 8, 1)[0]
+    }
+
+    fn slot_word(&self, slot: usize, field: usize) -> &AtomicU64 {
+        self.word(SLOTS_WORD + slot * SLOT_WORDS + field)
+    }
+}
+
+/// The ranks' side.
+impl Roster {
+    /// Takes a slot for this process; the slot is not attached before `announce`. Returns the epoch that the announcement will have.
+    pub fn claim_slot(&self, slot: usize) -> Result<u64> {
+        self.check_slot(slot)?;
+        let identity = self.slot_word(slot, IDENTITY);
+        claim(identity, &format!("slot {slot}"))?;
+        // A rank that died while it wrote left an odd epoch behind.
+        let writing = (self.slot_word(slot, EPOCH).load(Ordering::Acquire) + 1) | 1;
+        self.begin_change(slot, writing);
+        Ok(writing + 1)
+    }
+
+    /// Makes a claimed slot attached.
+    pub fn announce(&self, slot: usize, member: &Member) {
+        self.store_slot(slot, SHELF_FD, member.shelf_fd);
+        self.store_slot(slot, NUM_FRAMES, member.num_frames);
+        for (word, value) in member.namespace.iter().enumerate() {
+            self.store_slot(slot, NAMESPACE + word, *value);
+        }
+        self.store_slot(slot, STATE, ATTACHED);
+        self.slot_word(slot, EPOCH)
+            .store(member.epoch, Ordering::Release);
+    }
+
+    /// Frees a slot that this process claimed.
+    pub fn leave(&self, slot: usize) {
+        let epoch = self.slot_word(slot, EPOCH).load(Ordering::Relaxed);
+        let writing = (epoch + 1) | 1;
+        self.begin_change(slot, writing);
+        self.store_slot(slot, STATE, LEFT);
+        self.slot_word(slot, EPOCH)
+            .store(writing + 1, Ordering::Release);
+        self.slot_word(slot, IDENTITY).store(0, Ordering::Release);
+    }
+
+    fn begin_change(&self, slot: usize, writing: u64) {
+        self.slot_word(slot, EPOCH)
+            .store(writing, Ordering::Relaxed);
+        // Keeps the stores that follow behind the odd epoch.
+        fence(Ordering::Release);
+    }
+
+    fn store_slot(&self, slot: usize, field: usize, value: u64) {
+        self.slot_word(slot, field).store(value, Ordering::Relaxed);
+    }
+
+    /// Takes a pin bit for this process.
+    pub fn claim_reader(&self, bit: u32) -> Result<()> {
+        if bit as usize >= MAX_SLOTS {
+            return invalid!("reader bit {bit} is outside 0 to {}", MAX_SLOTS - 1);
+        }
+        claim(self.reader_word(bit), &format!("reader bit {bit}"))
+    }
+
+    /// Gives a bit back; the process has cleared it everywhere.
+    pub fn release_reader(&self, bit: u32) {
+        self.reader_word(bit).store(0, Ordering::Release);
+    }
+
+    fn reader_word(&self, bit: u32) -> &AtomicU64 {
+        self.word(READERS_WORD + bit as usize)
+    }
+}
+
+/// Everybody's side.
+impl Roster {
+    /// The epoch of a slot: whatever changes in the entry changes it.
+    pub fn epoch(&self, slot: usize) -> u64 {
+        self.slot_word(slot, EPOCH).load(Ordering::Acquire)
+    }
+
+    /// The rank attached in `slot`, dead or alive; `None` when there is none or it is changing right now.
+    pub fn member(&self, slot: usize) -> Option<Member> {
+        let epoch = self.epoch(slot);
+        let load = |field| self.slot_word(slot, field).load(Ordering::Relaxed);
+        let state = load(STATE);
+        debug_assert!(state == EMPTY || state == ATTACHED || state == LEFT);
+        let member = Member {
+            epoch,
+            identity: Identity(load(IDENTITY)),
+            shelf_fd: load(SHELF_FD),
+            num_frames: load(NUM_FRAMES),
+            namespace: [0, 1, 2, 3].map(|word| load(NAMESPACE + word)),
+        };
+        fence(Ordering::Acquire);
+        let steady = epoch.is_multiple_of(2) && load(EPOCH) == epoch;
+        (steady && state == ATTACHED).then_some(member)
+    }
+
+    /// Which of the readers in `pins` are dead. A bit without an owner belongs to nobody who could still copy.
+    pub fn dead_among(&self, pins: u64, census: &mut Census) -> u64 {
+        (0..MAX_SLOTS as u32)
+            .map(|bit| (bit, 1u64 << bit))
+            .filter(|(_, mask)| pins & mask != 0)
+            .filter(|(bit, _)| {
+                let reader = Identity(self.reader_word(*bit).load(Ordering::SeqCst));
+                !census.is_alive(reader)
+            })
+            .fold(0, |dead, (_, mask)| dead | mask)
+    }
+}
+
+/// Writes this process into an identity word, unless a live process is in it.
+fn claim(word: &AtomicU64, what: &str) -> Result<()> {
+    let own = Identity::own()?;
+    let before = Identity(word.load(Ordering::Acquire));
+    if before.is_alive() {
+        return invalid!("{what} is in use by process {}", before.pid());
+    }
+    word.compare_exchange(before.0, own.0, Ordering::SeqCst, Ordering::SeqCst)
+        .map(|_| ())
+        .or_else(|now| invalid!("{what} was just taken by process {}", Identity(now).pid()))
+}
+
+fn table_words(num_slots: usize) -> usize {
+    SLOTS_WORD + num_slots * SLOT_WORDS
+}
+
+fn check_table(mapping: &Mapping, path: &str) -> Result<usize> {
+    if mapping.len() < SLOTS_WORD * 8 {
+        return invalid!("{path} is no roster: it has {} bytes", mapping.len());
+    }
+    let words = mapping.words::<AtomicU64>(0, SLOTS_WORD);
+    let load = |index: usize| words[index].load(Ordering::Acquire);
+    if load(MAGIC_WORD) != MAGIC {
+        return invalid!(
+            "{path} is no roster: its magic is {:#018x}",
+            load(MAGIC_WORD)
+        );
+    }
+    if load(FORMAT_WORD) != FORMAT {
+        return invalid!(
+            "{path} has roster format {}, this build reads format {FORMAT}",
+            load(FORMAT_WORD)
+        );
+    }
+    let num_slots = load(NUM_SLOTS_WORD) as usize;
+    if num_slots == 0 || num_slots > MAX_SLOTS || mapping.len() != table_words(num_slots) * 8 {
+        return invalid!("{path} says {num_slots} slots in {} bytes", mapping.len());
+    }
+    Ok(num_slots)
+}
