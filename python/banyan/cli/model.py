@@ -3,8 +3,8 @@
 
 SGLang's CPU engine wants a plain checkpoint, so the quantised file is unpacked once into bf16.
 
-A target folder either carries the marker of this exact conversion or it is made anew. Everything is written to
-a sibling folder that is renamed at the end, so an interrupted run leaves no half of a model behind.
+A target folder either carries the marker of this exact conversion or it is made anew. Everything is written
+to a sibling folder that is renamed at the end, so an interrupted run leaves no half of a model behind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ModelUnavailable(RuntimeError):
 
 
 def ensure_model(target: Path = DEFAULT_TARGET) -> Path:
-    """Return `target` holding a bf16 checkpoint with tokenizer and chat template; convert it if it is not there.
+    """Return `target` holding a bf16 checkpoint with tokenizer and chat template; convert it if it is not
+    there.
 
     Raises ModelUnavailable when a needed package is missing or of another version.
     """
@@ -48,7 +49,8 @@ def ensure_model(target: Path = DEFAULT_TARGET) -> Path:
     try:
         num_bytes = convert(gguf, scratch)
         write_marker(scratch, gguf)
-        # mkdtemp and safetensors write for this user alone; a checkpoint is for everyone who may read the repository.
+        # mkdtemp and safetensors write for this user alone; a checkpoint is for everyone who may read the
+        # repository.
         scratch.chmod(0o755)
         for path in scratch.iterdir():
             path.chmod(0o644)
@@ -76,7 +78,9 @@ def find_gguf() -> Path:
         raise ModelUnavailable(f"package {GGUF_PACKAGE} is not installed: run `make setup`")
     version = importlib.metadata.version(GGUF_PACKAGE)
     if version != GGUF_VERSION:
-        raise ModelUnavailable(f"{GGUF_PACKAGE}=={GGUF_VERSION} is needed, {version} is installed: run `make setup`")
+        raise ModelUnavailable(
+            f"{GGUF_PACKAGE}=={GGUF_VERSION} is needed, {version} is installed: run `make setup`"
+        )
     path = Path(next(iter(spec.submodule_search_locations))) / GGUF_FILE
     if not path.is_file():
         raise ModelUnavailable(f"{GGUF_PACKAGE}=={version} holds no {GGUF_FILE}: reinstall it")
@@ -97,7 +101,6 @@ def convert(gguf: Path, folder: Path) -> int:
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.bfloat16,
     )
-    model = model.to(torch.bfloat16)
     # A leftover quantisation note would make the serving engine look for GGUF blocks.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -127,7 +130,8 @@ def write_marker(folder: Path, gguf: Path) -> None:
 
 
 def put_in_place(scratch: Path, target: Path) -> None:
-    """Rename `scratch` to `target`; an outdated checkpoint steps aside first, since rename replaces no full folder."""
+    """Rename `scratch` to `target`; an outdated checkpoint steps aside first, since rename replaces no full
+    folder."""
     if is_current(target):
         # Another process finished first: its result is as good as ours.
         return

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's processes as one thing: all of a session, found by the id of the process that leads it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessSession:
+    """The processes whose session is `leader_pid` (see setsid(2)). Nothing outside of it is ever
+    signalled."""
+
+    leader_pid: int
+
+    def __post_init__(self) -> None:
+        if self.leader_pid <= 1:
+            raise ValueError(f"not the id of a session leader: {self.leader_pid}")
+
+    def pids(self) -> list[int]:
+        """Living processes of the session, in order of their ids."""
+        return sorted(
+            int(entry.name)
+            for entry in PROC.iterdir()
+            if entry.name.isdigit() and _session_of(entry / "stat") == self.leader_pid
+        )
+
+    def asleep(self) -> None:
+        """Stop all processes, those too that one of them starts meanwhile."""
+        stopped: set[int] = set()
+        while waking := [pid for pid in self.pids() if pid not in stopped]:
+            for pid in waking:
+                send(pid, signal.SIGSTOP)
+            stopped.update(waking)
+
+    def awake(self) -> None:
+        """Let all processes go on."""
+        for pid in self.pids():
+            send(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for pid in self.pids():
+            send(pid, signal.SIGKILL)
+
+    def memory_bytes(self) -> int:
+        """Memory of the session with shared pages counted once per share (PSS), in bytes."""
+        return sum(_pss_bytes(PROC / str(pid) / "smaps_rollup") for pid in self.pids())
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal one process; one that has ended meanwhile is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _session_of(stat: Path) -> int | None:
+    try:
+        # The command's name may hold spaces and brackets: the fields begin after the last closing one.
+        fields = stat.read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    # state ppid pgrp session ...; a zombie only waits to be collected.
+    return int(fields[3]) if fields[0] != "Z" else None
+
+
+def _pss_bytes(rollup: Path) -> int:
+    try:
+        for line in rollup.read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

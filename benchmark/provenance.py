@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a figure must carry to be worth anything: the machine, the versions, the commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("sglang", "torch", "transformers", "banyan")
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def provenance() -> dict[str, Any]:
+    """Hardware, versions, commit and date, as one dictionary for a result file."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": commit(REPOSITORY),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, usable cores, memory in bytes, and GPUs where there are any."""
+    return {
+        "cpu_model": _cpu_model(Path("/proc/cpuinfo")),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": _gpus(Path("/proc/driver/nvidia/gpus")),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def commit(folder: Path) -> str | None:
+    """Commit of the checkout, with `-dirty` when tracked files differ from it; None outside of a checkout."""
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        dirty = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}-dirty" if dirty else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
+    )
+    return result.stdout.strip()
+
+
+def _cpu_model(path: Path) -> str:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Processor", "Hardware"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def _gpus(folder: Path) -> list[str]:
+    try:
+        files = sorted(folder.glob("*/information"))
+        lines = [line for file in files for line in file.read_text().splitlines() if line.startswith("Model")]
+    except OSError:
+        return []
+    return [line.partition(":")[2].strip() for line in lines]

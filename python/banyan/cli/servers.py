@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers as child processes: start, wait until they answer, sleep, wake, stop.
+
+Every server leads a session of its own, so that all its processes are found by one id and no other process is
+ever touched. A server is `starting` until it answers, then `ready`; `stop` ends it from any state, twice is
+fine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from benchmark.processes import ProcessSession, send
+
+Share = Literal["on", "off", "stock"]
+SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
+    "on": ("--enable-banyan",),
+    "off": ("--enable-banyan", "--banyan-share", "off"),
+    "stock": (),
+}
+STOP_GRACE_S = 15.0
+NUM_LOG_LINES = 30
+
+
+class ServerFailed(RuntimeError):
+    """A server did not come up; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What to start. `share`: Banyan on, Banyan with sharing off, or plain stock; `env` is added to the
+    inherited."""
+
+    label: str
+    dp: int
+    share: Share
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+    def command(self, model: Path, port: int) -> list[str]:
+        """The full command line; variables are set by env(1), which leaves the inherited ones alone."""
+        variables = [f"{name}={value}" for name, value in self.env]
+        return [
+            "env",
+            *variables,
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), "--dp", str(self.dp)),
+            *SHARE_FLAGS[self.share],
+            *self.args,
+        ]
+
+
+class Server:
+    """One running server. Use it as a context manager, or call `stop`."""
+
+    def __init__(self, spec: ServerSpec, model: Path, log_dir: Path) -> None:
+        self.spec = spec
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = log_dir / f"{spec.label}.log"
+        self.start_up_s: float | None = None
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._start_s = time.monotonic()
+        with open(self.log_path, "wb") as log:
+            self._process = subprocess.Popen(
+                spec.command(model, self.port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._session = ProcessSession(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Id of the leading process, and of the session."""
+        return self._process.pid
+
+    def is_ready(self, *, timeout_s: float = 5.0) -> bool:
+        """Whether it generates. Raises ServerFailed when it has ended."""
+        if self._process.poll() is not None:
+            raise ServerFailed(
+                f"server {self.spec.label} ended with {self._process.returncode}\n{self.log_tail()}"
+            )
+        if answers(f"{self.url}/health_generate", timeout_s=timeout_s):
+            if self.start_up_s is None:
+                self.start_up_s = time.monotonic() - self._start_s
+            return True
+        return False
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start_s
+
+    def memory_bytes(self) -> int:
+        """Memory of all its processes, shared pages counted once."""
+        return self._session.memory_bytes()
+
+    def asleep(self) -> None:
+        self._session.asleep()
+
+    def awake(self) -> None:
+        self._session.awake()
+
+    def stop(self) -> None:
+        """End it: politely, then after STOP_GRACE_S for all its processes by force."""
+        if self._process.poll() is None:
+            self.awake()
+            send(self._process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_GRACE_S)
+        # Children that outlived their parent are still of the session.
+        self._session.kill()
+        self._process.wait()
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError as error:
+            return f"(no log: {error})"
+        return "\n".join([f"--- last lines of {self.log_path}:", *lines[-NUM_LOG_LINES:]])
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def wait_ready(
+    servers: Sequence[Server],
+    *,
+    timeout_s: float = 420.0,
+    poll_s: float = 2.0,
+    waiting: Callable[[list[str], float], None] | None = None,
+) -> None:
+    """Return when all `servers` generate; `waiting` is told who is missing and for how long it has been.
+
+    Raises ServerFailed, with the end of the log, for one that ended or took longer than `timeout_s`.
+    """
+    start_s = time.monotonic()
+    missing = list(servers)
+    while True:
+        missing = [server for server in missing if not server.is_ready()]
+        if not missing:
+            return
+        elapsed_s = time.monotonic() - start_s
+        if waiting is not None:
+            waiting([server.spec.label for server in missing], elapsed_s)
+        if elapsed_s > timeout_s:
+            late = missing[0]
+            raise ServerFailed(
+                f"server {late.spec.label} does not answer after {elapsed_s:.0f} s\n{late.log_tail()}"
+            )
+        time.sleep(poll_s)
+
+
+def answers(url: str, *, timeout_s: float) -> bool:
+    """Whether a GET of `url` gives 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
