@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+MODEL := build/models/smollm2-135m-instruct
+.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## everything that the other targets need; repeats only what changed
+	@scripts/setup.sh
+
+demo: setup ## real server, --dp 2, sharing off against on; leaves build/demo/report.html
+	@$(PY) -m banyan.cli.demo
+
+serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
+	SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" $(PY) -m sglang.launch_server \
+	    --model-path $(MODEL) --device cpu --dp 2 --max-total-tokens 40000 --context-length 8192 --sleep-on-idle \
+	    --enable-banyan $(ARGS)
+
+test: setup ## all tests: style, unit, property, native, the real engine
+	@$(PY) -m pytest $(ARGS)
+
+test-fast: setup ## the pure tests: seconds
+	@$(PY) -m pytest test/unit test/property -q $(ARGS)
+
+check: setup ## format, lint, types, import contracts, pure tests
+	@.venv/bin/ruff format --check python benchmark test
+	@.venv/bin/ruff check python benchmark test
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all --check
+	@cargo clippy -q --manifest-path sgl-kernel/Cargo.toml --workspace --all-targets -- -D warnings
+	@$(PY) -m pytest test/unit test/property -q
+
+fmt: setup ## format Python and Rust
+	@.venv/bin/ruff check --fix -q python benchmark test; .venv/bin/ruff format -q python benchmark test
+	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all
+
+bench: setup ## the full table: at least 200 multi-turn requests, both modes, three alternations (about an hour)
+	@$(PY) -m banyan.cli.demo --full
+
+loom: setup ## model-check the lease protocol
+	@$(PY) -m pytest test/native/test_loom.py -q
+
+fuzz: setup ## drive the directory against its model with fresh seeds
+	@$(PY) -m pytest test/property -q --hypothesis-seed=random
+
+lock: ## pin the newest versions that satisfy requirements/cpu.in
+	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \
+	    --override requirements/cpu.overrides requirements/cpu.in -o requirements/cpu.lock
+
+clean: ## remove builds and reports, keep .venv and the model
+	rm -rf build/demo build/bench sgl-kernel/target

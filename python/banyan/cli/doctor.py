@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``banyan doctor``: what works on this machine, said before a server is started."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from banyan import SGLANG_VERSION, __version__, patches
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``advice`` is what to do when it is not well."""
+
+    what: str
+    is_ok: bool
+    detail: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        line = f"{'ok  ' if self.is_ok else 'BAD '} {self.what}: {self.detail}"
+        return line if self.is_ok or not self.advice else f"{line}\n      -> {self.advice}"
+
+
+def examine() -> list[Finding]:
+    """Every finding, in the order in which a server would meet them. Starts nothing and changes nothing."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        _versions,
+        _seams,
+        _entry_point,
+        _native_core,
+        _shared_memory,
+        _sgl_kernel,
+    )
+    return [check() for check in checks]
+
+
+def _versions() -> Finding:
+    try:
+        found = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("sglang", False, "not installed", f"pip install sglang=={SGLANG_VERSION}")
+    return Finding(
+        "sglang",
+        found == SGLANG_VERSION,
+        f"{found} (banyan {__version__}, Python {sys.version.split()[0]})",
+        f"this release of Banyan works on sglang=={SGLANG_VERSION} only",
+    )
+
+
+def _seams() -> Finding:
+    queue = patches.load_queue()
+    changed = patches.changed(queue)
+    detail = f"{len(queue)} patches match the installed source" if not changed else "; ".join(changed)
+    return Finding(
+        "patch queue", not changed, detail, "reinstall sglang; with a changed source Banyan turns itself off"
+    )
+
+
+def _entry_point() -> Finding:
+    names = [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    is_ok = "banyan" in names and (not allowed or "banyan" in allowed.split(","))
+    detail = f"plugins {names}" + (f", SGLANG_PLUGINS={allowed}" if allowed else "")
+    return Finding(
+        "entry point", is_ok, detail, "pip install banyan into SGLang's environment; allow it in SGLANG_PLUGINS"
+    )
+
+
+def _native_core() -> Finding:
+    try:
+        from banyan import _native
+    except ImportError as error:
+        return Finding("native core", False, str(error), "make setup")
+    return Finding("native core", True, _native.__name__)
+
+
+def _shared_memory() -> Finding:
+    from banyan import _native
+
+    num_bytes = 1 << 20
+    try:
+        roster = _native.Roster.open(_native.Roster.create(1).path)
+        shared = _native.SharedBytes.create(num_bytes, "doctor")
+    except OSError as error:
+        return Finding("shared memory", False, str(error), "memfd_create and /proc/<pid>/fd must be allowed")
+    detail = f"memfd of {shared.num_bytes} bytes, roster of {roster.num_slots} slot; /dev/shm is not used"
+    return Finding("shared memory", True, detail)
+
+
+def _sgl_kernel() -> Finding:
+    if importlib.util.find_spec("sgl_kernel") is None:
+        return Finding("sgl_kernel", False, "not installed", "make setup installs a stand-in where there is no GPU")
+    try:
+        version = importlib.metadata.version("banyan-sgl-kernel-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("sgl_kernel", True, "SGLang's own (GPU)")
+    return Finding("sgl_kernel", True, f"CPU stand-in {version}")

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The namespace digest: everything that must agree before two KV pages may be exchanged.
+
+A page key says which tokens a page holds, not for which model, type or shard. The namespace says the rest. Different
+namespaces never share and are never an error: a rank simply does not see the other's pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+FORMAT_VERSION = 1
+"""Raise it whenever bytes of a page change their meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """The identity of KV content. Every field is part of the digest.
+
+    ``weights_epoch`` counts the weight updates this process has taken since its start: two ranks share again as soon
+    as both have taken the same ones.
+    """
+
+    model: str
+    revision: str
+    weight_version: str
+    weights_epoch: int
+    model_config_sha256: str
+    kv_dtype: str
+    page_tokens: int
+    first_layer: int
+    num_layers: int
+    page_bytes_by_layer: tuple[tuple[int, ...], ...]
+    pool_layout: str
+    tp_size: int
+    tp_rank: int
+
+    def digest(self) -> bytes:
+        """32 bytes; equal exactly when all fields and the format version are equal."""
+        fields = {"format": FORMAT_VERSION, **asdict(self)}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"banyan-namespace\0" + text.encode()).digest()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The patch queue: one file for each place where Banyan touches SGLang.
+
+A file says where (``target``), how (``kind``), with what (``hook``), why, and when it can go. ``fingerprint`` is the
+digest of the upstream source that the patch was written against. The queue is read without importing SGLang, so a
+changed source is found before anything of it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import io
+import tokenize
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("before", "after", "around", "subclass", "call")
+"""The first three are hooks; "subclass" and "call" are upstream sources that Banyan inherits from or calls."""
+
+_LAYOUT_TOKENS = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One seam. ``processes`` names where it must take: main, controller, scheduler."""
+
+    name: str
+    target: str
+    kind: str
+    processes: tuple[str, ...]
+    why: str
+    remove_when: str
+    fingerprint: str
+    hook: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"patch {self.name}: kind {self.kind!r} is none of {', '.join(KINDS)}")
+        if (self.hook is None) == (self.kind in ("before", "after", "around")):
+            raise ValueError(f"patch {self.name}: kind {self.kind} and hook {self.hook} do not go together")
+
+
+def load_queue(folder: Path | None = None) -> list[Patch]:
+    """All patches, in the order of their file names.
+
+    Raises:
+        ValueError: for a file that is not a patch.
+    """
+    folder = folder or Path(__file__).parent
+    queue = []
+    for path in sorted(folder.glob("*.toml")):
+        fields = tomllib.loads(path.read_text())
+        try:
+            queue.append(Patch(name=path.stem, **{**fields, "processes": tuple(fields["processes"])}))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path.name} is not a patch: {error}") from error
+    return queue
+
+
+def fingerprint(source: str) -> str:
+    """Digest of Python source, blind to comments, blank lines and indentation width."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    text = "\x00".join(token.string for token in tokens if token.type not in _LAYOUT_TOKENS)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def upstream_source(target: str) -> str:
+    """The source text of a function or class of the installed package, read from its file.
+
+    Raises:
+        LookupError: when the file or the definition is not there.
+    """
+    parts = target.split(".")
+    spec = importlib.util.find_spec(parts[0])
+    if spec is None or not spec.submodule_search_locations:
+        raise LookupError(f"{parts[0]} is not installed")
+    path = Path(spec.submodule_search_locations[0])
+    rest = parts[1:]
+    while rest and (path / rest[0]).is_dir():
+        path, rest = path / rest[0], rest[1:]
+    path = path / f"{rest[0]}.py" if rest else path
+    if not rest or not path.is_file():
+        raise LookupError(f"{target}: no module file {path.name}")
+    text = path.read_text()
+    body: list[ast.stmt] = ast.parse(text).body
+    found: ast.stmt | None = None
+    for name in rest[1:]:
+        found = next((node for node in body if getattr(node, "name", None) == name), None)
+        if found is None:
+            raise LookupError(f"{target}: {name} is not defined in {path.name}")
+        body = getattr(found, "body", [])
+    source = ast.get_source_segment(text, found, padded=True) if found is not None else text
+    if source is None:
+        raise LookupError(f"{target}: its source cannot be read")
+    return source
+
+
+def changed(queue: list[Patch]) -> list[str]:
+    """One line for each patch whose upstream source is not the one it was written against."""
+    lines = []
+    for patch in queue:
+        try:
+            actual = fingerprint(_dedent(upstream_source(patch.target)))
+        except LookupError as error:
+            lines.append(f"patch {patch.name}: {error}")
+            continue
+        if actual != patch.fingerprint:
+            lines.append(f"patch {patch.name}: {patch.target} has changed ({patch.fingerprint} -> {actual})")
+    return lines
+
+
+def _dedent(source: str) -> str:
+    indent = len(source) - len(source.lstrip(" "))
+    return "\n".join(line[indent:] for line in source.splitlines())

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edges of the data path, as protocols. ``cache.py`` knows these and no implementation.
+
+On a server they are the native objects of ``banyan._native``; tests pass the models of ``banyan.directory``.
+Everything here is called on the scheduler thread; only a ``Copy`` is worked on by another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Frames = Any
+"""Page numbers of a pool: a sized, C-contiguous buffer of int64 (a numpy array at the edge)."""
+
+
+class Match(Protocol):
+    """Where the leading pages of a key list were seen. A hint: only a lease makes it a promise."""
+
+    num_pages: int
+    runs: list[tuple[int, int]]
+
+
+class Lease(Protocol):
+    """The right to copy ``num_pages`` pages; their owners do not reuse the frames until it is released."""
+
+    num_pages: int
+
+    def release(self) -> None:
+        """Give the right back. Safe to call twice."""
+        ...
+
+
+class Copy(Protocol):
+    """A copy on its way, layer by layer in forward order. Holds its leases until ``finish``."""
+
+    bytes_fetched: int
+    bytes_copied: int
+    copy_s: float
+    wait_s: float
+
+    def wait_layer(self, layer: int) -> float:
+        """Block until that layer is in place; seconds waited. Returns also when the copy failed: ``finish`` tells."""
+        ...
+
+    def finish(self) -> bool:
+        """Block until nothing writes the destination any more; True when every layer landed."""
+        ...
+
+
+class Source(Protocol):
+    """Where pages come from: the shelves of the peers."""
+
+    def version(self) -> int:
+        """A number that changes whenever an earlier ``lookup`` could now answer differently."""
+        ...
+
+    def lookup(self, keys: Sequence[str]) -> Match:
+        """The longest run of leading pages that peers hold together. Never blocks."""
+        ...
+
+    def lease(self, match: Match, num_pages: int) -> Lease | None:
+        """Lease the first ``num_pages`` of a match: all of them or None."""
+        ...
+
+    def start_copy(self, loads: Sequence[tuple[Lease, Frames]]) -> Copy:
+        """Start to copy each lease's pages into the given frames of this rank's pool."""
+        ...
+
+
+class OwnShelf(Protocol):
+    """This rank's own pages, as others see them. One writer: the scheduler thread.
+
+    Frames that come back are ``bytes`` of little-endian int64.
+    """
+
+    version: int
+    num_published: int
+    num_quarantined: int
+
+    def publish(self, frames: Frames, keys: Sequence[str]) -> int:
+        """Offer complete pages to the peers; returns how many were new."""
+        ...
+
+    def retire(self, frames: Frames) -> bytes:
+        """Withdraw pages; returns the frames that nobody reads and that may be reused now."""
+        ...
+
+    def drain(self) -> bytes:
+        """Frames that have left quarantine since the last call."""
+        ...
+
+    def reset(self) -> None:
+        """Withdraw every page. Frames that are being read go to quarantine."""
+        ...
+
+    def close(self) -> None:
+        """Withdraw every page and leave the roster."""
+        ...
+
+
+class Clock(Protocol):
+    """Monotonic time. The simulator has its own."""
+
+    def __call__(self) -> int:
+        """Nanoseconds since some fixed moment."""
+        ...

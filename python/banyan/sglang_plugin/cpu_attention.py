@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--attention-backend banyan_cpu``: torch attention that computes the new queries only.
+
+Upstream's ``torch_native`` pads the queries of an extend to the whole sequence, so a cached prefix still costs the full
+quadratic attention. Here the new queries attend to the cached keys under a lower-right causal mask; decode is
+upstream's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from torch.nn.functional import scaled_dot_product_attention
+
+from banyan import config
+
+
+def register() -> None:
+    """Make the backend known to SGLang in this process."""
+    register_attention_backend(config.CPU_ATTENTION_BACKEND)(CpuAttention)
+
+
+class CpuAttention(TorchNativeAttnBackend):
+    """Upstream's CPU backend with an extend whose cost is new tokens x context."""
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        super().init_forward_metadata(forward_batch)
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def _run_sdpa_forward_extend(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        req_to_token: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        extend_prefix_lens: torch.Tensor,
+        extend_seq_lens: torch.Tensor,
+        encoder_lens: torch.Tensor | None = None,
+        *,
+        scaling: float | None = None,
+        enable_gqa: bool = False,
+        causal: bool = False,
+        is_cross_attn: bool = False,
+        sliding_window_size: int | None = None,
+    ) -> torch.Tensor:
+        """Attention of ``query`` [new_tokens, heads, dim] to each request's cached and new keys, into ``output``."""
+        if encoder_lens is not None or not causal or sliding_window_size is not None:
+            return super()._run_sdpa_forward_extend(
+                query,
+                output,
+                k_cache,
+                v_cache,
+                req_to_token,
+                req_pool_indices,
+                seq_lens,
+                extend_prefix_lens,
+                extend_seq_lens,
+                encoder_lens,
+                scaling=scaling,
+                enable_gqa=enable_gqa,
+                causal=causal,
+                is_cross_attn=is_cross_attn,
+                sliding_window_size=sliding_window_size,
+            )
+        start = 0
+        rows, kv_lens, q_lens = req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
+        for row, kv_len, q_len in zip(rows, kv_lens, q_lens, strict=True):
+            slots = req_to_token[row, :kv_len]
+            output[start : start + q_len] = self._attend(
+                query[start : start + q_len],
+                k_cache[slots],
+                v_cache[slots],
+                scaling=scaling,
+                enable_gqa=enable_gqa,
+            )
+            start += q_len
+        return output
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor:
+        q_len, kv_len = query.shape[0], key.shape[0]
+        whole = q_len == kv_len
+        return (
+            scaled_dot_product_attention(
+                query.transpose(0, 1).unsqueeze(0),
+                key.to(query.dtype).transpose(0, 1).unsqueeze(0),
+                value.to(query.dtype).transpose(0, 1).unsqueeze(0),
+                attn_mask=None if whole else self._lower_right(q_len, kv_len, query.device),
+                is_causal=whole,
+                scale=scaling,
+                enable_gqa=enable_gqa,
+            )
+            .squeeze(0)
+            .transpose(0, 1)
+        )
+
+    def _lower_right(self, q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
+        """Query i sees keys up to kv_len - q_len + i. One mask serves all layers of a forward."""
+        mask = self._masks.get((q_len, kv_len))
+        if mask is None:
+            mask = torch.ones((q_len, kv_len), dtype=torch.bool, device=device).tril_(kv_len - q_len)
+            self._masks[q_len, kv_len] = mask
+        return mask

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From flags to SGLang's arguments, in the main process: parse, refuse, inject, and leave word for the others."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+from sglang.srt.utils import is_cpu
+
+from banyan import _native, config
+from banyan.config import Config
+from banyan.refusals import ServerFacts, refusals
+from banyan.sglang_plugin import runtime, seams
+
+logger = logging.getLogger("banyan")
+
+_roster: _native.Roster | None = None
+"""Keeps the ranks' meeting place open for as long as this process, their ancestor, lives."""
+
+
+def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
+    if config.CPU_ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
+        ATTENTION_BACKEND_CHOICES.append(config.CPU_ATTENTION_BACKEND)
+    config.add_flags(parser)
+
+
+def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    try:
+        wanted = config.take_flags(args)
+    except ValueError as error:
+        runtime.refuse(str(error))
+    if wanted is None:
+        return original(cls, args)
+    facts = _facts(args)
+    reasons = refusals(facts) if wanted.shares else []
+    if reasons:
+        runtime.refuse(*reasons)
+    differences = seams.changed()
+    if differences:
+        logger.warning("banyan: off, SGLang's source is not the one it was written against: %s", "; ".join(differences))
+        return original(cls, args)
+    return _inject(original, cls, args, wanted)
+
+
+def _inject(original: Callable[..., Any], cls: type, args: argparse.Namespace, wanted: Config) -> Any:
+    """Set what the user left open, build the arguments, and attach the bookkeeping that every process reads."""
+    global _roster
+    if _device(args) == "cpu" and args.attention_backend is None:
+        args.attention_backend = config.CPU_ATTENTION_BACKEND
+    if args.page_size is None:
+        args.page_size = config.DEFAULT_PAGE_TOKENS
+    carried: dict[str, Any] = {"config": wanted.as_dict()}
+    if wanted.shares:
+        args.enable_unified_cache_external_linker = True
+        args.unified_cache_external_linker_backend = "dynamic"
+        args.unified_cache_external_linker_config = {
+            "linker": "BanyanLinker",
+            "linker_module_path": "banyan.sglang_plugin.linker",
+        }
+        _roster = _native.Roster.create(args.dp_size * args.tp_size)
+        carried["roster"] = _roster.path
+    server_args = original(cls, args)
+    setattr(server_args, runtime.BOOKKEEPING, carried)
+    logger.info("banyan: on, share=%s, %d rank(s), page size %d", wanted.share, args.dp_size, args.page_size)
+    return server_args
+
+
+def _device(args: argparse.Namespace) -> str:
+    return args.device or ("cpu" if is_cpu() else "cuda")
+
+
+def _facts(args: argparse.Namespace) -> ServerFacts:
+    return ServerFacts(
+        sglang_version=importlib.metadata.version("sglang"),
+        device=_device(args),
+        dp_size=args.dp_size,
+        pp_size=args.pp_size,
+        num_nodes=args.nnodes,
+        page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
+        tokenizer_worker_num=args.tokenizer_worker_num,
+        disable_radix_cache=args.disable_radix_cache,
+        radix_cache_backend=args.radix_cache_backend,
+        enable_hierarchical_cache=args.enable_hierarchical_cache,
+        hicache_storage_backend=args.hicache_storage_backend,
+        enable_lmcache=args.enable_lmcache,
+        enable_flexkv=getattr(args, "enable_flexkv", False),
+        external_linker_backend=(
+            args.unified_cache_external_linker_backend if args.enable_unified_cache_external_linker else None
+        ),
+        enable_unified_memory=args.enable_unified_memory,
+        enable_memory_saver=args.enable_memory_saver,
+        expandable_segments=config.uses_expandable_segments(),
+        speculative_algorithm=args.speculative_algorithm,
+        disaggregation_mode=args.disaggregation_mode,
+        kv_cache_dtype=args.kv_cache_dtype,
+        rust_server=config.uses_rust_server(),
+    )

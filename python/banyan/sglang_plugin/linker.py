@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's external linker, served by the other ranks' pools.
+
+SGLang drives: ``lookup`` and ``load`` while it builds a batch, ``start`` before the forward, a wait at every layer's
+first KV read, ``finish`` after the forward, ``offload`` when pages enter its radix tree. This class only translates;
+the decisions are in ``banyan.cache``. Everything runs on the scheduler thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.runtime_context import get_parallel
+
+from banyan import _native
+from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.core import PrefixSpan
+from banyan.layout import Namespace
+from banyan.refusals import pool_refusal
+from banyan.sglang_plugin import report, requests, runtime, seams
+from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.pool import SharedMHAPool, SharedMLAPool
+from banyan.telemetry import Counters, LayerClock, Stopwatch
+
+_installed: BanyanLinker | None = None
+
+
+def installed() -> BanyanLinker:
+    """The linker of this rank.
+
+    Raises:
+        RuntimeError: when SGLang has not built it.
+    """
+    if _installed is None:
+        raise RuntimeError("SGLang has not built Banyan's linker in this process")
+    return _installed
+
+
+class LayerWait:
+    """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock."""
+
+    def __init__(self, cache: PrefixCache, clock: LayerClock, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self.consumer_index = NOTHING_QUEUED
+        self._cache = cache
+        self._clock = clock
+        self._copy: Any = None
+
+    def set_consumer(self, index: int) -> None:
+        """The next forward consumes batch ``index``; -1: it waits for nothing."""
+        self.consumer_index = index
+        self._copy = self._cache.moving(index)
+        self._clock.begin()
+
+    def wait_until(self, layer: int) -> None:
+        """Return once ``layer`` of the current batch is in place."""
+        if self._copy is not None:
+            self._copy.wait_layer(layer)
+        self._clock.tick(layer)
+
+
+class BanyanLinker(UnifiedCacheLinker):
+    """One rank's door to its peers. Built by SGLang once for each worker process."""
+
+    def __init__(
+        self,
+        server_args: Any,
+        params: Any,
+        *,
+        components: set[Any],
+        extra_config: dict[str, Any],
+        forward_stream: Any = None,
+    ) -> None:
+        global _installed
+        seams.verify("scheduler")
+        if components != {ComponentType.FULL}:
+            names = ", ".join(sorted(component.name for component in components))
+            runtime.refuse(f"this model caches {names} state; only full attention is shared: use --banyan-share off")
+        allocator = params.token_to_kv_pool_allocator
+        pool = allocator.get_kvcache()
+        if not isinstance(pool, SharedMHAPool | SharedMLAPool) or not isinstance(allocator, QuarantiningAllocator):
+            runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA")))
+        config = runtime.config()
+        carried = runtime.bookkeeping(server_args)
+        assert config is not None and carried is not None
+        self.pools: dict[PoolName, object] = {PoolName.KV: pool}
+        self.forward_stream = forward_stream
+        self._page_tokens = params.page_size
+        self._tp_group = params.attn_tp_cache_group
+        self._server_args = server_args
+        self._pool = pool
+        self._allocator = allocator
+        self._weights_epoch = 0
+        self._num_acknowledged = 0
+        self._dp_rank = get_parallel().dp_rank or 0
+        self._slot = self._dp_rank * server_args.tp_size + get_parallel().tp_rank
+        self._roster = _native.Roster.open(carried["roster"])
+        shelf, peers = self._join()
+        self.counters = Counters()
+        self._cache = PrefixCache(
+            shelf=shelf,
+            source=peers,
+            counters=self.counters,
+            min_fetch_pages=-(-config.min_fetch_tokens // self._page_tokens),
+        )
+        clock = LayerClock(num_layers=pool.layer_num, counters=self.counters, clock=time.perf_counter_ns)
+        self.layer_done_counter = LayerWait(self._cache, clock, pool.layer_num)
+        self._time_control()
+        allocator.attach(self._cache)
+        report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
+        _installed = self
+
+    def _time_control(self) -> None:
+        """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
+        self._stopwatch = Stopwatch(time.perf_counter_ns)
+        for owner, names in (
+            (self, ("lookup", "load", "start_layer_wise_loading", "cancel_queued_load", "offload")),
+            (self._cache, ("retire", "drain")),
+        ):
+            for name in names:
+                setattr(owner, name, self._stopwatch.wrap(getattr(owner, name)))
+
+    # ---- match and lease ---------------------------------------------------------------------------------------
+
+    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+        """Prefix lengths of the tail, in pages, that the peers can supply."""
+        keys = transfers[0].keys
+        match = self._cache.lookup(rid, keys)
+        num_pages = 0 if match is None else match.num_pages
+        self._record_span(rid, len(keys), num_pages, [] if match is None else match.runs)
+        if num_pages == 0:
+            return []
+        # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
+        return [num_pages] if get_parallel().attn_tp_size == 1 else list(range(1, num_pages + 1))
+
+    def _record_span(self, rid: str, num_keys: int, num_pages: int, runs: list[tuple[int, int]]) -> None:
+        num_prompt_pages = requests.num_prompt_pages(rid, self._page_tokens)
+        if num_prompt_pages is None:
+            return
+        origin_tokens = (num_prompt_pages - num_keys) * self._page_tokens
+        holder = max(runs, key=lambda run: run[1])[0] // self._server_args.tp_size if runs else self._dp_rank
+        requests.record_span(rid, PrefixSpan(origin_tokens, origin_tokens + num_pages * self._page_tokens, holder))
+
+    def load(self, rid: str, transfers: list[Any]) -> bool:
+        """Lease the promised pages for the freshly allocated slots; False makes SGLang compute them."""
+        (transfer,) = transfers
+        frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
+        granted = self._all_shards(self._cache.admit(rid, transfer.keys, frames))
+        if not granted:
+            self._cache.cancel(rid)
+            return False
+        requests.record_fetch(rid, len(transfer.keys) * self._page_tokens)
+        return True
+
+    def _all_shards(self, granted: bool) -> bool:
+        """True when every shard of this rank has its lease: SGLang lets them take different branches, we must not."""
+        if get_parallel().attn_tp_size == 1:
+            return granted
+        verdict = torch.tensor([granted], dtype=torch.int32)
+        torch.distributed.all_reduce(verdict, torch.distributed.ReduceOp.MIN, group=self._tp_group)
+        return bool(verdict.item())
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        return self._cache.cancel(rid)
+
+    # ---- move --------------------------------------------------------------------------------------------------
+
+    def start_layer_wise_loading(self) -> int:
+        return self._cache.start()
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        return self._cache.finish(counter_index)
+
+    # ---- publish -----------------------------------------------------------------------------------------------
+
+    def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
+        """Pages have entered SGLang's tree: offer them. On CPU the forward runs on this thread: they are complete."""
+        (transfer,) = transfers
+        frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
+        self._cache.publish(frames, transfer.keys)
+        self._num_acknowledged += 1
+        return True
+
+    def num_completed_offloads(self) -> int:
+        # SGLang asks on every scheduling step.
+        report.tick()
+        return self._num_acknowledged
+
+    def pop_completed_offload(self) -> bool:
+        self._num_acknowledged -= 1
+        return True
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def weights_changed(self) -> None:
+        """Leave the old weights' namespace, and meet only peers that took the same update.
+
+        Pages that stay in SGLang's tree (an update without a flush) belong to it: they are withdrawn, not freed.
+        """
+        self._cache.quiesce()
+        self._allocator.settle()
+        self._shelf.reset()
+        deadline = time.monotonic() + READER_PATIENCE_S
+        while self._shelf.num_quarantined and time.monotonic() < deadline:
+            self._shelf.drain()
+            time.sleep(POLL_S)
+        self._shelf.close()
+        self._weights_epoch += 1
+        del self._peers
+        self._cache.move_to(*self._join())
+
+    def _join(self) -> tuple[_native.Shelf, _native.Peers]:
+        """Take this rank's place in the roster, under the namespace of its present weights."""
+        namespace = self._namespace().digest()
+        pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
+        self._shelf = _native.Shelf(self._roster, self._slot, namespace, pool, geometry.num_pages, geometry.table())
+        self._peers = _native.Peers(self._roster, self._slot, self._dp_rank, namespace, geometry.table(), pool)
+        return self._shelf, self._peers
+
+    def reset(self) -> None:
+        self._cache.reset()
+        self._num_acknowledged = 0
+
+    def close(self) -> None:
+        self._cache.reset()
+        self._shelf.close()
+
+    def counters_now(self) -> Counters:
+        """The counters, with the control time up to this moment."""
+        self.counters.control_us = self._stopwatch.elapsed_ns // 1000
+        return self.counters
+
+    def state(self) -> dict[str, Any]:
+        """This rank's part of ``/server_info``."""
+        return {
+            "dp_rank": self._dp_rank,
+            "namespace": self._namespace().digest().hex()[:16],
+            "num_published_pages": self._shelf.num_published,
+            "num_quarantined_pages": self._shelf.num_quarantined,
+            "peers": [member for member in self._roster.members() if member["slot"] != self._slot],
+            **self.counters_now().as_dict(),
+        }
+
+    def _labels(self) -> dict[str, str]:
+        return {"dp_rank": str(self._dp_rank), "tp_rank": str(get_parallel().tp_rank)}
+
+    def _namespace(self) -> Namespace:
+        args, pool = self._server_args, self._pool
+        return Namespace(
+            model=args.model_path,
+            revision=args.revision or "",
+            weight_version=str(args.weight_version),
+            weights_epoch=self._weights_epoch,
+            model_config_sha256=_config_digest(args),
+            kv_dtype=str(pool.dtype),
+            page_tokens=self._page_tokens,
+            first_layer=pool.start_layer,
+            num_layers=pool.layer_num,
+            page_bytes_by_layer=pool.banyan_geometry.shape_key(),
+            pool_layout=f"{type(pool).__name__}/{getattr(pool, 'kv_cache_layout', 'latent')}",
+            tp_size=args.tp_size,
+            tp_rank=get_parallel().tp_rank,
+        )
+
+
+def _config_digest(server_args: Any) -> str:
+    """Digest of what changes a model's KV beside its weights: the overrides and the quantisation asked for."""
+    asked = [server_args.json_model_override_args, server_args.dtype, server_args.quantization]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

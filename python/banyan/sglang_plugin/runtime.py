@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process knows of Banyan: the configuration that travelled with SGLang's arguments, and how to refuse.
+
+States of a process: unknown (before SGLang publishes its arguments) -> off or on, for good.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from typing import Any, NoReturn
+
+from sglang.srt.runtime_context import get_server_args
+
+from banyan.config import Config
+
+BOOKKEEPING = "_banyan"
+"""Attribute of ServerArgs: underscore names are never sealed and are pickled to every child process."""
+
+
+def bookkeeping(server_args: Any) -> dict[str, Any] | None:
+    """What the main process left for the others, or None when Banyan is off."""
+    return getattr(server_args, BOOKKEEPING, None)
+
+
+def config() -> Config | None:
+    """The configuration of this server, or None when Banyan is off."""
+    carried = bookkeeping(get_server_args())
+    return None if carried is None else Config.from_dict(carried["config"])
+
+
+def is_sharing() -> bool:
+    """Whether this server shares pages (as opposed to: off, or only the CPU engine's fixes)."""
+    active = config()
+    return active is not None and active.shares
+
+
+class Refused(RuntimeError):
+    """Banyan cannot serve here. Raised in child processes: SGLang then takes the whole server down."""
+
+
+def refuse(*lines: str) -> NoReturn:
+    """End the server with one line for each reason.
+
+    Raises:
+        SystemExit: in the main process, before anything was started.
+        Refused: in the others.
+    """
+    for line in lines:
+        print(f"banyan: refused: {line}", file=sys.stderr, flush=True)
+    if multiprocessing.parent_process() is None:
+        raise SystemExit(2)
+    raise Refused("; ".join(lines))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers the patch queue with SGLang and proves that it took.
+
+SGLang swallows a plugin's exceptions and skips hooks that do not apply. So nothing is taken on trust: the main process
+compares fingerprints before it turns Banyan on, and the first object that Banyan builds in another process calls
+``verify`` and refuses to serve when a hook is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import pkgutil
+import sys
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from banyan import patches
+from banyan.sglang_plugin import runtime
+
+_QUEUE = patches.load_queue()
+_HOOK_TYPES = {"before": HookType.BEFORE, "after": HookType.AFTER, "around": HookType.AROUND}
+
+
+def register() -> None:
+    """Register every hook whose module this process uses. Importing a module only to hook it would cost seconds."""
+    is_main = multiprocessing.parent_process() is None
+    for patch in _QUEUE:
+        if patch.hook is None:
+            continue
+        wanted_here = is_main if "main" in patch.processes else not is_main and _is_loaded(patch.target)
+        if wanted_here:
+            HookRegistry.register(patch.target, _resolve(patch.hook), _HOOK_TYPES[patch.kind])
+    if not is_main and "sglang.srt.managers.scheduler" in sys.modules:
+        from banyan.sglang_plugin import cpu_attention
+
+        cpu_attention.register()
+
+
+def changed() -> list[str]:
+    """One line for each upstream source that is not the one Banyan was written against."""
+    return patches.changed(_QUEUE)
+
+
+def verify(process: str) -> None:
+    """Refuse unless every hook of ``process`` is in place."""
+    missing = [
+        patch.target
+        for patch in _QUEUE
+        if patch.hook is not None and process in patch.processes and not _is_hooked(patch.target)
+    ]
+    if missing:
+        runtime.refuse(
+            f"SGLang did not apply the hooks on {', '.join(missing)}: see its log for the reason, "
+            "or start without --enable-banyan"
+        )
+
+
+def _is_loaded(target: str) -> bool:
+    module, _class, _method = target.rsplit(".", 2)
+    return module in sys.modules
+
+
+def _resolve(hook: str) -> object:
+    module, _, name = hook.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_hooked(target: str) -> bool:
+    return hasattr(pkgutil.resolve_name(target), "__wrapped__")

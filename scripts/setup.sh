@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes .venv: the locked packages, the stand-in for sgl_kernel, Banyan with its native core, and the demo's model.
+# Does nothing where nothing has changed. Needs python3.11 (PYTHON=... to choose one), a C compiler and cargo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
+UV_VERSION=0.13.8
+STAMPS=build/setup
+say() { printf '[setup] %s\n' "$*"; }
+
+missing=()
+[ -n "$PYTHON" ] && "$PYTHON" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
+    missing+=("python3.11 with venv (set PYTHON=/path/to/python3.11)")
+command -v cc >/dev/null || missing+=("a C compiler (cc)")
+command -v cargo >/dev/null || missing+=("cargo (rustup.rs)")
+if [ ${#missing[@]} -gt 0 ]; then
+    printf 'setup: missing:'
+    printf ' %s;' "${missing[@]}"
+    printf '\n'
+    exit 1
+fi
+
+mkdir -p "$STAMPS"
+# A step runs again when the content of what it depends on has changed.
+digest() { cat "$@" 2>/dev/null | sha256sum | cut -d' ' -f1; }
+is_done() { [ -f "$STAMPS/$1" ] && [ "$(cat "$STAMPS/$1")" = "$2" ]; }
+mark() { echo "$2" >"$STAMPS/$1"; }
+timed() {
+    local started=$SECONDS
+    say "$1 ..."
+    shift
+    "$@"
+    say "    $((SECONDS - started)) s"
+}
+
+if [ ! -x .venv/bin/uv ]; then
+    rm -f "$STAMPS"/*
+    timed "creating .venv" "$PYTHON" -m venv .venv
+    timed "installing uv $UV_VERSION" .venv/bin/python -m pip install -q --disable-pip-version-check "uv==$UV_VERSION"
+fi
+export UV_PYTHON=.venv/bin/python UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
+
+packages=$(digest requirements/cpu.lock)
+if ! is_done packages "$packages"; then
+    timed "installing $(wc -l <requirements/cpu.lock) locked packages (about 10 GB unpacked, torch among them)" \
+        .venv/bin/uv pip install -q --no-deps -r requirements/cpu.lock
+    mark packages "$packages"
+fi
+
+stand_in=$(digest sgl-kernel/sgl_kernel_cpu/pyproject.toml sgl-kernel/sgl_kernel_cpu/sgl_kernel/*.py)
+if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1 && ! is_done stand_in "$stand_in"; then
+    timed "no CUDA driver: installing the CPU stand-in for sgl_kernel" \
+        .venv/bin/uv pip install -q --no-deps --no-build-isolation --reinstall ./sgl-kernel/sgl_kernel_cpu
+    mark stand_in "$stand_in"
+fi
+
+native=$(digest pyproject.toml sgl-kernel/Cargo.toml sgl-kernel/Cargo.lock $(find sgl-kernel/crates -name '*.rs' -o -name Cargo.toml | sort))
+if ! is_done native "$native" || [ ! -e python/banyan/_native.abi3.so ]; then
+    timed "building the native core" \
+        env PATH="$PWD/.venv/bin:$PATH" .venv/bin/uv pip install -q --no-deps --no-build-isolation -e .
+    mark native "$native"
+fi
+
+if [ ! -f build/models/smollm2-135m-instruct/banyan-model.json ]; then
+    timed "unpacking SmolLM2-135M-Instruct to bf16" .venv/bin/python -m banyan.cli.model
+fi
+say "ready"
