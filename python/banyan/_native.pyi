@@ -166,7 +166,7 @@ class Copy:
 
     @property
     def wait_s(self) -> float:
-        """Seconds spent in `wait_layer`, over all callers."""
+        """Seconds spent waiting in `wait_layer` and `finish`, over all callers."""
 
     @property
     def layers_done(self) -> int: ...

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory protocol in plain Python: what `banyan._native` does, for one thread, without memory to share or bytes to move.
+
+Invariants
+* A frame is idle, published (`ModelShelf.published`) or quarantined; never two of them.
+* A quarantined frame is returned only when no lease names it.
+* A key is published on at most one frame of a shelf: the first one.
+* A refused call (`ValueError`) changes nothing.
+
+Transitions of a frame: as in the native ledger. idle --publish--> published --retire, unpinned--> idle (returned); published --retire or
+reset, pinned--> quarantined --drain, unpinned--> idle (returned); published --reset, unpinned--> idle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ModelRoster:
+    num_slots: int
+    shelves: dict[int, ModelShelf] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A published page as a lookup found it."""
+
+    shelf: ModelShelf
+    frame: int
+    generation: int
+
+
+class ModelShelf:
+    """A rank's frames; attached to its roster until `close`."""
+
+    def __init__(self, roster: ModelRoster, slot: int, num_frames: int) -> None:
+        if slot in roster.shelves:
+            raise ValueError(f"slot {slot} is in use")
+        self.roster = roster
+        self.slot = slot
+        self.num_frames = num_frames
+        self.published: dict[int, str] = {}
+        self.quarantine: list[int] = []
+        self.generations: Counter[int] = Counter()
+        self.pins: Counter[int] = Counter()
+        self.version = 0
+        roster.shelves[slot] = self
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def num_published(self) -> int:
+        return len(self.published)
+
+    @property
+    def num_quarantined(self) -> int:
+        return len(self.quarantine)
+
+    def frame_of(self, key: str) -> int | None:
+        return next((frame for frame, other in self.published.items() if other == key), None)
+
+    def publish(self, frames: Sequence[int], keys: Sequence[str]) -> int:
+        self._check_publishable(frames, keys)
+        num_new = 0
+        for frame, key in zip(frames, keys, strict=True):
+            if frame in self.published or self.frame_of(key) is not None:
+                continue
+            self.published[frame] = key
+            self.generations[frame] += 1
+            num_new += 1
+        self.version += num_new > 0
+        return num_new
+
+    def retire(self, frames: Sequence[int]) -> list[int]:
+        self._check_range(frames)
+        if len(set(frames)) != len(frames):
+            raise ValueError("a frame is named twice")
+        self._withdraw([frame for frame in frames if frame in self.published])
+        return [frame for frame in frames if frame not in self.quarantine]
+
+    def drain(self) -> list[int]:
+        free = [frame for frame in self.quarantine if not self.pins[frame]]
+        self.quarantine = [frame for frame in self.quarantine if self.pins[frame]]
+        return free
+
+    def reset(self) -> None:
+        self._withdraw(list(self.published))
+
+    def close(self) -> None:
+        if self.roster.shelves.get(self.slot) is self:
+            self.reset()
+            del self.roster.shelves[self.slot]
+
+    def _withdraw(self, frames: list[int]) -> None:
+        for frame in frames:
+            del self.published[frame]
+            self.generations[frame] += 1
+            if self.pins[frame]:
+                self.quarantine.append(frame)
+        self.version += len(frames) > 0
+
+    def _check_publishable(self, frames: Sequence[int], keys: Sequence[str]) -> None:
+        if len(frames) != len(keys):
+            raise ValueError(f"{len(frames)} frames but {len(keys)} keys")
+        self._check_range(frames)
+        named: dict[int, str] = {}
+        for frame, key in zip(frames, keys, strict=True):
+            if frame in self.quarantine:
+                raise ValueError(f"frame {frame} is in quarantine")
+            if self.published.get(frame, key) != key or named.setdefault(frame, key) != key:
+                raise ValueError(f"frame {frame} is already published under another key")
+
+    def _check_range(self, frames: Sequence[int]) -> None:
+        for frame in frames:
+            if not 0 <= frame < self.num_frames:
+                raise ValueError(f"frame {frame} is outside the shelf of {self.num_frames} frames")
+
+
+@dataclass(frozen=True)
+class ModelMatch:
+    pages: tuple[Sighting, ...]
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        runs: list[tuple[int, int]] = []
+        for page in self.pages:
+            slot, length = runs.pop() if runs and runs[-1][0] == page.shelf.slot else (page.shelf.slot, 0)
+            runs.append((slot, length + 1))
+        return runs
+
+
+class ModelLease:
+    def __init__(self, pages: tuple[Sighting, ...]) -> None:
+        self.pages = pages
+        self._held = True
+        for page in pages:
+            page.shelf.pins[page.frame] += 1
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            for page in self.pages:
+                page.shelf.pins[page.frame] -= 1
+
+
+class ModelPeers:
+    def __init__(self, roster: ModelRoster, slot: int | None) -> None:
+        self.roster = roster
+        self.slot = slot
+
+    def lookup(self, keys: Sequence[str]) -> ModelMatch:
+        pages: list[Sighting] = []
+        while len(pages) < len(keys):
+            rest = keys[len(pages) :]
+            runs = [self._run(shelf, rest) for shelf in self._candidates()]
+            longest = max(runs, key=len, default=[])
+            if not longest:
+                break
+            pages += longest
+        return ModelMatch(tuple(pages))
+
+    def prefix_lens(self, keys: Sequence[str]) -> list[int]:
+        shelves = self.roster.shelves
+        return [len(self._run(shelves[slot], keys)) if slot in shelves else 0 for slot in range(self.roster.num_slots)]
+
+    def lease(self, match: ModelMatch, num_pages: int) -> ModelLease | None:
+        if num_pages > match.num_pages:
+            raise ValueError(f"{num_pages} pages wanted of a match of {match.num_pages}")
+        pages = match.pages[:num_pages]
+        for page in pages:
+            attached = self.roster.shelves.get(page.shelf.slot) is page.shelf
+            if not attached or page.shelf.generations[page.frame] != page.generation:
+                return None
+        return ModelLease(pages)
+
+    def _candidates(self) -> list[ModelShelf]:
+        """The other ranks, nearest slot above the own one first: `max` takes the first of equals."""
+        num_slots = self.roster.num_slots
+        first = 0 if self.slot is None else self.slot + 1
+        order = [(first + step) % num_slots for step in range(num_slots)]
+        return [self.roster.shelves[slot] for slot in order if slot != self.slot and slot in self.roster.shelves]
+
+    @staticmethod
+    def _run(shelf: ModelShelf, keys: Sequence[str]) -> list[Sighting]:
+        run: list[Sighting] = []
+        for key in keys:
+            frame = shelf.frame_of(key)
+            if frame is None:
+                break
+            run.append(Sighting(shelf, frame, shelf.generations[frame]))
+        return run

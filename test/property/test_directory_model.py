@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native directory and its model, driven with the same calls, answer the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from banyan import _native as native
+from banyan.directory.model import ModelPeers, ModelRoster, ModelShelf
+
+NUM_SLOTS = 3
+NUM_FRAMES = 6
+PAGE_BYTES = 64
+GEOMETRY = [[(0, PAGE_BYTES), (NUM_FRAMES * PAGE_BYTES, PAGE_BYTES)]]
+NAMESPACE = b"n" * 32
+KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(8)]
+
+slots = st.integers(0, NUM_SLOTS - 1)
+frame_lists = st.lists(st.integers(-1, NUM_FRAMES), max_size=4)
+pairs = st.lists(st.tuples(st.integers(0, NUM_FRAMES - 1), st.sampled_from(KEYS)), max_size=6)
+# Mostly stretches of one chain from near its front, as prefixes are; sometimes anything.
+chains = st.builds(
+    lambda first, length: KEYS[first : first + length], st.sampled_from([0, 0, 0, 1, 3]), st.integers(1, 6)
+)
+key_lists = st.one_of(chains, chains, st.lists(st.sampled_from(KEYS), max_size=6))
+
+
+def frames_array(frames: list[int]) -> np.ndarray:
+    return np.array(frames, dtype=np.int64)
+
+
+def outcome(call) -> object:
+    """What a call returns, or that it was refused."""
+    try:
+        return call()
+    except ValueError:
+        return ValueError
+
+
+def sorted_frames(result: object) -> object:
+    if isinstance(result, bytes):
+        result = np.frombuffer(result, dtype=np.int64).tolist()
+    return sorted(result) if isinstance(result, list) else result
+
+
+class DirectoryMachine(RuleBasedStateMachine):
+    matches = Bundle("matches")
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = native.Roster.create(NUM_SLOTS)
+        self.pools = [native.SharedBytes.create(2 * NUM_FRAMES * PAGE_BYTES, "pool") for _ in range(NUM_SLOTS)]
+        self.model_roster = ModelRoster(NUM_SLOTS)
+        self.shelves: dict[int, tuple[native.Shelf, ModelShelf]] = {}
+        self.peers = [
+            (
+                native.Peers(self.roster, slot, slot, NAMESPACE, GEOMETRY, self.pools[slot]),
+                ModelPeers(self.model_roster, slot),
+            )
+            for slot in range(NUM_SLOTS)
+        ]
+        for slot in range(NUM_SLOTS):
+            self.attach(slot)
+
+    def attach(self, slot: int) -> None:
+        shelf = native.Shelf(self.roster, slot, NAMESPACE, self.pools[slot], NUM_FRAMES, GEOMETRY)
+        self.shelves[slot] = shelf, ModelShelf(self.model_roster, slot, NUM_FRAMES)
+
+    @rule(slot=slots)
+    def join(self, slot: int) -> None:
+        if slot not in self.shelves:
+            self.attach(slot)
+
+    @rule(slot=slots, often=st.integers(0, 3))
+    def leave(self, slot: int, often: int) -> None:
+        if slot in self.shelves and often == 0:
+            shelf, model = self.shelves.pop(slot)
+            shelf.close()
+            model.close()
+
+    @rule(slot=slots, pairs=pairs)
+    def publish(self, slot: int, pairs: list[tuple[int, str]]) -> None:
+        if slot in self.shelves:
+            shelf, model = self.shelves[slot]
+            frames, keys = [frame for frame, _ in pairs], [key for _, key in pairs]
+            assert outcome(lambda: shelf.publish(frames_array(frames), keys)) == outcome(
+                lambda: model.publish(frames, keys)
+            )
+
+    @rule(slot=slots, chain=chains)
+    def publish_idle(self, slot: int, chain: list[str]) -> None:
+        """What a rank does: frames it may write, and the keys of one prompt."""
+        if slot in self.shelves:
+            shelf, model = self.shelves[slot]
+            idle = [f for f in range(NUM_FRAMES) if f not in model.published and f not in model.quarantine]
+            frames, keys = idle[: len(chain)], chain[: len(idle)]
+            assert shelf.publish(frames_array(frames), keys) == model.publish(frames, keys)
+
+    @rule(slot=slots, wanted=st.sets(st.integers(0, NUM_FRAMES - 1), min_size=1))
+    def retire_published(self, slot: int, wanted: set[int]) -> None:
+        if slot in self.shelves:
+            self.check_retire(slot, [frame for frame in wanted if frame in self.shelves[slot][1].published])
+
+    @rule(slot=slots, frames=frame_lists)
+    def retire(self, slot: int, frames: list[int]) -> None:
+        if slot in self.shelves:
+            self.check_retire(slot, frames)
+
+    def check_retire(self, slot: int, frames: list[int]) -> None:
+        shelf, model = self.shelves[slot]
+        freed = sorted_frames(outcome(lambda: shelf.retire(frames_array(frames))))
+        assert freed == sorted_frames(outcome(lambda: model.retire(frames)))
+        self.check_unleased(model, freed)
+
+    @rule(slot=slots)
+    def drain(self, slot: int) -> None:
+        if slot in self.shelves:
+            shelf, model = self.shelves[slot]
+            freed = sorted_frames(shelf.drain())
+            assert freed == sorted_frames(model.drain())
+            self.check_unleased(model, freed)
+
+    @rule(slot=slots)
+    def reset(self, slot: int) -> None:
+        if slot in self.shelves:
+            for shelf in self.shelves[slot]:
+                shelf.reset()
+
+    @rule(target=matches, slot=slots, keys=key_lists)
+    def look_up(self, slot: int, keys: list[str]) -> object:
+        return self.check_look_up(slot, keys)
+
+    def check_look_up(self, slot: int, keys: list[str]) -> tuple:
+        peers, model = self.peers[slot]
+        found, expected = peers.lookup(keys), model.lookup(keys)
+        assert (found.num_pages, self.joined(found.runs)) == (expected.num_pages, expected.runs)
+        assert peers.prefix_lens(keys) == model.prefix_lens(keys)
+        return slot, found, expected
+
+    @rule(target=leases, slot=slots, keys=chains)
+    def look_up_and_lease(self, slot: int, keys: list[str]) -> object:
+        """What a rank does: nothing happens between its lookup and its lease."""
+        return self.check_lease(self.check_look_up(slot, keys), 0)
+
+    @rule(target=leases, match=matches, missing=st.integers(-1, 2))
+    def lease(self, match, missing: int) -> object:
+        return self.check_lease(match, missing)
+
+    def check_lease(self, match, missing: int) -> object:
+        slot, found, expected = match
+        peers, model = self.peers[slot]
+        num_pages = max(0, expected.num_pages - missing)
+        held = outcome(lambda: peers.lease(found, num_pages))
+        wanted = outcome(lambda: model.lease(expected, num_pages))
+        if wanted is None or wanted is ValueError:
+            assert held is wanted
+            return multiple()
+        assert held.num_pages == num_pages
+        return held, wanted
+
+    @rule(lease=leases)
+    def release_and_keep(self, lease) -> None:
+        for side in lease:
+            side.release()
+
+    @rule(lease=consumes(leases))
+    def drop(self, lease) -> None:
+        # The native lease is given back by its last reference; the bundle's goes with the rule.
+        for side in lease:
+            side.release()
+
+    @staticmethod
+    def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """A run that ends where the same peer has the longest one again is told apart by native code, not by the model."""
+        joined: list[tuple[int, int]] = []
+        for slot, length in runs:
+            before = joined.pop()[1] if joined and joined[-1][0] == slot else 0
+            joined.append((slot, before + length))
+        return joined
+
+    @staticmethod
+    def check_unleased(model: ModelShelf, freed: object) -> None:
+        if isinstance(freed, list):
+            assert not [frame for frame in freed if model.pins[frame]], "a leased frame was handed out"
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for shelf, model in self.shelves.values():
+            assert shelf.num_published == model.num_published
+            assert shelf.num_quarantined == model.num_quarantined
+            assert shelf.version == model.version
+
+
+DirectoryMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestDirectoryModel = DirectoryMachine.TestCase

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from banyan._native import Peers, Roster, SharedBytes, Shelf
+
+from .rig import NAMESPACE, NUM_FRAMES, Rank, frames, geometry, keys
+
+
+@pytest.mark.parametrize("num_slots", [0, 65])
+def test_create_when_the_number_of_slots_is_out_of_range_then_valueerror(num_slots: int) -> None:
+    with pytest.raises(ValueError, match=f"not {num_slots}"):
+        Roster.create(num_slots)
+
+
+def test_open_when_the_path_is_gone_then_file_not_found() -> None:
+    with pytest.raises(FileNotFoundError, match="cannot open the roster /proc/self/fd/9999"):
+        Roster.open("/proc/self/fd/9999")
+
+
+def test_open_when_the_memory_is_no_roster_then_valueerror() -> None:
+    shared = SharedBytes.create(4096, "impostor")
+    with pytest.raises(ValueError, match=r"is no roster: its magic is 0x0+$"):
+        Roster.open(_path_of("banyan-impostor"))
+    del shared
+
+
+def test_open_when_the_format_is_another_then_valueerror_names_both() -> None:
+    roster = Roster.create(2)
+    with open(roster.path, "r+b") as table:
+        table.seek(8)
+        table.write((99).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="roster format 99, this build reads format 1"):
+        Roster.open(roster.path)
+
+
+def test_open_when_a_plain_file_then_valueerror(tmp_path) -> None:
+    path = tmp_path / "plain"
+    path.write_bytes(b"x" * 4096)
+    with pytest.raises(ValueError, match="not sealed shared memory"):
+        Roster.open(str(path))
+
+
+def test_members_when_a_rank_joins_and_leaves_then_listed_and_gone() -> None:
+    roster = Roster.create(4)
+    rank = Rank(Roster.open(roster.path), 2)
+    rank.shelf.publish(frames(0, 1), keys(0, 1))
+    assert roster.members() == [
+        {
+            "slot": 2,
+            "pid": os.getpid(),
+            "alive": True,
+            "namespace": NAMESPACE.hex(),
+            "num_frames": NUM_FRAMES,
+            "num_published": 2,
+        }
+    ]
+    rank.shelf.close()
+    assert roster.members() == []
+
+
+def test_shelf_when_the_slot_is_taken_by_a_live_process_then_valueerror() -> None:
+    roster = Roster.create(1)
+    rank = Rank(roster, 0)
+    with pytest.raises(ValueError, match=f"slot 0 is in use by process {os.getpid()}"):
+        Shelf(roster, 0, NAMESPACE, rank.pool, NUM_FRAMES, geometry())
+
+
+def test_peers_when_the_reader_bit_is_taken_then_valueerror_until_it_is_free() -> None:
+    roster = Roster.create(2)
+    rank = Rank(roster, 0)
+    with pytest.raises(ValueError, match="reader bit 0 is in use"):
+        Peers(roster, 0, 0, NAMESPACE, geometry(), rank.pool)
+    del rank.peers
+    Peers(roster, 0, 0, NAMESPACE, geometry(), rank.pool)
+
+
+def test_onlookers_when_many_then_they_need_no_bit_of_their_own() -> None:
+    roster = Roster.create(2)
+    rank = Rank(roster, 0)
+    rank.shelf.publish(frames(3), keys(1))
+    onlookers = [Peers(roster, None, 0, NAMESPACE, [], None) for _ in range(3)]
+    assert [onlooker.prefix_lens(keys(1)) for onlooker in onlookers] == [[1, 0]] * 3
+    with pytest.raises(ValueError, match="only a rank with a pool"):
+        onlookers[0].lease(onlookers[0].lookup(keys(1)), 1)
+
+
+def test_slot_when_outside_the_roster_then_valueerror() -> None:
+    roster = Roster.create(2)
+    with pytest.raises(ValueError, match="slot 2 is outside the roster of 2 slots"):
+        Rank(roster, 2)
+    with pytest.raises(ValueError, match="slot 5 is outside"):
+        Peers(roster, 5, 0, NAMESPACE, [], None)
+
+
+def _path_of(label: str) -> str:
+    for fd in os.listdir("/proc/self/fd"):
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+        if os.path.exists(path) and label in os.readlink(path):
+            return path
+    raise AssertionError(f"no descriptor of {label}")

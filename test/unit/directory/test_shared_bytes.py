@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+from banyan._native import SharedBytes
+
+
+def test_create_when_memory_is_short_then_oserror_names_the_size() -> None:
+    num_bytes = 1 << 50
+    with pytest.raises(OSError, match=f"pool: cannot reserve {num_bytes} bytes"):
+        SharedBytes.create(num_bytes, "pool")
+
+
+@pytest.mark.parametrize(("num_bytes", "label"), [(0, "pool"), (8, "po\0ol")])
+def test_create_when_arguments_cannot_be_right_then_valueerror(num_bytes: int, label: str) -> None:
+    with pytest.raises(ValueError, match=r"0 bytes|zero byte"):
+        SharedBytes.create(num_bytes, label)
+
+
+def test_view_when_the_object_is_dropped_then_still_mapped() -> None:
+    shared = SharedBytes.create(4096, "pool")
+    view = np.frombuffer(shared, dtype=np.uint8)
+    assert not view.any()
+    del shared
+    view[:] = 7
+    assert view.sum() == 7 * 4096
+
+
+def test_views_when_two_then_the_same_bytes() -> None:
+    shared = SharedBytes.create(64, "pool")
+    np.frombuffer(shared, dtype=np.uint8)[3] = 5
+    assert memoryview(shared)[3] == 5
+    assert shared.num_bytes == len(shared) == 64
+
+
+def test_memory_when_made_then_private_to_the_user_and_of_fixed_size() -> None:
+    shared = SharedBytes.create(12345, "check-mode")
+    with open("/proc/self/maps") as maps:
+        assert re.search(r"memfd:banyan-check-mode", maps.read())
+    fds = [fd for fd in os.listdir("/proc/self/fd") if "banyan-check-mode" in _target(fd)]
+    assert len(fds) == 1
+    assert os.stat(f"/proc/self/fd/{fds[0]}").st_mode & 0o777 == 0o600
+    with pytest.raises(PermissionError):
+        os.truncate(int(fds[0]), 1)
+    del shared
+    assert not [fd for fd in os.listdir("/proc/self/fd") if "banyan-check-mode" in _target(fd)]
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
