@@ -197,7 +197,8 @@ def describe(result: RunResult) -> str:
     summary: dict[str, Any] = result.summary
     lines = [
         f"== {result.label}, repetition {result.repetition}, run {result.run}: "
-        f"{summary['num_completed']} completed, {summary['num_errors']} failed, {summary['total_time_s']:.1f} s",
+        f"{summary['num_completed']} completed, {summary['num_errors']} failed, "
+        f"{summary['total_time_s']:.1f} s",
         f"   tokens: {summary['nominal_tokens']} nominal, {summary['served_tokens']} served; "
         f"{summary['completed_per_s']} requests/s",
     ]
