@@ -56,8 +56,8 @@ async def stream(request: web.Request, pieces: list[bytes], *, gap_s: float = 0.
 
 
 def events(*messages: dict[str, Any]) -> bytes:
-    return b"".join(b"data: " + json.dumps(message).encode() + b"\n\n" for message in messages) + b"data:
-    [DONE]\n\n"
+    lines = [*(json.dumps(message) for message in messages), "[DONE]"]
+    return "".join(f"data: {line}\n\n" for line in lines).encode()
 
 
 def ask(client: NativeClient | OpenAIClient) -> Coroutine[Any, Any, Any]:
@@ -89,8 +89,7 @@ def test_native_when_the_server_streams_increments_then_put_together() -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         pieces = [([5], "a", 1), ([5], "a", 2), ([6, 7], "bc", 4)]
         messages = [
-            {"text": text, "output_ids": ids, "meta_info": {"completion_tokens": total}} for ids, text, total
-            in pieces
+            {"text": text, "output_ids": ids, "meta_info": {"completion_tokens": total}} for ids, text, total in pieces
         ]
         return await stream(request, [events(*messages)])
 
