@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that will be killed: `reader` (while it copies under leases) or `owner` (while it publishes)."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from banyan._native import Roster
+from processes import Pool, frames, key
+
+NUM_FRAMES = 64
+NUM_LAYERS = 4
+PAGE_BYTES = 4096
+
+
+def content(slot: int, frame: int) -> int:
+    return slot * 1000 + frame + 1
+
+
+def fill(pool: Pool, slot: int) -> None:
+    pool.pages[:] = np.array([content(slot, frame) for frame in range(NUM_FRAMES)], dtype=np.uint64)[None, :, None]
+
+
+def rank(roster: Roster, slot: int) -> tuple:
+    pool = Pool(NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, f"kill-{slot}")
+    fill(pool, slot)
+    return pool, pool.shelf(roster, slot), pool.peers(roster, slot)
+
+
+def read_for_ever(roster: Roster, slot: int, num_pages: int) -> None:
+    _pool, _shelf, peers = rank(roster, slot)
+    held = peers.lookup([key(number) for number in range(num_pages)])
+    lease = peers.lease(held, num_pages)
+    print("leased", lease.num_pages, flush=True)
+    while True:
+        second = peers.lease(held, num_pages)
+        peers.start_copy([(second or lease, frames(range(num_pages)))]).wait_layer(0)
+
+
+def publish_for_ever(roster: Roster, slot: int, num_steady: int) -> None:
+    """The first frames stay published; the others come and go all the time."""
+    _pool, shelf, _peers = rank(roster, slot)
+    shelf.publish(frames(range(num_steady)), [key(number) for number in range(num_steady)])
+    moving = frames(range(num_steady, NUM_FRAMES))
+    print("published", flush=True)
+    while True:
+        shelf.publish(moving, [key(slot * 10_000 + frame) for frame in moving])
+        shelf.retire(moving)
+
+
+if __name__ == "__main__":
+    role, path, slot, number = sys.argv[1:]
+    run = {"reader": read_for_ever, "owner": publish_for_ever}[role]
+    run(Roster.open(path), int(slot), int(number))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One side of the eviction race: `owner` or `reader`, with the path of the roster, or `peek`, with that of the owner's pool.
+
+A page for key number `k`, written for the `g`-th time, is made of words `mix(k, g) + position`, so that every page proves by itself that
+it is whole and for which key it was written; the same over all layers and extents proves that they are of one generation.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+
+from banyan._native import Roster
+from processes import Pool, frames, ids, key
+
+NUM_FRAMES = 64
+NUM_LAYERS = 2
+PAGE_BYTES = 1024
+NUM_KEYS = 48
+RUN = 16
+NUM_PLACES = 256
+KEYS = [key(number) for number in range(NUM_KEYS)]
+POSITIONS = np.arange(PAGE_BYTES // 8, dtype=np.uint64)
+
+
+def own(roster: Roster) -> None:
+    """Withdraws, rewrites and publishes stretches of keys for ever."""
+    pool = Pool(NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, "race-owner")
+    shelf = pool.shelf(roster, 0)
+    place = random.Random(1)
+    free = list(range(NUM_FRAMES))
+    frame_of: dict[int, int] = {}
+    generation = 0
+    num_rewritten = num_quarantined = 0
+    print("ready", flush=True)
+    while True:
+        generation += 1
+        first = place.randrange(NUM_KEYS - RUN)
+        evicted = [frame_of.pop(number) for number in range(first, first + RUN) if number in frame_of]
+        free += ids(shelf.retire(frames(evicted)))
+        num_quarantined += shelf.num_quarantined > 0
+        free += ids(shelf.drain())
+        missing = [number for number in range(first, first + RUN) if number not in frame_of][: len(free)]
+        taken = [free.pop(0) for _ in missing]
+        tags = np.array([number * (1 << 40) + generation * (1 << 20) for number in missing], dtype=np.uint64)
+        pool.pages[:, taken, :] = tags[None, :, None] + POSITIONS
+        assert shelf.publish(frames(taken), [KEYS[number] for number in missing]) == len(missing)
+        frame_of.update(zip(missing, taken, strict=True))
+        num_rewritten += len(missing)
+        if generation % 64 == 0 and not owner_goes_on(generation):
+            print("done", num_rewritten, num_quarantined, flush=True)
+            return
+
+
+def owner_goes_on(_generation: int) -> bool:
+    import select
+
+    return not select.select([sys.stdin], [], [], 0)[0]
+
+
+def read(roster: Roster, slot: int, num_copies: int) -> None:
+    """Looks up, leases, copies and checks until `num_copies` pages were copied."""
+    pool = Pool(NUM_PLACES, NUM_LAYERS, PAGE_BYTES, "race-reader")
+    peers = pool.peers(roster, slot)
+    place = random.Random(slot)
+    targets = np.arange(NUM_PLACES, dtype=np.int64)
+    copied = missed = torn = 0
+    print("ready", flush=True)
+    while copied < num_copies:
+        loads, numbers, used = [], [], 0
+        for _ in range(NUM_PLACES // RUN):
+            first = place.randrange(NUM_KEYS - RUN)
+            found = peers.lookup(KEYS[first : first + RUN])
+            lease = peers.lease(found, found.num_pages) if found.num_pages else None
+            if lease is None:
+                missed += 1
+                continue
+            loads.append((lease, targets[used : used + lease.num_pages]))
+            numbers += range(first, first + lease.num_pages)
+            used += lease.num_pages
+        if loads:
+            assert peers.start_copy(loads).finish()
+            torn += num_torn(pool.pages[:, :used, :], np.array(numbers, dtype=np.uint64))
+            copied += used
+    print("done", copied, missed, torn, flush=True)
+
+
+def peek(path: str, num_copies: int) -> None:
+    """Copies pages of the owner without any lease, straight out of its memory: what the leases are for."""
+    words = np.memmap(path, dtype=np.uint64, mode="r").reshape(2 * NUM_LAYERS, NUM_FRAMES, -1)
+    torn = 0
+    for _ in range(num_copies // NUM_FRAMES):
+        pages = words.copy()
+        numbers = pages[0, :, 0] >> np.uint64(40)
+        torn += num_torn(pages, numbers)
+    print("done", torn, flush=True)
+
+
+def num_torn(pages: np.ndarray, numbers: np.ndarray) -> int:
+    """Pages that are not, in all extents, the one page of their key of some generation. `pages`: extents x pages x words."""
+    tags = pages[0, :, 0]
+    right_key = tags >> np.uint64(40) == numbers
+    expected = tags[None, :, None] + POSITIONS
+    return int((~(right_key & (pages == expected).all(axis=(0, 2)))).sum())
+
+
+if __name__ == "__main__":
+    role, path, *rest = sys.argv[1:]
+    if role == "owner":
+        own(Roster.open(path))
+    elif role == "reader":
+        read(Roster.open(path), int(rest[0]), int(rest[1]))
+    else:
+        peek(path, int(rest[0]))
