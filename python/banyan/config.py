@@ -105,3 +105,9 @@ def uses_expandable_segments() -> bool:
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
     return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")
+
+
+def allowed_plugins() -> list[str] | None:
+    """The plugins that SGLANG_PLUGINS allows; None when it allows all."""
+    names = os.environ.get("SGLANG_PLUGINS", "")
+    return [name.strip() for name in names.split(",")] if names else None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-
 from collections.abc import Callable, Sequence
 
 BENCHES = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from banyan import SGLANG_VERSION, __version__, patches
+from banyan import SGLANG_VERSION, __version__, config, patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,9 @@ def _seams() -> Finding:
 
 def _entry_point() -> Finding:
     names = [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
-    allowed = os.environ.get("SGLANG_PLUGINS")
-    is_ok = "banyan" in names and (not allowed or "banyan" in allowed.split(","))
-    detail = f"plugins {names}" + (f", SGLANG_PLUGINS={allowed}" if allowed else "")
+    allowed = config.allowed_plugins()
+    is_ok = "banyan" in names and (allowed is None or "banyan" in allowed)
+    detail = f"plugins {names}" + ("" if allowed is None else f", SGLANG_PLUGINS allows {allowed}")
     return Finding(
         "entry point", is_ok, detail, "pip install banyan into SGLang's environment; allow it in SGLANG_PLUGINS"
     )
@@ -89,7 +88,8 @@ def _shared_memory() -> Finding:
 
     num_bytes = 1 << 20
     try:
-        roster = _native.Roster.open(_native.Roster.create(1).path)
+        created = _native.Roster.create(1)
+        roster = _native.Roster.open(created.path)
         shared = _native.SharedBytes.create(num_bytes, "doctor")
     except OSError as error:
         return Finding("shared memory", False, str(error), "memfd_create and /proc/<pid>/fd must be allowed")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the command line to SGLang's arguments, through SGLang's own plugin loader and parser."""
+
+import pickle
+
+import pytest
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+
+from banyan.sglang_plugin import flags, runtime, seams
+
+BASE = ["--model-path", "nowhere", "--device", "cpu", "--dp", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plugins():
+    load_plugins()
+    seams.verify("main")
+
+
+REFUSED = {
+    "--pp-size": (["--pp-size", "2"], "--pp-size 1"),
+    "--page-size": (["--page-size", "1"], "--page-size 16"),
+    "--nnodes": (["--nnodes", "2"], "--nnodes 1"),
+    "--tokenizer-worker-num": (["--tokenizer-worker-num", "2"], "--tokenizer-worker-num 1"),
+    "--disable-radix-cache": (["--disable-radix-cache"], "drop that flag"),
+    "--enable-hierarchical-cache": (["--enable-hierarchical-cache"], "use one of them"),
+    "--enable-lmcache": (["--enable-lmcache"], "use one of them"),
+    "--enable-memory-saver": (["--enable-memory-saver"], "start without"),
+    "--unified-cache-external-linker-backend": (["--enable-unified-cache-external-linker"], "drop that flag"),
+    "--speculative-algorithm": (["--speculative-algorithm", "NGRAM"], "drop that flag"),
+    "--disaggregation-mode": (["--disaggregation-mode", "prefill"], "drop that flag"),
+    "--device cuda": (["--device", "cuda"], "--banyan-share off"),
+    "--dp-size": (["--dp", "65"], "--dp-size 64"),
+    "--banyan-min-fetch-tokens": (["--banyan-min-fetch-tokens", "0"], "at least 1"),
+}
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_start_when_the_combination_cannot_work_then_one_line_and_exit_2(flag, capsys):
+    extra, way_out = REFUSED[flag]
+    with pytest.raises(SystemExit) as exit_info:
+        prepare_server_args([*BASE, "--enable-banyan", *extra])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert exit_info.value.code == 2
+    assert len(lines) == 1 and flag in lines[0] and way_out in lines[0]
+
+
+def test_start_when_sglang_is_another_release_then_refused(monkeypatch, capsys):
+    monkeypatch.setattr(flags.importlib.metadata, "version", lambda name: "0.5.24")
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan"])
+    assert "sglang 0.5.24 is installed" in capsys.readouterr().err
+
+
+def test_start_when_banyan_is_not_asked_for_then_the_arguments_are_stock():
+    args = prepare_server_args(BASE)
+    assert runtime.bookkeeping(args) is None
+    assert not args.enable_unified_cache_external_linker
+    assert args.page_size is None and args.attention_backend is None
+
+
+def test_start_when_sharing_then_linker_page_size_and_attention_are_set_and_travel():
+    args = pickle.loads(pickle.dumps(prepare_server_args([*BASE, "--enable-banyan"])))
+    assert args.unified_cache_external_linker_backend == "dynamic"
+    assert args.unified_cache_external_linker_config["linker"] == "BanyanLinker"
+    assert (args.page_size, args.attention_backend) == (16, "banyan_cpu")
+    carried = runtime.bookkeeping(args)
+    assert carried["config"]["share"] == "peer"
+    assert carried["roster"].startswith("/proc/")
+
+
+def test_start_when_the_user_chose_page_size_and_attention_then_they_stay():
+    chosen = ["--page-size", "32", "--attention-backend", "torch_native"]
+    args = prepare_server_args([*BASE, "--enable-banyan", *chosen])
+    assert (args.page_size, args.attention_backend) == (32, "torch_native")
+
+
+def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
+    args = prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off"])
+    assert not args.enable_unified_cache_external_linker
+    assert args.attention_backend == "banyan_cpu"
+    assert "roster" not in runtime.bookkeeping(args)
+
+
+def test_start_when_an_upstream_source_has_changed_then_stock_with_a_reason(monkeypatch, caplog):
+    monkeypatch.setattr(seams, "changed", lambda: ["patch 20-kv-pool: x has changed"])
+    with caplog.at_level("WARNING", logger="banyan"):
+        args = prepare_server_args([*BASE, "--enable-banyan"])
+    assert runtime.bookkeeping(args) is None
+    assert not args.enable_unified_cache_external_linker
+    assert "20-kv-pool" in caplog.text

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import fields, replace
+
+import pytest
+
+from banyan.layout import Namespace
+
+ONE = Namespace(
+    model="m",
+    revision="r",
+    weight_version="v",
+    weights_epoch=0,
+    model_config_sha256="c",
+    kv_dtype="torch.bfloat16",
+    page_tokens=16,
+    first_layer=0,
+    num_layers=30,
+    page_bytes_by_layer=((6144, 6144),),
+    pool_layout="MHA/nhd",
+    tp_size=1,
+    tp_rank=0,
+)
+
+
+def test_digest_when_all_fields_are_equal_then_equal():
+    assert ONE.digest() == replace(ONE).digest()
+    assert len(ONE.digest()) == 32
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Namespace)])
+def test_digest_when_one_field_differs_then_different(field):
+    value = getattr(ONE, field)
+    if isinstance(value, str):
+        other = value + "x"
+    elif isinstance(value, int):
+        other = value + 1
+    else:
+        other = ((6144, 6145),)
+    assert replace(ONE, **{field: other}).digest() != ONE.digest()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from banyan.telemetry import DESCRIPTIONS, Counters, LayerClock, Stopwatch
+
+
+class FakeClock:
+    def __init__(self):
+        self.now_ns = 0
+
+    def __call__(self):
+        self.now_ns += 1000
+        return self.now_ns
+
+
+def test_stopwatch_when_timed_calls_nest_then_time_counts_once():
+    watch = Stopwatch(FakeClock())
+    inner = watch.wrap(lambda: None)
+    watch.wrap(inner)()
+    # outer start, inner start, outer end: the inner call reads the clock only at its start
+    assert watch.elapsed_ns == 2000
+
+
+def test_stopwatch_when_the_call_raises_then_time_counts_and_the_error_passes():
+    watch = Stopwatch(FakeClock())
+
+    def fail():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        watch.wrap(fail)()
+    assert watch.elapsed_ns == 1000
+
+
+def test_layer_clock_when_k_and_v_tick_then_a_forward_counts_once():
+    counters = Counters()
+    clock = LayerClock(num_layers=2, counters=counters, clock=FakeClock())
+    clock.begin()
+    for layer in (0, 0, 1, 1):
+        clock.tick(layer)
+    assert (counters.forwards, counters.forward_us) == (1, 1)
+
+
+def test_layer_clock_when_a_forward_never_ends_then_the_next_one_replaces_it():
+    counters = Counters()
+    clock = LayerClock(num_layers=2, counters=counters, clock=FakeClock())
+    clock.begin()
+    clock.begin()
+    clock.tick(1)
+    assert counters.forwards == 1
+
+
+def test_descriptions_when_a_counter_is_added_then_it_is_described():
+    assert set(DESCRIPTIONS) == set(Counters().as_dict())

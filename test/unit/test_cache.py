@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data path over the real native core: two ranks in one process."""
+
+from collections import Counter
+
+import pytest
+
+from banyan._native import Roster
+from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.telemetry import Counters
+from test.unit.directory.rig import Rank, frames, ids, keys
+
+
+class CountingPeers:
+    """The native peers, with the calls counted."""
+
+    def __init__(self, peers):
+        self._peers = peers
+        self.calls = Counter()
+
+    def __getattr__(self, name):
+        self.calls[name] += 1
+        return getattr(self._peers, name)
+
+
+class Node:
+    """A holder and a reader, each with its cache."""
+
+    def __init__(self, *, min_fetch_pages=1):
+        self.roster = Roster.create(2)
+        self.ranks = [Rank(self.roster, slot) for slot in range(2)]
+        self.source = CountingPeers(self.ranks[1].peers)
+        self.counters = [Counters(), Counters()]
+        self.holder = PrefixCache(
+            shelf=self.ranks[0].shelf, source=self.ranks[0].peers, counters=self.counters[0], min_fetch_pages=1
+        )
+        self.reader = PrefixCache(
+            shelf=self.ranks[1].shelf, source=self.source, counters=self.counters[1], min_fetch_pages=min_fetch_pages
+        )
+
+
+@pytest.fixture
+def node():
+    return Node()
+
+
+def test_fetch_when_a_peer_holds_the_prefix_then_its_bytes_arrive(node):
+    node.holder.publish(frames(3, 4, 5), keys(1, 2, 3))
+    match = node.reader.lookup("r", keys(1, 2, 3, 4))
+    assert (match.num_pages, match.runs) == (3, [(0, 3)])
+    assert node.reader.admit("r", keys(1, 2, 3), frames(7, 8, 9))
+    index = node.reader.start()
+    for layer in range(3):
+        node.reader.moving(index).wait_layer(layer)
+    assert node.reader.finish(index)
+    assert [node.ranks[1].pages(frame) for frame in (7, 8, 9)] == [node.ranks[0].pages(frame) for frame in (3, 4, 5)]
+    seen = node.counters[1]
+    assert (seen.fetches, seen.fetched_pages, seen.fetched_bytes) == (1, 3, 3 * 3 * 2 * 128)
+
+
+def test_lookup_when_nothing_changed_then_the_directory_is_asked_once(node):
+    node.holder.publish(frames(3), keys(1))
+    for _ in range(5):
+        assert node.reader.lookup("r", keys(1)).num_pages == 1
+    assert node.source.calls["lookup"] == 1
+
+
+def test_lookup_when_a_peer_published_since_then_the_answer_is_new(node):
+    assert node.reader.lookup("r", keys(1)) is None
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.lookup("r", keys(1)).num_pages == 1
+
+
+def test_lookup_when_own_tree_grew_then_the_shorter_tail_is_looked_up(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    assert node.reader.lookup("r", keys(1, 2)).num_pages == 2
+    assert node.reader.lookup("r", keys(2)).num_pages == 1
+
+
+def test_lookup_when_the_match_is_too_short_to_pay_then_none():
+    node = Node(min_fetch_pages=2)
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.lookup("r", keys(1, 2)) is None
+
+
+def test_admit_when_a_page_was_freed_since_the_lookup_then_refused_and_nothing_is_held(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    node.reader.lookup("r", keys(1, 2))
+    assert ids(node.holder.retire(frames(4))) == [4]
+    assert not node.reader.admit("r", keys(1, 2), frames(7, 8))
+    assert node.reader.start() == NOTHING_QUEUED
+    assert ids(node.holder.retire(frames(3))) == [3]
+    assert node.counters[1].fetches_refused == 1
+
+
+def test_admit_when_the_group_agreed_on_less_then_only_that_is_leased(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    node.reader.lookup("r", keys(1, 2))
+    assert node.reader.admit("r", keys(1), frames(7))
+    assert ids(node.holder.retire(frames(3, 4))) == [4]
+
+
+def test_retire_when_a_fetch_is_queued_then_the_page_waits_until_it_is_cancelled(node):
+    node.holder.publish(frames(3), keys(1))
+    node.reader.lookup("r", keys(1))
+    assert node.reader.admit("r", keys(1), frames(7))
+    assert ids(node.holder.retire(frames(3))) == []
+    assert node.holder.num_quarantined == 1
+    assert ids(node.holder.drain()) == []
+    assert node.reader.cancel("r")
+    assert not node.reader.cancel("r")
+    assert ids(node.holder.drain()) == [3]
+    assert node.counters[0].quarantined_pages == 1
+
+
+def test_start_when_two_requests_want_the_same_tail_then_it_is_fetched_once(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    for rid, targets in (("a", frames(7, 8)), ("b", frames(9, 10))):
+        node.reader.lookup(rid, keys(1, 2))
+        assert node.reader.admit(rid, keys(1, 2), targets)
+    index = node.reader.start()
+    assert node.reader.finish(index)
+    page_bytes = 3 * 2 * 128
+    assert (node.counters[1].fetched_bytes, node.counters[1].copied_bytes) == (2 * page_bytes, 4 * page_bytes)
+    assert node.ranks[1].pages(10) == node.ranks[0].pages(4)
+
+
+def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    for rid, target in (("a", 7), ("b", 8)):
+        node.reader.lookup(rid, keys(1))
+        assert node.reader.admit(rid, keys(1), frames(target))
+        if rid == "a":
+            index = node.reader.start()
+    node.reader.reset()
+    assert node.reader.moving(index) is None
+    assert ids(node.holder.retire(frames(3, 4))) == [3, 4]
+
+
+def test_lookup_when_the_holder_was_reset_then_nobody_has_it(node):
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.lookup("r", keys(1)).num_pages == 1
+    node.holder.reset()
+    assert node.reader.lookup("r", keys(1)) is None
+
+
+def test_remember_when_many_requests_are_aborted_then_old_lookups_are_forgotten(node, monkeypatch):
+    monkeypatch.setattr("banyan.cache.MAX_REMEMBERED", 4)
+    for number in range(20):
+        node.reader.lookup(f"r{number}", keys(1))
+    assert len(node.reader._seen) == 4

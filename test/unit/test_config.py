@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+import argparse
+import pickle
+
+import pytest
+
+from banyan import config
+from banyan.config import Config
+
+
+def parse(*argv):
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    return parser.parse_args(argv)
+
+
+def test_take_flags_when_banyan_is_not_asked_for_then_none_and_no_flag_is_left():
+    args = parse()
+    assert config.take_flags(args) is None
+    assert vars(args) == {}
+
+
+def test_take_flags_when_all_are_given_then_config_holds_them_and_no_flag_is_left():
+    args = parse(
+        "--enable-banyan", "--banyan-share", "off", "--banyan-min-fetch-tokens", "64", "--banyan-no-prefix-hints"
+    )
+    assert config.take_flags(args) == Config(share="off", min_fetch_tokens=64, prefix_hints=False)
+    assert vars(args) == {}
+
+
+def test_take_flags_when_a_value_is_out_of_range_then_the_flag_is_named():
+    with pytest.raises(ValueError, match="--banyan-min-fetch-tokens 0"):
+        config.take_flags(parse("--enable-banyan", "--banyan-min-fetch-tokens", "0"))
+
+
+def test_config_when_it_travels_as_a_dict_then_it_arrives_unchanged():
+    wanted = Config(share="off", min_fetch_tokens=5)
+    assert Config.from_dict(pickle.loads(pickle.dumps(wanted.as_dict()))) == wanted
+
+
+def test_shares_when_sharing_is_off_then_false():
+    assert Config().shares
+    assert not Config(share="off").shares
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("expandable_segments:True", True), ("max_split_size_mb:64, expandable_segments: true", True), ("", False)],
+)
+def test_uses_expandable_segments_when_the_allocator_is_told_so_then_true(monkeypatch, value, expected):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", value)
+    assert config.uses_expandable_segments() is expected
+
+
+def test_allowed_plugins_when_the_variable_is_unset_then_all_are(monkeypatch):
+    monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
+    assert config.allowed_plugins() is None
+    monkeypatch.setenv("SGLANG_PLUGINS", "banyan, other")
+    assert config.allowed_plugins() == ["banyan", "other"]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every combination that Banyan refuses: one line, naming the flag and the way out."""
+
+from dataclasses import fields
+
+import pytest
+
+from banyan.refusals import ServerFacts, memory_refusal, pool_refusal, refusals
+
+BAD = {
+    "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
+    "device": ("cuda", "--device cuda", "--banyan-share off"),
+    "dp_size": (65, "--dp-size 65", "--dp-size 64"),
+    "pp_size": (2, "--pp-size 2", "--pp-size 1"),
+    "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
+    "page_size": (1, "--page-size 1", "--page-size 16"),
+    "tokenizer_worker_num": (4, "--tokenizer-worker-num 4", "--tokenizer-worker-num 1"),
+    "disable_radix_cache": (True, "--disable-radix-cache", "drop that flag"),
+    "radix_cache_backend": ("lmc", "--radix-cache-backend lmc", "drop that flag"),
+    "enable_hierarchical_cache": (True, "--enable-hierarchical-cache", "use one of them"),
+    "hicache_storage_backend": ("file", "--hicache-storage-backend", "use one of them"),
+    "enable_lmcache": (True, "--enable-lmcache", "use one of them"),
+    "enable_flexkv": (True, "--enable-flexkv", "use one of them"),
+    "external_linker_backend": ("mooncake", "--unified-cache-external-linker-backend mooncake", "drop that flag"),
+    "enable_unified_memory": (True, "--enable-unified-memory", "drop that flag"),
+    "enable_memory_saver": (True, "--enable-memory-saver", "start without"),
+    "speculative_algorithm": ("EAGLE", "--speculative-algorithm EAGLE", "drop that flag"),
+    "disaggregation_mode": ("prefill", "--disaggregation-mode prefill", "drop that flag"),
+    "kv_cache_dtype": ("fp4_e2m1", "--kv-cache-dtype fp4_e2m1", "use auto"),
+    "rust_server": (True, "SGLANG_RUST_SERVER", "unset it"),
+}
+
+
+def test_refusals_when_the_server_can_share_then_there_are_none():
+    assert refusals(ServerFacts()) == []
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_refusals_when_one_fact_is_bad_then_one_line_names_flag_and_way_out(field):
+    value, flag, way_out = BAD[field]
+    (line,) = refusals(ServerFacts(**{field: value}))
+    assert flag in line and way_out in line
+    assert "\n" not in line
+
+
+def test_refusals_when_segments_are_expandable_then_only_cuda_minds():
+    assert refusals(ServerFacts(expandable_segments=True)) == []
+    lines = refusals(ServerFacts(device="cuda", expandable_segments=True))
+    assert any("expandable_segments" in line and "unset it" in line for line in lines)
+
+
+def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
+    assert len(refusals(ServerFacts(pp_size=2, page_size=1, enable_lmcache=True))) == 3
+
+
+def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
+    covered = {*BAD, "expandable_segments"}
+    assert {field.name for field in fields(ServerFacts)} == covered
+
+
+def test_pool_refusal_when_the_pool_is_unknown_then_it_is_named():
+    line = pool_refusal(pool_class="DSATokenToKVPool", supported=("MHA", "MLA"))
+    assert "DSATokenToKVPool" in line and "--banyan-share off" in line
+
+
+def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
+    assert memory_refusal(need_bytes=1 << 30, available_bytes=1 << 30) is None
+    line = memory_refusal(need_bytes=3 << 30, available_bytes=1 << 30)
+    assert line is not None and "3.00 GiB" in line and "1.00 GiB" in line and "--max-total-tokens" in line
