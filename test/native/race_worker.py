@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 
 import numpy as np
 
@@ -34,6 +35,7 @@ def own(roster: Roster) -> None:
     frame_of: dict[int, int] = {}
     generation = 0
     num_rewritten = num_quarantined = 0
+    pool.pages[:] = POSITIONS  # A whole page of key 0, for whoever looks before the first round.
     print("ready", flush=True)
     while True:
         generation += 1
@@ -87,15 +89,17 @@ def read(roster: Roster, slot: int, num_copies: int) -> None:
     print("done", copied, missed, torn, flush=True)
 
 
-def peek(path: str, num_copies: int) -> None:
-    """Copies pages of the owner without any lease, straight out of its memory: what the leases are for."""
+def peek(path: str, most_s: float) -> None:
+    """Copies pages of the owner without any lease, straight out of its memory, until one is torn: what the leases are for."""
     words = np.memmap(path, dtype=np.uint64, mode="r").reshape(2 * NUM_LAYERS, NUM_FRAMES, -1)
-    torn = 0
-    for _ in range(num_copies // NUM_FRAMES):
+    deadline = time.monotonic() + most_s
+    torn = copied = 0
+    while torn == 0 and time.monotonic() < deadline:
         pages = words.copy()
         numbers = pages[0, :, 0] >> np.uint64(40)
-        torn += num_torn(pages, numbers)
-    print("done", torn, flush=True)
+        torn = num_torn(pages, numbers)
+        copied += NUM_FRAMES
+    print("done", copied, torn, flush=True)
 
 
 def num_torn(pages: np.ndarray, numbers: np.ndarray) -> int:
@@ -113,4 +117,4 @@ if __name__ == "__main__":
     elif role == "reader":
         read(Roster.open(path), int(rest[0]), int(rest[1]))
     else:
-        peek(path, int(rest[0]))
+        peek(path, float(rest[0]))

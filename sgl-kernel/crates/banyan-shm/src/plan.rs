@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Result, invalid};
 use crate::frame::FrameId;
-use crate::gather::copy_stretch;
+use crate::gather::{Piece, copy_piece, settle};
 use crate::geometry::Extent;
 use crate::neighbour::Neighbour;
 use crate::peers::{Home, Lease};
@@ -111,6 +111,7 @@ impl Plan {
             let own = (pool.start().cast_const(), pool.len(), *target);
             moved.copied_bytes += self.copy_extent(own, *target, &self.repeats, stop);
         }
+        settle();
         moved
     }
 
@@ -122,20 +123,29 @@ impl Plan {
         stop: &AtomicBool,
     ) -> u64 {
         let pool = self.home.pool.mapping();
-        let mut copied = 0;
-        for stretch in stretches {
-            if stop.load(Ordering::Relaxed) {
-                break;
-            }
+        let piece = |stretch: &Stretch| {
             let num_bytes = stretch.num_pages as usize * target.page_bytes as usize;
             let from = source.offset(stretch.source);
             let to = target.offset(stretch.target);
             assert!(from + num_bytes <= len && to + num_bytes <= pool.len());
-            // SAFETY: in bounds (just checked) and the page sizes agree (checked when the peer was opened). Nobody writes the source: a
+            Piece {
+                // `wrapping_add`: in bounds as just checked.
+                source: start.wrapping_add(from),
+                target: pool.start().wrapping_add(to),
+                num_bytes,
+            }
+        };
+        let mut copied = 0;
+        let mut pieces = stretches.iter().map(piece).peekable();
+        while let Some(piece) = pieces.next() {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            // SAFETY: in bounds (checked above) and the page sizes agree (checked when the peer was opened). Nobody writes the source: a
             // fetched page is leased, a repeated one was written by this thread. The targets are the caller's to give away, each
             // named once, and lie in another mapping or in another frame than the source.
-            unsafe { copy_stretch(start.add(from), pool.start().add(to), num_bytes) };
-            copied += num_bytes as u64;
+            unsafe { copy_piece(piece, pieces.peek().copied()) };
+            copied += piece.num_bytes as u64;
         }
         copied
     }
