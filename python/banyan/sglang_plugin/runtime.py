@@ -35,6 +35,11 @@ def is_sharing() -> bool:
     return active is not None and active.shares
 
 
+def is_main_process() -> bool:
+    """Whether this is the process that the user started, as opposed to one that SGLang spawned."""
+    return multiprocessing.parent_process() is None
+
+
 class Refused(RuntimeError):
     """Banyan cannot serve here. Raised in child processes: SGLang then takes the whole server down."""
 
@@ -48,6 +53,6 @@ def refuse(*lines: str) -> NoReturn:
     """
     for line in lines:
         print(f"banyan: refused: {line}", file=sys.stderr, flush=True)
-    if multiprocessing.parent_process() is None:
+    if is_main_process():
         raise SystemExit(2)
     raise Refused("; ".join(lines))

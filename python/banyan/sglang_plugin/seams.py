@@ -9,7 +9,6 @@ compares fingerprints before it turns Banyan on, and the first object that Banya
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import pkgutil
 import sys
 
@@ -24,7 +23,7 @@ _HOOK_TYPES = {"before": HookType.BEFORE, "after": HookType.AFTER, "around": Hoo
 
 def register() -> None:
     """Register every hook whose module this process uses. Importing a module only to hook it would cost seconds."""
-    is_main = multiprocessing.parent_process() is None
+    is_main = runtime.is_main_process()
     for patch in _QUEUE:
         if patch.hook is None:
             continue

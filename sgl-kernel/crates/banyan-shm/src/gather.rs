@@ -45,8 +45,8 @@ mod x86 {
 
     const LANE: usize = size_of::<__m256i>();
     const STEP: usize = 4 * LANE;
-    /// How far ahead of the loads the source is asked for.
-    const AHEAD_BYTES: usize = 1024;
+    /// How far ahead of the loads the source is asked for; whole steps.
+    const AHEAD_BYTES: usize = 4096;
     /// Smallest unit with its own address translation.
     const PAGE_BYTES: usize = 4096;
 
@@ -60,31 +60,38 @@ mod x86 {
             num_bytes,
         } = piece;
         if let Some(next) = next {
-            ask_for(next);
+            translate(next);
         }
         let head = target.align_offset(LANE).min(num_bytes);
         let body = (num_bytes - head) / STEP * STEP;
         let tail = num_bytes - head - body;
-        // SAFETY: head, body and tail partition the piece; streaming stores begin at a multiple of their width.
+        // The loads run on into the next piece as if it were adjacent: without a gap, and without asking for what nobody reads.
+        let here = body.saturating_sub(AHEAD_BYTES);
+        let next_source = next.map_or(source, |next| next.source);
+        // SAFETY: head, body and tail partition the piece, `here` and what is left partition the body in whole steps; streaming stores
+        // begin at a multiple of their width.
         unsafe {
             core::ptr::copy_nonoverlapping(source, target, head);
-            stream_steps(source.add(head), target.add(head), body);
-            core::ptr::copy_nonoverlapping(source.add(head + body), target.add(head + body), tail);
+            let (from, to) = (source.add(head), target.add(head));
+            stream_steps(from, to, here, from.add(body - here));
+            stream_steps(from.add(here), to.add(here), body - here, next_source);
+            core::ptr::copy_nonoverlapping(from.add(body), to.add(body), tail);
         }
     }
 
+    /// Copies while asking for as many bytes at `ahead`.
+    ///
     /// # Safety
     /// As `copy_piece`; `num_bytes` is a multiple of `STEP`, `target` of `LANE`; the processor has AVX.
     #[target_feature(enable = "avx")]
-    unsafe fn stream_steps(source: *const u8, target: *mut u8, num_bytes: usize) {
-        let mut offset = 0;
-        while offset < num_bytes {
-            // SAFETY: `offset + STEP <= num_bytes`; a prefetch may point anywhere.
+    unsafe fn stream_steps(source: *const u8, target: *mut u8, num_bytes: usize, ahead: *const u8) {
+        for offset in (0..num_bytes).step_by(STEP) {
+            prefetch(ahead.wrapping_add(offset));
+            prefetch(ahead.wrapping_add(offset + 64));
+            // SAFETY: `offset + STEP <= num_bytes`.
             unsafe {
                 let from = source.add(offset);
                 let to = target.add(offset);
-                _mm_prefetch::<_MM_HINT_NTA>(from.wrapping_add(AHEAD_BYTES).cast());
-                _mm_prefetch::<_MM_HINT_NTA>(from.wrapping_add(AHEAD_BYTES + 64).cast());
                 let lanes =
                     [0, 1, 2, 3].map(|lane| _mm256_loadu_si256(from.add(lane * LANE).cast()));
                 _mm256_stream_si256(to.cast(), lanes[0]);
@@ -92,17 +99,12 @@ mod x86 {
                 _mm256_stream_si256(to.add(2 * LANE).cast(), lanes[2]);
                 _mm256_stream_si256(to.add(3 * LANE).cast(), lanes[3]);
             }
-            offset += STEP;
         }
     }
 
-    /// The first lines of the source, and a line in each memory page of both for its translation.
-    fn ask_for(next: Piece) {
-        let num_bytes = next.num_bytes.min(2 * PAGE_BYTES);
-        for offset in (0..AHEAD_BYTES.min(num_bytes)).step_by(64) {
-            prefetch(next.source.wrapping_add(offset));
-        }
-        for offset in (0..num_bytes).step_by(PAGE_BYTES) {
+    /// Touches each memory page at the beginning of a piece, so that its address translations are there when the bytes are wanted.
+    fn translate(next: Piece) {
+        for offset in (0..next.num_bytes.min(2 * PAGE_BYTES)).step_by(PAGE_BYTES) {
             prefetch(next.source.wrapping_add(offset));
             prefetch(next.target.wrapping_add(offset));
         }
@@ -110,7 +112,7 @@ mod x86 {
 
     fn prefetch(place: *const u8) {
         // SAFETY: a prefetch is a hint; it neither faults nor changes memory.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(place.cast()) };
     }
 
     pub fn settle() {
