@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real servers for all end-to-end tests: Banyan on, and plain stock beside it. Started once, side by side."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from banyan.cli.servers import Server, ServerSpec, wait_ready
+
+MODEL = Path("build/models/smollm2-135m-instruct")
+CPU = (
+    ("SGLANG_USE_CPU_ENGINE", "1"),
+    ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
+    # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
+    ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
+)
+POOL_TOKENS = 6000
+ARGS = ("--device", "cpu", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
+
+
+class Client:
+    """Talks to one server with token ids, greedily."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.server_model = MODEL
+
+    def generate(self, ids, *, rank=None, num_tokens=12):
+        """``(output ids, meta_info)``."""
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
+        }
+        if rank is not None:
+            body["routed_dp_rank"] = rank
+        answer = self.post("/generate", body)
+        return answer["output_ids"], answer["meta_info"]
+
+    def post(self, path, body, *, timeout_s=120):
+        request = urllib.request.Request(
+            self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            text = response.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def get(self, path):
+        with urllib.request.urlopen(self.server.url + path, timeout=60) as response:
+            return response.read().decode()
+
+    def ranks(self):
+        """Banyan's part of /server_info, by rank."""
+        states = json.loads(self.get("/server_info"))["internal_states"]
+        return {state["banyan"]["dp_rank"]: state["banyan"] for state in states}
+
+    def total(self, counter):
+        return sum(rank[counter] for rank in self.ranks().values())
+
+
+@pytest.fixture(scope="session")
+def _servers(tmp_path_factory):
+    logs = tmp_path_factory.mktemp("servers")
+    on = Server(ServerSpec("banyan", 2, "on", (*ARGS, "--enable-metrics"), CPU), MODEL, logs)
+    stock = Server(ServerSpec("stock", 2, "stock", (*ARGS, "--page-size", "16"), CPU), MODEL, logs)
+    with on, stock:
+        wait_ready([on, stock])
+        yield Client(on), Client(stock)
+
+
+@pytest.fixture
+def banyan(_servers):
+    client = _servers[0]
+    client.post("/flush_cache", {})
+    return client
+
+
+@pytest.fixture
+def stock(_servers):
+    return _servers[1]
+
+
+@pytest.fixture
+def prompt():
+    """Makes prompts of random tokens: the same number gives the same prompt."""
+
+    def make(number, num_tokens):
+        return [random.Random(f"{number}/{i // 64}").randrange(50, 40000) + i % 64 for i in range(num_tokens)]
+
+    return make
