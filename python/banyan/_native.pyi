@@ -14,9 +14,13 @@ Common to all:
 * Objects do not survive `fork`: start ranks with `spawn`. Nothing is left behind by a killed process: the memory has no name.
 """
 
-from typing import TypedDict
+from typing import Any, TypeAlias, TypedDict
 
+import numpy.typing as npt
 from typing_extensions import Buffer
+
+# numpy declares its arrays to be buffers from Python 3.12 on only.
+Frames: TypeAlias = Buffer | npt.NDArray[Any]
 
 class Member(TypedDict):
     slot: int
@@ -90,14 +94,14 @@ class Shelf:
         process or the geometry does not fit `num_frames` pages into the pool.
         """
 
-    def publish(self, frames: Buffer, keys: list[str]) -> int:
+    def publish(self, frames: Frames, keys: list[str]) -> int:
         """Make `frames[i]` findable as `keys[i]`; returns how many are new. The pages must be complete.
 
         Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the first
         stays). ValueError for a frame published under another key, or in quarantine.
         """
 
-    def retire(self, frames: Buffer) -> bytes:
+    def retire(self, frames: Frames) -> bytes:
         """Withdraw frames that are about to be reused; returns those that may be reused now.
 
         The others are in quarantine until `drain` returns them. Frames that are not published are returned as they are, frames already
@@ -204,7 +208,7 @@ class Peers:
     def version(self) -> int:
         """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not ordered."""
 
-    def start_copy(self, loads: list[tuple[Lease, Buffer]]) -> Copy:
+    def start_copy(self, loads: list[tuple[Lease, Frames]]) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by layer.
 
         A page that several targets want is fetched once. Target frames belong to the copy until it has ended. ValueError for a released

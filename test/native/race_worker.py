@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of the eviction race: `owner` or `reader`, with the path of the roster, or `peek`, with that of the owner's pool.
+"""One side of the eviction race: `owner` or `reader` (path of the roster), or `peek` (path of the owner's pool).
 
-A page for key number `k`, written for the `g`-th time, is made of words `mix(k, g) + position`, so that every page proves by itself that
-it is whole and for which key it was written; the same over all layers and extents proves that they are of one generation.
+A page of key number `k`, written in round `g`, is made of the words `(k << 40) + (g << 20) + position`.
+So every page proves by itself that it is whole and for which key it was written; all its extents alike prove that they
+are of one generation.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def read(roster: Roster, slot: int, num_copies: int) -> None:
 
 
 def peek(path: str, most_s: float) -> None:
-    """Copies pages of the owner without any lease, straight out of its memory, until one is torn: what the leases are for."""
+    """Copies pages of the owner without any lease, until one is torn: what leases are for."""
     words = np.memmap(path, dtype=np.uint64, mode="r").reshape(2 * NUM_LAYERS, NUM_FRAMES, -1)
     deadline = time.monotonic() + most_s
     torn = copied = 0
@@ -103,7 +104,7 @@ def peek(path: str, most_s: float) -> None:
 
 
 def num_torn(pages: np.ndarray, numbers: np.ndarray) -> int:
-    """Pages that are not, in all extents, the one page of their key of some generation. `pages`: extents x pages x words."""
+    """Pages that are not, in all extents, one page of their key. `pages`: extents x pages x words."""
     tags = pages[0, :, 0]
     right_key = tags >> np.uint64(40) == numbers
     expected = tags[None, :, None] + POSITIONS

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind():
-    """No descriptor or mapping of ours in this process, and no named shared memory, once a test has let go of its objects."""
+    """Once a test has let go of its objects: no descriptor or mapping of ours, and no named shared memory."""
     gc.collect()
     shm_before, ours_before = sorted(os.listdir("/dev/shm")), ours()
     yield

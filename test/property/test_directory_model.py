@@ -177,7 +177,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @staticmethod
     def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """A run that ends where the same peer has the longest one again is told apart by native code, not by the model."""
+        """Two runs in a row of one peer are two to the native code and one to the model."""
         joined: list[tuple[int, int]] = []
         for slot, length in runs:
             before = joined.pop()[1] if joined and joined[-1][0] == slot else 0

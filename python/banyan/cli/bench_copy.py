@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scattered pages through the native copy, against one memcpy of as many bytes between the same kind of buffers.
 
-One process, one copying thread at a time, shared memory on both sides, data larger than the caches, the two sides in turn.
+One process, one copying thread at a time, shared memory on both sides, data larger than the caches, the two in turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_ROUNDS = 9
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's page: two extents (K and V) of `page_bytes` in each layer; `num_frames` in the pool, `num_pages` copied."""
+    """K and V extents of `page_bytes` a page in each layer; `num_frames` in the pool, `num_pages` of them copied."""
 
     geometry: str
     num_layers: int
@@ -106,5 +106,5 @@ def _memcpy_s(source: SharedBytes, target: SharedBytes, shape: Shape, second_hal
     offset = shape.pool_bytes - shape.copied_bytes if second_half else 0
     addresses = [np.frombuffer(pool, dtype=np.uint8).ctypes.data + offset for pool in (target, source)]
     start = time.perf_counter()
-    ctypes.memmove(*addresses, shape.copied_bytes)
+    ctypes.memmove(addresses[0], addresses[1], shape.copied_bytes)
     return time.perf_counter() - start

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the directory costs: lookups, leases and publishing at the size of a busy node, including the calls from Python."""
+"""What the directory costs at the size of a busy node: lookups, leases, publishing, with the calls from Python."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ PAGE_BYTES = 64
 
 
 def run() -> dict[str, Any]:
-    """Medians over the rounds: two peers, each with 20,000 published pages; a prompt of 2,000 pages that one of them holds,
-    and one whose pages the two hold in turns of 100 pages."""
+    """Medians over the rounds, with two peers of 20,000 published pages each.
+
+    One prompt of 2,000 pages is held by one of them, the other prompt by the two in turns of 100 pages.
+    """
     roster = Roster.create(3)
     geometry = [[(0, PAGE_BYTES)]]
     pools = [SharedBytes.create(NUM_PUBLISHED * PAGE_BYTES, f"bench-{slot}") for slot in range(3)]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory protocol in plain Python: what `banyan._native` does, for one thread, without memory to share or bytes to move.
+"""The directory protocol in plain Python: what `banyan._native` does, but for one thread.
+
+There is no memory to share here and there are no bytes to move.
 
 Invariants
 * A frame is idle, published (`ModelShelf.published`) or quarantined; never two of them.
@@ -7,8 +9,10 @@ Invariants
 * A key is published on at most one frame of a shelf: the first one.
 * A refused call (`ValueError`) changes nothing.
 
-Transitions of a frame: as in the native ledger. idle --publish--> published --retire, unpinned--> idle (returned); published --retire or
-reset, pinned--> quarantined --drain, unpinned--> idle (returned); published --reset, unpinned--> idle.
+Transitions of a frame, as in the native ledger:
+idle --publish--> published --retire, unpinned--> idle (returned);
+published --retire or reset, pinned--> quarantined --drain, unpinned--> idle (returned);
+published --reset, unpinned--> idle.
 """
 
 from __future__ import annotations

@@ -215,6 +215,7 @@ fn reason(panic: &(dyn Any + Send)) -> &str {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Arc<Parcel>>,
+    moving: Option<Arc<Parcel>>,
     closing: bool,
 }
 
@@ -229,14 +230,16 @@ impl Counter {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next parcel; `None` when the courier closes.
+    /// The next parcel, noted as moving in the same step so that closing cannot miss it; `None` when the courier closes.
     fn next(&self) -> Option<Arc<Parcel>> {
         let mut queue = self.lock();
         loop {
+            queue.moving = None;
             if queue.closing {
                 return None;
             }
             if let Some(parcel) = queue.waiting.pop_front() {
+                queue.moving = Some(parcel.clone());
                 return Some(parcel);
             }
             queue = self
@@ -250,28 +253,23 @@ impl Counter {
 /// Owns the thread; dropping it fails what is queued, stops what moves, and joins.
 pub struct Courier {
     counter: Arc<Counter>,
-    moving: Arc<Mutex<Option<Arc<Parcel>>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Courier {
     pub fn start() -> Result<Self> {
         let counter = Arc::new(Counter::default());
-        let moving = Arc::new(Mutex::new(None));
-        let (queue, current) = (counter.clone(), moving.clone());
+        let queue = counter.clone();
         let thread = thread::Builder::new()
             .name("banyan-courier".into())
             .spawn(move || {
                 while let Some(parcel) = queue.next() {
-                    set(&current, Some(parcel.clone()));
                     parcel.deliver();
-                    set(&current, None);
                 }
             })
             .map_err(|cause| ShmError::os("cannot start the copy thread", cause))?;
         Ok(Self {
             counter,
-            moving,
             thread: Some(thread),
         })
     }
@@ -284,28 +282,150 @@ impl Courier {
     }
 }
 
-fn set(current: &Mutex<Option<Arc<Parcel>>>, parcel: Option<Arc<Parcel>>) {
-    *current.lock().unwrap_or_else(PoisonError::into_inner) = parcel;
-}
-
 impl Drop for Courier {
     fn drop(&mut self) {
         let waiting = {
             let mut queue = self.counter.lock();
             queue.closing = true;
+            if let Some(parcel) = &queue.moving {
+                parcel.stop.store(true, Ordering::Relaxed);
+            }
             std::mem::take(&mut queue.waiting)
         };
         self.counter.arrival.notify_all();
         for parcel in waiting {
             drop(parcel.take_queued(State::Failed));
         }
-        if let Some(parcel) = &*self.moving.lock().unwrap_or_else(PoisonError::into_inner) {
-            parcel.stop.store(true, Ordering::Relaxed);
-        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
             eprintln!("banyan: the copy thread had failed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Each layer waits for its permission; a missing one ends in a panic.
+    struct Guarded {
+        num_layers: usize,
+        permissions: mpsc::Receiver<()>,
+        _held: mpsc::Sender<()>,
+    }
+
+    impl Cargo for Guarded {
+        fn num_layers(&self) -> usize {
+            self.num_layers
+        }
+
+        fn copy_layer(&mut self, _layer: usize, stop: &AtomicBool) -> Moved {
+            while !stop.load(Ordering::Relaxed) {
+                match self.permissions.recv_timeout(Duration::from_millis(5)) {
+                    Ok(()) => break,
+                    Err(mpsc::RecvTimeoutError::Timeout) => continue,
+                    Err(mpsc::RecvTimeoutError::Disconnected) => panic!("no permission"),
+                }
+            }
+            Moved {
+                fetched_bytes: 1,
+                copied_bytes: 2,
+            }
+        }
+    }
+
+    /// A cargo, its permissions, and a channel that closes when the cargo is dropped.
+    fn guarded(num_layers: usize) -> (Box<Guarded>, mpsc::Sender<()>, mpsc::Receiver<()>) {
+        let (permit, permissions) = mpsc::channel();
+        let (_held, dropped) = mpsc::channel();
+        let cargo = Guarded {
+            num_layers,
+            permissions,
+            _held,
+        };
+        (Box::new(cargo), permit, dropped)
+    }
+
+    #[test]
+    fn layers_when_they_land_then_waiters_go_on_one_by_one() {
+        let courier = Courier::start().unwrap();
+        let (cargo, permit, dropped) = guarded(2);
+        let parcel = courier.send(cargo);
+        permit.send(()).unwrap();
+        parcel.wait_layer(0);
+        assert_eq!(parcel.layers_done(), 1);
+        permit.send(()).unwrap();
+        assert!(parcel.wait_end());
+        assert!(
+            dropped
+                .try_recv()
+                .is_err_and(|error| error == mpsc::TryRecvError::Disconnected)
+        );
+        assert_eq!(
+            parcel.moved(),
+            Moved {
+                fetched_bytes: 2,
+                copied_bytes: 4
+            }
+        );
+    }
+
+    #[test]
+    fn panic_when_a_layer_fails_then_waiters_are_released_and_the_thread_goes_on() {
+        let courier = Courier::start().unwrap();
+        let (cargo, permit, dropped) = guarded(3);
+        let parcel = courier.send(cargo);
+        let waiter = {
+            let parcel = parcel.clone();
+            thread::spawn(move || parcel.wait_layer(2))
+        };
+        permit.send(()).unwrap();
+        drop(permit);
+        waiter.join().unwrap();
+        assert!(!parcel.wait_end());
+        assert_eq!(parcel.layers_done(), 1);
+        assert!(
+            dropped
+                .try_recv()
+                .is_err_and(|error| error == mpsc::TryRecvError::Disconnected)
+        );
+
+        let (cargo, permit, _dropped) = guarded(1);
+        let next = courier.send(cargo);
+        permit.send(()).unwrap();
+        assert!(next.wait_end());
+    }
+
+    #[test]
+    fn cancel_when_queued_or_moving_then_ends_at_once() {
+        let courier = Courier::start().unwrap();
+        let (first, _first_permit, _) = guarded(2);
+        let (second, _second_permit, second_dropped) = guarded(2);
+        let moving = courier.send(first);
+        let queued = courier.send(second);
+        queued.cancel();
+        assert!(
+            second_dropped
+                .try_recv()
+                .is_err_and(|error| error == mpsc::TryRecvError::Disconnected)
+        );
+        assert!(!queued.wait_end());
+        moving.cancel();
+        assert!(!moving.wait_end());
+    }
+
+    #[test]
+    fn courier_when_dropped_with_work_left_then_waiters_see_failure() {
+        let courier = Courier::start().unwrap();
+        let (first, _first_permit, _) = guarded(1);
+        let (second, _second_permit, _) = guarded(1);
+        let parcels = [courier.send(first), courier.send(second)];
+        let waiters = parcels.map(|parcel| thread::spawn(move || parcel.wait_end()));
+        drop(courier);
+        for waiter in waiters {
+            assert!(!waiter.join().unwrap());
         }
     }
 }

@@ -246,9 +246,10 @@ fn claim(word: &AtomicU64, what: &str) -> Result<()> {
     if before.is_alive() {
         return invalid!("{what} is in use by process {}", before.pid());
     }
-    word.compare_exchange(before.0, own.0, Ordering::SeqCst, Ordering::SeqCst)
-        .map(|_| ())
-        .or_else(|now| invalid!("{what} was just taken by process {}", Identity(now).pid()))
+    match word.compare_exchange(before.0, own.0, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(_) => Ok(()),
+        Err(now) => invalid!("{what} was just taken by process {}", Identity(now).pid()),
+    }
 }
 
 fn table_words(num_slots: usize) -> usize {
