@@ -27,9 +27,7 @@ class ServerError(RuntimeError):
 class ChatClient(Protocol):
     """Sends one chat and measures its answer; a failure is in `Answer.error`, never raised."""
 
-    async def answer(
-        self, messages: Sequence[Message], token_ids: Sequence[int], output_len: int
-    ) -> Answer: ...
+    async def answer(self, messages: Sequence[Message], token_ids: Sequence[int], output_len: int) -> Answer: ...
 
 
 def open_session(timeout_s: float) -> aiohttp.ClientSession:
@@ -104,9 +102,7 @@ class _Stopwatch:
 _ReadEvent = Callable[[dict[str, Any], Answer, _Stopwatch], None]
 
 
-async def _stream(
-    session: aiohttp.ClientSession, url: str, payload: dict[str, Any], read: _ReadEvent
-) -> Answer:
+async def _stream(session: aiohttp.ClientSession, url: str, payload: dict[str, Any], read: _ReadEvent) -> Answer:
     answer = Answer()
     body = json.dumps(payload).encode()
     watch = _Stopwatch(answer)

@@ -123,9 +123,7 @@ def across_repetitions(results: Sequence[RunResult], label: str, run: int) -> di
     return figures
 
 
-def mean_ttft_ratio(
-    results: Sequence[RunResult], label: str, baseline: str, run: int
-) -> dict[str, Any] | None:
+def mean_ttft_ratio(results: Sequence[RunResult], label: str, baseline: str, run: int) -> dict[str, Any] | None:
     """Mean TTFT of `label` over that of `baseline`, within each repetition, then median and spread."""
 
     def means(of: str) -> dict[int, float]:
@@ -137,6 +135,4 @@ def mean_ttft_ratio(
 
     top, bottom = means(label), means(baseline)
     shared = sorted(top.keys() & bottom.keys())
-    return paired_ratio(
-        [top[repetition] for repetition in shared], [bottom[repetition] for repetition in shared]
-    )
+    return paired_ratio([top[repetition] for repetition in shared], [bottom[repetition] for repetition in shared])

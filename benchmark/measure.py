@@ -94,9 +94,7 @@ async def flush_cache(url: str, *, timeout_s: float = 60.0) -> None:
     async with open_session(timeout_s) as session:
         async with session.post(f"{url}/flush_cache", params={"timeout": "30"}) as response:
             if response.status != 200:
-                raise RuntimeError(
-                    f"{url}/flush_cache: HTTP {response.status}: {(await response.text())[:200]}"
-                )
+                raise RuntimeError(f"{url}/flush_cache: HTTP {response.status}: {(await response.text())[:200]}")
 
 
 def _client(api: str, session: aiohttp.ClientSession, url: str) -> ChatClient:

@@ -65,9 +65,7 @@ def summarise(records: Sequence[Record], *, total_time_s: float) -> dict[str, An
             ),
             scale=1e3,
         ),
-        "inter_token_latency_ms": distribution(
-            (gap_s for answer in answers for gap_s in answer.itl_s), scale=1e3
-        ),
+        "inter_token_latency_ms": distribution((gap_s for answer in answers for gap_s in answer.itl_s), scale=1e3),
     }
 
 

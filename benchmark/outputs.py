@@ -13,36 +13,61 @@ MAX_LISTED = 5
 
 
 def compare_outputs(results: Sequence[RunResult], label: str, reference: str) -> dict[str, Any]:
-    """Compare greedy outputs of `label` with those of `reference`: same repetition, run and request.
+    """Compare greedy outputs of `label`, in all its repetitions, with those of `reference`: same run and
+    request.
 
-    `identical` is False as well when nothing could be compared: silence is no proof.
+    `identical` is False as well when nothing could be compared or something was left out: silence is no
+    proof.
     """
-    theirs = _by_request(results, reference)
-    ours = _by_request(results, label)
-    shared = sorted(ours.keys() & theirs.keys())
-    differing = [key for key in shared if not _same(ours[key], theirs[key])]
-    unanswered = len(ours.keys() ^ theirs.keys())
-    return {
-        "reference": reference,
-        "identical": bool(shared) and not differing and not unanswered,
-        "num_compared": len(shared),
-        "num_differing": len(differing),
-        "num_without_counterpart": unanswered,
-        "differences": [_difference(key, ours[key], theirs[key]) for key in differing[:MAX_LISTED]],
-    }
-
-
-_Key = tuple[int, int, str]
-
-
-def _by_request(results: Sequence[RunResult], label: str) -> dict[_Key, Record]:
-    return {
-        (result.repetition, result.run, record.key): record
+    theirs = _reference(results, reference)
+    ours = [
+        (result.repetition, result.run, record)
         for result in results
         if result.label == label
         for record in result.records
-        if not record.answer.error
+    ]
+    compared, differing, alone = 0, [], 0
+    for repetition, run, record in ours:
+        other = theirs.get((run, record.key))
+        if other is None or other.answer.error or record.answer.error:
+            alone += 1
+            continue
+        compared += 1
+        if not _same(record, other):
+            differing.append(_difference(repetition, run, record, other))
+    alone += len(theirs.keys() - {(run, record.key) for _, run, record in ours})
+    return {
+        "reference": reference,
+        "identical": compared > 0 and not differing and not alone,
+        "num_compared": compared,
+        "num_differing": len(differing),
+        "num_without_counterpart": alone,
+        "differences": differing[:MAX_LISTED],
     }
+
+
+def disagreements_between_runs(results: Sequence[RunResult], label: str) -> int:
+    """Requests that `label` answered with other tokens in a later run than in the first one it played them
+    in.
+
+    What a server disagrees about with itself (other batches, other rounding) says nothing about two servers.
+    """
+    first: dict[str, Record] = {}
+    num_differing = 0
+    for result in results:
+        for record in result.records if result.label == label else ():
+            if not record.answer.error and not _same(record, first.setdefault(record.key, record)):
+                num_differing += 1
+    return num_differing
+
+
+def _reference(results: Sequence[RunResult], label: str) -> dict[tuple[int, str], Record]:
+    """Records of `label` by run and request, of the earliest repetition."""
+    records: dict[tuple[int, str], Record] = {}
+    for result in results:
+        for record in result.records if result.label == label else ():
+            records.setdefault((result.run, record.key), record)
+    return records
 
 
 def _same(ours: Record, theirs: Record) -> bool:
@@ -51,13 +76,13 @@ def _same(ours: Record, theirs: Record) -> bool:
     return ours.answer.text == theirs.answer.text
 
 
-def _difference(key: _Key, ours: Record, theirs: Record) -> dict[str, Any]:
+def _difference(repetition: int, run: int, ours: Record, theirs: Record) -> dict[str, Any]:
     pairs = zip(ours.answer.output_ids, theirs.answer.output_ids, strict=False)
     first = next((index for index, (mine, other) in enumerate(pairs) if mine != other), None)
     return {
-        "repetition": key[0],
-        "run": key[1],
-        "request": key[2],
+        "repetition": repetition,
+        "run": run,
+        "request": ours.key,
         "first_differing_token": first,
         "ours": ours.answer.text[:120],
         "theirs": theirs.answer.text[:120],

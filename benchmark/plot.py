@@ -47,9 +47,7 @@ def _draw_ttft(axes: Any, names: Sequence[str], groups: dict[str, list[dict[str,
             continue
         middle = mean(values)
         axes.bar(place, middle, color=TTFT_COLOR, width=0.6)
-        axes.errorbar(
-            place, middle, [[middle - min(values)], [max(values) - middle]], color="black", capsize=4
-        )
+        axes.errorbar(place, middle, [[middle - min(values)], [max(values) - middle]], color="black", capsize=4)
         axes.text(place, middle, f" {middle:.2f} s", ha="left", va="bottom", fontsize=8)
     axes.set_title("mean time to first token (spread over repetitions)", fontsize=9)
     axes.set_ylabel("seconds")
@@ -64,9 +62,7 @@ def _draw_sources(axes: Any, names: Sequence[str], groups: dict[str, list[dict[s
         bottom = 0.0
         for source, color in SOURCE_COLORS.items():
             share = 100 * sum(run["cached_by_source"].get(source, 0) for run in groups[name]) / prompt_tokens
-            axes.bar(
-                place, share, bottom=bottom, color=color, width=0.6, label=source if place == 0 else None
-            )
+            axes.bar(place, share, bottom=bottom, color=color, width=0.6, label=source if place == 0 else None)
             bottom += share
         label = "computed" if place == 0 else None
         axes.bar(place, 100 - bottom, bottom=bottom, color=COMPUTED_COLOR, width=0.6, label=label)

@@ -53,43 +53,27 @@ def build_parser() -> argparse.ArgumentParser:
         help="compare several: give it once each; PID leads a session that may be put to sleep",
     )
     where.add_argument("--repetitions", type=int, default=1, help="alternations between several servers")
-    where.add_argument(
-        "--use-openai-api", action="store_true", help="/v1/chat/completions instead of /generate"
-    )
-    where.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds one request may take"
-    )
+    where.add_argument("--use-openai-api", action="store_true", help="/v1/chat/completions instead of /generate")
+    where.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds one request may take")
     what = parser.add_argument_group("workload")
-    what.add_argument(
-        "--dataset", default=GENERATED, help="ShareGPT-format file (.json, .jsonl, .gz) or `generated`"
-    )
-    what.add_argument(
-        "--openings", action="store_true", help="only conversations whose id ends in _0 (or has no _)"
-    )
+    what.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file (.json, .jsonl, .gz) or `generated`")
+    what.add_argument("--openings", action="store_true", help="only conversations whose id ends in _0 (or has no _)")
     what.add_argument("--tokenizer", required=True, help="folder of the model's tokenizer")
     what.add_argument("--mode", choices=("history", "session"), default="history")
-    what.add_argument(
-        "--num-prompts", type=int, default=100, help="conversations (history: as many requests)"
-    )
+    what.add_argument("--num-prompts", type=int, default=100, help="conversations (history: as many requests)")
     what.add_argument("--history-turns", type=int, default=6, help="messages of context")
     what.add_argument("--max-total-tokens", type=int, default=8192, help="drop what is longer than this")
     what.add_argument("--output-len", type=int, default=32, help="cap on tokens per answer")
-    what.add_argument(
-        "--shared-system-prompt", default="", metavar="TEXT|FILE", help="put before every conversation"
-    )
+    what.add_argument("--shared-system-prompt", default="", metavar="TEXT|FILE", help="put before every conversation")
     what.add_argument("--runs", type=int, default=2, help="times the workload is played on the live server")
     what.add_argument("--concurrency", type=int, help="conversations at a time (default: all)")
-    what.add_argument(
-        "--request-rate", type=float, default=float("inf"), help="conversations per second, Poisson"
-    )
+    what.add_argument("--request-rate", type=float, default=float("inf"), help="conversations per second, Poisson")
     what.add_argument("--seed", type=int, default=0)
     what.add_argument(
         "--flush-cache", action="store_true", help="empty the caches before run 1 (always when comparing)"
     )
     out = parser.add_argument_group("results")
-    out.add_argument(
-        "--result", type=Path, metavar="FILE.jsonl", help="append requests and summaries to this file"
-    )
+    out.add_argument("--result", type=Path, metavar="FILE.jsonl", help="append requests and summaries to this file")
     out.add_argument("--plot", type=Path, metavar="FILE.png")
     return parser
 
@@ -157,9 +141,7 @@ async def _measure(args: argparse.Namespace, workload: Workload) -> list[RunResu
     save = _saver(args, workload)
     if args.server:
         targets = parse_targets(args.server)
-        return await measure_alternately(
-            targets, workload, args.repetitions, progress_of=_progress, finished=save
-        )
+        return await measure_alternately(targets, workload, args.repetitions, progress_of=_progress, finished=save)
     url = (args.url or f"http://{args.host}:{args.port}").rstrip("/")
     if args.flush_cache:
         await flush_cache(url)
@@ -215,9 +197,7 @@ def describe(result: RunResult) -> str:
             )
             lines.append(f"   {name:26} {figures}")
     sources = ", ".join(f"{source} {num}" for source, num in summary["cached_by_source"].items() if num)
-    lines.append(
-        f"   cached share {summary['cached_share']}: {sources or 'nothing'}; by rank {summary['by_rank']}"
-    )
+    lines.append(f"   cached share {summary['cached_share']}: {sources or 'nothing'}; by rank {summary['by_rank']}")
     lines.extend(f"   failed: {error}" for error in summary["errors"])
     return "\n".join(lines)
 

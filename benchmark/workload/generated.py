@@ -63,15 +63,11 @@ class ChatShape:
     spread: float = 0.35
 
 
-def generate_conversations(
-    num_conversations: int, *, seed: int, shape: ChatShape | None = None
-) -> list[Conversation]:
+def generate_conversations(num_conversations: int, *, seed: int, shape: ChatShape | None = None) -> list[Conversation]:
     """`num_conversations` chats of `shape`; chat i depends on the seed and i alone, not on how many are asked
     for."""
     shape = shape or ChatShape()
-    return [
-        _conversation(index, random.Random(f"{seed}/{index}"), shape) for index in range(num_conversations)
-    ]
+    return [_conversation(index, random.Random(f"{seed}/{index}"), shape) for index in range(num_conversations)]
 
 
 def _conversation(index: int, rng: random.Random, shape: ChatShape) -> Conversation:

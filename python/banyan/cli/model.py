@@ -78,9 +78,7 @@ def find_gguf() -> Path:
         raise ModelUnavailable(f"package {GGUF_PACKAGE} is not installed: run `make setup`")
     version = importlib.metadata.version(GGUF_PACKAGE)
     if version != GGUF_VERSION:
-        raise ModelUnavailable(
-            f"{GGUF_PACKAGE}=={GGUF_VERSION} is needed, {version} is installed: run `make setup`"
-        )
+        raise ModelUnavailable(f"{GGUF_PACKAGE}=={GGUF_VERSION} is needed, {version} is installed: run `make setup`")
     path = Path(next(iter(spec.submodule_search_locations))) / GGUF_FILE
     if not path.is_file():
         raise ModelUnavailable(f"{GGUF_PACKAGE}=={version} holds no {GGUF_FILE}: reinstall it")

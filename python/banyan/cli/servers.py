@@ -93,9 +93,7 @@ class Server:
     def is_ready(self, *, timeout_s: float = 5.0) -> bool:
         """Whether it generates. Raises ServerFailed when it has ended."""
         if self._process.poll() is not None:
-            raise ServerFailed(
-                f"server {self.spec.label} ended with {self._process.returncode}\n{self.log_tail()}"
-            )
+            raise ServerFailed(f"server {self.spec.label} ended with {self._process.returncode}\n{self.log_tail()}")
         if answers(f"{self.url}/health_generate", timeout_s=timeout_s):
             if self.start_up_s is None:
                 self.start_up_s = time.monotonic() - self._start_s
@@ -166,9 +164,7 @@ def wait_ready(
             waiting([server.spec.label for server in missing], elapsed_s)
         if elapsed_s > timeout_s:
             late = missing[0]
-            raise ServerFailed(
-                f"server {late.spec.label} does not answer after {elapsed_s:.0f} s\n{late.log_tail()}"
-            )
+            raise ServerFailed(f"server {late.spec.label} does not answer after {elapsed_s:.0f} s\n{late.log_tail()}")
         time.sleep(poll_s)
 
 

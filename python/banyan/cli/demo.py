@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job in one command: real servers, a multi-turn chat workload twice in a row, sharing off against
+on.
+
+    python -m banyan.cli.demo            # the short form, at most 15 minutes on two cores
+    python -m banyan.cli.demo --full     # at least 200 requests, three alternations, both modes
+
+Servers come up in two groups, so that no more than two of them hold memory at once: first the single rank and
+stock SGLang, which are only stood beside the others, then sharing off and on, which are measured alternately.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from banyan.cli.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
+from banyan.cli.report import NAMES, RUNS, build_report, number, percent, render_html
+from banyan.cli.servers import Server, ServerFailed, ServerSpec, wait_ready
+from benchmark.compare import Target, measure_alternately
+from benchmark.load import Arrivals, Progress
+from benchmark.measure import RunResult, Workload
+from benchmark.provenance import provenance
+from benchmark.results import append_lines
+from benchmark.workload.conversation import ChatTokenizer, Conversation
+from benchmark.workload.generated import ChatShape, generate_conversations
+from benchmark.workload.scripts import ScriptLimits, history_scripts, session_scripts
+from benchmark.workload.sharegpt import DatasetError, load_conversations, openings
+
+GENERATED = "generated"
+PAGE_SIZE = 16
+console = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """How much is measured. `pool_tokens` is what one of the two ranks holds; a single rank gets twice
+    that."""
+
+    num_prompts: int
+    repetitions: int
+    stock_repetitions: int
+    history_turns: int
+    mean_answer_words: int
+    output_len: int
+    pool_tokens: int
+    modes: tuple[str, ...]
+
+
+# Sized for two cores: SmolLM2-135M computes several hundred prompt tokens a second on one of them.
+SHORT = DemoPlan(
+    num_prompts=20,
+    repetitions=3,
+    stock_repetitions=1,
+    history_turns=7,
+    mean_answer_words=210,
+    output_len=16,
+    pool_tokens=32_768,
+    modes=("history",),
+)
+FULL = DemoPlan(
+    num_prompts=200,
+    repetitions=3,
+    stock_repetitions=1,
+    history_turns=5,
+    mean_answer_words=120,
+    output_len=16,
+    pool_tokens=98_304,
+    modes=("history", "session"),
+)
+
+
+def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
+    """The four servers: same model, same page size, same total pool."""
+    environment = {"SGLANG_USE_CPU_ENGINE": "1"}
+
+    def spec(label: str, dp: int, share: Any, cores: str) -> ServerSpec:
+        tokens = 2 * pool_tokens // dp
+        return ServerSpec(
+            label=label,
+            dp=dp,
+            share=share,
+            args=(
+                *("--device", "cpu", "--max-total-tokens", str(tokens), "--context-length", "8192"),
+                *("--page-size", str(PAGE_SIZE), "--sleep-on-idle"),
+            ),
+            env=tuple({**environment, "SGLANG_CPU_OMP_THREADS_BIND": cores}.items()),
+        )
+
+    return {
+        "single": spec("single", 1, "off", "0-1"),
+        "stock": spec("stock", 2, "stock", "0|1"),
+        "off": spec("off", 2, "off", "0|1"),
+        "on": spec("on", 2, "on", "0|1"),
+    }
+
+
+def make_workloads(args: argparse.Namespace, plan: DemoPlan, tokenizer: ChatTokenizer) -> dict[str, Workload]:
+    """One workload per mode. Raises DatasetError when no conversation fits."""
+    limits = ScriptLimits(plan.num_prompts, plan.history_turns, 8192 - 64, plan.output_len)
+    conversations = _conversations(args, plan)
+    arrivals = Arrivals(concurrency=args.concurrency)
+    workloads = {}
+    for mode in plan.modes:
+        make = history_scripts if mode == "history" else session_scripts
+        # A session is several requests; a third of the conversations gives about as many of them.
+        chosen = conversations if mode == "history" else conversations[: max(1, plan.num_prompts // 3)]
+        scripts = make(chosen, tokenizer, limits)
+        if not scripts:
+            raise DatasetError(f"--dataset {args.dataset}: no conversation passes the filters of mode {mode}")
+        workloads[mode] = Workload(tuple(scripts), tokenizer, arrivals, args.seed)
+    return workloads
+
+
+def _conversations(args: argparse.Namespace, plan: DemoPlan) -> list[Conversation]:
+    if args.dataset != GENERATED:
+        return openings(load_conversations(Path(args.dataset)))
+    shape = ChatShape(num_turns=plan.history_turns // 2 + 1, mean_answer_words=plan.mean_answer_words)
+    return generate_conversations(plan.num_prompts, seed=args.seed, shape=shape)
+
+
+class Demo:
+    """One demonstration: the order of its steps is `run`; results are on disk as soon as they are there."""
+
+    def __init__(self, plan: DemoPlan, workloads: dict[str, Workload], model: Path, out: Path) -> None:
+        self._plan = plan
+        self._workloads = workloads
+        self._model = model
+        self._out = out
+        self._specs = server_specs(plan.pool_tokens)
+        self.results: dict[str, list[RunResult]] = {mode: [] for mode in workloads}
+        self.servers: dict[str, dict[str, float]] = {}
+
+    def run(self) -> None:
+        """Measure the two groups, one after the other. Raises ServerFailed."""
+        self._measure_group(("single", "stock"), self._plan.stock_repetitions)
+        self._measure_group(("off", "on"), self._plan.repetitions)
+
+    def _measure_group(self, labels: Sequence[str], repetitions: int) -> None:
+        with ExitStack() as stack:
+            say(f"starting {' and '.join(NAMES[label] for label in labels)} (imports take a minute or two)")
+            servers = [
+                stack.enter_context(Server(self._specs[label], self._model, self._out / "logs")) for label in labels
+            ]
+            wait_ready(servers, waiting=_show_waiting)
+            for server in servers:
+                self.servers[server.spec.label] = {
+                    "start_up_s": round(server.start_up_s or 0.0, 1),
+                    "memory_bytes": server.memory_bytes(),
+                }
+                say(f"{server.spec.label}: up after {server.start_up_s:.0f} s, {server.memory_bytes() / 2**30:.1f} GiB")
+            targets = [Target(server.spec.label, server.url, server) for server in servers]
+            for mode, workload in self._workloads.items():
+                self.results[mode] += asyncio.run(
+                    measure_alternately(
+                        targets,
+                        workload,
+                        repetitions,
+                        progress_of=_show_progress(mode),
+                        finished=self._saver(mode),
+                    )
+                )
+
+    def _saver(self, mode: str) -> Callable[[RunResult], None]:
+        def save(result: RunResult) -> None:
+            append_lines(self._out / "results.jsonl", ({"mode": mode, **line} for line in result.to_lines()))
+            summary = result.summary
+            ttft = summary["ttft_s"]["mean"] if summary["ttft_s"] else float("nan")
+            say(
+                f"{mode}, {result.label}, repetition {result.repetition}, run {result.run}: TTFT {ttft:.2f} s, "
+                f"{percent(summary['cached_share'])} cached, {summary['total_time_s']:.0f} s, "
+                f"{summary['num_errors']} failed"
+            )
+
+        return save
+
+
+def say(line: str) -> None:
+    """One progress line, with the time."""
+    console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {line}", soft_wrap=True)
+
+
+def _show_waiting(missing: list[str], elapsed_s: float) -> None:
+    if console.is_terminal:
+        console.print(f"  waiting for {', '.join(missing)}: {elapsed_s:.0f} s", end="\r")
+    elif int(elapsed_s) // 30 != int(elapsed_s - 2) // 30:
+        say(f"waiting for {', '.join(missing)}: {elapsed_s:.0f} s")
+
+
+def _show_progress(mode: str) -> Callable[[str, int, int], Progress]:
+    def of_run(label: str, repetition: int, run: int) -> Progress:
+        def show(num_done: int, num_total: int) -> None:
+            if console.is_terminal:
+                line = f"  {mode}, {label}, repetition {repetition}, run {run}: {num_done}/{num_total}"
+                console.print(line, end="\r")
+            elif num_done * 4 // num_total != (num_done - 1) * 4 // num_total and num_done < num_total:
+                say(f"  {label}, repetition {repetition}, run {run}: {num_done}/{num_total}")
+
+        return show
+
+    return of_run
+
+
+def result_table(report: dict[str, Any], title: str) -> Table:
+    """The figures of one mode, for the terminal."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("server")
+    for column in ("run", "TTFT mean", "(min-max)", "latency", "cached", "from peer", "n"):
+        table.add_column(column, justify="right")
+    for run in RUNS:
+        for label in NAMES:
+            if label not in report["labels"]:
+                continue
+            figures = report["labels"][label][f"run_{run}"]
+            ttft, latency = figures["ttft_s_mean"], figures["latency_s_mean"]
+            if not ttft or not latency:
+                continue
+            table.add_row(
+                NAMES[label],
+                str(run),
+                f"{ttft['median']:.2f} s",
+                f"{ttft['min']:.2f}-{ttft['max']:.2f}",
+                f"{latency['median']:.2f} s",
+                percent(figures["cached_share"]["median"]),
+                f"{figures['cached_by_source']['peer']['median']:.0f}",
+                str(figures["num_repetitions"]),
+            )
+    return table
+
+
+def write_report(demo: Demo, about: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Write report.json and report.html to `out`; the first mode's figures are at the top level."""
+    modes = list(demo.results)
+    report = build_report(demo.results[modes[0]], {**about, "mode": modes[0], "servers": demo.servers})
+    for mode in modes[1:]:
+        report[mode] = build_report(demo.results[mode], {"mode": mode})
+    (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    (out / "report.html").write_text(render_html(report))
+    return report
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m banyan.cli.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="the full table instead of the short form (about an hour)")
+    parser.add_argument("--num-prompts", type=int, help="conversations")
+    parser.add_argument("--repetitions", type=int, help="alternations of sharing off and on")
+    parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
+    parser.add_argument("--pool-tokens", type=int, help="KV pool of one of the two ranks, in tokens")
+    parser.add_argument("--concurrency", type=int, default=2, help="conversations at a time")
+    parser.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file, or `generated`")
+    parser.add_argument("--model", type=Path, default=DEFAULT_TARGET, help="folder of the checkpoint")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="default: build/demo, with --full build/bench")
+    return parser
+
+
+def plan_of(args: argparse.Namespace) -> DemoPlan:
+    """The plan that the options ask for."""
+    plan = FULL if args.full else SHORT
+    changes = {
+        name: value
+        for name in ("num_prompts", "repetitions", "output_len", "pool_tokens")
+        if (value := getattr(args, name)) is not None
+    }
+    for name, value in changes.items():
+        if value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    return DemoPlan(**{**plan.__dict__, **changes})
+
+
+def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Workload]) -> dict[str, Any]:
+    scripts = next(iter(workloads.values())).scripts
+    return {
+        "model": args.model.name,
+        "dataset": Path(args.dataset).name,
+        "seed": args.seed,
+        "concurrency": args.concurrency,
+        "page_size": PAGE_SIZE,
+        "mean_prompt_tokens": round(sum(script.prompt_len for script in scripts) / len(scripts)),
+        **{name: value if name != "modes" else list(value) for name, value in plan.__dict__.items()},
+    }
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    # An exception, so that servers are stopped on the way out.
+    raise SystemExit(128 + number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    out = args.out or Path("build/bench" if args.full else "build/demo")
+    start_s = time.monotonic()
+    signal.signal(signal.SIGTERM, _on_signal)
+    try:
+        plan = plan_of(args)
+        model = ensure_model(args.model)
+        from benchmark.workload.tokenizer import HuggingFaceTokenizer
+
+        workloads = make_workloads(args, plan, HuggingFaceTokenizer(str(model)))
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "results.jsonl").unlink(missing_ok=True)
+        about: dict[str, Any] = {"provenance": provenance(), "config": _describe(args, plan, workloads)}
+        demo = Demo(plan, workloads, model, out)
+        demo.run()
+    except (ServerFailed, ModelUnavailable, ValueError) as error:
+        console.print(f"banyan demo: {error}", style="red", markup=False)
+        return 1
+    about["duration_s"] = round(time.monotonic() - start_s, 1)
+    report = write_report(demo, about, out)
+    show(report, out)
+    return 1 if report["num_errors"] else 0
+
+
+def show(report: dict[str, Any], out: Path) -> None:
+    """The tables and the verdict, on the terminal."""
+    printer = Console()
+    printer.print(result_table(report, "history: one request per chat"))
+    if "session" in report:
+        printer.print(result_table(report["session"], "session: every turn a request"))
+    outputs = report["outputs"]["on_against_stock"]
+    printer.print(
+        f"TTFT on/off: first run {number(report['ttft_ratio_first_run'])}, "
+        f"second run {number(report['ttft_ratio_second_run'])}. "
+        f"Cache hits of the second run, against one rank alone: {percent(report['hit_share_of_single_rank'])}, "
+        f"stock {percent(report['hit_share_stock'])}. "
+        f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}."
+    )
+    printer.print(f"report: {out / 'report.html'}  {out / 'report.json'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo leaves behind: `report.json` for machines and `report.html` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import median
+from typing import Any
+
+from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
+from benchmark.compare import across_repetitions, mean_ttft_ratio
+from benchmark.measure import RunResult
+from benchmark.outputs import compare_outputs, disagreements_between_runs
+
+RUNS = (1, 2)
+NAMES = {
+    "stock": "stock SGLang, dp 2",
+    "off": "Banyan, sharing off, dp 2",
+    "on": "Banyan on, dp 2",
+    "single": "one rank, same total pool",
+}
+COLORS = {"stock": "#a9a49a", "off": "#c9b48a", "on": "#2f6f4f", "single": "#7d93ad"}
+SOURCES = (
+    ("own rank", ("device", "untold"), "#2f6f4f"),
+    ("peer rank", ("peer",), "#e0912f"),
+    ("host or storage", ("host", "storage"), "#5a7fb5"),
+)
+COMPUTED = ("computed", "#e6e1d6")
+CAPTION = (
+    "Chats are sent to a server with two data-parallel ranks, then once more in another order: "
+    "a rank that lacks a chat's prefix computes it again, or, with Banyan on, copies it from the rank that "
+)
+
+
+def build_report(results: Sequence[RunResult], about: Mapping[str, Any]) -> dict[str, Any]:
+    """All figures of one workload mode. `about` (provenance, config, ...) is put in as it is.
+
+    A figure whose servers were not measured is None, never a guess.
+    """
+    labels = list(dict.fromkeys(result.label for result in results))
+    ratios = {
+        name: mean_ttft_ratio(results, "on", base, run)
+        for name, base, run in (
+            ("on_to_off_first_run", "off", 1),
+            ("on_to_off_second_run", "off", 2),
+            ("on_to_stock_first_run", "stock", 1),
+            ("on_to_stock_second_run", "stock", 2),
+        )
+    }
+    outputs = compare_outputs(results, "on", "stock")
+    return {
+        "ttft_ratio_first_run": _median_of(ratios["on_to_off_first_run"]),
+        "ttft_ratio_second_run": _median_of(ratios["on_to_off_second_run"]),
+        "hit_share_of_single_rank": _hit_share(results, "on"),
+        "hit_share_off": _hit_share(results, "off"),
+        "hit_share_stock": _hit_share(results, "stock"),
+        "outputs_identical": outputs["identical"],
+        "num_requests": max((len(result.records) for result in results), default=0),
+        "num_errors": sum(result.summary["num_errors"] for result in results),
+        "outputs": {
+            "on_against_stock": outputs,
+            "on_against_off": compare_outputs(results, "on", "off"),
+            # Rounding differs with the batch a request falls into: how often a server contradicts itself.
+            "disagreements_with_itself": {label: disagreements_between_runs(results, label) for label in labels},
+        },
+        "ttft_ratios": ratios,
+        "labels": {label: {f"run_{run}": across_repetitions(results, label, run) for run in RUNS} for label in labels},
+        **about,
+    }
+
+
+def render_html(report: Mapping[str, Any]) -> str:
+    """A self-contained page: one sentence, the verdict, two charts, one table, what it was measured on."""
+    parts = [
+        "<h1>One prefix cache over all ranks</h1>",
+        f"<p class='lead'>{escape(CAPTION)}</p>",
+        _verdict(report),
+        _workload_section(report, "History: one request per chat, carrying its last messages"),
+    ]
+    if report.get("session"):
+        parts.append(_workload_section(report["session"], "Session: every turn a request, on the model's own answers"))
+    parts.append(_about(report))
+    body = "\n".join(parts)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Banyan demo</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
+<body><main>{body}</main></body></html>
+"""
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    outputs = report["outputs"]["on_against_stock"]
+    same = outputs["num_compared"] - outputs["num_differing"]
+    tiles = (
+        (number(report["ttft_ratio_second_run"]), "mean time to first token, second run, on / off"),
+        (number(report["ttft_ratio_first_run"]), "the same, first run: what it costs"),
+        (percent(report["hit_share_of_single_rank"]), "of a single rank's cache hits, second run"),
+        (percent(report["hit_share_stock"]), "of them with stock SGLang"),
+        (f"{same}/{outputs['num_compared']}", "greedy outputs identical to stock, token by token"),
+    )
+    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in tiles)
+    return f"<div class='tiles'>{cells}</div>{_differences(report)}"
+
+
+def _differences(report: Mapping[str, Any]) -> str:
+    outputs = report["outputs"]["on_against_stock"]
+    if not outputs["differences"]:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(item['request'])}</td><td>{item['run']}</td><td>{item['first_differing_token']}</td>"
+        f"<td>{escape(item['ours'])}</td><td>{escape(item['theirs'])}</td></tr>"
+        for item in outputs["differences"]
+    )
+    itself = report["outputs"]["disagreements_with_itself"]
+    note = ", ".join(f"{NAMES.get(label, label)}: {count}" for label, count in itself.items())
+    return (
+        f"<details open><summary>First of {outputs['num_differing']} differing outputs</summary><table><tr>"
+        "<th>request</th><th>run</th><th>token</th><th>Banyan on</th><th>stock</th></tr>"
+        f"{rows}</table><p>Requests that a server answered differently from its own first answer: {escape(note)}.</p>"
+        "</details>"
+    )
+
+
+def _workload_section(report: Mapping[str, Any], title: str) -> str:
+    shown = [(label, run) for run in RUNS for label in NAMES if label in report["labels"]]
+    bars, stacks, rows = [], [], []
+    for label, run in shown:
+        figures = report["labels"][label][f"run_{run}"]
+        name = f"run {run} · {NAMES[label]}"
+        ttft = figures["ttft_s_mean"]
+        if ttft:
+            bars.append(Bar(name, ttft["median"], ttft["min"], ttft["max"], COLORS[label]))
+        stacks.append(_stack(name, figures))
+        rows.append(_table_row(name, figures))
+    colors = [*((name, color) for name, _, color in SOURCES), COMPUTED]
+    head = "".join(f"<th>{escape(column)}</th>" for column in ("", *COLUMNS))
+    return (
+        f"<h2>{escape(title)}</h2>"
+        "<h3>Mean time to first token (median of repetitions, whisker: lowest to highest)</h3>"
+        f"{bar_chart(bars, unit='s', title='mean time to first token')}"
+        f"<h3>Where the prompt's KV came from</h3>{legend(colors)}"
+        f"{stack_chart(stacks, title='prompt tokens by source')}"
+        f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    )
+
+
+def _stack(name: str, figures: Mapping[str, Any]) -> Stack:
+    prompt_tokens = _median_of(figures["prompt_tokens"]) or 0
+    if not prompt_tokens:
+        return Stack(name, ())
+    by_source = figures["cached_by_source"]
+    parts = [
+        (title, sum(_median_of(by_source.get(source)) or 0 for source in sources) / prompt_tokens, color)
+        for title, sources, color in SOURCES
+    ]
+    cached = sum(share for _, share, _ in parts)
+    return Stack(name, (*parts, (COMPUTED[0], max(0.0, 1 - cached), COMPUTED[1])), f"{cached:.1%} cached")
+
+
+def _table_row(name: str, figures: Mapping[str, Any]) -> str:
+    cells = (
+        _with_unit(figures["ttft_s_mean"], "s"),
+        _with_unit(figures["ttft_s_p50"], "s"),
+        _with_unit(figures["ttft_s_p99"], "s"),
+        _with_unit(figures["time_per_output_token_ms_mean"], "ms", digits=0),
+        _with_unit(figures["latency_s_mean"], "s"),
+        _with_unit(figures["total_time_s"], "s", digits=1),
+        _with_unit(figures["completed_per_s"], ""),
+        percent(_median_of(figures["cached_share"])),
+        str(figures["num_repetitions"]),
+    )
+    return f"<tr><td>{escape(name)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _about(report: Mapping[str, Any]) -> str:
+    provenance, config = report.get("provenance", {}), report.get("config", {})
+    machine, versions = provenance.get("hardware", {}), provenance.get("versions", {})
+    facts = {
+        "machine": f"{machine.get('cpu_model')}, {machine.get('num_cores')} cores, "
+        f"{machine.get('memory_bytes', 0) / 2**30:.0f} GiB; GPUs: {', '.join(machine.get('gpus', [])) or 'none'}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "commit": provenance.get("commit") or "not a checkout",
+        "date": provenance.get("date"),
+        "workload": ", ".join(f"{name} {value}" for name, value in config.items()),
+        "took": f"{report.get('duration_s', 0):.0f} s with start-ups",
+        "failed requests": report.get("num_errors"),
+    }
+    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
+    return f"<h2>Measured on</h2><table class='facts'>{rows}</table><p>{METHOD}</p>"
+
+
+def _hit_share(results: Sequence[RunResult], label: str) -> float | None:
+    """Cached tokens of `label` in run 2 (median of repetitions) over those of the single rank."""
+    ours, single = (
+        [result.summary["cached_tokens"] for result in results if result.label == name and result.run == 2]
+        for name in (label, "single")
+    )
+    if not ours or not single or not median(single):
+        return None
+    return float(median(ours) / median(single))
+
+
+def _median_of(spread: Mapping[str, Any] | None) -> float | None:
+    return None if spread is None else float(spread["median"])
+
+
+def _with_unit(spread: Mapping[str, Any] | None, unit: str, *, digits: int = 2) -> str:
+    value = _median_of(spread)
+    return "-" if value is None else f"{value:.{digits}f} {unit}".strip()
+
+
+def number(value: float | None) -> str:
+    """Two decimals; a dash for what was not measured."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """One decimal; a dash for what was not measured."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+COLUMNS = (
+    *("TTFT mean", "TTFT p50", "TTFT p99", "per output token", "latency"),
+    *("total", "requests/s", "cached", "n"),
+)
+METHOD = (
+    "“Sharing off” is the same server with the same attention backend and poller, so on / off shows sharing alone; "
+    "both were measured alternately, the idle one asleep, caches emptied before each repetition. Stock and the single "
+    "rank were measured before them, on the same requests. Reproduce with <code>make demo</code>."
+)
+STYLE = """
+:root{--ink:#23271f;--soft:#6d7166;--line:#e3dfd4;--paper:#fbfaf6;--card:#fff}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:920px;margin:0 auto;padding:40px 24px 72px}
+h1{font-size:34px;margin:0 0 8px}h2{font-size:22px;margin:44px 0 4px}
+h3{font-size:15px;color:var(--soft);margin:20px 0 6px}
+.lead{font-size:18px;color:var(--soft);margin:0 0 26px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:14px}
+.tiles div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px}
+.tiles b{display:block;font-size:28px}.tiles span{font-size:13px;color:var(--soft)}
+svg{width:100%;height:auto}
+svg text{font:13px system-ui,sans-serif;fill:var(--ink);dominant-baseline:middle}
+svg .label{text-anchor:end}svg .value{fill:var(--soft)}svg .whisker{stroke:var(--ink);fill:none}
+.legend span{margin-right:18px;font-size:13px}
+.legend i{display:inline-block;width:12px;height:12px;margin-right:6px}
+table{border-collapse:collapse;width:100%;font-size:13px;margin-top:14px}
+td,th{border-bottom:1px solid var(--line);padding:6px 8px;text-align:right}
+td:first-child,th:first-child,.facts td,details td{text-align:left;overflow-wrap:anywhere}
+details{margin-top:16px}
+@media(prefers-color-scheme:dark){:root{--ink:#ece9e0;--soft:#a6a89c;--line:#3a3d35;--paper:#1c1e19;--card:#25281f}}
+""".strip()
