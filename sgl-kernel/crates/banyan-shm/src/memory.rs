@@ -196,14 +196,23 @@ fn available_bytes() -> Option<u64> {
         let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
         Some(kib * 1024)
     });
-    let number = |file| {
-        let text = fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?;
-        text.trim().parse::<u64>().ok()
-    };
-    let group = number("memory.max")
-        .zip(number("memory.current"))
-        .map(|(limit, used)| limit.saturating_sub(used));
+    let read = |file| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok();
+    let number = |text: String| text.trim().parse::<u64>().ok();
+    let group = read("memory.max").and_then(number).and_then(|limit| {
+        let used = read("memory.current").and_then(number)?;
+        let cached = read("memory.stat").map_or(0, |stat| file_cache_bytes(&stat));
+        Some(limit.saturating_sub(used.saturating_sub(cached)))
+    });
     machine.into_iter().chain(group).min()
+}
+
+/// What the group's usage counts but the kernel would drop: cached files, without shared memory (which is on the anonymous lists).
+fn file_cache_bytes(stat: &str) -> u64 {
+    stat.lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"))
+        .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
+        .sum()
 }
 
 fn seal(fd: &OwnedFd, label: &str) -> Result<()> {
@@ -230,4 +239,24 @@ pub fn map_foreign(file: &fs::File, access: Access, what: &str) -> Result<Mappin
         return invalid!("{what} is empty");
     }
     Mapping::of(file, len as usize, access)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_cache_when_shared_memory_is_listed_too_then_left_out() {
+        let stat =
+            "anon 5\nfile 700\nshmem 400\ninactive_anon 400\nactive_file 100\ninactive_file 200\n";
+        assert_eq!(file_cache_bytes(stat), 300);
+    }
+
+    #[test]
+    fn words_when_outside_the_mapping_then_refused() {
+        let memory = SharedMemory::create(128, "words").unwrap();
+        assert_eq!(memory.mapping().words::<AtomicU64>(64, 8).len(), 8);
+        let outside = || memory.mapping().words::<AtomicU64>(72, 8).len();
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
+    }
 }
