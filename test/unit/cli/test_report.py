@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_fakes import record, run_result
+
+from banyan.cli.report import build_report, render_html
+from benchmark.measure import RunResult
+from benchmark.provenance import provenance
+
+KEYS = {
+    "ttft_ratio_first_run",
+    "ttft_ratio_second_run",
+    "hit_share_of_single_rank",
+    "hit_share_stock",
+    "outputs_identical",
+    "num_requests",
+}
+
+
+def results() -> list[RunResult]:
+    """Two repetitions of off and on, one of stock and the single rank, two requests a run."""
+    played = []
+    for label, repetition, second_ttft_s, cached in (
+        ("single", 1, 0.1, 90),
+        ("stock", 1, 0.9, 45),
+        ("off", 1, 0.4, 46),
+        ("on", 1, 0.2, 89),
+        ("on", 2, 0.1, 89),
+        ("off", 2, 0.4, 44),
+    ):
+        for run, ttft_s in ((1, 0.5), (2, second_ttft_s)):
+            details = {"device": cached if label != "on" else 45, "peer": 44 if label == "on" else 0}
+            answer: dict[str, Any] = {"ttft_s": ttft_s, "itl_s": [0.1] * 5}
+            if run == 2:
+                answer |= {"cached_tokens": cached, "cached_tokens_details": details}
+            played.append(run_result(label, run, repetition, record("a", **answer), record("b", position=1, **answer)))
+    return played
+
+
+def test_report_when_all_were_measured_then_has_the_promised_figures() -> None:
+    report = build_report(results(), {"provenance": provenance(), "config": {"seed": 0}, "duration_s": 1.0})
+    assert set(report) >= KEYS
+    assert report["ttft_ratio_first_run"] == 1.0
+    assert report["ttft_ratio_second_run"] == pytest.approx(0.375)
+    assert report["hit_share_of_single_rank"] == pytest.approx(89 / 90)
+    assert report["hit_share_stock"] == 0.5
+    assert report["outputs_identical"] is True
+    assert report["outputs"]["on_against_stock"]["num_compared"] == 8
+    assert report["num_requests"] == 2 and report["num_errors"] == 0
+    assert report["labels"]["on"]["run_2"]["cached_by_source"]["peer"]["median"] == 88
+    json.dumps(report, allow_nan=False)
+
+
+def test_report_when_a_server_was_not_measured_then_its_figures_are_none() -> None:
+    report = build_report([result for result in results() if result.label == "on"], {})
+    assert report["ttft_ratio_second_run"] is None and report["hit_share_of_single_rank"] is None
+    assert report["outputs_identical"] is False
+    assert "<svg" in render_html(report)
+
+
+def test_html_when_outputs_differ_then_lists_them_escaped() -> None:
+    odd = results()
+    odd[-2].records[0].answer.output_ids[:] = [7]
+    odd[-3].records[0].answer.output_ids[:] = [1, 7, 3]
+    odd[-3].records[0].answer.text = "<script>"
+    report = build_report(odd, {})
+    page = render_html(report)
+    assert report["outputs_identical"] is False
+    assert "differing outputs" in page and "&lt;script&gt;" in page and "<script>" not in page
+
+
+def test_html_when_rendered_then_self_contained_and_well_nested() -> None:
+    page = render_html(
+        {**build_report(results(), {"provenance": provenance()}), "session": build_report(results(), {})}
+    )
+    assert "http" not in page and "src=" not in page
+    assert "Session" in page
+    open_tags: list[str] = []
+
+    class Nesting(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            if tag != "meta":
+                open_tags.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_tags.pop() == tag
+
+    parser = Nesting()
+    parser.feed(page)
+    assert open_tags == []
+
+
+def test_demo_when_results_are_written_then_json_and_html_are_there(tmp_path: Path) -> None:
+    from banyan.cli.demo import SHORT, Demo, show, write_report
+
+    demo = Demo(SHORT, {}, tmp_path, tmp_path)
+    demo.results = {"history": results(), "session": results()}
+    report = write_report(demo, {"config": {}, "duration_s": 3.0}, tmp_path)
+    assert set(json.loads((tmp_path / "report.json").read_text())) >= KEYS | {"session", "labels", "servers"}
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    show(report, tmp_path)

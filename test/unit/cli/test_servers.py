@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from banyan.cli import servers
+from banyan.cli.demo import server_specs
+from banyan.cli.servers import Server, ServerFailed, ServerSpec, free_port, wait_ready
+from benchmark.processes import ProcessSession
+
+TREE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Servers run the script at this path instead of the real engine."""
+    script = tmp_path / "engine.py"
+    monkeypatch.setattr(
+        ServerSpec, "command", lambda self, model, port: [sys.executable, str(script), str(port), self.label]
+    )
+    return script
+
+
+def states(pids: list[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+
+def wait_until(what: object, *, timeout_s: float = 5.0) -> None:
+    assert callable(what)
+    end_s = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end_s, "waited too long"
+        time.sleep(0.02)
+
+
+def test_session_when_asleep_then_all_its_processes_stop_and_none_else() -> None:
+    leader = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True)
+    session = ProcessSession(leader.pid)
+    try:
+        assert leader.stdout is not None and leader.stdout.readline() == b"up\n"
+        pids = session.pids()
+        assert len(pids) == 2 and leader.pid in pids
+        session.asleep()
+        wait_until(lambda: states(pids) == {"T"})
+        session.awake()
+        wait_until(lambda: "T" not in states(pids))
+        assert session.memory_bytes() > 0
+    finally:
+        session.kill()
+        leader.communicate()
+    wait_until(lambda: session.pids() == [])
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1])
+def test_session_when_not_a_leader_then_refused(pid: int) -> None:
+    with pytest.raises(ValueError, match="session leader"):
+        ProcessSession(pid)
+
+
+def test_server_when_it_ends_early_then_the_error_shows_its_log(fake_engine: Path, tmp_path: Path) -> None:
+    fake_engine.write_text("import sys; print('no memory for', sys.argv[2]); sys.exit(3)")
+    with Server(ServerSpec("odd", 2, "on"), tmp_path, tmp_path / "logs") as server:
+        with pytest.raises(ServerFailed, match=r"(?s)odd ended with 3.*no memory for odd"):
+            wait_ready([server], poll_s=0.05)
+
+
+def test_server_when_it_answers_then_ready_and_stopped_at_the_end(fake_engine: Path, tmp_path: Path) -> None:
+    fake_engine.write_text(
+        "import http.server, sys\n"
+        "class Answer(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200 if self.path == '/health_generate' else 404); self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Answer).serve_forever()\n"
+    )
+    waited: list[list[str]] = []
+    with Server(ServerSpec("fine", 2, "on"), tmp_path, tmp_path / "logs") as server:
+        wait_ready([server], poll_s=0.05, waiting=lambda missing, elapsed_s: waited.append(missing))
+        assert server.start_up_s is not None and server.is_ready()
+        assert waited and waited[0] == ["fine"]
+        session = ProcessSession(server.pid)
+    assert session.pids() == []
+    server.stop()
+
+
+def test_server_when_it_ignores_term_and_sleeps_then_killed_after_the_grace(
+    fake_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.write_text(f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{TREE}")
+    monkeypatch.setattr(servers, "STOP_GRACE_S", 0.2)
+    server = Server(ServerSpec("stubborn", 2, "on"), tmp_path, tmp_path / "logs")
+    session = ProcessSession(server.pid)
+    wait_until(lambda: len(session.pids()) == 2)
+    with pytest.raises(ServerFailed, match="does not answer"):
+        wait_ready([server], poll_s=0.01, timeout_s=0.05)
+    server.asleep()
+    server.stop()
+    wait_until(lambda: session.pids() == [])
+
+
+def test_specs_when_made_then_equal_total_pools_and_the_right_flags() -> None:
+    specs = server_specs(1000)
+    commands = {label: spec.command(Path("model"), 1234) for label, spec in specs.items()}
+    assert "--enable-banyan" not in commands["stock"]
+    assert "--banyan-share" in commands["off"] and "--banyan-share" not in commands["on"]
+    totals = {
+        label: spec.dp * int(commands[label][commands[label].index("--max-total-tokens") + 1])
+        for label, spec in specs.items()
+    }
+    assert set(totals.values()) == {2000}
+    assert commands["on"][0] == "env" and "SGLANG_USE_CPU_ENGINE=1" in commands["on"]
+    assert 0 < free_port() < 65536
