@@ -84,11 +84,25 @@ def stock(_servers):
     return _servers[1]
 
 
-@pytest.fixture
-def prompt():
-    """Makes prompts of random tokens: the same number gives the same prompt."""
+WORDS = (
+    "the river carries cold water past old stone houses while children count boats and their parents talk about "
+    "weather harvest markets schools and the long road that leads over green hills to a quiet town by the sea"
+).split()
 
-    def make(number, num_tokens):
-        return [random.Random(f"{number}/{i // 64}").randrange(50, 40000) + i % 64 for i in range(num_tokens)]
+
+@pytest.fixture(scope="session")
+def prompt():
+    """Makes prompts of ``num_tokens`` tokens of plain text: the same name gives the same prompt.
+
+    Text, because a model that is sure of its next word says the same word after a last bit has been rounded otherwise.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(MODEL))
+
+    def make(name, num_tokens):
+        rng = random.Random(str(name))
+        text = f"Story {name}. " + " ".join(rng.choice(WORDS) for _ in range(num_tokens))
+        return tokenizer.encode(text)[:num_tokens]
 
     return make

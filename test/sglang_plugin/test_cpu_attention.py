@@ -27,7 +27,9 @@ def run(backend_class, name, **kwargs):
     return output
 
 
-@pytest.mark.parametrize("prefix_lens, new_lens", [([0], [700]), ([1008], [16]), ([0, 512, 33], [5, 300, 1])])
+@pytest.mark.parametrize(
+    "prefix_lens, new_lens", [([0], [700]), ([1008], [16]), ([0, 512, 33], [5, 300, 1]), ([990], [1]), ([700], [33])]
+)
 def test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, prefix_lens, new_lens):
     keys, values, req_to_token, generator = tables
     arguments = {
