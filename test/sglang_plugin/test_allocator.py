@@ -5,13 +5,13 @@ import threading
 
 import pytest
 import torch
+from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 from banyan._native import Roster
 from banyan.cache import PrefixCache
 from banyan.sglang_plugin import allocator as module
 from banyan.sglang_plugin.allocator import QuarantiningAllocator
 from banyan.telemetry import Counters
-from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 PAGE_TOKENS = 4
 

@@ -12,12 +12,12 @@ from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.sampling.sampling_params import SamplingParams
+from test.unit.directory.rig import Rank, frames
 
 from banyan._native import Roster
 from banyan.routing import hint
 from banyan.sglang_plugin import controller, requests, runtime
 from banyan.sglang_plugin.controller import PrefixScout
-from test.unit.directory.rig import Rank, frames
 
 PAGE = 16
 

@@ -4,11 +4,11 @@
 from collections import Counter
 
 import pytest
+from test.unit.directory.rig import Rank, frames, ids, keys
 
 from banyan._native import Roster
 from banyan.cache import NOTHING_QUEUED, PrefixCache
 from banyan.telemetry import Counters
-from test.unit.directory.rig import Rank, frames, ids, keys
 
 
 class CountingPeers:

@@ -18,7 +18,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from banyan import config
 
-
 QUERY_BLOCK = 32
 """torch's CPU kernel works on query rows in blocks of 32, 64 or 256."""
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,6 @@ def test_stacked_when_a_size_is_not_positive_then_it_is_refused(bad):
 def test_stacked_when_any_pool_then_no_two_extents_overlap(num_layers, num_pages, page_bytes):
     geometry = PoolGeometry.stacked(num_layers=num_layers, num_pages=num_pages, page_bytes=page_bytes)
     extents = [extent for layer in geometry.layers for extent in layer]
-    assert all(before.end_bytes <= after.base_bytes for before, after in zip(extents, extents[1:], strict=False))
+    assert all(before.end_bytes <= after.base_bytes for before, after in pairwise(extents))
     assert all(layer[0].base_bytes % ALIGNMENT_BYTES == 0 for layer in geometry.layers)
     assert geometry.num_bytes == extents[-1].end_bytes

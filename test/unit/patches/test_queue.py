@@ -2,10 +2,12 @@
 """The patch queue against the SGLang that is installed. Nothing of SGLang is imported here."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from banyan import patches
+from banyan.patches import index
 
 QUEUE = patches.load_queue()
 
@@ -60,3 +62,8 @@ def test_load_queue_when_kind_and_hook_disagree_then_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="do not go together"):
         patches.load_queue(tmp_path)
+
+
+def test_docs_when_the_queue_changes_then_its_page_is_generated_again():
+    page = Path(__file__).parents[3] / "docs" / "patches.md"
+    assert page.read_text() == index.page(), "run: python -m banyan.patches.index > docs/patches.md"
