@@ -5,13 +5,17 @@ Processes meet in a `Roster`. A rank announces its pool there with a `Shelf` and
 
 Common to all:
 
-* Keys are `list[str]` of 64 hexadecimal digits each (sha256 page keys). Anything else is a `ValueError` that names the position.
-* Frames cross as C-contiguous one-dimensional int64 buffers (numpy arrays; no torch tensors, no lists) and come back as `bytes`
+* Keys are `list[str]` of 64 hexadecimal digits each (sha256 page keys). Anything else is a `ValueError` that names
+  the position.
+* Frames cross as C-contiguous one-dimensional int64 buffers (numpy arrays; no torch tensors, no lists) and come back
+  as `bytes`
   of little-endian int64: `numpy.frombuffer(result, dtype=numpy.int64)`. A frame number is the page's index in its pool.
-* A geometry is `geometry[layer][extent] = (base_bytes, page_bytes)`: page `p` of the extent is the `page_bytes` bytes at
+* A geometry is `geometry[layer][extent] = (base_bytes, page_bytes)`: page `p` of the extent is the `page_bytes` bytes
+  at
   `base_bytes + p * page_bytes` of the pool. Extents do not overlap; pages fit until the next extent begins.
 * `ValueError`: the arguments cannot be right, with the numbers; nothing was changed. `OSError`: the system refused.
-* Objects do not survive `fork`: start ranks with `spawn`. Nothing is left behind by a killed process: the memory has no name.
+* Objects do not survive `fork`: start ranks with `spawn`. Nothing is left behind by a killed process: the memory has
+  no name.
 """
 
 from typing import Any, TypeAlias, TypedDict
@@ -40,7 +44,8 @@ class SharedBytes(Buffer):
     def create(num_bytes: int, label: str) -> SharedBytes:
         """Reserve `num_bytes`; `label` shows in /proc/<pid>/maps.
 
-        Raises OSError (ENOMEM, with the sizes) when the machine or the control group does not have them now: all bytes are backed
+        Raises OSError (ENOMEM, with the sizes) when the machine or the control group does not have them now: all
+        bytes are backed
         on return, so that no later store fails. Takes about a second per few GiB; the GIL is released.
         """
 
@@ -50,7 +55,8 @@ class SharedBytes(Buffer):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Roster:
-    """The table in which the ranks of one server find each other: made once by the process that launches them. Any thread."""
+    """The table in which the ranks of one server find each other: made once by the process that launches them. Any
+    thread."""
 
     @staticmethod
     def create(num_slots: int) -> Roster:
@@ -70,12 +76,14 @@ class Roster:
     @property
     def num_slots(self) -> int: ...
     def members(self) -> list[Member]:
-        """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot is taken again."""
+        """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
+        is taken again."""
 
 class Shelf:
     """A rank's announcement of its pool. Belongs to one thread (the scheduler).
 
-    A frame is idle, published, or in quarantine: withdrawn, while a peer may still be reading it. Frames in quarantine must not be
+    A frame is idle, published, or in quarantine: withdrawn, while a peer may still be reading it. Frames in
+    quarantine must not be
     written; `drain` hands them back. The shelf keeps the pool alive.
     """
 
@@ -90,21 +98,24 @@ class Shelf:
     ) -> None:
         """Take `slot` and announce `num_frames` frames, none of them published.
 
-        `namespace` is 32 bytes; ranks of different namespaces do not see each other. ValueError when the slot is held by a live
+        `namespace` is 32 bytes; ranks of different namespaces do not see each other. ValueError when the slot is held
+        by a live
         process or the geometry does not fit `num_frames` pages into the pool.
         """
 
     def publish(self, frames: Frames, keys: list[str]) -> int:
         """Make `frames[i]` findable as `keys[i]`; returns how many are new. The pages must be complete.
 
-        Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the first
+        Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the
+        first
         stays). ValueError for a frame published under another key, or in quarantine.
         """
 
     def retire(self, frames: Frames) -> bytes:
         """Withdraw frames that are about to be reused; returns those that may be reused now.
 
-        The others are in quarantine until `drain` returns them. Frames that are not published are returned as they are, frames already
+        The others are in quarantine until `drain` returns them. Frames that are not published are returned as they
+        are, frames already
         in quarantine are not. ValueError for a frame named twice.
         """
 
@@ -112,7 +123,8 @@ class Shelf:
         """Frames that left quarantine: their readers let go or died (noticed within 100 ms). Each is returned once."""
 
     def reset(self) -> None:
-        """Withdraw everything (flush, weight update). Frames being read go to quarantine and come out of `drain`; all others are free."""
+        """Withdraw everything (flush, weight update). Frames being read go to quarantine and come out of `drain`; all
+        others are free."""
 
     @property
     def num_published(self) -> int: ...
@@ -123,7 +135,8 @@ class Shelf:
         """Grows whenever the set of published pages changes."""
 
     def close(self) -> None:
-        """Withdraw everything and leave the slot; idempotent, also on drop. Later calls of the others raise ValueError."""
+        """Withdraw everything and leave the slot; idempotent, also on drop. Later calls of the others raise
+        ValueError."""
 
 class Match:
     """Where leading pages were at the time of a lookup. Holds nothing; a lease checks again. Immutable."""
@@ -135,7 +148,8 @@ class Match:
         """`(slot, num_pages)` from the front."""
 
 class Lease:
-    """Pages whose owners do not reuse them until `release`, the end of a copy, or the drop of this object. Any thread."""
+    """Pages whose owners do not reuse them until `release`, the end of a copy, or the drop of this object. Any
+    thread."""
 
     @property
     def num_pages(self) -> int: ...
@@ -176,7 +190,8 @@ class Copy:
     def layers_done(self) -> int: ...
 
 class Peers:
-    """A reader's view of all ranks of its namespace. Any thread, except that one reader bit belongs to one `Peers` object."""
+    """A reader's view of all ranks of its namespace. Any thread, except that one reader bit belongs to one `Peers`
+    object."""
 
     def __init__(
         self,
@@ -189,28 +204,34 @@ class Peers:
     ) -> None:
         """A rank passes its slot, a reader bit of its own (0 to 63; its slot will do), and the pool copies land in.
 
-        With `pool=None` it only looks (the controller): `reader_bit` and `geometry` are ignored, `lease` and `start_copy` raise.
+        With `pool=None` it only looks (the controller): `reader_bit` and `geometry` are ignored, `lease` and
+        `start_copy` raise.
         `slot=None`: no rank, nothing is left out of lookups. ValueError when a live process has the reader bit.
         """
 
     def lookup(self, keys: list[str]) -> Match:
         """Leading pages that live peers hold, never the own slot: the peer with the longest run, then on from its end.
 
-        Of equally long runs the one of the next slot above the own is taken, cyclically, so that ranks choose different sources.
+        Of equally long runs the one of the next slot above the own is taken, cyclically, so that ranks choose
+        different sources.
         """
 
     def prefix_lens(self, keys: list[str]) -> list[int]:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
     def lease(self, match: Match, num_pages: int) -> Lease | None:
-        """Lease the first `num_pages` of the match: all of them, or None because one changed or its owner died since."""
+        """Lease the first `num_pages` of the match: all of them, or None because one changed or its owner died
+        since."""
 
     def version(self) -> int:
-        """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not ordered."""
+        """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not
+        ordered."""
 
     def start_copy(self, loads: list[tuple[Lease, Frames]]) -> Copy:
-        """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by layer.
+        """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
+        layer.
 
-        A page that several targets want is fetched once. Target frames belong to the copy until it has ended. ValueError for a released
+        A page that several targets want is fetched once. Target frames belong to the copy until it has ended.
+        ValueError for a released
         lease, a target outside the pool or named twice, or lengths that differ.
         """
