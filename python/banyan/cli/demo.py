@@ -29,7 +29,7 @@ from rich.table import Table
 
 from banyan.cli.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
 from banyan.cli.report import NAMES, RUNS, build_report, number, percent, render_html
-from banyan.cli.servers import Server, ServerFailed, ServerSpec, wait_ready
+from banyan.cli.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
 from benchmark.compare import Target, measure_alternately
 from benchmark.load import Arrivals, Progress
 from benchmark.measure import RunResult, Workload
@@ -85,10 +85,16 @@ FULL = DemoPlan(
 
 def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
     """The four servers: same model, same page size, same total pool."""
-    environment = {"SGLANG_USE_CPU_ENGINE": "1"}
 
-    def spec(label: str, dp: int, share: Any, cores: str) -> ServerSpec:
+    def spec(label: str, dp: int, share: Share, cores: str) -> ServerSpec:
         tokens = 2 * pool_tokens // dp
+        environment = {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": cores,
+            # The binding above only takes effect with AMX. Without it every rank starts a thread per core, and
+            # the threads of two ranks wait for each other in turns: three times slower on two cores.
+            "OMP_NUM_THREADS": str(2 // dp),
+        }
         return ServerSpec(
             label=label,
             dp=dp,
@@ -97,7 +103,7 @@ def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
                 *("--device", "cpu", "--max-total-tokens", str(tokens), "--context-length", "8192"),
                 *("--page-size", str(PAGE_SIZE), "--sleep-on-idle"),
             ),
-            env=tuple({**environment, "SGLANG_CPU_OMP_THREADS_BIND": cores}.items()),
+            env=tuple(environment.items()),
         )
 
     return {
