@@ -14,7 +14,7 @@ demo: setup ## real server, --dp 2, sharing off against on; leaves build/demo/re
 	@$(PY) -m banyan.cli.demo
 
 serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
-	SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" $(PY) -m sglang.launch_server \
+	SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" OMP_NUM_THREADS=1 $(PY) -m sglang.launch_server \
 	    --model-path $(MODEL) --device cpu --dp 2 --max-total-tokens 40000 --context-length 8192 --sleep-on-idle \
 	    --enable-banyan $(ARGS)
 

@@ -16,6 +16,7 @@ MODEL = Path("build/models/smollm2-135m-instruct")
 CPU = (
     ("SGLANG_USE_CPU_ENGINE", "1"),
     ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
+    ("OMP_NUM_THREADS", "1"),
     # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
 )
