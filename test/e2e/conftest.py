@@ -42,6 +42,22 @@ class Client:
         answer = self.post("/generate", body)
         return answer["output_ids"], answer["meta_info"]
 
+    def first_token(self, ids, *, rank=None):
+        """``(id, log probability)`` of the first output token: it depends on the KV of the whole prompt and, unlike
+        later tokens, not on who else is being decoded (a matrix times one row and times several rows may round
+        differently in torch).
+        """
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        if rank is not None:
+            body["routed_dp_rank"] = rank
+        log_probability, token, _ = self.post("/generate", body)["meta_info"]["output_token_logprobs"][0]
+        return token, log_probability
+
     def post(self, path, body, *, timeout_s=120):
         request = urllib.request.Request(
             self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
