@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are greedy outputs with Banyan those of stock SGLang, request by request?
+
+    python -m benchmark.identity --num-prompts 104
+
+Two servers, stock and Banyan on, answer the same chats twice (the second time in another order, so that half of them
+meet the other rank), one request at a time: torch rounds a matrix times one row and times several rows differently
+now and then, so two servers agree to the last token only when their decode batches do. Correctness, not speed: both
+servers run at once. Writes build/identity/report.json; exit status 1 unless all outputs are identical.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from banyan.cli.demo import GENERATED, SHORT, make_workloads, server_specs
+from banyan.cli.model import DEFAULT_TARGET, ensure_model
+from banyan.cli.servers import Server, wait_ready
+from benchmark.measure import RunResult, Workload, measure
+from benchmark.outputs import compare_outputs
+from benchmark.provenance import provenance
+
+LABELS = ("stock", "on")
+
+
+async def play_both(servers: Sequence[Server], workload: Workload) -> list[RunResult]:
+    """Both servers side by side, each one request at a time."""
+    runs = await asyncio.gather(*(measure(server.spec.label, server.url, workload) for server in servers))
+    return [result for results in runs for result in results]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.identity", description=__doc__.splitlines()[0])
+    parser.add_argument("--num-prompts", type=int, default=104, help="chats; each is asked twice of each server")
+    parser.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file, or `generated`")
+    parser.add_argument("--mean-answer-words", type=int, default=100, help="length of the generated chats")
+    parser.add_argument("--output-len", type=int, default=SHORT.output_len)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("build/identity"))
+    args = parser.parse_args(argv)
+    args.concurrency = 1
+    from benchmark.workload.tokenizer import HuggingFaceTokenizer
+
+    model = ensure_model(DEFAULT_TARGET)
+    plan = replace(
+        SHORT, num_prompts=args.num_prompts, output_len=args.output_len, mean_answer_words=args.mean_answer_words
+    )
+    workload = make_workloads(args, plan, HuggingFaceTokenizer(str(model)))["history"]
+    # Room for all prompts in each rank: what an eviction makes a server compute again is another question.
+    pool_tokens = sum(script.prompt_len + args.output_len + 16 for script in workload.scripts)
+    specs = server_specs(pool_tokens)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(specs[label], model, args.out / "logs")) for label in LABELS]
+        wait_ready(servers)
+        results = asyncio.run(play_both(servers, workload))
+    outputs = compare_outputs(results, "on", "stock")
+    cached = {f"{result.label}, run {result.run}": result.summary["cached_by_source"] for result in results}
+    report = {**outputs, "cached_by_source": cached, "provenance": provenance(), "config": vars(args) | {"out": None}}
+    (args.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps({**outputs, "cached_by_source": cached}, indent=2))
+    return 0 if outputs["identical"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
