@@ -14,7 +14,7 @@ takes a queued one back. All calls come from the scheduler thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Source
@@ -175,7 +175,11 @@ class PrefixCache:
         self._shelf.reset()
         self._counters.resets += 1
 
-    def move_to(self, shelf: OwnShelf, source: Source) -> None:
-        """Go on with another shelf and other peers: those of a new namespace. Call ``quiesce`` before."""
+    def move_to(self, join: Callable[[], tuple[OwnShelf, Source]]) -> None:
+        """Go on with the shelf and the peers of a new namespace, made by ``join``. Call ``quiesce`` before.
+
+        The old ones are let go first: a rank has one shelf and one reader bit.
+        """
         assert not self._queued and not self._moving
-        self._shelf, self._source = shelf, source
+        del self._shelf, self._source
+        self._shelf, self._source = join()

@@ -4,9 +4,9 @@
 from collections import Counter
 
 import pytest
-from test.unit.directory.rig import Rank, frames, ids, keys
+from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
-from banyan._native import Roster
+from banyan._native import Peers, Roster, Shelf
 from banyan.cache import NOTHING_QUEUED, PrefixCache
 from banyan.telemetry import Counters
 
@@ -149,3 +149,25 @@ def test_remember_when_many_requests_are_aborted_then_old_lookups_are_forgotten(
     for number in range(20):
         node.reader.lookup(f"r{number}", keys(1))
     assert len(node.reader._seen) == 4
+
+
+def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_sharing_goes_on(node):
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.lookup("r", keys(1)).num_pages == 1
+    for slot, cache in enumerate((node.holder, node.reader)):
+        cache.quiesce()
+        rank = node.ranks[slot]
+        rank.shelf.close()
+        rank.shelf = rank.peers = node.source = None
+
+        def join(rank=rank, slot=slot):
+            arguments = (b"m" * 32, rank.geometry, rank.pool)
+            return (
+                Shelf(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
+                Peers(node.roster, slot, slot, *arguments),
+            )
+
+        cache.move_to(join)
+    assert node.reader.lookup("r", keys(1)) is None
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.lookup("r", keys(1)).num_pages == 1

@@ -213,8 +213,8 @@ class BanyanLinker(UnifiedCacheLinker):
             time.sleep(POLL_S)
         self._shelf.close()
         self._weights_epoch += 1
-        del self._peers
-        self._cache.move_to(*self._join())
+        del self._shelf, self._peers
+        self._cache.move_to(self._join)
 
     def _join(self) -> tuple[_native.Shelf, _native.Peers]:
         """Take this rank's place in the roster, under the namespace of its present weights."""
