@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/identity"))
     args = parser.parse_args(argv)
     args.concurrency = 1
+    # An exception, so that the servers are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     from benchmark.workload.tokenizer import HuggingFaceTokenizer
 
     model = ensure_model(DEFAULT_TARGET)
