@@ -62,7 +62,7 @@ class DemoPlan:
 
 # Sized for two cores: SmolLM2-135M computes several hundred prompt tokens a second on one of them.
 SHORT = DemoPlan(
-    num_prompts=20,
+    num_prompts=14,
     repetitions=3,
     stock_repetitions=1,
     history_turns=7,
