@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from benchmark.workload.conversation import ChatTokenizer, Conversation, Message, Script, Step
 
@@ -35,14 +36,8 @@ def history_scripts(
     system_prompt: str = "",
 ) -> list[Script]:
     """One request per conversation: up to `history_turns` messages before the last answer are its context."""
-    scripts: list[Script] = []
-    for conversation in conversations:
-        if len(scripts) == limits.num_prompts:
-            break
-        script = _history_script(conversation, tokenizer, limits, system_prompt)
-        if script is not None:
-            scripts.append(script)
-    return scripts
+    made = (_history_script(conversation, tokenizer, limits, system_prompt) for conversation in conversations)
+    return _first_that_fit(made, limits.num_prompts)
 
 
 def session_scripts(
@@ -53,14 +48,13 @@ def session_scripts(
     system_prompt: str = "",
 ) -> list[Script]:
     """Every user turn is a request; the answers in the context are the model's own."""
-    scripts: list[Script] = []
-    for conversation in conversations:
-        if len(scripts) == limits.num_prompts:
-            break
-        script = _session_script(conversation, tokenizer, limits, system_prompt)
-        if script is not None:
-            scripts.append(script)
-    return scripts
+    made = (_session_script(conversation, tokenizer, limits, system_prompt) for conversation in conversations)
+    return _first_that_fit(made, limits.num_prompts)
+
+
+def _first_that_fit(made: Iterable[Script | None], num_prompts: int) -> list[Script]:
+    """The first `num_prompts` scripts; conversations behind them are not even looked at."""
+    return list(islice((script for script in made if script is not None), num_prompts))
 
 
 def order_of_run(scripts: Sequence[Script], *, seed: int, run: int) -> list[int]:
