@@ -11,7 +11,7 @@ setup: ## everything that the other targets need; repeats only what changed
 	@scripts/setup.sh
 
 demo: setup ## real server, --dp 2, sharing off against on; leaves build/demo/report.html
-	@$(PY) -m banyan.cli.demo
+	@$(PY) -m benchmark.demo
 
 serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
 	SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" OMP_NUM_THREADS=1 $(PY) -m sglang.launch_server \
@@ -38,7 +38,7 @@ fmt: setup ## format Python and Rust
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all
 
 bench: setup ## the full table: at least 200 multi-turn requests, both modes, three alternations (about an hour)
-	@$(PY) -m banyan.cli.demo --full
+	@$(PY) -m benchmark.demo --full
 
 loom: setup ## model-check the lease protocol
 	@$(PY) -m pytest test/native/test_loom.py -q

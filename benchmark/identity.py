@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from banyan.cli.demo import GENERATED, SHORT, make_workloads, server_specs
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
-from banyan.cli.servers import Server, wait_ready
+from benchmark.demo import GENERATED, SHORT, make_workloads, server_specs
 from benchmark.measure import RunResult, Workload, measure
 from benchmark.outputs import compare_outputs
 from benchmark.provenance import provenance
+from benchmark.servers import Server, wait_ready
 
 LABELS = ("stock", "on")
 

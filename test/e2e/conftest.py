@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan.cli.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import Server, ServerSpec, wait_ready
 
 MODEL = Path("build/models/smollm2-135m-instruct")
 CPU = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``banyan``: look at a machine, measure it, run the demo. Each command is one module, imported when it is called."""
+"""``banyan``: look at a machine, measure it. Each command is one module, imported when it is called."""
 
 from __future__ import annotations
 

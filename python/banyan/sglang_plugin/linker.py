@@ -203,12 +203,18 @@ class BanyanLinker(UnifiedCacheLinker):
         """Leave the old weights' namespace, and meet only peers that took the same update.
 
         Pages that stay in SGLang's tree (an update without a flush) belong to it: they are withdrawn, not freed.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading the old pages.
         """
         self._cache.quiesce()
         self._allocator.settle()
         self._shelf.reset()
         deadline = time.monotonic() + READER_PATIENCE_S
-        while self._shelf.num_quarantined and time.monotonic() < deadline:
+        while self._shelf.num_quarantined:
+            if time.monotonic() > deadline:
+                held = self._shelf.num_quarantined
+                raise RuntimeError(f"weights update: peers have held {held} page(s) for over {READER_PATIENCE_S:g} s")
             self._shelf.drain()
             time.sleep(POLL_S)
         self._shelf.close()

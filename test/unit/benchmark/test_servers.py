@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from banyan.cli import servers
-from banyan.cli.demo import server_specs
-from banyan.cli.servers import Server, ServerFailed, ServerSpec, free_port, wait_ready
+from benchmark import servers
+from benchmark.demo import server_specs
 from benchmark.processes import ProcessSession
+from benchmark.servers import Server, ServerFailed, ServerSpec, free_port, wait_ready
 
 TREE = """
 import subprocess, sys, time

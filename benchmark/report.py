@@ -58,6 +58,7 @@ def build_report(results: Sequence[RunResult], about: Mapping[str, Any]) -> dict
         "outputs_identical": outputs["identical"],
         "num_requests": max((len(result.records) for result in results), default=0),
         "num_errors": sum(result.summary["num_errors"] for result in results),
+        "control_share": _control_share(about.get("servers", {}).get("on", {})),
         "outputs": {
             "on_against_stock": outputs,
             "on_against_off": compare_outputs(results, "on", "off"),
@@ -98,6 +99,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
         (percent(report["hit_share_of_single_rank"]), "of a single rank's cache hits, second run"),
         (percent(report["hit_share_stock"]), "of them with stock SGLang"),
         (f"{same}/{outputs['num_compared']}", "greedy outputs identical to stock, token by token"),
+        (percent(report["control_share"], digits=2), "of forward time: the scheduler's work for sharing"),
     )
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in tiles)
     return f"<div class='tiles'>{cells}</div>{_differences(report)}"
@@ -201,6 +203,11 @@ def _hit_share(results: Sequence[RunResult], label: str) -> float | None:
     return float(median(ours) / median(single))
 
 
+def _control_share(server: Mapping[str, Any]) -> float | None:
+    """Of the busiest rank's forward time, the part that its scheduler thread spent in Banyan."""
+    return max((rank["control_share"] for rank in server.get("control", ())), default=None)
+
+
 def _median_of(spread: Mapping[str, Any] | None) -> float | None:
     return None if spread is None else float(spread["median"])
 
@@ -215,9 +222,9 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def percent(value: float | None) -> str:
-    """One decimal; a dash for what was not measured."""
-    return "-" if value is None else f"{value:.1%}"
+def percent(value: float | None, *, digits: int = 1) -> str:
+    """A dash for what was not measured."""
+    return "-" if value is None else f"{value:.{digits}%}"
 
 
 COLUMNS = (

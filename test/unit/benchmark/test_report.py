@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from bench_fakes import record, run_result
 
-from banyan.cli.report import build_report, render_html
+from benchmark.control import costs_in
 from benchmark.measure import RunResult
 from benchmark.provenance import provenance
+from benchmark.report import build_report, render_html
 
 KEYS = {
     "ttft_ratio_first_run",
@@ -17,6 +18,7 @@ KEYS = {
     "hit_share_of_single_rank",
     "hit_share_stock",
     "outputs_identical",
+    "control_share",
     "num_requests",
 }
 
@@ -62,6 +64,22 @@ def test_report_when_a_server_was_not_measured_then_its_figures_are_none() -> No
     assert "<svg" in render_html(report)
 
 
+def test_report_when_ranks_counted_their_control_time_then_names_the_worst() -> None:
+    info = {
+        "internal_states": [
+            {"banyan": {"dp_rank": 0, "control_us": 1, "forward_us": 1000}},
+            {"banyan": {"dp_rank": 1, "control_us": 5, "forward_us": 1000}},
+            {"banyan": {"dp_rank": 2, "control_us": 5, "forward_us": 0}},
+            {},
+        ]
+    }
+    costs = costs_in(info)
+    assert [cost["dp_rank"] for cost in costs] == [0, 1]
+    report = build_report(results(), {"servers": {"on": {"control": costs}, "stock": {"control": []}}})
+    assert report["control_share"] == 0.005
+    assert "0.50%" in render_html(report)
+
+
 def test_html_when_outputs_differ_then_lists_them_escaped() -> None:
     odd = results()
     odd[-2].records[0].answer.output_ids[:] = [7]
@@ -95,7 +113,7 @@ def test_html_when_rendered_then_self_contained_and_well_nested() -> None:
 
 
 def test_demo_when_results_are_written_then_json_and_html_are_there(tmp_path: Path) -> None:
-    from banyan.cli.demo import SHORT, Demo, show, write_report
+    from benchmark.demo import SHORT, Demo, show, write_report
 
     demo = Demo(SHORT, {}, tmp_path, tmp_path)
     demo.results = {"history": results(), "session": results()}

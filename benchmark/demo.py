@@ -2,8 +2,8 @@
 """The main job in one command: real servers, a multi-turn chat workload twice in a row, sharing off against
 on.
 
-    python -m banyan.cli.demo            # the short form, at most 15 minutes on two cores
-    python -m banyan.cli.demo --full     # at least 200 requests, three alternations, both modes
+    python -m benchmark.demo            # the short form, at most 15 minutes on two cores
+    python -m benchmark.demo --full     # at least 200 requests, three alternations, both modes
 
 Servers come up in two groups, so that no more than two of them hold memory at once: first the single rank and
 stock SGLang, which are only stood beside the others, then sharing off and on, which are measured alternately.
@@ -28,13 +28,14 @@ from rich.console import Console
 from rich.table import Table
 
 from banyan.cli.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
-from banyan.cli.report import NAMES, RUNS, build_report, number, percent, render_html
-from banyan.cli.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
 from benchmark.compare import Target, measure_alternately
+from benchmark.control import control_costs
 from benchmark.load import Arrivals, Progress
 from benchmark.measure import RunResult, Workload
 from benchmark.provenance import provenance
+from benchmark.report import NAMES, RUNS, build_report, number, percent, render_html
 from benchmark.results import append_lines
+from benchmark.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
 from benchmark.workload.conversation import ChatTokenizer, Conversation
 from benchmark.workload.generated import ChatShape, generate_conversations
 from benchmark.workload.scripts import ScriptLimits, history_scripts, session_scripts
@@ -148,7 +149,7 @@ class Demo:
         self._out = out
         self._specs = server_specs(plan.pool_tokens)
         self.results: dict[str, list[RunResult]] = {mode: [] for mode in workloads}
-        self.servers: dict[str, dict[str, float]] = {}
+        self.servers: dict[str, dict[str, Any]] = {}
 
     def run(self) -> None:
         """Measure the two groups, one after the other. Raises ServerFailed."""
@@ -179,6 +180,8 @@ class Demo:
                         finished=self._saver(mode),
                     )
                 )
+            for server in servers:
+                self.servers[server.spec.label]["control"] = control_costs(server.url)
 
     def _saver(self, mode: str) -> Callable[[RunResult], None]:
         def save(result: RunResult) -> None:
@@ -260,7 +263,7 @@ def write_report(demo: Demo, about: dict[str, Any], out: Path) -> dict[str, Any]
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m banyan.cli.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmark.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="the full table instead of the short form (about an hour)")
     parser.add_argument("--num-prompts", type=int, help="conversations")
@@ -346,7 +349,8 @@ def show(report: dict[str, Any], out: Path) -> None:
         f"second run {number(report['ttft_ratio_second_run'])}. "
         f"Cache hits of the second run, against one rank alone: {percent(report['hit_share_of_single_rank'])}, "
         f"stock {percent(report['hit_share_stock'])}. "
-        f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}."
+        f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "
+        f"Scheduler time spent in Banyan: {percent(report['control_share'], digits=2)}."
     )
     printer.print(f"report: {out / 'report.html'}  {out / 'report.json'}", soft_wrap=True)
 
