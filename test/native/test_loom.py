@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,7 +14,6 @@ WORKSPACE = Path(__file__).resolve().parents[2] / "sgl-kernel"
 pytestmark = pytest.mark.native
 
 
-@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs a Rust toolchain")
 def test_lease_protocol_when_every_interleaving_is_tried_then_sound() -> None:
     command = ["cargo", "test", "--release", "-j2", "-p", "banyan-shm", "--test", "loom"]
     env = {**os.environ, "RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": str(WORKSPACE / "target" / "loom")}
