@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the policies that minimise something have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from banyan.routing.view import Choice, Lots, Query, RankState, Reason
+
+
+def cheapest(cost: Callable[[RankState], Any], query: Query, candidates: Sequence[RankState], lots: Lots) -> RankState:
+    """The candidate of the lowest cost; of several, the one with the lowest lot. Costs are anything that compares."""
+    return min(candidates, key=lambda state: (cost(state), lots(query.turn, state.rank)))
+
+
+def argmin(cost: Callable[[RankState], Any], query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    """``cheapest`` as a choice. The reason says whether the answer is also the best for the cache."""
+    rank = cheapest(cost, query, candidates, lots).rank
+    longest = max(query.cached_on(state.rank) for state in candidates)
+    is_longest = query.cached_on(rank) == longest > 0
+    return Choice(rank, Reason.CACHE if is_longest else Reason.LOAD)

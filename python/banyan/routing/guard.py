@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hot-rank guard, common to all policies: whatever a policy prefers, it does not pile more onto an outlier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from banyan.routing.view import Query, RankState
+
+
+@dataclass(frozen=True, slots=True)
+class HotRankGuard:
+    """A rank is hot when its ongoing tokens exceed ``factor`` times the mean of the others, plus one such prompt.
+
+    The factor of 2 is that of the overload override in "Elastic P2P vs PD-Combined" (2.4). There it is taken of the
+    mean over all ranks, which a rank of two can never exceed twice; hence the others. The prompt is added because
+    it is the most that a move can save: below that difference, staying is not slower than computing anew elsewhere.
+    """
+
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1:
+            raise ValueError(f"the hot-rank guard's factor is at least 1, not {self.factor}")
+
+    def cool(self, query: Query, ranks: Sequence[RankState]) -> Sequence[RankState]:
+        """The ranks that are not hot. The least loaded one always is among them."""
+        if len(ranks) < 2 or math.isinf(self.factor):
+            return ranks
+        total = sum(state.ongoing_tokens for state in ranks)
+        per_other = self.factor / (len(ranks) - 1)
+        return [
+            state
+            for state in ranks
+            if state.ongoing_tokens <= (total - state.ongoing_tokens) * per_other + query.num_prompt_tokens
+        ]
+
+
+UNGUARDED = HotRankGuard(math.inf)
+"""Lets every rank pass: for measuring what a policy does alone."""

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LMetric: (pending prefill tokens + new tokens of this request) x requests. No session rule, no weights.
+
+After LMetric (OSDI 2026) as "Elastic P2P vs PD-Combined" (3.4, corrected) gives it. The new tokens make a soft
+affinity: a rank that holds the prefix has less to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from banyan.routing.cost import argmin
+from banyan.routing.view import Choice, Lots, Query, RankState
+
+
+def lmetric(query: Query, state: RankState) -> int:
+    """The score in token-requests; lower is better.
+
+    This request counts too: an idle rank would otherwise score 0 whatever it had to compute.
+    """
+    return (state.pending_prefill_tokens + query.new_on(state.rank)) * (state.num_requests + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LMetric:
+    """The rank with the lowest score."""
+
+    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+        return argmin(lambda state: lmetric(query, state), query, candidates, lots)

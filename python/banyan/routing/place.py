@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From all ranks to one: the active ones, without the hot ones, and then the policy. And the policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from banyan.routing.dualpath import DualPath
+from banyan.routing.guard import HotRankGuard
+from banyan.routing.hybrid import Hybrid
+from banyan.routing.linear import Linear
+from banyan.routing.lmetric import LMetric
+from banyan.routing.lots import SeededLots
+from banyan.routing.round_robin import RoundRobin
+from banyan.routing.session_sticky import SessionSticky
+from banyan.routing.unified import Unified
+from banyan.routing.view import Choice, Lots, Policy, Query, RankState
+
+POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "round_robin": RoundRobin,
+        "session_sticky": SessionSticky,
+        "linear": Linear,
+        "lmetric": LMetric,
+        "unified": Unified,
+        "hybrid": Hybrid,
+        "dualpath": DualPath,
+    }
+)
+
+DEFAULT_GUARD = HotRankGuard()
+DEFAULT_LOTS = SeededLots()
+
+
+class NoActiveRank(LookupError):
+    """There is nobody to send the request to."""
+
+
+def place(
+    policy: Policy,
+    query: Query,
+    ranks: Sequence[RankState],
+    *,
+    guard: HotRankGuard = DEFAULT_GUARD,
+    lots: Lots = DEFAULT_LOTS,
+) -> Choice:
+    """Choose one of the active ranks.
+
+    Raises:
+        NoActiveRank: when none is active.
+    """
+    active = [state for state in ranks if state.is_active]
+    if not active:
+        raise NoActiveRank(f"none of {len(ranks)} ranks is active")
+    cool = guard.cool(query, active)
+    choice = policy.choose(query, cool, lots)
+    if len(cool) == len(active):
+        return choice
+    kept = {state.rank for state in cool}
+    return replace(choice, hot_ranks=tuple(state.rank for state in active if state.rank not in kept))

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each policy is for, on situations that a reader can check by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededLots, place
+from banyan.routing.dualpath import DualPath, ReadSide, decode_rank, read_side
+from banyan.routing.hybrid import Hybrid
+from banyan.routing.linear import Linear
+from banyan.routing.lmetric import LMetric
+from banyan.routing.round_robin import RoundRobin
+from banyan.routing.session_sticky import SessionSticky
+from banyan.routing.unified import Unified
+
+IDLE = [RankState(rank=0), RankState(rank=1)]
+
+
+def ask(num_tokens=1_000, **fields):
+    return Query(turn=0, num_prompt_tokens=num_tokens, **fields)
+
+
+def choose(policy, query, ranks):
+    choice = place(policy, query, ranks, guard=UNGUARDED)
+    return choice.rank, choice.reason
+
+
+def test_place_when_nobody_is_active_then_it_says_so():
+    with pytest.raises(NoActiveRank, match="none of 1"):
+        place(RoundRobin(), ask(), [RankState(rank=0, is_active=False)])
+
+
+def test_lots_when_many_are_drawn_then_every_rank_wins_as_often():
+    lots = SeededLots(7)
+    wins = Counter(min(range(4), key=lambda rank: lots(turn, rank)) for turn in range(4_000))
+    assert all(900 < wins[rank] < 1_100 for rank in range(4))
+
+
+def test_round_robin_when_a_rank_is_inactive_for_a_while_then_the_others_share_its_turns():
+    last, order = {0: -1, 1: -1, 2: -1}, []
+    for turn in range(9):
+        ranks = [RankState(rank=r, last_turn=last[r], is_active=not (r == 2 and 3 <= turn < 7)) for r in last]
+        rank, _ = choose(RoundRobin(), replace(ask(), turn=turn), ranks)
+        last[rank] = turn
+        order.append(rank)
+    assert sorted(order[:3]) == [0, 1, 2]
+    assert sorted(order[3:7]) == [0, 0, 1, 1]
+    assert order[7] == 2
+
+
+def test_session_sticky_when_the_session_was_somewhere_then_there_again():
+    busy = [RankState(rank=0, ongoing_tokens=9_000), RankState(rank=1)]
+    assert choose(SessionSticky(), ask(session_rank=0), busy) == (0, Reason.SESSION)
+    assert choose(SessionSticky(), ask(), busy) == (1, Reason.LOAD)
+
+
+def test_session_sticky_when_its_rank_is_hot_then_it_moves():
+    busy = [RankState(rank=0, ongoing_tokens=9_000), RankState(rank=1)]
+    choice = place(SessionSticky(), ask(session_rank=0), busy)
+    assert (choice.rank, choice.reason, choice.hot_ranks) == (1, Reason.LOAD, (0,))
+
+
+def test_linear_when_cached_tokens_outweigh_the_load_then_the_cache_wins():
+    ranks = [RankState(rank=0, ongoing_tokens=500), RankState(rank=1)]
+    query = ask(cached_tokens={0: 600})
+    assert choose(Linear(), query, ranks) == (0, Reason.CACHE)
+    assert choose(Linear(alpha=0.5), query, ranks) == (1, Reason.LOAD)
+
+
+def test_lmetric_when_all_are_idle_then_the_prefix_still_counts():
+    assert choose(LMetric(), ask(cached_tokens={1: 16}), IDLE) == (1, Reason.CACHE)
+
+
+def test_lmetric_when_the_batch_is_larger_then_a_long_prefix_loses():
+    ranks = [RankState(rank=0, num_running=9), RankState(rank=1)]
+    assert choose(LMetric(), ask(cached_tokens={0: 896}), ranks) == (1, Reason.LOAD)
+    assert choose(LMetric(), ask(cached_tokens={0: 928}), ranks) == (0, Reason.CACHE)
+
+
+def test_unified_when_peers_can_give_the_prefix_then_the_short_queue_wins():
+    rates = Unified(prefill_tokens_per_s=1_000, fetch_tokens_per_s=100_000, fetch_overhead_s=0.01)
+    ranks = [RankState(rank=0, pending_prefill_tokens=500), RankState(rank=1)]
+    held = ask(cached_tokens={0: 992})
+    assert choose(rates, held, ranks) == (0, Reason.CACHE)
+    assert choose(rates, replace(held, fetchable_tokens=992), ranks) == (1, Reason.LOAD)
+
+
+def test_unified_when_fetching_is_slower_than_computing_then_it_counts_as_computing():
+    slow = Unified(prefill_tokens_per_s=1_000, fetch_tokens_per_s=10, fetch_overhead_s=0)
+    assert slow.expected_s(ask(fetchable_tokens=900), RankState(rank=0)) == pytest.approx(1.0)
+
+
+def test_unified_when_the_sessions_rank_is_not_much_worse_then_it_is_kept():
+    ranks = [RankState(rank=0, pending_prefill_tokens=900), RankState(rank=1)]
+    assert choose(Unified(), ask(session_rank=0), ranks) == (0, Reason.SESSION)
+    ranks = [RankState(rank=0, pending_prefill_tokens=1_100), RankState(rank=1)]
+    assert choose(Unified(), ask(session_rank=0), ranks) == (1, Reason.LOAD)
+
+
+def test_hybrid_when_more_than_half_is_cached_then_load_does_not_matter():
+    ranks = [RankState(rank=0, num_running=30), RankState(rank=1)]
+    assert choose(Hybrid(), ask(cached_tokens={0: 512}), ranks) == (0, Reason.CACHE)
+    assert choose(Hybrid(), ask(cached_tokens={0: 496}), ranks) == (1, Reason.LOAD)
+
+
+def test_hybrid_when_scores_tie_then_the_fewer_requests_win():
+    ranks = [RankState(rank=0, num_running=1), RankState(rank=1)]
+    assert choose(Hybrid(), ask(cached_tokens={0: 1_000, 1: 1_000}), ranks) == (1, Reason.CACHE)
+
+
+def test_dualpath_when_queues_differ_then_three_classes():
+    policy = DualPath(beta_tokens=100, alpha_tokens=10)
+    over = RankState(rank=0, ongoing_tokens=101)
+    long = RankState(rank=1, read_queue_tokens=11)
+    short = RankState(rank=2, ongoing_tokens=100, read_queue_tokens=10)
+    assert choose(policy, ask(), [over, long, short]) == (2, Reason.SHORT_QUEUE)
+    assert choose(policy, ask(), [over, long]) == (1, Reason.LONG_QUEUE)
+    assert choose(policy, ask(), [over]) == (0, Reason.ALL_OVER)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "side"), [(5, 4, "decode"), (4, 4, "prefill"), (0, 9, "prefill")])
+def test_read_side_when_queues_differ_then_the_shorter_one_reads(prefill, decode, side):
+    assert read_side(prefill_queue_tokens=prefill, decode_queue_tokens=decode) is ReadSide(side)
+
+
+def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_rank_with_room():
+    groups = {
+        0: [RankState(rank=0, ongoing_tokens=10, free_tokens=99), RankState(rank=1, ongoing_tokens=90, free_tokens=99)],
+        1: [RankState(rank=2, ongoing_tokens=30, free_tokens=9), RankState(rank=3, ongoing_tokens=40, free_tokens=50)],
+        2: [RankState(rank=4, is_active=False)],
+    }
+    assert decode_rank(ask(), groups, 10, SeededLots()) == 3
+    assert decode_rank(ask(), groups, 9, SeededLots()) == 2
+
+
+def test_decode_rank_when_nobody_is_active_then_it_says_so():
+    with pytest.raises(ValueError, match="no group"):
+        decode_rank(ask(), {0: [RankState(rank=0, is_active=False)]}, 1, SeededLots())
+
+
+def test_guard_when_a_difference_is_smaller_than_the_prompt_then_nobody_is_hot():
+    ranks = [RankState(rank=0, ongoing_tokens=1_000), RankState(rank=1)]
+    assert list(HotRankGuard().cool(ask(1_000), ranks)) == ranks
+    assert list(HotRankGuard().cool(ask(999), ranks)) == ranks[1:]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: HotRankGuard(0.5),
+        lambda: HotRankGuard(float("nan")),
+        lambda: Linear(alpha=-1),
+        lambda: Hybrid(min_cached_ratio=1.5),
+        lambda: Unified(prefill_tokens_per_s=0),
+        lambda: Unified(session_factor=0.5),
+    ],
+)
+def test_parameters_when_out_of_range_then_refused(make):
+    with pytest.raises(ValueError):
+        make()
