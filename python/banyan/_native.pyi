@@ -235,3 +235,173 @@ class Peers:
         ValueError for a released
         lease, a target outside the pool or named twice, or lengths that differ.
         """
+
+class Found:
+    """Leading pages that the store held at the time of a lookup. A hint, immutable: it holds nothing, a read checks
+    again."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+class Read:
+    """Pages on their way from the store into memory, step by step. Any thread may wait; waits release the GIL.
+
+    A page is *good* in a layer once the checksum of exactly that page and layer, taken over the bytes in memory,
+    agrees. `wait_layer` also returns when pages have failed: until `finish` has named them, nothing that was computed
+    from a layer may be kept. Dropping it before `finish` gives up, and returns when nothing is written to memory any
+    more.
+    """
+
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def layers_done(self) -> int:
+        """How many leading layers have landed or failed."""
+
+    @property
+    def num_failed(self) -> int:
+        """Pages known to be bad so far."""
+
+    def wait_layer(self, layer: int) -> float:
+        """Block until `layer` of every page has landed or its page has failed; the seconds waited."""
+
+    def finish(self) -> list[tuple[int, str]]:
+        """Block until nothing writes the memory any more; the failed pages as (position, reason), [] when all are good.
+
+        Reasons: "gone" (evicted or rewritten meanwhile), "checksum", "io" (the device reported an error). The record
+        of a page that failed by "checksum" or "io" has been dropped; it is not found again.
+        """
+
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def read_s(self) -> float:
+        """Seconds from the first submission to the last completion; 0.0 before the end."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent waiting in `wait_layer` and `finish`, over all callers."""
+
+class Store:
+    """The L3 store: pages on one or more file systems, found by page key within one namespace.
+
+    One object for each rank. It owns one I/O thread. Every method may be called from any thread; none but `open`,
+    `sync`, `invalidate`, `evict`, `refresh` and `close` waits for a device. The format stands in docs/format.md.
+
+    Memory is a `SharedBytes` in which a page occupies a *frame*: the Full Block, layers one after another without gaps,
+    from a byte offset that is a multiple of 4096. Frames belong to the store from `put` until `completed` names
+    the key, and to a `Read` until it has finished or was dropped. Both keep the memory alive.
+    """
+
+    @staticmethod
+    def open(
+        paths: list[str],
+        namespace: bytes,
+        layer_bytes: list[int],
+        *,
+        quota_bytes: int,
+        share_bytes: int | None = None,
+        floor_bytes: int = 1 << 30,
+        segment_bytes: int | None = None,
+        backlog_bytes: int = 256 << 20,
+        access: str = "read-write",
+        policy: str = "lru",
+        engine: str = "auto",
+        faults: str | None = None,
+    ) -> Store:
+        """Open or create the store that is striped over `paths` (the same list for all its users).
+
+        Args:
+            namespace: 32 bytes; pages of other namespaces are never found.
+            layer_bytes: bytes of each layer of one page.
+            quota_bytes: what all users of these paths may occupy together; nothing grows beyond it.
+            share_bytes: what this writer may occupy; the whole quota when None. A server passes quota / number of
+                ranks, so that no rank starves another.
+            floor_bytes: free bytes to leave on each file system.
+            segment_bytes: size of a segment file; chosen from the quota when None.
+            backlog_bytes: pages queued by `put` beyond this are refused ("full").
+            access: "read-write", or "read" (no shelf of its own, `put` raises).
+            policy: "lru" or "s3fifo"; in both children go before their parents.
+            engine: "auto" (io_uring, else threads), "uring" or "threads".
+            faults: a seeded fault plan, for tests only (see docs/format.md).
+
+        Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, or paths that
+        do not belong together; OSError when the system refuses (a read-only path: pass access="read").
+        """
+
+    @property
+    def engine(self) -> str:
+        """What does the I/O, as one line for the log: "io_uring, O_DIRECT" ..., with the reason for a fallback."""
+
+    @property
+    def version(self) -> int:
+        """Differs from the last answer when a lookup may answer differently. Costs nanoseconds."""
+
+    def lookup(self, keys: list[str]) -> Found:
+        """The longest run of leading pages, by whichever writer. Touches what it finds. Never blocks on a device."""
+
+    def read(
+        self, found: Found, num_pages: int, memory: SharedBytes, offsets: Frames, *, layers_per_step: int = 1
+    ) -> Read:
+        """Bring the first `num_pages` of `found` up: page `i` into the frame at byte `offsets[i]` of `memory`.
+
+        Each step of `layers_per_step` layers, over all pages, is one submission; steps go in forward order. 1 streams
+        layer by layer; the number of layers reads each page as one extent (fastest when nothing waits for a layer).
+        ValueError for an offset that is not a multiple of 4096, outside `memory`, or named twice.
+        """
+
+    def put(self, keys: list[str], parent: str | None, memory: SharedBytes, offsets: Frames) -> list[str]:
+        """Queue a chain of complete pages: `keys[0]` follows the page `parent` (None: a first page), `keys[i]` follows
+        `keys[i - 1]`. One word for each page:
+
+        "queued":  its frame belongs to the store until `completed` names it.
+        "present": stored or queued already, by this writer or another. Nothing to wait for, as with all below.
+        "elsewhere": another writer is just writing it.
+        "full":    the back-log is at its bound, or the store takes no writes now.
+        "orphan":  its parent is neither stored nor queued; without it the page could never be found.
+        """
+
+    def completed(self) -> list[tuple[str, str]]:
+        """Pages whose frames the store has let go since the last call, as (key, "stored" | "failed").
+
+        Stored means durable."""
+
+    def sync(self) -> int:
+        """Write out the back-log regardless of pacing, wait until it is durable; the number of pages that failed."""
+
+    def pause_writes(self) -> None:
+        """Start no more writes until one of the next two is called."""
+
+    def set_write_budget(self, num_bytes: int) -> None:
+        """At most so many bytes may be written from now until the next call (the slack of the running batch)."""
+
+    def open_writes(self) -> None:
+        """Write whenever nobody on this node reads (an idle server). The state after `open`."""
+
+    def invalidate(self, namespace: bytes) -> None:
+        """Go on in another namespace (weights were updated). At once: no page of the old one is found, reads of it
+        fail as "gone", queued pages complete as "failed"; its records are the first to be evicted."""
+
+    def evict(self, num_pages: int) -> int:
+        """Evict by policy from this writer's own records; how many went."""
+
+    def drop(self, keys: list[str]) -> int:
+        """Withdraw single pages (a reader found their content wrong); how many were this writer's own."""
+
+    def refresh(self) -> None:
+        """Take in now what other writers have published. It also happens by itself soon after they did."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters since open and gauges; the names are those of `banyan store stat`."""
+
+    def close(self) -> None:
+        """Finish what is being written, drop the rest of the back-log, and leave. Idempotent, also on drop."""
+
+def store_check(paths: list[str]) -> dict[str, Any]:
+    """Read every record and verify it (`banyan fsck`); changes nothing. Safe while the store is in use."""
+
+def store_repair(paths: list[str]) -> dict[str, Any]:
+    """As `store_check`, and withdraw what is bad. Shelves whose writer lives are only checked."""
+
+def store_survey(paths: list[str]) -> dict[str, Any]:
+    """What is in the store, from its manifests alone; safe while it is in use."""
