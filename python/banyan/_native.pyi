@@ -54,6 +54,17 @@ class SharedBytes(Buffer):
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class DevicePool:
+    """A pool in memory that no process can map by a descriptor (a GPU's). Any thread.
+
+    `description` tells a peer how to open it and is opaque here; `Peers.description` hands it out. Bases of a geometry
+    on such a pool are places in a numbering of `num_bytes` bytes that the description and its reader agree on.
+    """
+
+    def __init__(self, description: bytes, num_bytes: int) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+
 class Roster:
     """The table in which the ranks of one server find each other: made once by the process that launches them. Any
     thread."""
@@ -92,7 +103,7 @@ class Shelf:
         roster: Roster,
         slot: int,
         namespace: bytes,
-        pool: SharedBytes,
+        pool: SharedBytes | DevicePool,
         num_frames: int,
         geometry: list[list[tuple[int, int]]],
     ) -> None:
@@ -155,6 +166,9 @@ class Lease:
     def num_pages(self) -> int: ...
     @property
     def runs(self) -> list[tuple[int, int]]: ...
+    def sources(self) -> list[tuple[int, int, bytes]]:
+        """`(slot, epoch, frames)` from the front: for whoever copies the pages himself. ValueError after `release`."""
+
     def release(self) -> None:
         """Let go; idempotent. A copy under way keeps its own hold until it has ended."""
 
@@ -200,7 +214,7 @@ class Peers:
         reader_bit: int,
         namespace: bytes,
         geometry: list[list[tuple[int, int]]],
-        pool: SharedBytes | None,
+        pool: SharedBytes | DevicePool | None,
     ) -> None:
         """A rank passes its slot, a reader bit of its own (0 to 63; its slot will do), and the pool copies land in.
 
@@ -227,13 +241,20 @@ class Peers:
         """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not
         ordered."""
 
+    def present(self) -> list[tuple[int, int]]:
+        """The live ranks besides this one, as `(slot, epoch)`. An epoch names one rank's stay in a slot; deaths show
+        within 100 ms."""
+
+    def description(self, slot: int, epoch: int) -> bytes | None:
+        """The description of that rank's `DevicePool`. None when it left, or when its pool is mapped."""
+
     def start_copy(self, loads: list[tuple[Lease, Frames]]) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
         layer.
 
         A page that several targets want is fetched once. Target frames belong to the copy until it has ended.
         ValueError for a released
-        lease, a target outside the pool or named twice, or lengths that differ.
+        lease, a target outside the pool or named twice, lengths that differ, or a `DevicePool`.
         """
 
 class Found:

@@ -4,6 +4,7 @@
 
 mod convert;
 mod copy;
+mod device_pool;
 mod memory;
 mod peers;
 mod roster;
@@ -14,6 +15,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::SharedBytes>()?;
+    module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<roster::PyRoster>()?;
     module.add_class::<shelf::PyShelf>()?;
     module.add_class::<peers::PyPeers>()?;

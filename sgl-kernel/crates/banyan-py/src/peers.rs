@@ -7,11 +7,11 @@ use banyan_shm::peers::{Lease, Match, Peers, Run};
 use banyan_shm::plan::{Load, Plan};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{geometry_of, keys_of, namespace_of, targets_of, to_py};
+use crate::convert::{frames_to_py, geometry_of, keys_of, namespace_of, targets_of, to_py};
 use crate::copy::PyCopy;
-use crate::memory::SharedBytes;
+use crate::device_pool::AnyPool;
 use crate::roster::PyRoster;
 
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
@@ -30,13 +30,13 @@ impl PyPeers {
         reader_bit: u32,
         namespace: &[u8],
         geometry: Vec<Vec<(u64, u64)>>,
-        pool: Option<&SharedBytes>,
+        pool: Option<AnyPool<'_>>,
     ) -> PyResult<Self> {
         let roster = roster.roster.clone();
         let namespace = namespace_of(namespace)?;
         let peers = match pool {
             Some(pool) => {
-                let (geometry, pool) = (geometry_of(geometry), pool.memory.clone());
+                let (geometry, pool) = (geometry_of(geometry), pool.announced());
                 Peers::of_rank(roster, slot, reader_bit, namespace, geometry, pool)
             }
             None => Peers::of_onlooker(roster, slot, namespace),
@@ -74,6 +74,20 @@ impl PyPeers {
 
     fn version(&self) -> u64 {
         self.peers.version()
+    }
+
+    fn present(&self) -> Vec<(usize, u64)> {
+        self.peers.present()
+    }
+
+    fn description<'py>(
+        &self,
+        py: Python<'py>,
+        slot: usize,
+        epoch: u64,
+    ) -> Option<Bound<'py, PyBytes>> {
+        let description = self.peers.description(slot, epoch)?;
+        Some(PyBytes::new(py, &description))
     }
 
     fn start_copy(&self, loads: Vec<(PyRef<'_, PyLease>, Bound<'_, PyAny>)>) -> PyResult<PyCopy> {
@@ -167,6 +181,18 @@ pub struct PyLease {
 
 #[pymethods]
 impl PyLease {
+    fn sources<'py>(&self, py: Python<'py>) -> PyResult<Vec<(usize, u64, Bound<'py, PyBytes>)>> {
+        let Some(lease) = self.held.get() else {
+            return Err(PyValueError::new_err("a lease that was released before"));
+        };
+        let source = |run: &Run| {
+            let frames: Vec<_> = run.pages.iter().map(|page| page.frame).collect();
+            let frames = frames_to_py(py, &frames)?;
+            Ok((run.neighbour.slot, run.neighbour.epoch, frames))
+        };
+        lease.runs().iter().map(source).collect()
+    }
+
     fn release(&self) {
         self.held.release();
     }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::convert::{frames_of, frames_to_py, geometry_of, keys_of, namespace_of, to_py};
-use crate::memory::SharedBytes;
+use crate::device_pool::AnyPool;
 use crate::roster::PyRoster;
 
 #[pyclass(name = "Shelf", module = "banyan._native")]
@@ -20,7 +20,7 @@ impl PyShelf {
         roster: &PyRoster,
         slot: usize,
         namespace: &[u8],
-        pool: &SharedBytes,
+        pool: AnyPool<'_>,
         num_frames: usize,
         geometry: Vec<Vec<(u64, u64)>>,
     ) -> PyResult<Self> {
@@ -28,7 +28,7 @@ impl PyShelf {
             roster.roster.clone(),
             slot,
             namespace_of(namespace)?,
-            pool.memory.clone(),
+            pool.announced(),
             num_frames,
             &geometry_of(geometry),
         );

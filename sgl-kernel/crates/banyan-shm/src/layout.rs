@@ -9,6 +9,7 @@ use crate::frame::Frame;
 use crate::geometry::Geometry;
 use crate::index::{Index, num_buckets_for};
 use crate::memory::Mapping;
+use crate::pool::PoolKind;
 use crate::roster::Namespace;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -38,6 +39,8 @@ pub enum Word {
     PublishedTotal = 18,
     RetiredTotal = 19,
     QuarantinedTotal = 20,
+    /// Written once. See `PoolKind`.
+    PoolKind = 21,
 }
 
 /// Where the parts lie. Fixed by the number of frames and of geometry words.
@@ -85,6 +88,7 @@ pub struct Birth<'a> {
     pub epoch: u64,
     pub namespace: Namespace,
     pub geometry: &'a Geometry,
+    pub pool_kind: PoolKind,
     pub pool_fd: u64,
     pub pool_bytes: u64,
 }
@@ -101,6 +105,7 @@ impl Birth<'_> {
         set(Word::NumBuckets, layout.num_buckets as u64);
         set(Word::NumLayers, self.geometry.num_layers() as u64);
         set(Word::GeometryWords, layout.geometry_words as u64);
+        set(Word::PoolKind, self.pool_kind as u64);
         set(Word::PoolFd, self.pool_fd);
         set(Word::PoolBytes, self.pool_bytes);
         let namespace: &[AtomicU64] = mapping.words(Word::Namespace as usize * 8, 4);
@@ -125,6 +130,7 @@ pub struct Reading {
     pub epoch: u64,
     pub namespace: Namespace,
     pub geometry: Geometry,
+    pub pool_kind: PoolKind,
     pub pool_fd: u64,
     pub pool_bytes: u64,
 }
@@ -161,6 +167,9 @@ impl Reading {
         let Some(geometry) = Geometry::from_words(&table, get(Word::NumLayers) as usize) else {
             return invalid!("a shelf whose geometry table has {} words", table.len());
         };
+        let Some(pool_kind) = PoolKind::of_word(get(Word::PoolKind)) else {
+            return invalid!("a shelf with a pool of kind {}", get(Word::PoolKind));
+        };
         let namespace = Word::Namespace as usize;
         Ok(Self {
             layout,
@@ -168,6 +177,7 @@ impl Reading {
             epoch: get(Word::Epoch),
             namespace: [0, 1, 2, 3].map(|word| header[namespace + word].load(Ordering::Relaxed)),
             geometry,
+            pool_kind,
             pool_fd: get(Word::PoolFd),
             pool_bytes: get(Word::PoolBytes),
         })

@@ -33,6 +33,8 @@ pub mod peers;
 #[cfg(not(loom))]
 pub mod plan;
 #[cfg(not(loom))]
+pub mod pool;
+#[cfg(not(loom))]
 pub mod roster;
 #[cfg(not(loom))]
 pub mod shelf;

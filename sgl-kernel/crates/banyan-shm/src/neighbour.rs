@@ -16,6 +16,7 @@ use crate::layout::{Reading, ShelfLayout, Word};
 use crate::lease::{self, Sighting};
 use crate::liveness::Identity;
 use crate::memory::{Access, Mapping, map_foreign};
+use crate::pool::{PeerPool, PoolKind};
 use crate::roster::{Member, Roster};
 use crate::sync::Ordering;
 
@@ -45,7 +46,7 @@ impl Drop for ReaderBit {
 /// What only a rank that copies needs.
 struct Reach {
     reader: Arc<ReaderBit>,
-    pool: Mapping,
+    pool: PeerPool,
     held: Mutex<Vec<u32>>,
 }
 
@@ -65,26 +66,30 @@ impl Neighbour {
         Ok(Self::open(slot, member)?.0)
     }
 
-    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry`.
+    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry` and `kind`.
     pub fn reach(
         slot: usize,
         member: &Member,
         reader: Arc<ReaderBit>,
         geometry: &Geometry,
+        kind: PoolKind,
     ) -> Result<Self> {
         let (mut neighbour, reading) = Self::open(slot, member)?;
         if !geometry.exchanges_with(&reading.geometry) {
             return invalid!("slot {slot}: same namespace, but its pages have another shape");
         }
+        if kind != reading.pool_kind {
+            return invalid!("slot {slot}: same namespace, but a pool of another kind");
+        }
         let capacity = reading.geometry.capacity(reading.pool_bytes)?;
-        let pool = Self::open_pool(slot, member, &reading)?;
-        if (reading.layout.num_frames as u64) > capacity || pool.len() as u64 != reading.pool_bytes
-        {
+        let pool = Self::open_pool(slot, member, &reading)?
+            .filter(|_| reading.layout.num_frames as u64 <= capacity);
+        let Some(pool) = pool else {
             return invalid!(
                 "slot {slot}: its pool of {} bytes does not hold its frames",
-                pool.len()
+                reading.pool_bytes
             );
-        }
+        };
         // A dead predecessor may have left our bit behind; until the first lease of this process nobody may hold it.
         for frame in neighbour.index().frames() {
             if frame.is_pinned_by(reader.mask()) {
@@ -121,7 +126,7 @@ impl Neighbour {
         Ok((neighbour, reading))
     }
 
-    fn open_pool(slot: usize, member: &Member, reading: &Reading) -> Result<Mapping> {
+    fn open_pool(slot: usize, member: &Member, reading: &Reading) -> Result<Option<PeerPool>> {
         let mut read_only = fs::OpenOptions::new();
         read_only.read(true);
         let file = member.identity.open_fd(reading.pool_fd, read_only)?;
@@ -129,7 +134,7 @@ impl Neighbour {
         if !member.identity.is_alive() {
             return invalid!("slot {slot}: process {} is gone", member.identity.pid());
         }
-        map_foreign(&file, Access::ReadOnly, "a peer's pool")
+        PeerPool::open(&file, reading.pool_kind, reading.pool_bytes)
     }
 
     pub fn index(&self) -> Index<'_> {
@@ -201,10 +206,21 @@ impl Neighbour {
         self.geometry.layers[layer][extent]
     }
 
-    /// First byte of the pool and its size; reading a page needs a lease on its frame. `None` for a rank that only looks.
+    /// First byte of the pool and its size; reading a page needs a lease on its frame. `None` for a rank that only looks, and for a pool
+    /// that cannot be mapped.
     pub fn pool(&self) -> Option<(*const u8, usize)> {
-        let reach = self.reach.as_ref()?;
-        Some((reach.pool.start().cast_const(), reach.pool.len()))
+        match &self.reach.as_ref()?.pool {
+            PeerPool::Mapped(pool) => Some((pool.start().cast_const(), pool.len())),
+            PeerPool::Described(_) => None,
+        }
+    }
+
+    /// How to open the pool, where it cannot be mapped.
+    pub fn description(&self) -> Option<&[u8]> {
+        match &self.reach.as_ref()?.pool {
+            PeerPool::Mapped(_) => None,
+            PeerPool::Described(description) => Some(description),
+        }
     }
 }
 

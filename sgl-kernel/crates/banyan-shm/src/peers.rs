@@ -14,13 +14,13 @@ use crate::frame::Key;
 use crate::geometry::Geometry;
 use crate::lease::Sighting;
 use crate::liveness::Census;
-use crate::memory::SharedMemory;
 use crate::neighbour::{Neighbour, ReaderBit};
+use crate::pool::Pool;
 use crate::roster::{Namespace, Roster};
 
 /// Where copies land: this rank's own pool.
 pub struct Home {
-    pub pool: Arc<SharedMemory>,
+    pub pool: Pool,
     pub geometry: Geometry,
     /// Pages that fit.
     pub capacity: u64,
@@ -98,9 +98,9 @@ impl Peers {
         reader_bit: u32,
         namespace: Namespace,
         geometry: Geometry,
-        pool: Arc<SharedMemory>,
+        pool: Pool,
     ) -> Result<Self> {
-        let capacity = geometry.capacity(pool.len() as u64)?;
+        let capacity = geometry.capacity(pool.num_bytes())?;
         let reader = Arc::new(ReaderBit::claim(roster.clone(), reader_bit)?);
         let home = Home {
             pool,
@@ -234,6 +234,21 @@ impl Peers {
         }) >> 1
     }
 
+    /// The live ranks besides this one: slot and epoch. An epoch names one rank's stay in a slot.
+    pub fn present(&self) -> Vec<(usize, u64)> {
+        let live = self.live();
+        let others = live.iter().filter(|peer| Some(peer.slot) != self.own_slot);
+        others.map(|peer| (peer.slot, peer.epoch)).collect()
+    }
+
+    /// How the pool of that rank is opened; `None` when it left, or when its pool can be mapped.
+    pub fn description(&self, slot: usize, epoch: u64) -> Option<Vec<u8>> {
+        let view = self.refresh();
+        let neighbour = view.seats.get(slot)?.neighbour.as_ref()?;
+        let description = neighbour.description()?;
+        (neighbour.epoch == epoch).then(|| description.to_vec())
+    }
+
     /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different sources.
     fn candidates(&self) -> Vec<Candidate> {
         let mut live = self.live();
@@ -278,7 +293,8 @@ impl Peers {
         }
         let opened = match &self.home {
             Some(home) if self.own_slot != Some(slot) => {
-                Neighbour::reach(slot, &member, home.reader.clone(), &home.geometry)
+                let reader = home.reader.clone();
+                Neighbour::reach(slot, &member, reader, &home.geometry, home.pool.kind())
             }
             _ => Neighbour::look(slot, &member),
         };

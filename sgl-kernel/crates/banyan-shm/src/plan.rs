@@ -13,6 +13,7 @@ use crate::error::{Result, invalid};
 use crate::frame::FrameId;
 use crate::gather::{Piece, copy_piece, settle};
 use crate::geometry::Extent;
+use crate::memory::SharedMemory;
 use crate::neighbour::Neighbour;
 use crate::peers::{Home, Lease};
 
@@ -46,6 +47,7 @@ struct Fetch {
 
 pub struct Plan {
     home: Arc<Home>,
+    pool: Arc<SharedMemory>,
     fetches: Vec<Fetch>,
     /// From first targets to further ones, in the own pool.
     repeats: Vec<Stretch>,
@@ -55,6 +57,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(home: Arc<Home>, loads: Vec<Load>) -> Result<Self> {
+        let pool = home.pool.memory()?.clone();
         check_targets(&loads, home.capacity)?;
         let mut first_target = HashMap::new();
         let mut neighbours: Vec<Arc<Neighbour>> = Vec::new();
@@ -79,6 +82,7 @@ impl Plan {
         let fetches = neighbours.into_iter().zip(fetched);
         Ok(Self {
             home,
+            pool,
             fetches: fetches
                 .map(|(neighbour, pages)| Fetch {
                     neighbour,
@@ -97,7 +101,7 @@ impl Plan {
     /// Moves one layer; stops early, with the layer incomplete, once `stop` is set.
     pub fn copy_layer(&self, layer: usize, stop: &AtomicBool) -> Moved {
         let mut moved = Moved::default();
-        let pool = self.home.pool.mapping();
+        let pool = self.pool.mapping();
         for (number, target) in self.home.geometry.layers[layer].iter().enumerate() {
             for fetch in &self.fetches {
                 let Some((start, len)) = fetch.neighbour.pool() else {
@@ -122,7 +126,7 @@ impl Plan {
         stretches: &[Stretch],
         stop: &AtomicBool,
     ) -> u64 {
-        let pool = self.home.pool.mapping();
+        let pool = self.pool.mapping();
         let piece = |stretch: &Stretch| {
             let num_bytes = stretch.num_pages as usize * target.page_bytes as usize;
             let from = source.offset(stretch.source);

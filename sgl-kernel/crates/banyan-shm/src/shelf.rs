@@ -17,6 +17,7 @@ use crate::layout::{Birth, ShelfLayout, Word};
 use crate::ledger::Ledger;
 use crate::liveness::{Census, Identity};
 use crate::memory::SharedMemory;
+use crate::pool::Pool;
 use crate::roster::{Member, Namespace, Roster};
 use crate::sync::Ordering;
 
@@ -29,7 +30,7 @@ pub struct Shelf {
     census: Census,
     open: bool,
     /// Peers open it through our descriptor, so it lives as long as the shelf.
-    _pool: Arc<SharedMemory>,
+    _pool: Pool,
 }
 
 impl Shelf {
@@ -37,12 +38,12 @@ impl Shelf {
         roster: Arc<Roster>,
         slot: usize,
         namespace: Namespace,
-        pool: Arc<SharedMemory>,
+        pool: Pool,
         num_frames: usize,
         geometry: &Geometry,
     ) -> Result<Self> {
         roster.check_slot(slot)?;
-        check_fits(num_frames, geometry, pool.len() as u64)?;
+        check_fits(num_frames, geometry, pool.num_bytes())?;
         let layout = ShelfLayout::new(num_frames, geometry.to_words().len());
         let memory = SharedMemory::create(layout.num_bytes(), "shelf")?;
         let epoch = roster.claim_slot(slot)?;
@@ -52,8 +53,9 @@ impl Shelf {
             epoch,
             namespace,
             geometry,
+            pool_kind: pool.kind(),
             pool_fd: pool.fd() as u64,
-            pool_bytes: pool.len() as u64,
+            pool_bytes: pool.num_bytes(),
         };
         birth.write(&layout, memory.mapping());
         let member = Member {

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A rank's pool, as its shelf announces it to the others.
+//!
+//! Invariants
+//! * A described pool is never mapped nor copied here: its bytes belong to a device, and who can open them copies them.
+//! * Ranks exchange pages only between pools of one kind.
+
+use std::fs;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::error::{Result, invalid};
+use crate::memory::{Access, Mapping, SharedMemory, map_foreign};
+
+/// As a word of the shelf's header. Zero is the kind of shelves that were written before there was a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum PoolKind {
+    Mapped = 0,
+    Described = 1,
+}
+
+impl PoolKind {
+    pub fn of_word(word: u64) -> Option<Self> {
+        match word {
+            0 => Some(Self::Mapped),
+            1 => Some(Self::Described),
+            _ => None,
+        }
+    }
+}
+
+/// The own pool.
+#[derive(Clone)]
+pub enum Pool {
+    /// Peers map it and copy out of it.
+    Mapped(Arc<SharedMemory>),
+    /// `num_bytes` that no process can map by a descriptor; `description` tells a peer how to open them, and is opaque here.
+    Described {
+        description: Arc<SharedMemory>,
+        num_bytes: u64,
+    },
+}
+
+impl Pool {
+    pub fn described(description: &[u8], num_bytes: u64) -> Result<Self> {
+        let memory = SharedMemory::create(description.len(), "pool-description")?;
+        // SAFETY: both are `description.len()` bytes long, do not overlap, and nobody else knows the new memory yet.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                description.as_ptr(),
+                memory.mapping().start(),
+                description.len(),
+            );
+        }
+        Ok(Self::Described {
+            description: Arc::new(memory),
+            num_bytes,
+        })
+    }
+
+    pub fn kind(&self) -> PoolKind {
+        match self {
+            Self::Mapped(_) => PoolKind::Mapped,
+            Self::Described { .. } => PoolKind::Described,
+        }
+    }
+
+    /// What peers open: the pool itself, or its description.
+    pub fn fd(&self) -> RawFd {
+        match self {
+            Self::Mapped(memory) => memory.fd(),
+            Self::Described { description, .. } => description.fd(),
+        }
+    }
+
+    pub fn num_bytes(&self) -> u64 {
+        match self {
+            Self::Mapped(memory) => memory.len() as u64,
+            Self::Described { num_bytes, .. } => *num_bytes,
+        }
+    }
+
+    /// The bytes to copy into, of a pool that can be mapped.
+    pub fn memory(&self) -> Result<&Arc<SharedMemory>> {
+        match self {
+            Self::Mapped(memory) => Ok(memory),
+            Self::Described { .. } => {
+                invalid!("pages of a described pool are copied by whoever can open it")
+            }
+        }
+    }
+}
+
+/// A peer's pool, as far as this process can see it.
+pub enum PeerPool {
+    Mapped(Mapping),
+    Described(Vec<u8>),
+}
+
+impl PeerPool {
+    /// `None` for a mapped file whose size is not `num_bytes`.
+    pub fn open(file: &fs::File, kind: PoolKind, num_bytes: u64) -> Result<Option<Self>> {
+        match kind {
+            PoolKind::Mapped => {
+                let pool = map_foreign(file, Access::ReadOnly, "a peer's pool")?;
+                Ok((pool.len() as u64 == num_bytes).then_some(Self::Mapped(pool)))
+            }
+            PoolKind::Described => {
+                let mapping = map_foreign(file, Access::ReadOnly, "a description of a pool")?;
+                let mut description = vec![0; mapping.len()];
+                // SAFETY: `mapping` is readable for its length, the vector as long, and the owner wrote it before the announcement.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        mapping.start().cast_const(),
+                        description.as_mut_ptr(),
+                        mapping.len(),
+                    );
+                }
+                Ok(Some(Self::Described(description)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kind_when_its_word_is_unknown_then_none() {
+        for kind in [PoolKind::Mapped, PoolKind::Described] {
+            assert_eq!(PoolKind::of_word(kind as u64), Some(kind));
+        }
+        assert_eq!(PoolKind::of_word(2), None);
+    }
+
+    #[test]
+    fn described_when_opened_then_the_bytes_come_back_and_nothing_is_copied() {
+        let pool = Pool::described(b"how to open it", 1 << 40).unwrap();
+        assert_eq!(pool.num_bytes(), 1 << 40);
+        assert!(pool.memory().is_err());
+        let file = fs::File::open(format!("/proc/self/fd/{}", pool.fd())).unwrap();
+        let seen = PeerPool::open(&file, pool.kind(), pool.num_bytes()).unwrap();
+        assert!(
+            matches!(seen, Some(PeerPool::Described(bytes)) if bytes == b"how to open it".to_vec())
+        );
+    }
+}

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools that are described instead of mapped: found and leased as any other, copied by somebody else."""
+
+import pytest
+from test.unit.directory.rig import NAMESPACE, NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, Rank, frames, geometry, ids, keys
+
+from banyan._native import DevicePool, Peers, Roster, Shelf
+
+NUM_BYTES = 2 * NUM_LAYERS * NUM_FRAMES * PAGE_BYTES
+
+
+class DeviceRank:
+    def __init__(self, roster, slot, description=b"how to open it"):
+        pool = DevicePool(description, NUM_BYTES)
+        self.shelf = Shelf(roster, slot, NAMESPACE, pool, NUM_FRAMES, geometry())
+        self.peers = Peers(roster, slot, slot, NAMESPACE, geometry(), pool)
+
+
+@pytest.fixture
+def node():
+    roster = Roster.create(3)
+    return roster, [DeviceRank(roster, slot, f"rank {slot}".encode()) for slot in range(2)]
+
+
+def test_lease_when_the_pool_is_described_then_it_names_slot_epoch_and_frames(node):
+    _, (owner, reader) = node
+    owner.shelf.publish(frames(5, 3), keys(1, 2))
+    lease = reader.peers.lease(reader.peers.lookup(keys(1, 2)), 2)
+    ((slot, epoch, held),) = lease.sources()
+    assert (slot, ids(held)) == (0, [5, 3])
+    assert (slot, epoch) in reader.peers.present()
+    assert reader.peers.description(slot, epoch) == b"rank 0"
+    assert ids(owner.shelf.retire(frames(5, 3))) == []
+    lease.release()
+    assert sorted(ids(owner.shelf.drain())) == [3, 5]
+    with pytest.raises(ValueError, match="released"):
+        lease.sources()
+
+
+def test_start_copy_when_the_pool_is_described_then_it_is_refused(node):
+    _, (owner, reader) = node
+    owner.shelf.publish(frames(5), keys(1))
+    lease = reader.peers.lease(reader.peers.lookup(keys(1)), 1)
+    with pytest.raises(ValueError, match="described"):
+        reader.peers.start_copy([(lease, frames(0))])
+
+
+def test_description_when_the_rank_left_then_none(node):
+    _, (owner, reader) = node
+    ((slot, epoch),) = reader.peers.present()
+    owner.shelf.close()
+    assert reader.peers.present() == []
+    assert reader.peers.description(slot, epoch) is None
+
+
+def test_ranks_when_their_pools_are_of_two_kinds_then_they_do_not_meet(node):
+    roster, (owner, _) = node
+    mapped = Rank(roster, 2)
+    owner.shelf.publish(frames(5), keys(1))
+    assert mapped.peers.lookup(keys(1)).num_pages == 0
+
+
+def test_device_pool_when_the_geometry_does_not_fit_then_refused():
+    pool = DevicePool(b"small", NUM_BYTES - 1)
+    with pytest.raises(ValueError, match="room for"):
+        Shelf(Roster.create(1), 0, NAMESPACE, pool, NUM_FRAMES, geometry())
