@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When may the store be read and written, and what is worth a write. Pure: the plugin and the simulator both call it.
+
+A page's way down: ``WriteAdmission`` (is it worth a write?) -> ``PacedWrites`` (a bounded back-log) -> the gate (reads
+first, then only in slack). Slack comes from ``ForwardSlack``, which reads ``LayerTimes``: the profiled ``SlackTable``,
+corrected by the per-layer clock.
+"""
+
+from banyan.pacing.admission import Admission, Verdict, WriteAdmission
+from banyan.pacing.budget import WriteBudget
+from banyan.pacing.forward import ForwardSlack
+from banyan.pacing.gate import MAX_WRITE_DEPTH, DeviceLoad, num_writes_allowed
+from banyan.pacing.layer_times import LayerTimes
+from banyan.pacing.slack_table import ForwardShape, SlackTable
+from banyan.pacing.writes import PacedWrites, PageWrite
+
+__all__ = [
+    "MAX_WRITE_DEPTH",
+    "Admission",
+    "DeviceLoad",
+    "ForwardShape",
+    "ForwardSlack",
+    "LayerTimes",
+    "PacedWrites",
+    "PageWrite",
+    "SlackTable",
+    "Verdict",
+    "WriteAdmission",
+    "WriteBudget",
+    "num_writes_allowed",
+]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request does with its uncached tail: fetch, load or recompute, and where moving stops paying."""
