@@ -3,7 +3,6 @@
 
 use banyan_shm::error::ShmError;
 use banyan_shm::frame::{FrameId, Key};
-use banyan_shm::geometry::{Extent, Geometry};
 use banyan_shm::roster::Namespace;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -114,19 +113,6 @@ pub fn namespace_of(bytes: &[u8]) -> PyResult<Namespace> {
 pub fn namespace_hex(namespace: &Namespace) -> String {
     let bytes = namespace.iter().flat_map(|word| word.to_le_bytes());
     bytes.map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub fn geometry_of(layers: Vec<Vec<(u64, u64)>>) -> Geometry {
-    let layer = |extents: Vec<(u64, u64)>| {
-        let extent = |(base_bytes, page_bytes)| Extent {
-            base_bytes,
-            page_bytes,
-        };
-        extents.into_iter().map(extent).collect()
-    };
-    Geometry {
-        layers: layers.into_iter().map(layer).collect(),
-    }
 }
 
 fn kind(object: &Bound<'_, PyAny>) -> String {

@@ -70,6 +70,11 @@ impl PyCopy {
     }
 
     #[getter]
+    fn has_ended(&self) -> bool {
+        self.parcel.has_ended()
+    }
+
+    #[getter]
     fn layers_done(&self) -> usize {
         self.parcel.layers_done()
     }

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use banyan_shm::courier::Courier;
+use banyan_shm::geometry::Geometry;
 use banyan_shm::peers::{Lease, Match, Peers, Run};
-use banyan_shm::plan::{Load, Plan};
+use banyan_shm::plan::{Load, Plan, Source};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_to_py, geometry_of, keys_of, namespace_of, targets_of, to_py};
+use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::AnyPool;
 use crate::roster::PyRoster;
@@ -23,7 +24,8 @@ pub struct PyPeers {
 #[pymethods]
 impl PyPeers {
     #[new]
-    #[pyo3(signature = (roster, slot, reader_bit, namespace, geometry, pool))]
+    #[pyo3(signature = (roster, slot, reader_bit, namespace, geometry, pool, frame_bytes = None))]
+    #[allow(clippy::too_many_arguments)] // one for each that Python names
     fn new(
         roster: &PyRoster,
         slot: Option<usize>,
@@ -31,12 +33,14 @@ impl PyPeers {
         namespace: &[u8],
         geometry: Vec<Vec<(u64, u64)>>,
         pool: Option<AnyPool<'_>>,
+        frame_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let roster = roster.roster.clone();
         let namespace = namespace_of(namespace)?;
         let peers = match pool {
             Some(pool) => {
-                let (geometry, pool) = (geometry_of(geometry), pool.announced());
+                let geometry = Geometry::new(&geometry, frame_bytes);
+                let pool = pool.announced();
                 Peers::of_rank(roster, slot, reader_bit, namespace, geometry, pool)
             }
             None => Peers::of_onlooker(roster, slot, namespace),
@@ -47,9 +51,10 @@ impl PyPeers {
         })
     }
 
-    fn lookup(&self, keys: &Bound<'_, PyList>) -> PyResult<PyMatch> {
+    #[pyo3(signature = (keys, slots = None))]
+    fn lookup(&self, keys: &Bound<'_, PyList>, slots: Option<Vec<usize>>) -> PyResult<PyMatch> {
         Ok(PyMatch {
-            found: self.peers.lookup(&keys_of(keys)?),
+            found: self.peers.lookup(&keys_of(keys)?, slots.as_deref()),
             peers: self.peers.clone(),
         })
     }
@@ -105,7 +110,7 @@ impl PyPeers {
                 return Err(PyValueError::new_err("a lease that was released before"));
             };
             wanted.push(Load {
-                lease: held,
+                source: Source::Leased(held),
                 frames: targets_of(frames)?,
             });
         }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use banyan_shm::geometry::Geometry;
 use banyan_shm::shelf::Shelf;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_of, frames_to_py, geometry_of, keys_of, namespace_of, to_py};
+use crate::convert::{frames_of, frames_to_py, keys_of, namespace_of, to_py};
 use crate::device_pool::AnyPool;
 use crate::roster::PyRoster;
 
@@ -16,6 +17,7 @@ pub struct PyShelf {
 #[pymethods]
 impl PyShelf {
     #[new]
+    #[pyo3(signature = (roster, slot, namespace, pool, num_frames, geometry, frame_bytes = None))]
     fn new(
         roster: &PyRoster,
         slot: usize,
@@ -23,6 +25,7 @@ impl PyShelf {
         pool: AnyPool<'_>,
         num_frames: usize,
         geometry: Vec<Vec<(u64, u64)>>,
+        frame_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let shelf = Shelf::open(
             roster.roster.clone(),
@@ -30,7 +33,7 @@ impl PyShelf {
             namespace_of(namespace)?,
             pool.announced(),
             num_frames,
-            &geometry_of(geometry),
+            &Geometry::new(&geometry, frame_bytes),
         );
         Ok(Self {
             shelf: shelf.map_err(to_py)?,
@@ -50,6 +53,11 @@ impl PyShelf {
     fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let free = self.shelf.drain().map_err(to_py)?;
         frames_to_py(py, &free)
+    }
+
+    fn take_touched<'py>(&mut self, frames: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+        let touched = self.shelf.take_touched(&frames_of(frames)?);
+        frames_to_py(frames.py(), &touched.map_err(to_py)?)
     }
 
     fn reset(&mut self) -> PyResult<()> {

@@ -6,7 +6,8 @@
 //! * A parcel reaches an end state whatever happens to its cargo: no waiter is left behind.
 //! * Once a parcel has ended, the thread neither touches its memory nor holds its cargo (and so no lease).
 //!
-//! States of a parcel: queued --taken--> moving --last layer--> landed; moving --panic or stop--> failed; queued --cancel or shutdown--> failed.
+//! States of a parcel: queued --taken--> moving --last layer--> landed; moving --panic, stop or a layer that
+//! cannot come--> failed; queued --cancel or shutdown--> failed.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -22,8 +23,8 @@ use crate::plan::{Moved, Plan};
 /// What a parcel carries.
 pub trait Cargo: Send {
     fn num_layers(&self) -> usize;
-    /// Moves one layer completely, unless `stop` is set meanwhile.
-    fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Moved;
+    /// Moves one layer completely, unless `stop` is set meanwhile; `None` when that cannot be done any more.
+    fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Option<Moved>;
 }
 
 impl Cargo for Plan {
@@ -31,7 +32,7 @@ impl Cargo for Plan {
         Plan::num_layers(self)
     }
 
-    fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Moved {
+    fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Option<Moved> {
         Plan::copy_layer(self, layer, stop)
     }
 }
@@ -90,6 +91,11 @@ impl Parcel {
             fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// Landed or failed: nothing is written any more.
+    pub fn has_ended(&self) -> bool {
+        self.lock().has_ended()
     }
 
     /// Time the helper thread spent on this parcel.
@@ -189,7 +195,9 @@ impl Parcel {
 
     fn move_layers(&self, mut cargo: Box<dyn Cargo>) -> State {
         for layer in 0..self.num_layers {
-            let moved = cargo.copy_layer(layer, &self.stop);
+            let Some(moved) = cargo.copy_layer(layer, &self.stop) else {
+                return State::Failed;
+            };
             self.fetched_bytes
                 .fetch_add(moved.fetched_bytes, Ordering::Relaxed);
             self.copied_bytes
@@ -321,7 +329,7 @@ mod tests {
             self.num_layers
         }
 
-        fn copy_layer(&mut self, _layer: usize, stop: &AtomicBool) -> Moved {
+        fn copy_layer(&mut self, _layer: usize, stop: &AtomicBool) -> Option<Moved> {
             while !stop.load(Ordering::Relaxed) {
                 match self.permissions.recv_timeout(Duration::from_millis(5)) {
                     Ok(()) => break,
@@ -329,10 +337,10 @@ mod tests {
                     Err(mpsc::RecvTimeoutError::Disconnected) => panic!("no permission"),
                 }
             }
-            Moved {
+            Some(Moved {
                 fetched_bytes: 1,
                 copied_bytes: 2,
-            }
+            })
         }
     }
 

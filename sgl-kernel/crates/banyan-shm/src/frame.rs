@@ -2,7 +2,7 @@
 //! One frame: the words that guard one page.
 //!
 //! Invariants
-//! * Only the owner process writes `generation`, `key` and `next`; `pins` takes one bit from every reading rank.
+//! * Only the owner process writes `generation`, `key` and `next`; `pins` takes one bit from every reading rank; `touched` guards nothing.
 //! * `generation` never goes back. Odd: published, and the page and `key` do not change. Even: not published.
 //! * The owner changes the page or `key` only after it has seen, behind a fence that follows its bump to even, that `pins` is zero.
 //! * A reader trusts the page only after it has seen, behind a fence that follows setting its bit, the odd generation it looked up.
@@ -28,6 +28,8 @@ pub struct Frame {
     key: [AtomicU64; 4],
     /// Link to the next frame of the bucket; see `index::Link`.
     pub(crate) next: AtomicU32,
+    /// Not zero: leased since the owner last asked. Guards nothing; the owner's eviction goes by it.
+    touched: AtomicU32,
 }
 
 #[cfg(not(loom))]
@@ -43,6 +45,7 @@ impl Default for Frame {
             pins: AtomicU64::new(0),
             key: [0; 4].map(AtomicU64::new),
             next: AtomicU32::new(0),
+            touched: AtomicU32::new(0),
         }
     }
 }
@@ -85,6 +88,13 @@ impl Frame {
         self.pins.fetch_and(!bit, Ordering::Release);
     }
 
+    pub(crate) fn touch(&self) {
+        // Looked at first: a line that is only read stays in every core's cache.
+        if self.touched.load(Ordering::Relaxed) == 0 {
+            self.touched.store(1, Ordering::Relaxed);
+        }
+    }
+
     pub fn is_pinned_by(&self, bit: u64) -> bool {
         self.pins.load(Ordering::Relaxed) & bit != 0
     }
@@ -119,6 +129,11 @@ impl Frame {
     /// Acquire: pairs with `unpin`.
     pub(crate) fn pins(&self) -> u64 {
         self.pins.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody leased the page since the last call.
+    pub(crate) fn take_touch(&self) -> bool {
+        self.touched.swap(0, Ordering::Relaxed) != 0
     }
 
     /// Takes bits of dead readers away. Only for an unpublished frame: a live successor of the dead reader can hold no lease on it.

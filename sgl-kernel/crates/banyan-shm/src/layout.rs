@@ -14,7 +14,7 @@ use crate::roster::Namespace;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNSHLF");
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 const HEADER_WORDS: usize = 32;
 
 /// Header words, by position. The first group is written once, before the shelf is announced; the second by the owner at any time.

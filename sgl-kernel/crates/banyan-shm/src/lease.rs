@@ -31,7 +31,11 @@ pub fn take(frames: &[Frame], wanted: &[Sighting], bit: u64, held: &mut [u32]) -
         let generation = frames[sighting.frame as usize].generation();
         is_published(generation) && generation == sighting.generation
     });
-    if !valid {
+    if valid {
+        for sighting in wanted {
+            frames[sighting.frame as usize].touch();
+        }
+    } else {
         give_back(frames, wanted, bit, held);
     }
     valid

@@ -121,6 +121,19 @@ impl Ledger {
         free
     }
 
+    /// Those of `frames` that were leased since they were last asked about, or were never.
+    pub fn take_touched(
+        &mut self,
+        index: Index<'_>,
+        frames: &[i64],
+    ) -> Result<Vec<FrameId>, Refusal> {
+        let ids = self.check_distinct(frames)?;
+        Ok(ids
+            .into_iter()
+            .filter(|id| index.frame(*id).take_touch())
+            .collect())
+    }
+
     /// Unpublishes everything. Pinned frames go to quarantine and come out of `drain`.
     pub fn reset(&mut self, index: Index<'_>) {
         let published: Vec<FrameId> = (0..index.frames().len() as FrameId)

@@ -147,9 +147,13 @@ impl Peers {
         self.home.as_ref()
     }
 
-    /// From the front: the live peer with the longest run, then on from where it ends.
-    pub fn lookup(&self, keys: &[Key]) -> Match {
-        let mut candidates = self.candidates();
+    /// From the front: the live shelf with the longest run, then on from where it ends. Of equally long ones the first of `slots` is taken;
+    /// without `slots` every other slot is asked, nearest above the own one first.
+    pub fn lookup(&self, keys: &[Key], slots: Option<&[usize]>) -> Match {
+        let mut candidates = match slots {
+            Some(slots) => self.candidates_of(slots),
+            None => self.candidates(),
+        };
         let mut found = Match::default();
         let mut position = 0;
         while position < keys.len() {
@@ -257,6 +261,16 @@ impl Peers {
         let first = self.own_slot.map_or(0, |slot| slot + 1);
         live.sort_by_key(|neighbour| (neighbour.slot + num_slots - first) % num_slots);
         live.into_iter().map(Candidate::new).collect()
+    }
+
+    fn candidates_of(&self, slots: &[usize]) -> Vec<Candidate> {
+        let live = self.live();
+        let at = |slot: &usize| live.iter().find(|neighbour| neighbour.slot == *slot);
+        slots
+            .iter()
+            .filter_map(at)
+            .map(|neighbour| Candidate::new(neighbour.clone()))
+            .collect()
     }
 
     fn live(&self) -> Vec<Arc<Neighbour>> {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one copy moves: leased pages of peers into frames of the own pool, layer by layer.
+//! What one copy moves into frames of the own pool, layer by layer: leased pages of peers, and pages that are still arriving from a store
+//! in frames of this process.
 //!
 //! Invariants
-//! * Every target frame is below the home capacity and named once; every source frame is leased while the plan exists.
+//! * Every target frame is below the home capacity and named once. Every source frame is leased while the plan exists, or its process has
+//!   promised the frame to the plan and touches it no more once the frame's layer has arrived.
+//! * A layer is copied only after its gate has let it pass.
 //! * A source page wanted several times is fetched once; its other targets are copied from the first, after all fetches of the layer.
 
 use std::collections::{HashMap, HashSet};
@@ -12,15 +15,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::{Result, invalid};
 use crate::frame::FrameId;
 use crate::gather::{Piece, copy_piece, settle};
-use crate::geometry::Extent;
+use crate::geometry::{Extent, Geometry};
 use crate::memory::SharedMemory;
 use crate::neighbour::Neighbour;
 use crate::peers::{Home, Lease};
 
-/// Pages under a lease and the frames they shall land in.
-pub struct Load {
-    pub lease: Arc<Lease>,
+/// Lets a copy follow whatever fills its source, layer by layer.
+pub trait Gate: Send + Sync {
+    /// Blocks until `layer` is complete in the source; `false` when it never will be, or `stop` is set.
+    fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool;
+}
+
+/// Pages that something is still bringing into frames of this process's memory.
+pub struct Arrival {
+    pub memory: Arc<SharedMemory>,
+    pub geometry: Geometry,
     pub frames: Vec<FrameId>,
+    pub gate: Arc<dyn Gate>,
+}
+
+pub enum Source {
+    Leased(Arc<Lease>),
+    Arriving(Arrival),
+}
+
+/// Pages and the frames they shall land in.
+pub struct Load {
+    pub source: Source,
+    pub frames: Vec<FrameId>,
+}
+
+impl Load {
+    fn num_pages(&self) -> usize {
+        match &self.source {
+            Source::Leased(lease) => lease.num_pages(),
+            Source::Arriving(arrival) => arrival.frames.len(),
+        }
+    }
 }
 
 /// Bytes moved by a step.
@@ -45,10 +76,16 @@ struct Fetch {
     stretches: Vec<Stretch>,
 }
 
+struct Reception {
+    arrival: Arrival,
+    stretches: Vec<Stretch>,
+}
+
 pub struct Plan {
     home: Arc<Home>,
     pool: Arc<SharedMemory>,
     fetches: Vec<Fetch>,
+    receptions: Vec<Reception>,
     /// From first targets to further ones, in the own pool.
     repeats: Vec<Stretch>,
     /// Keeps every source in place.
@@ -63,9 +100,18 @@ impl Plan {
         let mut neighbours: Vec<Arc<Neighbour>> = Vec::new();
         let mut fetched: Vec<Vec<Stretch>> = Vec::new();
         let mut repeats = Vec::new();
-        for load in &loads {
+        let mut receptions = Vec::new();
+        let mut leases = Vec::new();
+        for load in loads {
             let mut targets = load.frames.iter().copied();
-            for run in load.lease.runs() {
+            let lease = match load.source {
+                Source::Leased(lease) => lease,
+                Source::Arriving(arrival) => {
+                    receptions.push(Reception::new(arrival, targets, &home.geometry)?);
+                    continue;
+                }
+            };
+            for run in lease.runs() {
                 let place = position_of(&run.neighbour, &mut neighbours);
                 fetched.resize_with(neighbours.len(), Vec::new);
                 for (page, target) in run.pages.iter().zip(&mut targets) {
@@ -78,6 +124,7 @@ impl Plan {
                     }
                 }
             }
+            leases.push(lease);
         }
         let fetches = neighbours.into_iter().zip(fetched);
         Ok(Self {
@@ -89,8 +136,9 @@ impl Plan {
                     stretches: coalesce(pages),
                 })
                 .collect(),
+            receptions,
             repeats: coalesce(repeats),
-            _leases: loads.into_iter().map(|load| load.lease).collect(),
+            _leases: leases,
         })
     }
 
@@ -98,8 +146,26 @@ impl Plan {
         self.home.geometry.num_layers()
     }
 
-    /// Moves one layer; stops early, with the layer incomplete, once `stop` is set.
-    pub fn copy_layer(&self, layer: usize, stop: &AtomicBool) -> Moved {
+    /// Moves one layer; `None` when part of it will never arrive. Stops early, with the layer incomplete, once `stop` is set.
+    pub fn copy_layer(&self, layer: usize, stop: &AtomicBool) -> Option<Moved> {
+        let mut moved = self.fetch_layer(layer, stop);
+        for Reception { arrival, stretches } in &self.receptions {
+            // After the fetches: what is there already need not wait for what is on its way.
+            if !arrival.gate.wait_layer(layer, stop) {
+                return None;
+            }
+            let memory = arrival.memory.mapping();
+            for (number, target) in self.home.geometry.layers[layer].iter().enumerate() {
+                let extent = arrival.geometry.layers[layer][number];
+                let source = (memory.start().cast_const(), memory.len(), extent);
+                moved.copied_bytes += self.copy_extent(source, *target, stretches, stop);
+            }
+        }
+        settle();
+        Some(moved)
+    }
+
+    fn fetch_layer(&self, layer: usize, stop: &AtomicBool) -> Moved {
         let mut moved = Moved::default();
         let pool = self.pool.mapping();
         for (number, target) in self.home.geometry.layers[layer].iter().enumerate() {
@@ -115,7 +181,6 @@ impl Plan {
             let own = (pool.start().cast_const(), pool.len(), *target);
             moved.copied_bytes += self.copy_extent(own, *target, &self.repeats, stop);
         }
-        settle();
         moved
     }
 
@@ -127,7 +192,8 @@ impl Plan {
         stop: &AtomicBool,
     ) -> u64 {
         let pool = self.pool.mapping();
-        let piece = |stretch: &Stretch| {
+        let is_packed = source.is_packed() && target.is_packed();
+        let piece = |stretch: Stretch| {
             let num_bytes = stretch.num_pages as usize * target.page_bytes as usize;
             let from = source.offset(stretch.source);
             let to = target.offset(stretch.target);
@@ -140,13 +206,16 @@ impl Plan {
             }
         };
         let mut copied = 0;
-        let mut pieces = stretches.iter().map(piece).peekable();
+        let parts = stretches
+            .iter()
+            .flat_map(|stretch| stretch.parts(is_packed));
+        let mut pieces = parts.map(piece).peekable();
         while let Some(piece) = pieces.next() {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            // SAFETY: in bounds (checked above) and the page sizes agree (checked when the peer was opened). Nobody writes the source: a
-            // fetched page is leased, a repeated one was written by this thread. The targets are the caller's to give away, each
+            // SAFETY: in bounds (checked above) and the page sizes agree (checked when the peer was opened or the plan made). Nobody writes the
+            // source: a fetched page is leased, a repeated one was written by this thread, an arriving one has arrived. The targets are the caller's to give away, each
             // named once, and lie in another mapping or in another frame than the source.
             unsafe { copy_piece(piece, pieces.peek().copied()) };
             copied += piece.num_bytes as u64;
@@ -163,16 +232,57 @@ impl Stretch {
             num_pages: 1,
         }
     }
+
+    /// What can be copied in one piece: all of it where both sides are packed, else page by page.
+    fn parts(self, is_packed: bool) -> impl Iterator<Item = Stretch> {
+        let (num_parts, num_pages) = if is_packed {
+            (1, self.num_pages)
+        } else {
+            (self.num_pages, 1)
+        };
+        (0..num_parts).map(move |part| Stretch {
+            source: self.source + part,
+            target: self.target + part,
+            num_pages,
+        })
+    }
+}
+
+impl Reception {
+    fn new(
+        arrival: Arrival,
+        targets: impl Iterator<Item = FrameId>,
+        home: &Geometry,
+    ) -> Result<Self> {
+        if !home.exchanges_with(&arrival.geometry) {
+            return invalid!("pages arrive in another shape than the pool's");
+        }
+        let capacity = arrival.geometry.capacity(arrival.memory.len() as u64)?;
+        if let Some(frame) = arrival
+            .frames
+            .iter()
+            .find(|frame| u64::from(**frame) >= capacity)
+        {
+            return invalid!("frame {frame} is outside the arena of {capacity} frames");
+        }
+        let pages = arrival.frames.iter().zip(targets);
+        let stretches = coalesce(
+            pages
+                .map(|(source, target)| Stretch::of_page(*source, target))
+                .collect(),
+        );
+        Ok(Self { arrival, stretches })
+    }
 }
 
 fn check_targets(loads: &[Load], capacity: u64) -> Result<()> {
     let mut targets = HashSet::new();
     for load in loads {
-        if load.frames.len() != load.lease.num_pages() {
+        if load.frames.len() != load.num_pages() {
             return invalid!(
                 "{} frames for a lease of {} pages",
                 load.frames.len(),
-                load.lease.num_pages()
+                load.num_pages()
             );
         }
         for frame in &load.frames {

@@ -115,6 +115,13 @@ impl Shelf {
             .drain(index, |pins| roster.dead_among(pins, census)))
     }
 
+    /// See `Ledger::take_touched`.
+    pub fn take_touched(&mut self, frames: &[i64]) -> Result<Vec<FrameId>> {
+        self.check_open()?;
+        let index = self.layout.index(self.memory.mapping());
+        Ok(self.ledger.take_touched(index, frames)?)
+    }
+
     /// See `Ledger::reset`.
     pub fn reset(&mut self) -> Result<()> {
         self.check_open()?;
