@@ -11,8 +11,9 @@ Common to all:
   as `bytes`
   of little-endian int64: `numpy.frombuffer(result, dtype=numpy.int64)`. A frame number is the page's index in its pool.
 * A geometry is `geometry[layer][extent] = (base_bytes, page_bytes)`: page `p` of the extent is the `page_bytes` bytes
-  at
-  `base_bytes + p * page_bytes` of the pool. Extents do not overlap; pages fit until the next extent begins.
+  at `base_bytes + p * page_bytes` of the pool. Extents do not overlap; pages fit until the next extent begins.
+  With `frame_bytes` the pool is framed instead: all layers of page `p` lie together, and an extent of it at
+  `base_bytes + p * frame_bytes`. Packed and framed pools of the same page sizes exchange pages.
 * `ValueError`: the arguments cannot be right, with the numbers; nothing was changed. `OSError`: the system refused.
 * Objects do not survive `fork`: start ranks with `spawn`. Nothing is left behind by a killed process: the memory has
   no name.
@@ -106,6 +107,7 @@ class Shelf:
         pool: SharedBytes | DevicePool,
         num_frames: int,
         geometry: list[list[tuple[int, int]]],
+        frame_bytes: int | None = None,
     ) -> None:
         """Take `slot` and announce `num_frames` frames, none of them published.
 
@@ -132,6 +134,9 @@ class Shelf:
 
     def drain(self) -> bytes:
         """Frames that left quarantine: their readers let go or died (noticed within 100 ms). Each is returned once."""
+
+    def take_touched(self, frames: Frames) -> bytes:
+        """Those of `frames` that somebody leased since they were last asked about here: what eviction goes by."""
 
     def reset(self) -> None:
         """Withdraw everything (flush, weight update). Frames being read go to quarantine and come out of `drain`; all
@@ -201,6 +206,10 @@ class Copy:
         """Seconds spent waiting in `wait_layer` and `finish`, over all callers."""
 
     @property
+    def has_ended(self) -> bool:
+        """Landed or failed: nothing is written any more, and `finish` will not block."""
+
+    @property
     def layers_done(self) -> int: ...
 
 class Peers:
@@ -215,6 +224,7 @@ class Peers:
         namespace: bytes,
         geometry: list[list[tuple[int, int]]],
         pool: SharedBytes | DevicePool | None,
+        frame_bytes: int | None = None,
     ) -> None:
         """A rank passes its slot, a reader bit of its own (0 to 63; its slot will do), and the pool copies land in.
 
@@ -223,12 +233,15 @@ class Peers:
         `slot=None`: no rank, nothing is left out of lookups. ValueError when a live process has the reader bit.
         """
 
-    def lookup(self, keys: list[str]) -> Match:
-        """Leading pages that live peers hold, never the own slot: the peer with the longest run, then on from its end.
+    def lookup(self, keys: list[str], slots: list[int] | None = None) -> Match:
+        """Leading pages that live shelves hold: the one with the longest run, then on from its end.
 
-        Of equally long runs the one of the next slot above the own is taken, cyclically, so that ranks choose
-        different sources.
+        `slots` says which to ask, the preferred first among equally long runs. Without it all but the own one are
+        asked, the next above the own first, cyclically, so that ranks choose different sources.
         """
+
+    def touch(self, match: Match) -> None:
+        """Tell the owners that these pages are wanted: `take_touched` names them. A lease does so by itself."""
 
     def prefix_lens(self, keys: list[str]) -> list[int]:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""

@@ -38,6 +38,7 @@ class Copy(Protocol):
     bytes_copied: int
     copy_s: float
     wait_s: float
+    has_ended: bool
 
     def wait_layer(self, layer: int) -> float:
         """Block until that layer is in place; seconds waited. Returns also when the copy failed: ``finish`` tells."""
@@ -55,8 +56,11 @@ class Source(Protocol):
         """A number that changes whenever an earlier ``lookup`` could now answer differently."""
         ...
 
-    def lookup(self, keys: Sequence[str]) -> Match:
-        """The longest run of leading pages that peers hold together. Never blocks."""
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
+        """The longest run of leading pages that the shelves in ``slots`` hold together. Never blocks.
+
+        Of equally long runs the first of ``slots`` supplies; without it all peers are asked, the nearest first.
+        """
         ...
 
     def lease(self, match: Match, num_pages: int) -> Lease | None:
@@ -96,6 +100,20 @@ class OwnShelf(Protocol):
 
     def close(self) -> None:
         """Withdraw every page and leave the roster."""
+        ...
+
+
+class ArenaShelf(Protocol):
+    """The shelf of this rank's part of the host arena. As ``OwnShelf``; what was leased lately decides who stays."""
+
+    def publish(self, frames: Frames, keys: Sequence[str]) -> int: ...
+
+    def retire(self, frames: Frames) -> bytes: ...
+
+    def drain(self) -> bytes: ...
+
+    def take_touched(self, frames: Frames) -> bytes:
+        """Those of ``frames`` that were leased since they were last asked about."""
         ...
 
 

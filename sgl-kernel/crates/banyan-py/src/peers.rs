@@ -77,6 +77,11 @@ impl PyPeers {
         }))
     }
 
+    #[pyo3(signature = (r#match))]
+    fn touch(&self, r#match: &PyMatch) {
+        self.peers.touch(&r#match.found);
+    }
+
     fn version(&self) -> u64 {
         self.peers.version()
     }

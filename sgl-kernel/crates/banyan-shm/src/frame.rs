@@ -88,7 +88,7 @@ impl Frame {
         self.pins.fetch_and(!bit, Ordering::Release);
     }
 
-    pub(crate) fn touch(&self) {
+    pub fn touch(&self) {
         // Looked at first: a line that is only read stays in every core's cache.
         if self.touched.load(Ordering::Relaxed) == 0 {
             self.touched.store(1, Ordering::Relaxed);

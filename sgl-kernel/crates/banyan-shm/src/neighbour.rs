@@ -195,6 +195,14 @@ impl Neighbour {
         lease::take(frames, wanted, reach.reader.mask(), &mut lock(&reach.held))
     }
 
+    /// Tells the owner that these pages are wanted, without taking them.
+    pub fn touch(&self, seen: &[Sighting]) {
+        let frames = self.index().frames();
+        for sighting in seen {
+            frames[sighting.frame as usize].touch();
+        }
+    }
+
     pub fn give_back(&self, leased: &[Sighting]) {
         if let Some(reach) = &self.reach {
             let frames = self.index().frames();

@@ -223,6 +223,13 @@ impl Peers {
         Ok(Some(lease))
     }
 
+    /// Tells the owners that these pages are wanted: evict others first.
+    pub fn touch(&self, found: &Match) {
+        for run in &found.runs {
+            run.neighbour.touch(&run.pages);
+        }
+    }
+
     /// Differs from the last answer when what anybody published may have, or who is there.
     pub fn version(&self) -> u64 {
         self.live().iter().fold(0, |digest: u64, neighbour| {

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which page lies in which frame of this rank's part of the host arena, and which page goes first.
+
+Invariants
+  1. Every frame is in exactly one state, and a key has at most one frame.
+  2. Only resident frames are published on the shelf. A frame that is held, or that a peer reads, is never handed out.
+  3. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
+     pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
+
+States of a frame: free --claim--> filling --settle--> resident --evict--> free, by way of quarantine while peers read
+it; filling --abandon--> free. Hold and unhold count users of a filling or resident frame; a held one stays.
+
+Eviction is a clock: a page that was leased since the hand last passed gets another round. One thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+
+from banyan.ports import ArenaShelf
+
+
+def frame_ids(numbers: bytes) -> list[int]:
+    """Frames as the native core returns them."""
+    return memoryview(numbers).cast("q").tolist()
+
+
+class Residency:
+    """The frames of one rank's part of the arena."""
+
+    def __init__(self, shelf: ArenaShelf, num_frames: int) -> None:
+        self._shelf = shelf
+        self._free = list(range(num_frames - 1, -1, -1))
+        self._filling: set[int] = set()
+        self._key_of: OrderedDict[int, str] = OrderedDict()  # resident frames, the next to be examined first
+        self._frame_of: dict[str, int] = {}
+        self._holds: Counter[int] = Counter()
+        self.num_frames = num_frames
+        self.num_evicted = 0
+
+    @property
+    def num_resident(self) -> int:
+        return len(self._key_of)
+
+    @property
+    def num_filling(self) -> int:
+        return len(self._filling)
+
+    def frame(self, key: str) -> int | None:
+        """Where the page of ``key`` is resident."""
+        return self._frame_of.get(key)
+
+    def claim(self, num_frames: int) -> list[int]:
+        """Frames to fill, evicting what goes first; fewer than asked for when the rest is held or being read."""
+        self._free += frame_ids(self._shelf.drain())
+        missing = num_frames - len(self._free)
+        if missing > 0:
+            self._evict(missing)
+        claimed = [self._free.pop() for _ in range(min(num_frames, len(self._free)))]
+        self._filling.update(claimed)
+        return claimed
+
+    def settle(self, frames: Sequence[int], keys: Sequence[str]) -> None:
+        """The claimed ``frames`` hold the complete pages of ``keys``, in the order of the prefix: publish them.
+
+        A page that is resident already keeps its frame; the new one is free again.
+        """
+        new = {key: frame for frame, key in zip(frames, keys, strict=True) if key not in self._frame_of}
+        self._filling.difference_update(new.values())
+        self.abandon([frame for frame in frames if frame in self._filling])
+        for key, frame in reversed(new.items()):
+            self._key_of[frame] = key
+            self._frame_of[key] = frame
+        self._shelf.publish(array("q", new.values()), list(new))
+
+    def abandon(self, frames: Sequence[int]) -> None:
+        """Claimed frames that will not be filled."""
+        self._filling.difference_update(frames)
+        self._free += frames
+
+    def hold(self, frames: Sequence[int]) -> None:
+        """Keep these frames where they are until ``unhold``."""
+        self._holds.update(frames)
+
+    def unhold(self, frames: Sequence[int]) -> None:
+        self._holds.subtract(frames)
+        for frame in frames:
+            if self._holds[frame] == 0:
+                del self._holds[frame]
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Evict these pages now, whoever asked for them."""
+        self._retire([frame for key in keys if (frame := self._frame_of.get(key)) is not None])
+
+    def reset(self) -> None:
+        """Evict everything. Nothing may be filling or held."""
+        assert not self._filling and not self._holds
+        self._retire(list(self._key_of))
+
+    def _evict(self, num_frames: int) -> None:
+        # Twice round: the first may only take the marks away.
+        num_to_examine = 2 * len(self._key_of)
+        victims: list[int] = []
+        while num_to_examine > 0 and len(victims) < num_frames and self._key_of:
+            candidates = list(islice(self._key_of, num_frames - len(victims)))
+            num_to_examine -= len(candidates)
+            touched = set(frame_ids(self._shelf.take_touched(array("q", candidates))))
+            for frame in candidates:
+                if frame in touched or frame in self._holds:
+                    self._key_of.move_to_end(frame)
+                else:
+                    victims.append(frame)
+                    del self._frame_of[self._key_of.pop(frame)]
+        self.num_evicted += len(victims)
+        self._free += frame_ids(self._shelf.retire(array("q", victims)))
+
+    def _retire(self, frames: list[int]) -> None:
+        for frame in frames:
+            del self._frame_of[self._key_of.pop(frame)]
+        self._free += frame_ids(self._shelf.retire(array("q", frames)))

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+from array import array
+
+import pytest
+
+from banyan.arena.residency import Residency, frame_ids
+
+
+class FakeShelf:
+    """Publishes, and quarantines what `pinned` names until it is taken out of there."""
+
+    def __init__(self) -> None:
+        self.key_of: dict[int, str] = {}
+        self.touched: set[int] = set()
+        self.pinned: set[int] = set()
+        self.quarantine: set[int] = set()
+
+    def publish(self, frames: array, keys: list[str]) -> int:
+        for frame, key in zip(frames, keys, strict=True):
+            assert frame not in self.key_of and frame not in self.quarantine
+            assert key not in self.key_of.values()
+            self.key_of[frame] = key
+        return len(frames)
+
+    def retire(self, frames: array) -> bytes:
+        for frame in frames:
+            del self.key_of[frame]
+        self.quarantine |= self.pinned & set(frames)
+        return array("q", [frame for frame in frames if frame not in self.pinned]).tobytes()
+
+    def drain(self) -> bytes:
+        free = self.quarantine - self.pinned
+        self.quarantine -= free
+        return array("q", sorted(free)).tobytes()
+
+    def take_touched(self, frames: array) -> bytes:
+        asked = self.touched & set(frames)
+        self.touched -= asked
+        return array("q", sorted(asked)).tobytes()
+
+
+@pytest.fixture
+def shelf() -> FakeShelf:
+    return FakeShelf()
+
+
+def fill(residency: Residency, *keys: str) -> list[int]:
+    frames = residency.claim(len(keys))
+    residency.settle(frames, keys)
+    return frames
+
+
+def test_claim_when_all_is_free_then_every_frame_once(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 4)
+    assert sorted(residency.claim(9)) == [0, 1, 2, 3]
+    assert residency.num_filling == 4 and residency.claim(1) == []
+
+
+def test_evict_when_nothing_was_touched_then_the_end_of_the_prefix_goes_first(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 3)
+    fill(residency, "root", "middle", "leaf")
+    fill(residency, "x", "y")
+    assert set(shelf.key_of.values()) == {"root", "x", "y"}
+    assert residency.num_evicted == 2
+
+
+def test_evict_when_a_page_was_leased_then_it_gets_another_round(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 2)
+    old, _new = fill(residency, "old"), fill(residency, "new")
+    shelf.touched.update(old)
+    fill(residency, "x")
+    assert set(shelf.key_of.values()) == {"old", "x"}
+    fill(residency, "y")
+    assert "old" not in shelf.key_of.values(), "a mark counts once"
+
+
+def test_evict_when_all_are_touched_then_the_first_goes_in_the_second_round(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 2)
+    frames = fill(residency, "a") + fill(residency, "b")
+    shelf.touched.update(frames)
+    fill(residency, "x")
+    assert set(shelf.key_of.values()) == {"b", "x"}
+
+
+def test_claim_when_the_rest_is_held_or_read_then_fewer(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 3)
+    held, read, _ = (fill(residency, key)[0] for key in "abc")
+    residency.hold([held])
+    shelf.pinned.add(read)
+    assert len(residency.claim(3)) == 1
+    shelf.pinned.clear()
+    assert residency.claim(3) == [read], "what a peer has read comes back"
+    residency.unhold([held])
+    assert residency.claim(3) == [held]
+
+
+def test_settle_when_a_page_is_resident_already_then_its_frame_stays_and_the_new_one_is_free(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 3)
+    (first,) = fill(residency, "a")
+    frames = residency.claim(2)
+    residency.settle(frames, ["a", "b"])
+    assert residency.frame("a") == first and residency.frame("b") == frames[1]
+    assert residency.claim(1) == frames[:1]
+
+
+def test_drop_when_unknown_keys_are_named_then_only_the_known_go(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 2)
+    fill(residency, "a", "b")
+    residency.drop(["b", "stranger"])
+    assert list(shelf.key_of.values()) == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_when_used_at_random_then_each_is_in_one_place(shelf: FakeShelf, seed: int) -> None:
+    rng = random.Random(seed)
+    residency = Residency(shelf, 12)
+    filling: list[int] = []
+    held: list[int] = []
+    for step in range(400):
+        match rng.randrange(6):
+            case 0:
+                filling += residency.claim(rng.randrange(5))
+            case 1:
+                rng.shuffle(filling)
+                done = [filling.pop() for _ in range(rng.randrange(len(filling) + 1))]
+                residency.settle(done, [f"{rng.randrange(30)}" for _ in done] if step % 2 else [f"s{f}" for f in done])
+            case 2 if filling:
+                residency.abandon([filling.pop()])
+            case 3 if shelf.key_of:
+                frame = rng.choice(sorted(shelf.key_of))
+                residency.hold([frame])
+                held.append(frame)
+            case 4 if held:
+                residency.unhold([held.pop()])
+            case _:
+                shelf.pinned = {frame for frame in range(12) if rng.random() < 0.2}
+                shelf.touched |= {frame for frame in shelf.key_of if rng.random() < 0.3}
+        places = [*residency._free, *filling, *shelf.key_of, *shelf.quarantine]
+        assert sorted(places) == list(range(12))
+        assert set(held) <= set(shelf.key_of), "a held frame stays"
+        assert len(set(shelf.key_of.values())) == len(shelf.key_of)
+    assert frame_ids(array("q", [3]).tobytes()) == [3]
