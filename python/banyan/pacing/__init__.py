@@ -8,6 +8,7 @@ corrected by the per-layer clock.
 
 from banyan.pacing.admission import Admission, Verdict, WriteAdmission
 from banyan.pacing.budget import WriteBudget
+from banyan.pacing.correction import Correction, length_class, nearest, shortest_of_class
 from banyan.pacing.forward import ForwardSlack
 from banyan.pacing.gate import MAX_WRITE_DEPTH, DeviceLoad, num_writes_allowed
 from banyan.pacing.layer_times import LayerTimes
@@ -17,6 +18,7 @@ from banyan.pacing.writes import PacedWrites, PageWrite
 __all__ = [
     "MAX_WRITE_DEPTH",
     "Admission",
+    "Correction",
     "DeviceLoad",
     "ForwardShape",
     "ForwardSlack",
@@ -27,5 +29,8 @@ __all__ = [
     "Verdict",
     "WriteAdmission",
     "WriteBudget",
+    "length_class",
+    "nearest",
     "num_writes_allowed",
+    "shortest_of_class",
 ]

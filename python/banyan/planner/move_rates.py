@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast KV comes from each source: measured per token, for each class of lengths, with its usual error.
+
+Short moves pay a start-up cost for each token that long ones do not, so lengths within a factor of four share an
+estimate and no others. Called by one thread.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from banyan.pacing import length_class, nearest, shortest_of_class
+from banyan.telemetry import Estimate
+
+FEW = 3
+"""An estimate of fewer moves is taken to be off by as much as it is."""
+
+
+class SourceKind(Enum):
+    """Where a run of pages lies, named as in SGLang's ``cached_tokens_details``."""
+
+    OWN = "device"
+    PEER = "peer"
+    HOST = "host"
+    STORE = "storage"
+
+
+class MoveRates:
+    """Microseconds for each token moved."""
+
+    def __init__(self) -> None:
+        self._per_token_us: dict[SourceKind, dict[int, Estimate]] = {}
+
+    def observe(self, kind: SourceKind, num_tokens: int, move_us: float) -> None:
+        """``num_tokens`` came from ``kind`` in ``move_us``. Moves of nothing say nothing."""
+        if num_tokens > 0 and move_us > 0:
+            classes = self._per_token_us.setdefault(kind, {})
+            classes.setdefault(length_class(num_tokens), Estimate()).observe(move_us / num_tokens)
+
+    def expected(self, kind: SourceKind, num_tokens: int) -> tuple[float, float] | None:
+        """``(move_us, error_us)`` of a move; nothing for own pages, None while the source was never measured."""
+        if kind is SourceKind.OWN or num_tokens == 0:
+            return 0.0, 0.0
+        classes = self._per_token_us.get(kind)
+        if not classes:
+            return None
+        estimate = classes[nearest(length_class(num_tokens), classes)]
+        error_us = estimate.mean if estimate.count < FEW else estimate.deviation
+        return estimate.mean * num_tokens, error_us * num_tokens
+
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """Mean microseconds a token, by source and smallest length of the class."""
+        return {
+            kind.value: {str(shortest_of_class(number)): estimate.mean for number, estimate in sorted(classes.items())}
+            for kind, classes in self._per_token_us.items()
+        }

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request's tail: how much of it to move, from measured times. Pure values and one function.
+
+A plan moves the first ``n`` pages that were found and computes the rest. Moving runs layer by layer ahead of the
+forward pass, so with m the time of the move, c that of the forward, and L layers, the first token comes after
+
+    m / L  +  max(m, c) * (L - 1) / L  +  c / L
+
+(the first layer's KV, then the slower of the two for the layers between, then the last layer). Where moving is slow,
+the best n is where both take as long: the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from banyan.planner.move_rates import MoveRates, SourceKind
+from banyan.planner.prefill_times import PrefillTimes
+
+NUM_PARTS = 4
+"""Into how many parts the search for a cut divides the way to the best one's neighbours."""
+
+NEAR = 64
+"""The search ends at this part of what was found: the cost is flat around its minimum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring pages of the tail at one kind of source."""
+
+    kind: SourceKind
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What is asked: the part of a prompt behind the rank's own prefix, and where its first pages were found.
+
+    ``runs`` follow each other from the front of the tail without a gap.
+    """
+
+    own_tokens: int
+    prompt_tokens: int
+    page_tokens: int
+    runs: tuple[Run, ...]
+
+    @property
+    def num_found(self) -> int:
+        return sum(run.num_pages for run in self.runs)
+
+
+class Reason(Enum):
+    """Why a plan is what it is."""
+
+    NOTHING_FOUND = "nothing found"
+    TOO_SHORT = "found less than --banyan-min-fetch-tokens"
+    ASKED = "the request or --banyan-plan asked for it"
+    UNMEASURED = "a time is not known yet, so what was found is moved"
+    FASTER = "expected to be faster"
+    KEPT = "no clear gain in changing what such tails get"
+    TRIAL = "measured again after many refusals"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What a plan is expected to cost, in microseconds to the end of the forward."""
+
+    num_pages: int
+    move_us: float
+    compute_us: float
+    total_us: float
+    error_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many pages to move, and the figures behind it (None while a time is not known)."""
+
+    num_pages: int
+    reason: Reason
+    best: Estimated | None = None
+    recompute: Estimated | None = None
+
+
+class Pricing:
+    """Prices plans of one rank from its measured times."""
+
+    def __init__(self, *, times: PrefillTimes, rates: MoveRates, num_layers: int) -> None:
+        self._times = times
+        self._rates = rates
+        self._num_layers = num_layers
+
+    def recompute(self, tail: Tail) -> Estimated | None:
+        """The plan that moves nothing; None while prefill times are not known."""
+        forward = self._times.expected((tail.prompt_tokens - tail.own_tokens, tail.own_tokens))
+        return None if forward is None else Estimated(0, 0.0, forward[0], forward[0], 0.0)
+
+    def estimate(self, tail: Tail, num_pages: int, recompute: Estimated) -> Estimated | None:
+        """The plan that moves ``num_pages``; None while a rate that it needs is not known.
+
+        ``error_us`` is that of the difference to recomputing: an error that both share does not count.
+        """
+        moved = _moved(tail, num_pages)
+        forward = self._times.expected((tail.prompt_tokens - tail.own_tokens - moved, tail.own_tokens + moved))
+        assert forward is not None, "known for recomputing, known for every length"
+        compute_us, compute_error_us = forward
+        move_us = move_error_us = 0.0
+        for kind, num_tokens in _tokens_by_kind(tail, num_pages):
+            move = self._rates.expected(kind, num_tokens)
+            if move is None:
+                return None
+            move_us += move[0]
+            move_error_us += move[1]
+        layers = self._num_layers
+        total_us = (move_us + max(move_us, compute_us) * (layers - 1) + compute_us) / layers
+        error_us = move_error_us + abs(recompute.total_us - compute_us) * (compute_error_us / compute_us)
+        return Estimated(num_pages, move_us, compute_us, total_us, error_us)
+
+    def best(self, tail: Tail, recompute: Estimated, *, min_pages: int) -> Estimated | None:
+        """The cheapest plan that moves at least ``min_pages`` (1 or more); None while a rate is not known.
+
+        A move that hides behind the forward is taken whole. Else the cut is searched: first over lengths that double
+        and the ends of runs, then ever closer around the best of them.
+        """
+        found = tail.num_found
+        best = self.estimate(tail, found, recompute) if found >= min_pages else None
+        if best is None or best.move_us <= best.compute_us:
+            return best
+        tried = {found: best}
+        cuts = _first_cuts(tail, min_pages)
+        while cuts:
+            for cut in cuts:
+                estimate = self.estimate(tail, cut, recompute)
+                if estimate is not None:
+                    tried[cut] = estimate
+            # Of equals, the one that moves most.
+            best = min(tried.values(), key=lambda estimate: (estimate.total_us, -estimate.num_pages))
+            cuts = _closer_cuts(sorted(tried), best.num_pages)
+        return best
+
+
+def _moved(tail: Tail, num_pages: int) -> int:
+    """Tokens of the first ``num_pages``; the last token of a prompt is always computed."""
+    return min(num_pages * tail.page_tokens, tail.prompt_tokens - tail.own_tokens - 1)
+
+
+def _first_cuts(tail: Tail, min_pages: int) -> list[int]:
+    """Lengths that double from ``min_pages``, and the ends of the runs."""
+    ends, end = set(), 0
+    for run in tail.runs:
+        end += run.num_pages
+        ends.add(end)
+    length = min_pages
+    while length < end:
+        ends.add(length)
+        length *= 2
+    return sorted(cut for cut in ends if min_pages <= cut < end)
+
+
+def _closer_cuts(tried: list[int], best: int) -> list[int]:
+    """Points between the best cut so far and its neighbours; none when those are near."""
+    place, near = tried.index(best), tried[-1] // NEAR
+    neighbours = tried[max(0, place - 1) : place] + tried[place + 1 : place + 2]
+    ways = [other - best for other in neighbours if abs(other - best) > near]
+    return sorted({best + way * part // NUM_PARTS for way in ways for part in range(1, NUM_PARTS)} - set(tried))
+
+
+def _tokens_by_kind(tail: Tail, num_pages: int) -> Iterator[tuple[SourceKind, int]]:
+    """Tokens that the first ``num_pages`` take from each kind of source."""
+    pages: dict[SourceKind, int] = {}
+    for run in tail.runs:
+        taken = min(run.num_pages, num_pages)
+        num_pages -= taken
+        if taken:
+            pages[run.kind] = pages.get(run.kind, 0) + taken
+    return ((kind, count * tail.page_tokens) for kind, count in pages.items())

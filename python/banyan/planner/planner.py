@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner of one rank: decides for each tail, learns from what was measured, remembers why.
+
+Invariants
+  1. A plan is never expected to take longer than recomputing by more than the error of the comparison. The only
+     exception is a trial: one in ``TRIAL_EVERY`` refusals of a class, and only while moving is expected to take at most
+     twice as long. Without trials a source that was slow once would never be measured again.
+  2. Tails of one class (sources and length) change between moving and computing only when the other is better by more
+     than the error: estimates that wobble around a tie do not make decisions flap.
+  3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.
+  4. What is remembered is bounded: the last ``MAX_DECISIONS`` requests.
+
+Called by one thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from banyan.pacing import length_class
+from banyan.planner.move_rates import MoveRates, SourceKind
+from banyan.planner.plan import Estimated, Plan, Pricing, Reason, Tail
+from banyan.planner.prefill_times import PrefillTimes
+
+TRIAL_EVERY = 64
+TRIAL_FACTOR = 2.0
+MAX_DECISIONS = 256
+"""Some 100 KB of /server_info."""
+
+
+class Action(Enum):
+    """What a tail gets when it is not left to measured times."""
+
+    MOVE = "move"
+    COMPUTE = "compute"
+
+
+@dataclass(slots=True)
+class _Habit:
+    """What tails of one class get, and how often they were refused since the last trial."""
+
+    moves: bool = True
+    num_refused: int = 0
+
+
+@dataclass(slots=True)
+class _Decision:
+    tail: Tail
+    plan: Plan
+    outcome: str = "planned"
+
+
+class Planner:
+    """Decides how many of the pages found for a tail are moved."""
+
+    def __init__(self, *, times: PrefillTimes, rates: MoveRates, num_layers: int, min_pages: int) -> None:
+        self._pricing = Pricing(times=times, rates=rates, num_layers=num_layers)
+        self._min_pages = max(1, min_pages)
+        self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
+        self._decisions: dict[str, _Decision] = {}
+
+    def decide(self, rid: str, tail: Tail, asked: Action | None = None) -> Plan:
+        """The plan for this tail; ``asked`` overrides what was measured."""
+        known = self._decisions.get(rid)
+        if known is not None and known.tail == tail:
+            return known.plan
+        plan = self._plan(tail, asked)
+        self._remember(rid, _Decision(tail, plan))
+        return plan
+
+    def _plan(self, tail: Tail, asked: Action | None) -> Plan:
+        found = tail.num_found
+        if found == 0:
+            return Plan(0, Reason.NOTHING_FOUND)
+        if found < self._min_pages:
+            return Plan(0, Reason.TOO_SHORT)
+        recompute = self._pricing.recompute(tail)
+        best = None if recompute is None else self._pricing.best(tail, recompute, min_pages=self._min_pages)
+        if asked is not None:
+            return Plan(found if asked is Action.MOVE else 0, Reason.ASKED, best, recompute)
+        if best is None or recompute is None:
+            return Plan(found, Reason.UNMEASURED, best, recompute)
+        return self._choose(tail, best, recompute)
+
+    def _choose(self, tail: Tail, best: Estimated, recompute: Estimated) -> Plan:
+        kinds = tuple(dict.fromkeys(run.kind for run in tail.runs))
+        habit = self._habits.setdefault((kinds, length_class(tail.num_found * tail.page_tokens)), _Habit())
+        gain_us = recompute.total_us - best.total_us
+        is_clear = abs(gain_us) > best.error_us
+        reason = Reason.FASTER
+        if is_clear:
+            habit.moves = gain_us > 0
+        elif habit.moves != (gain_us > 0):
+            reason = Reason.KEPT
+        if habit.moves:
+            habit.num_refused = 0
+            return Plan(best.num_pages, reason, best, recompute)
+        habit.num_refused += 1
+        if habit.num_refused >= TRIAL_EVERY and best.total_us <= TRIAL_FACTOR * recompute.total_us:
+            habit.num_refused = 0
+            return Plan(best.num_pages, Reason.TRIAL, best, recompute)
+        return Plan(0, reason, best, recompute)
+
+    def _remember(self, rid: str, decision: _Decision) -> None:
+        self._decisions.pop(rid, None)
+        if len(self._decisions) >= MAX_DECISIONS:
+            del self._decisions[next(iter(self._decisions))]
+        self._decisions[rid] = decision
+
+    def record(self, rid: str, outcome: str) -> None:
+        """What became of a plan. Requests that are forgotten by now are ignored."""
+        decision = self._decisions.get(rid)
+        if decision is not None:
+            decision.outcome = outcome
+
+    def explain(self) -> list[dict[str, Any]]:
+        """The remembered decisions, oldest first, as plain values."""
+        return [_explanation(rid, decision) for rid, decision in self._decisions.items()]
+
+
+def _explanation(rid: str, decision: _Decision) -> dict[str, Any]:
+    tail, plan = decision.tail, decision.plan
+    best, recompute = plan.best, plan.recompute
+    return {
+        "rid": rid,
+        "prompt_tokens": tail.prompt_tokens,
+        "own_tokens": tail.own_tokens,
+        "page_tokens": tail.page_tokens,
+        "found": [[run.kind.value, run.num_pages] for run in tail.runs],
+        "moved_pages": plan.num_pages,
+        "reason": plan.reason.value,
+        "outcome": decision.outcome,
+        "expected_us": None if best is None else round(best.total_us),
+        "expected_move_us": None if best is None else round(best.move_us),
+        "expected_compute_us": None if best is None else round(best.compute_us),
+        "error_us": None if best is None else round(best.error_us),
+        "recompute_us": None if recompute is None else round(recompute.total_us),
+    }

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan.planner import (
+    Action,
+    ForwardSample,
+    MoveRates,
+    Planner,
+    PrefillCost,
+    PrefillTimes,
+    Pricing,
+    Reason,
+    Run,
+    SourceKind,
+    Tail,
+)
+
+COST = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.01, context_us=0.0)
+PAGE = 16
+LAYERS = 30
+PEER, HOST, STORE = SourceKind.PEER, SourceKind.HOST, SourceKind.STORE
+
+
+def tail(*runs, own=0, new=8):
+    """A tail whose found pages are followed by ``new`` tokens that nobody has."""
+    found = tuple(Run(kind, num_pages) for kind, num_pages in runs)
+    prompt = own + sum(num_pages for _, num_pages in runs) * PAGE + new
+    return Tail(own_tokens=own, prompt_tokens=prompt, page_tokens=PAGE, runs=found)
+
+
+def rates_of(**per_token_us):
+    rates = MoveRates()
+    for kind, value in per_token_us.items():
+        for num_tokens in (16, 256, 4096):
+            for _ in range(5):
+                rates.observe(SourceKind[kind], num_tokens, value * num_tokens)
+    return rates
+
+
+def planner(rates, *, times=None, min_pages=1):
+    return Planner(times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, min_pages=min_pages)
+
+
+def test_plan_when_moving_is_faster_then_all_is_moved_and_the_figures_say_so():
+    plan = planner(rates_of(PEER=1.0)).decide("r", tail((PEER, 100)))
+    assert (plan.num_pages, plan.reason) == (100, Reason.FASTER)
+    assert plan.best.total_us < plan.recompute.total_us
+    assert plan.best.move_us == pytest.approx(1600.0)
+
+
+def test_plan_when_moving_is_slower_then_computed():
+    plan = planner(rates_of(STORE=5000.0)).decide("r", tail((STORE, 20)))
+    assert (plan.num_pages, plan.reason) == (0, Reason.FASTER)
+
+
+def test_plan_when_moving_takes_as_long_as_computing_then_the_cut_is_where_both_end_together():
+    """Half of the tail moves while the other half is computed: about half the time of either alone."""
+    plan = planner(rates_of(STORE=100.0)).decide("r", tail((STORE, 200)))
+    assert 80 <= plan.num_pages <= 120
+    assert plan.best.move_us == pytest.approx(plan.best.compute_us, rel=0.2)
+    assert plan.best.total_us < 0.6 * plan.recompute.total_us
+
+
+def test_plan_when_a_slow_run_follows_a_fast_one_then_only_the_fast_one_is_moved():
+    plan = planner(rates_of(PEER=0.5, STORE=4000.0)).decide("r", tail((PEER, 64), (STORE, 64)))
+    assert plan.num_pages == 64
+
+
+@pytest.mark.parametrize(
+    ("asked_tail", "expected"),
+    [(tail(), Reason.NOTHING_FOUND), (tail((PEER, 3)), Reason.TOO_SHORT)],
+)
+def test_plan_when_nothing_worth_a_move_was_found_then_computed(asked_tail, expected):
+    plan = planner(rates_of(PEER=1.0), min_pages=4).decide("r", asked_tail)
+    assert (plan.num_pages, plan.reason) == (0, expected)
+
+
+@pytest.mark.parametrize(
+    ("times", "rates"),
+    [(PrefillTimes(), rates_of(PEER=9e9)), (PrefillTimes(COST), MoveRates())],
+    ids=["prefill", "move"],
+)
+def test_plan_when_a_time_is_not_known_then_what_was_found_is_moved(times, rates):
+    plan = planner(rates, times=times).decide("r", tail((PEER, 10)))
+    assert (plan.num_pages, plan.reason) == (10, Reason.UNMEASURED)
+
+
+@pytest.mark.parametrize(("action", "num_pages"), [(Action.MOVE, 20), (Action.COMPUTE, 0)])
+def test_plan_when_the_request_asks_then_it_gets_it_and_the_figures_are_kept(action, num_pages):
+    plan = planner(rates_of(STORE=5000.0)).decide("r", tail((STORE, 20)), action)
+    assert (plan.num_pages, plan.reason) == (num_pages, Reason.ASKED)
+    assert plan.recompute is not None
+
+
+def test_plan_when_the_same_request_asks_again_then_the_answer_stands_though_rates_moved():
+    rates = rates_of(PEER=1.0)
+    ours = planner(rates, min_pages=40)
+    first = ours.decide("r", tail((PEER, 50)))
+    for _ in range(50):
+        rates.observe(PEER, 800, 1e9)
+    assert ours.decide("r", tail((PEER, 50))) is first
+    assert ours.decide("r", tail((PEER, 49))).num_pages == 0
+
+
+def test_plan_when_estimates_wobble_around_a_tie_then_decisions_do_not_flap():
+    rng = random.Random(1)
+    rates, times = MoveRates(), PrefillTimes(COST)
+    ours = planner(rates, times=times, min_pages=40)
+    even_us = COST.time_us([(40 * PAGE + 8, 0)]) / (40 * PAGE)
+    choices = []
+    for number in range(300):
+        rates.observe(PEER, 40 * PAGE, 40 * PAGE * even_us * rng.uniform(0.8, 1.2))
+        times.observe(ForwardSample(((648, 0),), COST.time_us([(648, 0)]) * rng.uniform(0.9, 1.1)))
+        choices.append(ours.decide(f"r{number}", tail((PEER, 40))).num_pages > 0)
+    flips = sum(one != other for one, other in pairwise(choices[20:]))
+    assert flips <= 2
+
+
+def test_plan_when_a_slow_source_has_become_fast_then_a_trial_finds_out():
+    rates = rates_of(STORE=120.0)
+    # min_pages forbids the cut, so it is all or nothing.
+    ours = planner(rates, min_pages=50)
+    reasons = []
+    for number in range(200):
+        plan = ours.decide(f"r{number}", tail((STORE, 50)))
+        reasons.append(plan.reason)
+        if plan.num_pages:
+            rates.observe(STORE, 50 * PAGE, 50 * PAGE * 1.0)
+    assert reasons.count(Reason.TRIAL) >= 1
+    assert reasons[0] is Reason.FASTER
+    assert plan.num_pages == 50, "the last decisions move again"
+
+
+def test_plan_when_a_source_is_hopeless_then_no_trial_is_made():
+    ours = planner(rates_of(STORE=1000.0), min_pages=50)
+    assert all(ours.decide(f"r{number}", tail((STORE, 50))).num_pages == 0 for number in range(200))
+
+
+kinds = st.sampled_from([PEER, HOST, STORE])
+
+
+def tails_up_to(max_run_pages):
+    return st.builds(
+        lambda runs, own, new: tail(*runs, own=own * PAGE, new=new),
+        st.lists(st.tuples(kinds, st.integers(1, max_run_pages)), min_size=1, max_size=4),
+        st.integers(0, 500),
+        st.integers(1, 2000),
+    )
+
+
+tails, short_tails = tails_up_to(300), tails_up_to(40)
+noisy = st.lists(st.tuples(kinds, st.integers(1, 5000), st.floats(0.01, 500.0)), max_size=40)
+
+
+@given(st.lists(tails, min_size=1, max_size=8), noisy, st.lists(st.floats(0.3, 3.0), max_size=20))
+def test_plan_when_anything_was_measured_then_never_worse_than_recomputing_by_more_than_the_error(
+    asked, moves, factors
+):
+    rates, times = MoveRates(), PrefillTimes(COST)
+    for kind, num_tokens, per_token_us in moves:
+        rates.observe(kind, num_tokens, per_token_us * num_tokens)
+    for factor in factors:
+        times.observe(ForwardSample(((500, 100),), COST.time_us([(500, 100)]) * factor))
+    ours = planner(rates, times=times)
+    for number, one in enumerate(asked):
+        plan = ours.decide(str(number), one)
+        assert 0 <= plan.num_pages <= one.num_found
+        if plan.best is None or plan.recompute is None or plan.reason is Reason.TRIAL:
+            continue
+        chosen = plan.best if plan.num_pages else plan.recompute
+        other = plan.recompute if plan.num_pages else plan.best
+        assert chosen.total_us <= other.total_us + plan.best.error_us + 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(short_tails, st.floats(0.01, 300.0))
+def test_best_when_every_number_of_pages_is_tried_then_the_cut_is_within_a_tenth_of_the_best(one, per_token_us):
+    pricing = Pricing(
+        times=PrefillTimes(COST), rates=rates_of(PEER=per_token_us, HOST=1.0, STORE=per_token_us), num_layers=LAYERS
+    )
+    recompute = pricing.recompute(one)
+    best = pricing.best(one, recompute, min_pages=1)
+    every = min(pricing.estimate(one, num_pages, recompute).total_us for num_pages in range(1, one.num_found + 1))
+    assert every <= best.total_us <= 1.1 * every
+
+
+def test_explain_when_a_decision_was_made_then_its_figures_and_outcome_are_plain_values():
+    ours = planner(rates_of(PEER=1.0))
+    ours.decide("r", tail((PEER, 10), own=32))
+    ours.record("r", "landed")
+    ours.record("gone", "landed")
+    (one,) = json.loads(json.dumps(ours.explain()))
+    assert one["rid"] == "r" and one["outcome"] == "landed"
+    assert (one["own_tokens"], one["found"], one["moved_pages"]) == (32, [["peer", 10]], 10)
+    assert one["expected_us"] < one["recompute_us"]
+
+
+def test_explain_when_many_requests_were_decided_then_only_the_last_are_remembered(monkeypatch):
+    monkeypatch.setattr("banyan.planner.planner.MAX_DECISIONS", 3)
+    ours = planner(rates_of(PEER=1.0))
+    for number in range(10):
+        ours.decide(f"r{number}", tail((PEER, 10)))
+    assert [one["rid"] for one in ours.explain()] == ["r7", "r8", "r9"]
