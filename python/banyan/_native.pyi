@@ -212,6 +212,22 @@ class Copy:
     @property
     def layers_done(self) -> int: ...
 
+class PageKeys:
+    """Page keys from tokens: SGLang's chained sha256, with a bounded memory of chains hashed before. Any thread.
+
+    A prompt that continues one seen before costs a comparison of its tokens and the hashes of what is new. The answer
+    never depends on what is remembered.
+    """
+
+    def __init__(self, page_tokens: int, num_chunks: int) -> None:
+        """Remember up to `num_chunks` (a power of two) chunks of 32 pages, 128 bytes a token of them."""
+
+    def of(self, prior: bytes | None, tokens: Frames) -> list[str]:
+        """Keys of the whole pages of `tokens`, a buffer of int64, chained to the digest `prior`.
+
+        ValueError for a token that does not fit into 32 bits: SGLang hashes such prompts in another way.
+        """
+
 class Peers:
     """A reader's view of all ranks of its namespace. Any thread, except that one reader bit belongs to one `Peers`
     object."""
@@ -245,6 +261,9 @@ class Peers:
 
     def prefix_lens(self, keys: list[str]) -> list[int]:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
+
+    def prefix_lens_of(self, page_keys: PageKeys, prior: bytes | None, tokens: Frames) -> list[int]:
+        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`. Hashes only as far as somebody holds them."""
 
     def lease(self, match: Match, num_pages: int) -> Lease | None:
         """Lease the first `num_pages` of the match: all of them, or None because one changed or its owner died

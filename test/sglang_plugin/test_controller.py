@@ -10,11 +10,11 @@ import zmq
 from sglang.srt.managers.io_struct import FlushCacheReqInput, TokenizedGenerateReqInput, sock_send
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.mem_cache.utils import get_storage_hash_str, storage_namespace_seed
 from sglang.srt.sampling.sampling_params import SamplingParams
 from test.unit.directory.rig import Rank, frames
 
-from banyan._native import Roster
+from banyan._native import PageKeys, Roster
 from banyan.routing import hint
 from banyan.sglang_plugin import controller, requests, runtime
 from banyan.sglang_plugin.controller import PrefixScout
@@ -136,3 +136,13 @@ def test_event_loop_when_banyan_is_off_then_upstreams_runs(monkeypatch):
     ran = []
     controller.around_event_loop(ran.append, "controller")
     assert ran == ["controller"]
+
+
+@pytest.mark.parametrize(
+    "space", [{}, {"extra_key": "tenant"}, {"cache_salt": "salt"}, {"extra_key": "", "cache_salt": "ß"}]
+)
+def test_page_keys_when_hashed_natively_then_they_are_upstreams(space):
+    ids = array("q", [*range(40 * PAGE), 2**32 - 1])
+    seed = storage_namespace_seed(space.get("extra_key"), space.get("cache_salt"))
+    found = PageKeys(PAGE, 4).of(bytes.fromhex(seed) if seed else None, ids)
+    assert found == page_keys(ids[: 40 * PAGE], **space)

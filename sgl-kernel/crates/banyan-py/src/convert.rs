@@ -115,7 +115,7 @@ pub fn namespace_hex(namespace: &Namespace) -> String {
     bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn kind(object: &Bound<'_, PyAny>) -> String {
+pub fn kind(object: &Bound<'_, PyAny>) -> String {
     let name = object.get_type().name();
     name.map_or_else(|_| "something else".into(), |name| name.to_string())
 }

@@ -6,6 +6,7 @@ mod convert;
 mod copy;
 mod device_pool;
 mod memory;
+mod page_keys;
 mod peers;
 mod roster;
 mod shelf;
@@ -18,6 +19,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<roster::PyRoster>()?;
     module.add_class::<shelf::PyShelf>()?;
+    module.add_class::<page_keys::PyPageKeys>()?;
     module.add_class::<peers::PyPeers>()?;
     module.add_class::<peers::PyMatch>()?;
     module.add_class::<peers::PyLease>()?;

@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::AnyPool;
+use crate::page_keys::{PyPageKeys, prior_of, tokens_of};
 use crate::roster::PyRoster;
 
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
@@ -61,6 +62,19 @@ impl PyPeers {
 
     fn prefix_lens(&self, keys: &Bound<'_, PyList>) -> PyResult<Vec<usize>> {
         Ok(self.peers.prefix_lens(&keys_of(keys)?))
+    }
+
+    #[pyo3(signature = (page_keys, prior, tokens))]
+    fn prefix_lens_of(
+        &self,
+        page_keys: &PyPageKeys,
+        prior: Option<&[u8]>,
+        tokens: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<usize>> {
+        let (prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
+        Ok(self
+            .peers
+            .prefix_lens_of(&mut page_keys.lock(), prior, &tokens))
     }
 
     #[pyo3(signature = (r#match, num_pages))]

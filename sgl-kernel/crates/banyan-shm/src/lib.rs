@@ -2,7 +2,8 @@
 //! The page directory that the ranks of one node share, the lease that guards a page while a peer copies it, and the copies.
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
-//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`; then `plan`, `gather` and `courier`
+//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
+//! `page_keys` (what a prompt's pages are called); then `plan`, `gather` and `courier`
 //! (moving bytes). The first four depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -28,6 +29,8 @@ pub mod liveness;
 pub mod memory;
 #[cfg(not(loom))]
 pub mod neighbour;
+#[cfg(not(loom))]
+pub mod page_keys;
 #[cfg(not(loom))]
 pub mod peers;
 #[cfg(not(loom))]

@@ -15,6 +15,7 @@ use crate::geometry::Geometry;
 use crate::lease::Sighting;
 use crate::liveness::Census;
 use crate::neighbour::{Neighbour, ReaderBit};
+use crate::page_keys::PageKeys;
 use crate::pool::Pool;
 use crate::roster::{Namespace, Roster};
 
@@ -186,6 +187,33 @@ impl Peers {
         let mut lens = vec![0; self.roster.num_slots()];
         for neighbour in self.live() {
             lens[neighbour.slot] = neighbour.run_len(keys);
+        }
+        lens
+    }
+
+    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it.
+    ///
+    /// `prior` is the key that its first page is chained to, if any.
+    pub fn prefix_lens_of(
+        &self,
+        page_keys: &mut PageKeys,
+        prior: Option<Key>,
+        tokens: &[u32],
+    ) -> Vec<usize> {
+        let mut lens = vec![0; self.roster.num_slots()];
+        let mut holding = self.live();
+        let mut prior = prior;
+        for chunk in tokens.chunks(page_keys.chunk_tokens()) {
+            let keys = page_keys.chunk(prior.as_ref(), chunk);
+            holding.retain(|neighbour| {
+                let num_pages = neighbour.run_len(keys);
+                lens[neighbour.slot] += num_pages;
+                num_pages == keys.len()
+            });
+            if holding.is_empty() {
+                break;
+            }
+            prior = keys.last().copied().or(prior);
         }
         lens
     }

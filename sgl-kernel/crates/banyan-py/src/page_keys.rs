@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use banyan_shm::frame::Key;
+use banyan_shm::page_keys::{PageKeys, key_of};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::convert::{kind, namespace_hex, to_py};
+
+#[pyclass(frozen, name = "PageKeys", module = "banyan._native")]
+pub struct PyPageKeys {
+    page_keys: Mutex<PageKeys>,
+}
+
+#[pymethods]
+impl PyPageKeys {
+    #[new]
+    fn new(page_tokens: usize, num_chunks: usize) -> PyResult<Self> {
+        let page_keys = PageKeys::new(page_tokens, num_chunks).map_err(to_py)?;
+        Ok(Self {
+            page_keys: Mutex::new(page_keys),
+        })
+    }
+
+    #[pyo3(signature = (prior, tokens))]
+    fn of(&self, prior: Option<&[u8]>, tokens: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        let (mut prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
+        let mut page_keys = self.lock();
+        let mut texts = Vec::with_capacity(tokens.len() / page_keys.page_tokens());
+        for chunk in tokens.chunks(page_keys.chunk_tokens()) {
+            let keys = page_keys.chunk(prior.as_ref(), chunk);
+            texts.extend(keys.iter().map(namespace_hex));
+            prior = keys.last().copied().or(prior);
+        }
+        Ok(texts)
+    }
+}
+
+impl PyPageKeys {
+    pub fn lock(&self) -> MutexGuard<'_, PageKeys> {
+        // An entry is put in whole or not at all.
+        self.page_keys
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub fn prior_of(digest: Option<&[u8]>) -> PyResult<Option<Key>> {
+    let Some(digest) = digest else {
+        return Ok(None);
+    };
+    let digest: &[u8; 32] = digest.try_into().map_err(|_| {
+        PyValueError::new_err(format!("a prior key has 32 bytes, not {}", digest.len()))
+    })?;
+    Ok(Some(key_of(digest)))
+}
+
+/// Tokens from a C-contiguous int64 buffer. SGLang hashes larger ones in another way.
+pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let refuse = || {
+        PyValueError::new_err(format!(
+            "tokens must be a C-contiguous buffer of int64, not {}",
+            kind(tokens)
+        ))
+    };
+    if tokens.len().is_ok_and(|num_tokens| num_tokens == 0) {
+        // An empty array has no address, which is refused as a buffer.
+        return Ok(Vec::new());
+    }
+    let buffer = PyBuffer::<i64>::get(tokens).map_err(|_| refuse())?;
+    if buffer.dimensions() > 1 {
+        return Err(refuse());
+    }
+    let tokens = buffer.as_slice_ptr().ok_or_else(refuse)?;
+    // SAFETY: the buffer is held, so its memory stays; no Python code runs before the loop ends, so nobody writes.
+    let tokens = unsafe { tokens.as_ref() };
+    // Without branches, so that the compiler makes vector code of it.
+    let mut high = 0;
+    let mut words = Vec::with_capacity(tokens.len());
+    words.extend(tokens.iter().map(|token| {
+        high |= token >> 32;
+        *token as u32
+    }));
+    if high != 0 {
+        return Err(PyValueError::new_err("a token does not fit into 32 bits"));
+    }
+    Ok(words)
+}

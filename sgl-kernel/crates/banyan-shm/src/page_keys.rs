@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Page keys of a prompt: SGLang's chained sha256 over the tokens of each page.
+//!
+//! A chain cannot be hashed in parallel, and 2,000 pages take a core longer than a dispatcher should take for all of its work. But
+//! prompts come back, longer each time: so chunks of a chain that were hashed before are remembered, and recognised by comparing their
+//! tokens.
+//!
+//! Invariants
+//! * The answer never depends on what is remembered: an entry counts only if its prior key and all of its tokens are equal.
+//! * Bounded: one entry for each slot; a later chunk of the same slot takes its place.
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Result, invalid};
+use crate::frame::Key;
+
+/// Pages that are hashed, remembered and looked up together.
+pub const CHUNK_PAGES: usize = 32;
+
+pub struct PageKeys {
+    page_tokens: usize,
+    slots: Vec<Option<Box<Entry>>>,
+}
+
+struct Entry {
+    prior: Option<Key>,
+    tokens: Vec<u32>,
+    keys: Vec<Key>,
+}
+
+impl PageKeys {
+    /// Remembers up to `num_chunks` chunks; each takes `CHUNK_PAGES` times 4 bytes a token and 32 bytes a page.
+    pub fn new(page_tokens: usize, num_chunks: usize) -> Result<Self> {
+        if page_tokens == 0 {
+            return invalid!("a page has at least one token");
+        }
+        if !num_chunks.is_power_of_two() {
+            return invalid!("{num_chunks} chunks: the number is a power of two");
+        }
+        let mut slots = Vec::new();
+        slots.resize_with(num_chunks, || None);
+        Ok(Self { page_tokens, slots })
+    }
+
+    pub fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
+    pub fn chunk_tokens(&self) -> usize {
+        CHUNK_PAGES * self.page_tokens
+    }
+
+    /// The keys of the whole pages of `tokens`, which follow the page of key `prior`: at most one chunk.
+    pub fn chunk(&mut self, prior: Option<&Key>, tokens: &[u32]) -> &[Key] {
+        debug_assert!(tokens.len() <= self.chunk_tokens());
+        let slot = mix(prior, tokens) as usize & (self.slots.len() - 1);
+        let is_known = self.slots[slot]
+            .as_ref()
+            .is_some_and(|entry| entry.prior.as_ref() == prior && entry.tokens == tokens);
+        if !is_known {
+            self.slots[slot] = Some(Box::new(Entry {
+                prior: prior.copied(),
+                tokens: tokens.to_vec(),
+                keys: chain(prior, tokens, self.page_tokens),
+            }));
+        }
+        self.slots[slot].as_ref().map_or(&[], |entry| &entry.keys)
+    }
+}
+
+/// SGLang's page hash: sha256 of the key before, if there is one, and the page's tokens as little-endian 32-bit words.
+fn chain(prior: Option<&Key>, tokens: &[u32], page_tokens: usize) -> Vec<Key> {
+    let mut keys = Vec::with_capacity(tokens.len() / page_tokens);
+    let mut prior = prior.copied();
+    let mut text = Vec::with_capacity(32 + 4 * page_tokens);
+    for page in tokens.chunks_exact(page_tokens) {
+        text.clear();
+        if let Some(key) = prior {
+            text.extend(key.iter().flat_map(|word| word.to_le_bytes()));
+        }
+        text.extend(page.iter().flat_map(|token| token.to_le_bytes()));
+        let digest = Sha256::digest(&text);
+        let key = key_of(&digest.into());
+        keys.push(key);
+        prior = Some(key);
+    }
+    keys
+}
+
+/// A key from the 32 bytes of a digest.
+pub fn key_of(digest: &[u8; 32]) -> Key {
+    let mut key = Key::default();
+    for (word, bytes) in key.iter_mut().zip(digest.chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    }
+    key
+}
+
+/// Chooses a slot, no more: four independent chains, because one would wait for its multiplications.
+fn mix(prior: Option<&Key>, tokens: &[u32]) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let start = prior.map_or(1, |key| key[0]);
+    let mut lanes = [start, start ^ 1, start ^ 2, start ^ 3];
+    let step = |lane: u64, word: u64| (lane ^ word).wrapping_mul(ODD).rotate_left(29);
+    let wide = tokens.chunks_exact(8);
+    let rest = wide.remainder();
+    for eight in wide {
+        for (lane, pair) in lanes.iter_mut().zip(eight.chunks_exact(2)) {
+            *lane = step(*lane, u64::from(pair[0]) | u64::from(pair[1]) << 32);
+        }
+    }
+    let tail = rest
+        .iter()
+        .fold(0, |tail, token| step(tail, u64::from(*token)));
+    let digest = lanes.iter().fold(tail, |digest, lane| step(digest, *lane));
+    digest ^ (digest >> 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(key: &Key) -> String {
+        let bytes = key.iter().flat_map(|word| word.to_le_bytes());
+        bytes.map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn a_page_hashes_as_its_little_endian_tokens() {
+        let mut keys = PageKeys::new(2, 1).unwrap();
+        let found = keys.chunk(None, &[1, 2, 3, 4]).to_vec();
+        let first: [u8; 32] = Sha256::digest([1, 0, 0, 0, 2, 0, 0, 0]).into();
+        assert_eq!(found[0], key_of(&first));
+        let mut text = first.to_vec();
+        text.extend([3, 0, 0, 0, 4, 0, 0, 0]);
+        let second: [u8; 32] = Sha256::digest(&text).into();
+        assert_eq!(found[1], key_of(&second));
+        assert_eq!(hex(&found[1]).len(), 64);
+    }
+
+    #[test]
+    fn one_slot_that_all_chunks_share_never_gives_anothers_keys() {
+        let mut crowded = PageKeys::new(2, 1).unwrap();
+        for round in 0..3 {
+            for first in 0..20u32 {
+                let tokens = [first, 7, 8, 9];
+                for prior in [None, Some([u64::from(first); 4]), Some([1, 2, 3, 4])] {
+                    let fresh = chain(prior.as_ref(), &tokens, 2);
+                    assert_eq!(crowded.chunk(prior.as_ref(), &tokens), fresh, "{round}");
+                    assert_eq!(crowded.chunk(prior.as_ref(), &tokens), fresh, "{round}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_unfinished_page_has_no_key() {
+        let mut keys = PageKeys::new(4, 8).unwrap();
+        assert_eq!(keys.chunk(None, &[1, 2, 3]).len(), 0);
+        assert_eq!(keys.chunk(None, &[1, 2, 3, 4, 5]).len(), 1);
+    }
+
+    #[test]
+    fn sizes_that_cannot_work_are_refused() {
+        assert!(PageKeys::new(0, 8).is_err());
+        assert!(PageKeys::new(16, 0).is_err());
+        assert!(PageKeys::new(16, 9).is_err());
+    }
+}

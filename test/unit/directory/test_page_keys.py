@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page keys from tokens, against sha256 as SGLang chains it. SGLang's own hash is asked in test/sglang_plugin."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan._native import PageKeys, Roster
+
+from .rig import Rank, frames
+
+PAGE = 4
+CHUNK_TOKENS = 32 * PAGE
+
+
+def chained(tokens, prior=None):
+    keys = []
+    for first in range(0, len(tokens) - PAGE + 1, PAGE):
+        page = struct.pack(f"<{PAGE}I", *tokens[first : first + PAGE])
+        prior = hashlib.sha256((prior or b"") + page).digest()
+        keys.append(prior.hex())
+    return keys
+
+
+def buffer(tokens):
+    return array("q", tokens)
+
+
+# Few values and shared beginnings, so that chunks come back, continue and crowd each other out.
+prompts = st.lists(st.integers(0, 3), max_size=3 * CHUNK_TOKENS) | st.builds(
+    lambda length, last: [*range(length), last], st.integers(0, 3 * CHUNK_TOKENS), st.integers(0, 2**32 - 1)
+)
+priors = st.sampled_from([None, b"a" * 32])
+
+
+@settings(deadline=None)
+@given(asked=st.lists(st.tuples(priors, prompts), max_size=6), num_chunks=st.sampled_from([1, 4, 64]))
+def test_of_when_prompts_share_beginnings_then_every_answer_is_the_plain_chain(asked, num_chunks):
+    page_keys = PageKeys(PAGE, num_chunks)
+    for prior, tokens in asked:
+        assert page_keys.of(prior, buffer(tokens)) == chained(tokens, prior)
+
+
+@settings(deadline=None)
+@given(tokens=prompts, held=st.lists(st.integers(0, 4), min_size=2, max_size=2))
+def test_prefix_lens_of_when_ranks_hold_parts_then_as_for_the_keys(tokens, held):
+    roster = Roster.create(2)
+    ranks = [Rank(roster, slot) for slot in range(2)]
+    page_keys = PageKeys(PAGE, 4)
+    keys = chained(tokens)
+    for rank, num_pages in zip(ranks, held, strict=True):
+        rank.shelf.publish(frames(*range(len(keys[:num_pages]))), keys[:num_pages])
+    for _ in range(2):
+        assert ranks[0].peers.prefix_lens_of(page_keys, None, buffer(tokens)) == ranks[0].peers.prefix_lens(keys)
+
+
+def test_prefix_lens_of_when_a_prompt_is_longer_than_a_chunk_then_counted_to_its_end():
+    roster = Roster.create(2)
+    rank = Rank(roster, 0, num_frames=80)
+    tokens = list(range(80 * PAGE))
+    rank.shelf.publish(frames(*range(80)), chained(tokens))
+    page_keys = PageKeys(PAGE, 4)
+    assert rank.peers.prefix_lens_of(page_keys, None, buffer(tokens)) == [80, 0]
+    assert rank.peers.prefix_lens_of(page_keys, None, buffer([*tokens[:260], 0])) == [65, 0]
+    assert rank.peers.prefix_lens_of(page_keys, b"s" * 32, buffer(tokens)) == [0, 0]
+
+
+@pytest.mark.parametrize("tokens", [[2**32], [-1]])
+def test_of_when_a_token_is_no_32_bit_number_then_refused(tokens):
+    with pytest.raises(ValueError, match="32 bits"):
+        PageKeys(PAGE, 4).of(None, buffer(tokens * PAGE))
+
+
+def test_of_when_the_arguments_cannot_be_right_then_refused():
+    with pytest.raises(ValueError, match="int64"):
+        PageKeys(PAGE, 4).of(None, array("i", range(8)))
+    with pytest.raises(ValueError, match="32 bytes"):
+        PageKeys(PAGE, 4).of(b"short", buffer(range(8)))
+    with pytest.raises(ValueError, match="power of two"):
+        PageKeys(PAGE, 3)
