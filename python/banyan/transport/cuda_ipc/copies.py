@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One batch of page copies on the copy stream, and the order between it and everything else on the device.
+
+Invariants
+  1. The copy stream waits for everything that was enqueued before the batch (``ready_events``) before it writes: a
+     page that was just freed and handed out again may still be written by the forward pass in flight.
+  2. Whoever reads layer l on a stream does so behind that stream's wait for the event of l's group.
+  3. Whatever follows ``finish`` on a consumer's stream runs after the last byte of the batch was written.
+  4. Leases and mappings are held until the event behind the last copy is done. Events say so, no clock does.
+  5. No call waits for the device.
+
+States of a batch: enqueued --last event done, seen by ``settle``--> landed; a refused call --> failed. What a failed
+batch had enqueued runs to its end before its leases are given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from banyan.transport.cuda_ipc.driver import Streams
+
+
+class DeviceFrames(Protocol):
+    """Page numbers in the device's memory, contiguous int64: a torch tensor, for one."""
+
+    def data_ptr(self) -> int: ...
+
+    def numel(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageLists:
+    """Device addresses of three int64 lists of ``num_pages``: row of the source's place, source page, target page."""
+
+    rows: int
+    sources: int
+    targets: int
+    num_pages: int
+
+
+class PageKernel(Protocol):
+    """Copies pages between places; see ``banyan.transport.kv_trans``."""
+
+    def enqueue(self, *, stream: int, lists: PageLists, target_row: int, extents: range) -> None:
+        """Copy every listed page's ``extents`` into the place of ``target_row``; asynchronous, in stream order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroups:
+    """Which layers share a launch: ``layers_per_launch`` of them, in forward order.
+
+    ``extents_of_layer`` gives the number of each layer's extents.
+    """
+
+    extents_of_layer: tuple[int, ...]
+    layers_per_launch: int
+
+    def __post_init__(self) -> None:
+        if self.layers_per_launch < 1:
+            raise ValueError(f"{self.layers_per_launch} layers for each launch: at least 1")
+
+    @property
+    def num_groups(self) -> int:
+        return -(-len(self.extents_of_layer) // self.layers_per_launch)
+
+    def group_of(self, layer: int) -> int:
+        return layer // self.layers_per_launch
+
+    def extents(self, group: int) -> range:
+        first_layer = group * self.layers_per_launch
+        start = sum(self.extents_of_layer[:first_layer])
+        return range(start, start + sum(self.extents_of_layer[first_layer : first_layer + self.layers_per_launch]))
+
+
+class EventPool:
+    """Events are kept: making one costs more than recording it."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._idle: list[int] = []
+
+    def take(self) -> int:
+        return self._idle.pop() if self._idle else self._streams.create_event()
+
+    def give(self, events: Sequence[int]) -> None:
+        """Take events back. Waits that were enqueued on them keep the record they saw."""
+        self._idle.extend(events)
+
+    def close(self) -> None:
+        for event in self._idle:
+            self._streams.destroy_event(event)
+        self._idle.clear()
+
+
+class CudaCopy:
+    """A batch on its way. Implements ``banyan.ports.Copy``: the waits are enqueued, none of them blocks the caller."""
+
+    wait_s = 0.0
+    copy_s = 0.0
+
+    def __init__(
+        self,
+        *,
+        streams: Streams,
+        groups: LayerGroups,
+        num_bytes: int,
+        current_stream: Callable[[], int],
+        consumers: Callable[[], Sequence[int]],
+    ) -> None:
+        """``current_stream`` is that of the calling thread; ``consumers`` are all streams that touch the pool."""
+        self.bytes_fetched = num_bytes
+        self.bytes_copied = num_bytes
+        self._streams = streams
+        self._groups = groups
+        self._current_stream = current_stream
+        self._consumers = consumers
+        self._group_events: list[int] = []
+        self._waited: set[tuple[int, int]] = set()
+        self._has_failed = False
+        self._is_lost = False
+        self._has_landed = False
+
+    def group_enqueued(self, event: int) -> None:
+        """The next group of layers is done when ``event`` is."""
+        self._group_events.append(event)
+
+    def fail(self, last_event: int | None) -> None:
+        """Nothing more is enqueued. ``last_event`` is behind what is; None: nobody knows when that ends."""
+        self._has_failed = True
+        self._is_lost = last_event is None
+        if last_event is not None:
+            self._group_events.append(last_event)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the device has done all that was enqueued. A batch whose end is unknown never is."""
+        if not self._has_landed and not self._is_lost:
+            self._has_landed = self._streams.is_event_done(self._group_events[-1])
+        return self._has_landed
+
+    def take_events(self) -> list[int]:
+        """Give the events away; the batch has landed and needs no wait any more."""
+        assert self._has_landed
+        events, self._group_events = self._group_events, []
+        return events
+
+    def wait_layer(self, layer: int) -> float:
+        """Let the current stream wait for ``layer``; 0.0, the caller goes on at once."""
+        group = self._groups.group_of(layer)
+        if group < len(self._group_events):
+            self._wait(self._current_stream(), group)
+        return 0.0
+
+    def finish(self) -> bool:
+        """Order what comes next on the consumers' streams behind the copy; False when it failed.
+
+        A failed batch makes SGLang abort its requests and free their pages, so the order matters then as well.
+        """
+        if self._group_events:
+            for stream in self._consumers():
+                self._wait(stream, len(self._group_events) - 1)
+        return not self._has_failed
+
+    def _wait(self, stream: int, group: int) -> None:
+        # The copy stream runs in order: a stream that waited for a later group has this one.
+        if any(waited >= group for waiting, waited in self._waited if waiting == stream):
+            return
+        self._streams.wait_event(stream, self._group_events[group])
+        self._waited.add((stream, group))

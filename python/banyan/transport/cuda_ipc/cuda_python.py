@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver, through NVIDIA's bindings (``cuda-python``). The bindings are imported by the first object made."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from banyan.transport.cuda_ipc.driver import HANDLE_BYTES, DriverError
+
+
+class CudaDriver:
+    """Implements the protocols of ``driver`` and the questions of ``capability`` in the current context."""
+
+    def __init__(self, bindings: Any = None) -> None:
+        """
+        Raises:
+            DriverError: when there is no driver.
+        """
+        self._cuda = bindings or _bindings()
+        try:
+            self._call("cuInit", 0)
+        except RuntimeError as error:
+            # The bindings look for libcuda when the first call is made.
+            raise DriverError("cuInit", str(error)) from error
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """The results of a call: nothing, one, or a tuple.
+
+        Raises:
+            DriverError: when it did not succeed.
+        """
+        code, *results = getattr(self._cuda, name)(*arguments)
+        if code != self._cuda.CUresult.CUDA_SUCCESS:
+            raise DriverError(name, getattr(code, "name", str(code)))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    # ---- Streams -----------------------------------------------------------------------------------------------
+
+    def create_stream(self) -> int:
+        """A stream that does not wait for the default stream, of the lowest priority: compute goes first."""
+        lowest, _highest = self._call("cuCtxGetStreamPriorityRange")
+        flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(self._call("cuStreamCreateWithPriority", int(flags), lowest))
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy", stream)
+
+    def create_event(self) -> int:
+        return int(self._call("cuEventCreate", int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+
+    def destroy_event(self, event: int) -> None:
+        self._call("cuEventDestroy", event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", event, stream)
+
+    def is_event_done(self, event: int) -> bool:
+        (code,) = self._cuda.cuEventQuery(event)
+        if code == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        if code != self._cuda.CUresult.CUDA_SUCCESS:
+            raise DriverError("cuEventQuery", getattr(code, "name", str(code)))
+        return True
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        self._call("cuMemcpyAsync", target, source, num_bytes, stream)
+
+    # ---- Flags -------------------------------------------------------------------------------------------------
+
+    def write_flag(self, stream: int, address: int, value: int) -> None:
+        flags = self._cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        self._call("cuStreamWriteValue32", stream, address, value, int(flags))
+
+    def wait_flag(self, stream: int, address: int, value: int) -> None:
+        flags = self._cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self._call("cuStreamWaitValue32", stream, address, value, int(flags))
+
+    # ---- Ipc ---------------------------------------------------------------------------------------------------
+
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        base, num_bytes = self._call("cuMemGetAddressRange", address)
+        return int(base), int(num_bytes)
+
+    def is_exportable(self, address: int) -> bool:
+        attribute = self._cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        return bool(self._call("cuPointerGetAttribute", attribute, address))
+
+    def export_handle(self, base: int) -> bytes:
+        handle = self._call("cuIpcGetMemHandle", base)
+        return ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES)
+
+    def open_handle(self, handle: bytes) -> int:
+        if len(handle) != HANDLE_BYTES:
+            raise DriverError("cuIpcOpenMemHandle", f"a handle of {len(handle)} bytes")
+        opened = self._cuda.CUipcMemHandle()
+        ctypes.memmove(int(opened.getPtr()), handle, HANDLE_BYTES)
+        # The flag enables peer access between the current device and the one that the memory lies on.
+        flags = self._cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        return int(self._call("cuIpcOpenMemHandle", opened, int(flags)))
+
+    def close_handle(self, base: int) -> None:
+        self._call("cuIpcCloseMemHandle", base)
+
+    # ---- Memory ------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> int:
+        return int(self._call("cuMemAlloc", num_bytes))
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree", address)
+
+    def allocate_pinned(self, num_bytes: int) -> int:
+        return int(self._call("cuMemAllocHost", num_bytes))
+
+    def free_pinned(self, address: int) -> None:
+        self._call("cuMemFreeHost", address)
+
+    def register_host(self, address: int, num_bytes: int) -> int:
+        # CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
+        self._call("cuMemHostRegister", address, num_bytes, 0x01 | 0x02)
+        return int(self._call("cuMemHostGetDevicePointer", address, 0))
+
+    def unregister_host(self, address: int) -> None:
+        self._call("cuMemHostUnregister", address)
+
+    # ---- questions ---------------------------------------------------------------------------------------------
+
+    def current_device(self) -> int:
+        return int(self._call("cuCtxGetDevice"))
+
+    def device_uuid(self, device: int) -> bytes:
+        return bytes(self._call("cuDeviceGetUuid", device).bytes)
+
+    def num_devices(self) -> int:
+        return int(self._call("cuDeviceGetCount"))
+
+    def can_access(self, device: int, other: int) -> bool:
+        """Whether kernels on ``device`` may read memory of ``other``."""
+        return device == other or bool(self._call("cuDeviceCanAccessPeer", device, other))
+
+    def num_sms(self, device: int) -> int:
+        attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return int(self._call("cuDeviceGetAttribute", attribute, device))
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DriverError("cuda-python", str(error)) from error
+    return driver

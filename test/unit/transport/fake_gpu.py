@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU that runs when it is told to, in any order that its streams allow.
+
+Calls are recorded and enqueued; nothing happens until ``step`` or ``run``. Streams run at the same time, so a seed
+chooses which goes on: an order that the calls do not enforce will be broken by some seed. Memory is real memory of this
+process, and every access is checked against what is allocated or mapped at that moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from banyan.transport.cuda_ipc.copies import PageLists
+from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.places import PlaceTable
+
+WORD_BYTES = 8
+
+
+@dataclass
+class Op:
+    run: Callable[[], None]
+    is_ready: Callable[[], bool] = field(default=lambda: True)
+
+
+@dataclass
+class Buffer:
+    """Memory of the device, or pinned memory of the host; its words can be read and written for a test."""
+
+    address: int
+    num_bytes: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def numel(self) -> int:
+        return self.num_bytes // WORD_BYTES
+
+    @property
+    def words(self) -> ctypes.Array:
+        return (ctypes.c_int64 * self.numel()).from_address(self.address)
+
+    @property
+    def bytes(self) -> bytes:
+        return ctypes.string_at(self.address, self.num_bytes)
+
+
+class FakeGpu:
+    """One device and the processes that use it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.streams: dict[int, deque[Op]] = defaultdict(deque)
+        self.recorded: dict[int, int] = defaultdict(int)
+        self.reached: dict[int, int] = defaultdict(int)
+        self.memory: dict[int, ctypes.Array] = {}
+        self.exported: dict[bytes, int] = {}
+        self.num_handles = 0
+
+    # ---- memory
+
+    def allocate(self, num_bytes: int) -> int:
+        block = ctypes.create_string_buffer(num_bytes)
+        address = ctypes.addressof(block)
+        self.memory[address] = block
+        return address
+
+    def buffer(self, words) -> Buffer:
+        values = array("q", words)
+        made = Buffer(self.allocate(len(values) * WORD_BYTES), len(values) * WORD_BYTES)
+        made.words[:] = list(values)
+        return made
+
+    def check(self, address: int, num_bytes: int) -> None:
+        inside = (base <= address and address + num_bytes <= base + len(block) for base, block in self.memory.items())
+        assert any(inside), f"illegal address {address:#x} of {num_bytes} bytes"
+
+    # ---- running
+
+    def enqueue(self, stream: int, run: Callable[[], None], is_ready: Callable[[], bool] = lambda: True) -> None:
+        self.streams[stream].append(Op(run, is_ready))
+
+    def step(self) -> bool:
+        """Run one operation of one stream that can go on; False when none can."""
+        ready = [stream for stream, ops in sorted(self.streams.items()) if ops and ops[0].is_ready()]
+        if not ready:
+            return False
+        self.streams[self.random.choice(ready)].popleft().run()
+        return True
+
+    def run_stream(self, stream: int) -> None:
+        while self.streams[stream] and self.streams[stream][0].is_ready():
+            self.streams[stream].popleft().run()
+
+    def run(self) -> None:
+        while self.step():
+            pass
+        stuck = {stream: len(ops) for stream, ops in self.streams.items() if ops}
+        assert not stuck, f"streams wait for ever: {stuck}"
+
+
+class FakeDriver:
+    """What one process sees of the device. ``calls`` are the names and arguments of its calls, in order."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+        self.calls: list[tuple] = []
+        self.refuse: dict[str, int] = {}
+        """Call name -> how many calls of that name still succeed."""
+        self.mapped: dict[int, bytes] = {}
+        self._next_event = 0
+
+    def _called(self, name: str, *arguments) -> None:
+        self.calls.append((name, *arguments))
+        if name in self.refuse:
+            self.refuse[name] -= 1
+            if self.refuse[name] < 0:
+                raise DriverError(name, "CUDA_ERROR_FAKE")
+
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+    # ---- Streams
+
+    def create_event(self) -> int:
+        self._next_event += 1
+        self._called("create_event")
+        return id(self) + self._next_event
+
+    def destroy_event(self, event: int) -> None:
+        self._called("destroy_event", event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._called("record_event", event, stream)
+        gpu = self.gpu
+        gpu.recorded[event] += 1
+        version = gpu.recorded[event]
+        gpu.enqueue(stream, lambda: gpu.reached.__setitem__(event, version))
+
+    def is_event_done(self, event: int) -> bool:
+        self._called("is_event_done", event)
+        return self.gpu.reached[event] >= self.gpu.recorded[event]
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._called("wait_event", stream, event)
+        version = self.gpu.recorded[event]
+        self.gpu.enqueue(stream, lambda: None, lambda: self.gpu.reached[event] >= version)
+
+    def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        self._called("copy_async", target, source, num_bytes, stream)
+
+        def run() -> None:
+            self.gpu.check(source, num_bytes)
+            self.gpu.check(target, num_bytes)
+            ctypes.memmove(target, source, num_bytes)
+
+        self.gpu.enqueue(stream, run)
+
+    # ---- Flags
+
+    def write_flag(self, stream: int, address: int, value: int) -> None:
+        self._called("write_flag", stream, address, value)
+        word = ctypes.c_uint32.from_address(address)
+        self.gpu.enqueue(stream, lambda: setattr(word, "value", value))
+
+    def wait_flag(self, stream: int, address: int, value: int) -> None:
+        self._called("wait_flag", stream, address, value)
+        word = ctypes.c_uint32.from_address(address)
+        self.gpu.enqueue(stream, lambda: None, lambda: (word.value - value) % 2**32 < 2**31)
+
+    # ---- Ipc
+
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        self._called("allocation_of", address)
+        for base, block in self.gpu.memory.items():
+            if base <= address < base + len(block):
+                return base, len(block)
+        raise DriverError("allocation_of", "CUDA_ERROR_NOT_FOUND")
+
+    def is_exportable(self, address: int) -> bool:
+        self._called("is_exportable", address)
+        return True
+
+    def export_handle(self, base: int) -> bytes:
+        self._called("export_handle", base)
+        self.gpu.num_handles += 1
+        handle = self.gpu.num_handles.to_bytes(64, "little")
+        self.gpu.exported[handle] = base
+        return handle
+
+    def open_handle(self, handle: bytes) -> int:
+        self._called("open_handle", handle)
+        assert handle not in self.mapped.values(), "a process opens a handle once"
+        if handle not in self.gpu.exported:
+            raise DriverError("open_handle", "CUDA_ERROR_MAP_FAILED")
+        base = self.gpu.exported[handle]
+        self.mapped[base] = handle
+        return base
+
+    def close_handle(self, base: int) -> None:
+        self._called("close_handle", base)
+        del self.mapped[base]
+
+    # ---- Memory
+
+    def allocate(self, num_bytes: int) -> int:
+        self._called("allocate", num_bytes)
+        return self.gpu.allocate(num_bytes)
+
+    def free(self, address: int) -> None:
+        self._called("free", address)
+        del self.gpu.memory[address]
+
+    def allocate_pinned(self, num_bytes: int) -> int:
+        self._called("allocate_pinned", num_bytes)
+        return self.gpu.allocate(num_bytes)
+
+    free_pinned = free
+
+    def register_host(self, address: int, num_bytes: int) -> int:
+        self._called("register_host", address, num_bytes)
+        return address
+
+    def unregister_host(self, address: int) -> None:
+        self._called("unregister_host", address)
+
+
+class FakeKernel:
+    """The page kernel's meaning, page by page, reading its tables when it runs and not when it is enqueued."""
+
+    def __init__(self, driver: FakeDriver, places: PlaceTable, page_bytes: tuple[int, ...]) -> None:
+        self.driver = driver
+        self.places = places
+        self.page_bytes = page_bytes
+
+    def enqueue(self, *, stream: int, lists: PageLists, target_row: int, extents: range) -> None:
+        self.driver._called("kernel", stream, extents)
+
+        def word(address: int) -> int:
+            self.driver.gpu.check(address, WORD_BYTES)
+            return ctypes.c_int64.from_address(address).value
+
+        def place(row: int, extent: int, page: int) -> int:
+            first = self.places.address + row * 2 * self.places.num_extents * WORD_BYTES
+            base = word(first + extent * WORD_BYTES)
+            return base + page * word(first + (self.places.num_extents + extent) * WORD_BYTES)
+
+        def copy_page(number: int, extent: int) -> None:
+            row, source, target = (
+                word(base + number * WORD_BYTES) for base in (lists.rows, lists.sources, lists.targets)
+            )
+            num_bytes = self.page_bytes[extent]
+            from_, to = place(row, extent, source), place(target_row, extent, target)
+            self.driver.gpu.check(from_, num_bytes)
+            self.driver.gpu.check(to, num_bytes)
+            ctypes.memmove(to, from_, num_bytes)
+
+        for extent in extents:
+            for number in range(lists.num_pages):
+                # One operation for each page: a kernel's writes are not all there at once.
+                self.driver.gpu.enqueue(stream, lambda number=number, extent=extent: copy_page(number, extent))

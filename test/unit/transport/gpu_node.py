@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks on one fake GPU, over the real native directory. Page contents tell rank, page and extent."""
+
+from __future__ import annotations
+
+import ctypes
+
+from test.unit.directory.rig import NAMESPACE, frames
+from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, FakeKernel
+
+from banyan import _native
+from banyan.transport.cuda_ipc.copies import LayerGroups
+from banyan.transport.cuda_ipc.description import describe
+from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
+from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
+
+NUM_PAGES = 8
+NUM_LAYERS = 3
+PAGE_BYTES = 16
+EXTENTS = 2 * NUM_LAYERS
+SCHEDULE, FORWARD, COPY = 1, 2, 3
+
+
+class GpuRank:
+    """A pool on the device, its shelf, and its door to the peers."""
+
+    def __init__(self, gpu: FakeGpu, roster: _native.Roster, slot: int, layers_per_launch: int = 1) -> None:
+        self.gpu, self.roster, self.slot = gpu, roster, slot
+        self.driver = FakeDriver(gpu)
+        self.pools = [gpu.allocate(NUM_PAGES * PAGE_BYTES) for _ in range(EXTENTS)]
+        for extent in range(EXTENTS):
+            for page in range(NUM_PAGES):
+                self.put(page, extent, self.content(page, extent))
+        described = describe(self.driver, bytes(16), [(base, NUM_PAGES * PAGE_BYTES) for base in self.pools])
+        geometry = [
+            [(extent * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for extent in (2 * layer, 2 * layer + 1)]
+            for layer in range(NUM_LAYERS)
+        ]
+        pool = _native.DevicePool(described.encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
+        self.shelf = _native.Shelf(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
+        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, geometry, pool)
+        streams = self.streams = [slot * 10 + stream for stream in (SCHEDULE, FORWARD, COPY)]
+        self.schedule, self.forward, self.copy_stream = streams
+        self.places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=EXTENTS)
+        self.places.write(OWN_ROW, self.pools, [PAGE_BYTES] * EXTENTS)
+        self.mappings = PeerMappings(
+            ipc=self.driver,
+            places=self.places,
+            strides=(PAGE_BYTES,) * EXTENTS,
+            description=self.peers.description,
+        )
+        self.ready = [self.driver.create_event() for _ in range(2)]
+        self.source = CudaSource(
+            directory=self.peers,
+            driver=self.driver,
+            kernel=FakeKernel(self.driver, self.places, (PAGE_BYTES,) * EXTENTS),
+            mappings=self.mappings,
+            groups=LayerGroups((2,) * NUM_LAYERS, layers_per_launch),
+            order=StreamOrder(
+                copy_stream=self.copy_stream,
+                current_stream=lambda: self.forward,
+                consumers=lambda: (self.schedule, self.forward),
+                ready_events=self.record_ready,
+            ),
+            page_bytes=EXTENTS * PAGE_BYTES,
+            num_pages=NUM_PAGES,
+        )
+
+    def record_ready(self) -> list[int]:
+        for event, stream in zip(self.ready, (self.schedule, self.forward), strict=True):
+            self.driver.record_event(event, stream)
+        return self.ready
+
+    def content(self, page: int, extent: int) -> bytes:
+        return bytes([100 * (self.slot + 1) + page, extent] * (PAGE_BYTES // 2))
+
+    def get(self, page: int, extent: int) -> bytes:
+        return ctypes.string_at(self.pools[extent] + page * PAGE_BYTES, PAGE_BYTES)
+
+    def put(self, page: int, extent: int, data: bytes) -> None:
+        ctypes.memmove(self.pools[extent] + page * PAGE_BYTES, data, PAGE_BYTES)
+
+    def enqueue_write(self, stream: int, page: int, data: bytes) -> None:
+        """A forward pass that writes a page, one extent after the other."""
+        for extent in range(EXTENTS):
+            self.gpu.enqueue(stream, lambda extent=extent: self.put(page, extent, data))
+
+    def lease(self, names: list[str]):
+        return self.source.lease(self.source.lookup(names), len(names))
+
+    def targets(self, *pages: int):
+        return self.gpu.buffer(pages)
+
+    def publish(self, pages: list[int], names: list[str]) -> None:
+        self.shelf.publish(frames(*pages), names)
+
+
+def make_node(seed: int = 0, layers_per_launch: int = 1) -> tuple[FakeGpu, GpuRank, GpuRank]:
+    gpu = FakeGpu(seed)
+    roster = _native.Roster.create(2)
+    return gpu, *(GpuRank(gpu, roster, slot, layers_per_launch) for slot in (0, 1))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver through NVIDIA's bindings: every call exists there as we call it; errors and handles are translated."""
+
+import ast
+import ctypes
+import inspect
+from enum import IntEnum
+from types import SimpleNamespace
+
+import pytest
+
+from banyan.transport.cuda_ipc import cuda_python
+from banyan.transport.cuda_ipc.cuda_python import CudaDriver
+from banyan.transport.cuda_ipc.driver import DriverError
+
+
+class Result(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_UNKNOWN = 999
+
+
+class Handle:
+    def __init__(self):
+        self.block = ctypes.create_string_buffer(bytes(range(64)), 64)
+
+    def getPtr(self):  # noqa: N802 (the bindings' name)
+        return ctypes.addressof(self.block)
+
+
+def bindings(**calls):
+    flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
+    return SimpleNamespace(
+        CUresult=Result, CUipcMemHandle=Handle, CUipcMem_flags=flags, cuInit=lambda flags: (Result.CUDA_SUCCESS,), **calls
+    )
+
+
+def calls_in_source():
+    for node in ast.walk(ast.parse(inspect.getsource(cuda_python))):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_call":
+            yield node.args[0].value, len(node.args) - 1
+
+
+@pytest.mark.parametrize(("name", "num_arguments"), sorted(set(calls_in_source())))
+def test_call_when_compared_with_the_bindings_then_it_takes_that_many_arguments(name, num_arguments):
+    real = pytest.importorskip("cuda.bindings.driver")
+    signature = getattr(real, name).__doc__.strip().splitlines()[0]
+    inside = signature[signature.index("(") + 1 : signature.rindex(")")]
+    assert (inside.count(",") + 1 if inside else 0) == num_arguments, signature
+
+
+def test_constants_when_compared_with_the_bindings_then_they_exist():
+    real = pytest.importorskip("cuda.bindings.driver")
+    for node in ast.walk(ast.parse(inspect.getsource(cuda_python))):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("CU_"):
+            assert hasattr(getattr(real, node.value.attr), node.attr), node.attr
+
+
+def test_driver_when_there_is_none_here_then_it_says_so():
+    pytest.importorskip("cuda.bindings.driver")
+    try:
+        CudaDriver()
+    except DriverError as error:
+        assert error.call == "cuInit"
+
+
+def test_call_when_it_fails_then_the_error_names_call_and_code():
+    driver = CudaDriver(bindings(cuMemFree=lambda address: (Result.CUDA_ERROR_UNKNOWN,)))
+    with pytest.raises(DriverError, match="cuMemFree: CUDA_ERROR_UNKNOWN"):
+        driver.free(1)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(Result.CUDA_SUCCESS, True), (Result.CUDA_ERROR_NOT_READY, False)])
+def test_event_when_queried_then_not_ready_is_no_error(code, expected):
+    assert CudaDriver(bindings(cuEventQuery=lambda event: (code,))).is_event_done(1) is expected
+
+
+def test_event_when_the_context_is_broken_then_an_error():
+    with pytest.raises(DriverError, match="cuEventQuery"):
+        CudaDriver(bindings(cuEventQuery=lambda event: (Result.CUDA_ERROR_UNKNOWN,))).is_event_done(1)
+
+
+def test_handle_when_exported_and_opened_then_its_64_bytes_cross_unchanged():
+    opened = []
+
+    def open_handle(handle, flags):
+        opened.append(handle.block.raw)
+        return Result.CUDA_SUCCESS, 0x1000
+
+    driver = CudaDriver(
+        bindings(cuIpcGetMemHandle=lambda base: (Result.CUDA_SUCCESS, Handle()), cuIpcOpenMemHandle=open_handle)
+    )
+    handle = driver.export_handle(7)
+    assert handle == bytes(range(64))
+    assert driver.open_handle(handle) == 0x1000
+    assert opened == [handle]
+    with pytest.raises(DriverError, match="a handle of 3 bytes"):
+        driver.open_handle(b"abc")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetching from peers on a GPU: what is leased, what is refused, and what becomes of it when something fails."""
+
+import pytest
+from test.unit.directory.rig import frames, ids, key
+from test.unit.transport.gpu_node import EXTENTS, NUM_PAGES, PAGE_BYTES, make_node
+
+
+@pytest.fixture
+def node():
+    gpu, owner, reader = make_node()
+    owner.publish([5, 6], [key(1), key(2)])
+    return gpu, owner, reader
+
+
+def fetch(reader, names, *pages):
+    return reader.source.start_copy([(reader.lease(names), reader.targets(*pages))])
+
+
+def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_leases_are_given_back(node):
+    gpu, owner, reader = node
+    copy = fetch(reader, [key(1), key(2)], 3, 0)
+    assert copy.bytes_fetched == 2 * EXTENTS * PAGE_BYTES
+    assert ids(owner.shelf.retire(frames(5, 6))) == []
+    gpu.run()
+    assert ids(owner.shelf.drain()) == [], "a lease is given back by `settle`, not by itself"
+    reader.source.settle()
+    assert sorted(ids(owner.shelf.drain())) == [5, 6]
+    for page, source in ((3, 5), (0, 6)):
+        assert [reader.get(page, extent) for extent in range(EXTENTS)] == [
+            owner.content(source, extent) for extent in range(EXTENTS)
+        ]
+
+
+def test_batch_when_it_has_several_loads_then_one_launch_for_each_group_moves_all(node):
+    gpu, owner, reader = node
+    loads = [(reader.lease([key(n)]), reader.targets(page)) for n, page in ((2, 1), (1, 2))]
+    reader.driver.calls.clear()
+    reader.source.start_copy(loads)
+    assert reader.driver.names().count("kernel") == reader.source._groups.num_groups
+    gpu.run()
+    assert reader.get(1, 0) == owner.content(6, 0) and reader.get(2, 0) == owner.content(5, 0)
+
+
+def test_lease_when_released_without_a_copy_then_the_owner_is_free_again(node):
+    _, owner, reader = node
+    lease = reader.lease([key(1)])
+    lease.release()
+    lease.release()
+    assert ids(owner.shelf.retire(frames(5))) == [5]
+    assert reader.source._num_leased == 0
+
+
+def test_lease_when_more_pages_are_under_way_than_the_pool_has_then_refused(node):
+    _, _, reader = node
+    held = [reader.lease([key(1), key(2)]) for _ in range(NUM_PAGES // 2)]
+    assert all(held)
+    assert reader.lease([key(1)]) is None
+    held[0].release()
+    assert reader.lease([key(1)]) is not None
+
+
+def test_lease_when_the_peers_pool_cannot_be_opened_then_refused_once_and_for_all(node, caplog):
+    gpu, owner, reader = node
+    gpu.exported.clear()
+    assert reader.lease([key(1)]) is None
+    assert reader.lease([key(1)]) is None
+    assert caplog.text.count("cannot be opened") == 1
+    assert ids(owner.shelf.retire(frames(5))) == [5]
+
+
+def test_start_copy_when_a_call_is_refused_then_the_batch_fails_and_sharing_ends(node, caplog):
+    gpu, owner, reader = node
+    reader.driver.refuse["kernel"] = 1
+    copy = fetch(reader, [key(1)], 3)
+    reader.driver.calls.clear()
+    assert not copy.finish()
+    assert [call[1] for call in reader.driver.calls if call[0] == "wait_event"] == [reader.schedule, reader.forward]
+    assert "sharing is off" in caplog.text
+    assert ids(owner.shelf.retire(frames(5))) == []
+    gpu.run()
+    reader.source.settle()
+    assert ids(owner.shelf.drain()) == [5]
+    assert reader.lease([key(2)]) is None
+
+
+def test_start_copy_when_no_call_works_any_more_then_the_lease_is_kept(node):
+    gpu, owner, reader = node
+    reader.driver.refuse.update(kernel=0, create_event=0)
+    assert not fetch(reader, [key(1)], 3).finish()
+    assert ids(owner.shelf.retire(frames(5))) == []
+    gpu.run()
+    reader.source.settle()
+    assert ids(owner.shelf.drain()) == [], "nobody knows when the device ends"
+
+
+def test_start_copy_when_frames_and_lease_differ_then_valueerror_and_nothing_is_enqueued(node):
+    _, _, reader = node
+    lease = reader.lease([key(1)])
+    reader.driver.calls.clear()
+    with pytest.raises(ValueError, match="2 frames for a lease of 1"):
+        reader.source.start_copy([(lease, reader.targets(1, 2))])
+    assert not reader.driver.calls
+
+
+def test_close_absent_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(node):
+    gpu, owner, reader = node
+    fetch(reader, [key(1)], 3)
+    owner.shelf.close()
+    reader.source.close_absent()
+    assert reader.driver.mapped
+    gpu.run()
+    reader.source.settle()
+    assert not reader.driver.mapped and reader.mappings.num_open == 0
+
+
+def test_close_absent_when_the_owner_comes_back_then_its_new_pool_is_opened(node):
+    gpu, owner, reader = node
+    gpu.run_stream(reader.copy_stream)
+    reader.lease([key(1)]).release()
+    owner.shelf.close()
+    reader.source.close_absent()
+    assert not reader.driver.mapped
+    # The same allocations, announced again: another epoch.
+    from test.unit.directory.rig import NAMESPACE
+
+    from banyan import _native
+    from banyan.transport.cuda_ipc.description import describe
+
+    extents = [(base, NUM_PAGES * PAGE_BYTES) for base in owner.pools]
+    pool = _native.DevicePool(describe(owner.driver, bytes(16), extents).encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
+    geometry = [[(e * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for e in (2 * n, 2 * n + 1)] for n in range(EXTENTS // 2)]
+    shelf = _native.Shelf(owner.roster, 0, NAMESPACE, pool, NUM_PAGES, geometry)
+    shelf.publish(frames(2), [key(9)])
+    fetch(reader, [key(9)], 1)
+    gpu.run()
+    assert reader.get(1, 4) == owner.content(2, 4)
+
+
+def test_close_when_all_is_done_then_every_allocation_and_event_is_given_back(node):
+    gpu, _, reader = node
+    before = set(gpu.memory)
+    fetch(reader, [key(1)], 3)
+    gpu.run()
+    reader.source.close()
+    reader.places.close()
+    freed = before - set(gpu.memory)
+    assert len(freed) == 4 and not reader.driver.mapped
+    assert reader.driver.names().count("destroy_event") == reader.source._groups.num_groups

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tile of a copy: as wide as the alignment allows, and the same bytes in flight whatever the page size."""
+
+import subprocess
+import sys
+
+import pytest
+
+from banyan.transport.kv_trans.launch import TILE_BYTES, TileShape
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "alignment_bytes", "expected"),
+    [
+        ([32768, 32768], 256, TileShape(1, 4096, 8, 16)),
+        ([16 * 576 * 2], 256, TileShape(1, 4096, 8, 16)),
+        ([2048, 64], 64, TileShape(16, 256, 8, 16)),
+        ([131072], 512, TileShape(1, 4096, 8, 16)),
+        ([40], 8, TileShape(512, 8, 8, 8)),
+        ([12, 20], 64, TileShape(1024, 8, 4, 4)),
+        ([7], 16, TileShape(4096, 8, 1, 1)),
+    ],
+)
+def test_tile_when_it_fits_the_pages_then_words_and_items_follow(page_bytes, alignment_bytes, expected):
+    shape = TileShape.fitting(page_bytes, alignment_bytes)
+    assert shape == expected
+    assert shape.num_items * shape.chunk_bytes <= TILE_BYTES and 1 <= shape.num_warps <= 16
+
+
+@pytest.mark.parametrize("page_bytes", [[], [64, 0]])
+def test_tile_when_a_page_has_no_bytes_then_valueerror(page_bytes):
+    with pytest.raises(ValueError, match="no pages"):
+        TileShape.fitting(page_bytes, 16)
+
+
+def test_transport_when_imported_then_no_accelerator_library_comes_with_it():
+    names = "driver description mappings places copies source readback cuda_python".split()
+    modules = [f"banyan.transport.cuda_ipc.{name}" for name in names] + ["banyan.transport.kv_trans.launch"]
+    program = f"import sys, {', '.join(modules)}; print([m for m in ('torch', 'triton', 'cuda') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
