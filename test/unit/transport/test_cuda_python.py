@@ -24,14 +24,18 @@ class Handle:
     def __init__(self):
         self.block = ctypes.create_string_buffer(bytes(range(64)), 64)
 
-    def getPtr(self):  # noqa: N802 (the bindings' name)
+    def getPtr(self):
         return ctypes.addressof(self.block)
 
 
 def bindings(**calls):
     flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
     return SimpleNamespace(
-        CUresult=Result, CUipcMemHandle=Handle, CUipcMem_flags=flags, cuInit=lambda flags: (Result.CUDA_SUCCESS,), **calls
+        CUresult=Result,
+        CUipcMemHandle=Handle,
+        CUipcMem_flags=flags,
+        cuInit=lambda flags: (Result.CUDA_SUCCESS,),
+        **calls,
     )
 
 

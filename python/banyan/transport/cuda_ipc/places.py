@@ -48,7 +48,7 @@ class PlaceTable:
 
     def write(self, row: int, bases: Sequence[int], strides: Sequence[int]) -> None:
         """Fill a row, ahead of every copy that is enqueued from now on."""
-        words = (*bases, *strides)
+        words: list[ctypes.c_int64 | int] = [*bases, *strides]
         if len(words) != 2 * self.num_extents:
             raise ValueError(f"{len(bases)} bases and {len(strides)} strides for {self.num_extents} extents")
         offset = row * self._row_bytes

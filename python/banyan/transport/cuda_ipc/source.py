@@ -243,7 +243,8 @@ class CudaSource:
         first = NUM_LISTS * WORD_BYTES * self._room.take(num_pages)
         batch.has_lists = True
         size = num_pages * WORD_BYTES
-        lists = PageLists(*(self._lists + first + number * size for number in range(NUM_LISTS)), num_pages)
+        start = self._lists + first
+        lists = PageLists(rows=start, sources=start + size, targets=start + 2 * size, num_pages=num_pages)
         rows, sources = array("q"), array("q")
         target = lists.targets
         for lease, frames in batch.loads:
