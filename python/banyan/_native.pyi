@@ -280,6 +280,13 @@ class Peers:
     def description(self, slot: int, epoch: int) -> bytes | None:
         """The description of that rank's `DevicePool`. None when it left, or when its pool is mapped."""
 
+    def mapping(self, slot: int, epoch: int) -> tuple[int, int, list[tuple[int, int]]] | None:
+        """Address, size, and `(base_bytes, stride_bytes)` of each extent of that rank's pool, mapped read-only here.
+
+        For a device that reads it by itself. None when it left, or when its pool is no mapped one. Good while the rank
+        is present or a lease on it is held.
+        """
+
     def start_copy(self, loads: list[tuple[Lease, Frames]]) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
         layer.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools that are described instead of mapped: found and leased as any other, copied by somebody else."""
 
+import ctypes
+
 import pytest
 from test.unit.directory.rig import NAMESPACE, NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, Rank, frames, geometry, ids, keys
 
@@ -53,11 +55,26 @@ def test_description_when_the_rank_left_then_none(node):
     assert reader.peers.description(slot, epoch) is None
 
 
-def test_ranks_when_their_pools_are_of_two_kinds_then_they_do_not_meet(node):
+def test_pools_when_one_is_described_then_it_is_leased_but_not_copied_here(node):
     roster, (owner, _) = node
     mapped = Rank(roster, 2)
     owner.shelf.publish(frames(5), keys(1))
-    assert mapped.peers.lookup(keys(1)).num_pages == 0
+    lease = mapped.peers.lease(mapped.peers.lookup(keys(1)), 1)
+    with pytest.raises(ValueError, match="described"):
+        mapped.peers.start_copy([(lease, frames(0))])
+
+
+def test_mapping_when_the_peer_is_mapped_then_its_bytes_are_found_there(node):
+    roster, (_, reader) = node
+    mapped = Rank(roster, 2)
+    mapped.shelf.publish(frames(5), keys(7))
+    ((slot, epoch, _),) = reader.peers.lease(reader.peers.lookup(keys(7)), 1).sources()
+    address, num_bytes, extents = reader.peers.mapping(slot, epoch)
+    assert num_bytes == mapped.pool.num_bytes and len(extents) == 2 * NUM_LAYERS
+    base, stride = extents[3]
+    assert ctypes.string_at(address + base + 5 * stride, PAGE_BYTES) == mapped.page(5, 1)[PAGE_BYTES:]
+    assert reader.peers.description(slot, epoch) is None
+    assert reader.peers.mapping(0, 99) is None
 
 
 def test_device_pool_when_the_geometry_does_not_fit_then_refused():

@@ -16,6 +16,9 @@ use crate::device_pool::AnyPool;
 use crate::page_keys::{PyPageKeys, prior_of, tokens_of};
 use crate::roster::PyRoster;
 
+/// Address, size, and `(base_bytes, stride_bytes)` of each extent.
+type PeerMapping = (usize, usize, Vec<(u64, u64)>);
+
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
 pub struct PyPeers {
     peers: Arc<Peers>,
@@ -112,6 +115,13 @@ impl PyPeers {
     ) -> Option<Bound<'py, PyBytes>> {
         let description = self.peers.description(slot, epoch)?;
         Some(PyBytes::new(py, &description))
+    }
+
+    fn mapping(&self, slot: usize, epoch: u64) -> Option<PeerMapping> {
+        let (address, num_bytes, extents) = self.peers.mapping(slot, epoch)?;
+        let extents = extents.iter();
+        let places = extents.map(|extent| (extent.base_bytes, extent.stride_bytes));
+        Some((address, num_bytes, places.collect()))
     }
 
     fn start_copy(&self, loads: Vec<(PyRef<'_, PyLease>, Bound<'_, PyAny>)>) -> PyResult<PyCopy> {

@@ -16,7 +16,7 @@ use crate::layout::{Reading, ShelfLayout, Word};
 use crate::lease::{self, Sighting};
 use crate::liveness::Identity;
 use crate::memory::{Access, Mapping, map_foreign};
-use crate::pool::{PeerPool, PoolKind};
+use crate::pool::PeerPool;
 use crate::roster::{Member, Roster};
 use crate::sync::Ordering;
 
@@ -66,20 +66,16 @@ impl Neighbour {
         Ok(Self::open(slot, member)?.0)
     }
 
-    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry` and `kind`.
+    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry`.
     pub fn reach(
         slot: usize,
         member: &Member,
         reader: Arc<ReaderBit>,
         geometry: &Geometry,
-        kind: PoolKind,
     ) -> Result<Self> {
         let (mut neighbour, reading) = Self::open(slot, member)?;
         if !geometry.exchanges_with(&reading.geometry) {
             return invalid!("slot {slot}: same namespace, but its pages have another shape");
-        }
-        if kind != reading.pool_kind {
-            return invalid!("slot {slot}: same namespace, but a pool of another kind");
         }
         let capacity = reading.geometry.capacity(reading.pool_bytes)?;
         let pool = Self::open_pool(slot, member, &reading)?
@@ -221,6 +217,11 @@ impl Neighbour {
             PeerPool::Mapped(pool) => Some((pool.start().cast_const(), pool.len())),
             PeerPool::Described(_) => None,
         }
+    }
+
+    /// All extents, layer by layer.
+    pub fn extents(&self) -> Vec<Extent> {
+        self.geometry.layers.iter().flatten().copied().collect()
     }
 
     /// How to open the pool, where it cannot be mapped.

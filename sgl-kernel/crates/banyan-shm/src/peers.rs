@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Result, invalid};
 use crate::frame::Key;
-use crate::geometry::Geometry;
+use crate::geometry::{Extent, Geometry};
 use crate::lease::Sighting;
 use crate::liveness::Census;
 use crate::neighbour::{Neighbour, ReaderBit};
@@ -282,10 +282,23 @@ impl Peers {
 
     /// How the pool of that rank is opened; `None` when it left, or when its pool can be mapped.
     pub fn description(&self, slot: usize, epoch: u64) -> Option<Vec<u8>> {
+        let neighbour = self.neighbour(slot, epoch)?;
+        Some(neighbour.description()?.to_vec())
+    }
+
+    /// Where the pool of that rank is mapped here, and its extents; `None` when it left, or when its pool cannot be mapped.
+    ///
+    /// The mapping lives as long as the rank is present or a lease on it is held.
+    pub fn mapping(&self, slot: usize, epoch: u64) -> Option<(usize, usize, Vec<Extent>)> {
+        let neighbour = self.neighbour(slot, epoch)?;
+        let (start, len) = neighbour.pool()?;
+        Some((start.addr(), len, neighbour.extents()))
+    }
+
+    fn neighbour(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
         let view = self.refresh();
         let neighbour = view.seats.get(slot)?.neighbour.as_ref()?;
-        let description = neighbour.description()?;
-        (neighbour.epoch == epoch).then(|| description.to_vec())
+        (neighbour.epoch == epoch).then(|| neighbour.clone())
     }
 
     /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different sources.
@@ -342,8 +355,7 @@ impl Peers {
         }
         let opened = match &self.home {
             Some(home) if self.own_slot != Some(slot) => {
-                let reader = home.reader.clone();
-                Neighbour::reach(slot, &member, reader, &home.geometry, home.pool.kind())
+                Neighbour::reach(slot, &member, home.reader.clone(), &home.geometry)
             }
             _ => Neighbour::look(slot, &member),
         };

@@ -126,6 +126,12 @@ impl Plan {
             }
             leases.push(lease);
         }
+        if neighbours
+            .iter()
+            .any(|neighbour| neighbour.pool().is_none())
+        {
+            return invalid!("pages of a described pool are copied by whoever can open it");
+        }
         let fetches = neighbours.into_iter().zip(fetched);
         Ok(Self {
             home,

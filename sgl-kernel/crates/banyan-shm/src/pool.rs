@@ -3,7 +3,7 @@
 //!
 //! Invariants
 //! * A described pool is never mapped nor copied here: its bytes belong to a device, and who can open them copies them.
-//! * Ranks exchange pages only between pools of one kind.
+//! * A copy here is between mapped pools; one with a described pool at either end is refused.
 
 use std::fs;
 use std::os::fd::RawFd;
