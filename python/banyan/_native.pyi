@@ -66,6 +66,17 @@ class DevicePool:
     @property
     def num_bytes(self) -> int: ...
 
+class PeerMemory:
+    """A peer's pool, mapped read-only for as long as this object lives: for a device that reads it by address."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """`(base_bytes, stride_bytes)`, layer by layer. A page under a lease may be read."""
+
 class Roster:
     """The table in which the ranks of one server find each other: made once by the process that launches them. Any
     thread."""
@@ -280,12 +291,8 @@ class Peers:
     def description(self, slot: int, epoch: int) -> bytes | None:
         """The description of that rank's `DevicePool`. None when it left, or when its pool is mapped."""
 
-    def mapping(self, slot: int, epoch: int) -> tuple[int, int, list[tuple[int, int]]] | None:
-        """Address, size, and `(base_bytes, stride_bytes)` of each extent of that rank's pool, mapped read-only here.
-
-        For a device that reads it by itself. None when it left, or when its pool is no mapped one. Good while the rank
-        is present or a lease on it is held.
-        """
+    def mapping(self, slot: int, epoch: int) -> PeerMemory | None:
+        """That rank's pool as it is mapped here. None when it left, or when its pool is no mapped one."""
 
     def start_copy(self, loads: list[tuple[Lease, Frames]]) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by

@@ -69,10 +69,12 @@ def test_mapping_when_the_peer_is_mapped_then_its_bytes_are_found_there(node):
     mapped = Rank(roster, 2)
     mapped.shelf.publish(frames(5), keys(7))
     ((slot, epoch, _),) = reader.peers.lease(reader.peers.lookup(keys(7)), 1).sources()
-    address, num_bytes, extents = reader.peers.mapping(slot, epoch)
-    assert num_bytes == mapped.pool.num_bytes and len(extents) == 2 * NUM_LAYERS
-    base, stride = extents[3]
-    assert ctypes.string_at(address + base + 5 * stride, PAGE_BYTES) == mapped.page(5, 1)[PAGE_BYTES:]
+    memory = reader.peers.mapping(slot, epoch)
+    assert memory.num_bytes == mapped.pool.num_bytes and len(memory.extents) == 2 * NUM_LAYERS
+    base, stride = memory.extents[3]
+    mapped.shelf.close()
+    reader.peers.version()
+    assert ctypes.string_at(memory.address + base + 5 * stride, PAGE_BYTES) == mapped.page(5, 1)[PAGE_BYTES:]
     assert reader.peers.description(slot, epoch) is None
     assert reader.peers.mapping(0, 99) is None
 

@@ -224,10 +224,14 @@ class FakeDriver:
 
     def register_host(self, address: int, num_bytes: int) -> int:
         self._called("register_host", address, num_bytes)
+        self.gpu.memory[address] = (ctypes.c_char * num_bytes).from_address(address)
         return address
+
+    register_host_reading = register_host
 
     def unregister_host(self, address: int) -> None:
         self._called("unregister_host", address)
+        del self.gpu.memory[address]
 
 
 class FakeKernel:

@@ -20,6 +20,10 @@ NUM_LAYERS = 3
 PAGE_BYTES = 16
 EXTENTS = 2 * NUM_LAYERS
 SCHEDULE, FORWARD, COPY = 1, 2, 3
+GEOMETRY = [
+    [(extent * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for extent in (2 * layer, 2 * layer + 1)]
+    for layer in range(NUM_LAYERS)
+]
 
 
 class GpuRank:
@@ -32,23 +36,18 @@ class GpuRank:
         for extent in range(EXTENTS):
             for page in range(NUM_PAGES):
                 self.put(page, extent, self.content(page, extent))
-        described = describe(self.driver, bytes(16), [(base, NUM_PAGES * PAGE_BYTES) for base in self.pools])
-        geometry = [
-            [(extent * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for extent in (2 * layer, 2 * layer + 1)]
-            for layer in range(NUM_LAYERS)
-        ]
-        pool = _native.DevicePool(described.encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
-        self.shelf = _native.Shelf(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
-        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, geometry, pool)
+        self.shelf = self.announce()
+        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, GEOMETRY, self.device_pool())
         streams = self.streams = [slot * 10 + stream for stream in (SCHEDULE, FORWARD, COPY)]
         self.schedule, self.forward, self.copy_stream = streams
         self.places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=EXTENTS)
         self.places.write(OWN_ROW, self.pools, [PAGE_BYTES] * EXTENTS)
         self.mappings = PeerMappings(
-            ipc=self.driver,
+            driver=self.driver,
             places=self.places,
-            strides=(PAGE_BYTES,) * EXTENTS,
-            description=self.peers.description,
+            page_bytes=(PAGE_BYTES,) * EXTENTS,
+            announcements=self.peers,
+            own_rows={slot: OWN_ROW},
         )
         self.ready = [self.driver.create_event() for _ in range(2)]
         self.source = CudaSource(
@@ -66,6 +65,13 @@ class GpuRank:
             page_bytes=EXTENTS * PAGE_BYTES,
             num_pages=NUM_PAGES,
         )
+
+    def device_pool(self) -> _native.DevicePool:
+        described = describe(self.driver, bytes(16), [(base, NUM_PAGES * PAGE_BYTES) for base in self.pools])
+        return _native.DevicePool(described.encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
+
+    def announce(self) -> _native.Shelf:
+        return _native.Shelf(self.roster, self.slot, NAMESPACE, self.device_pool(), NUM_PAGES, GEOMETRY)
 
     def record_ready(self) -> list[int]:
         for event, stream in zip(self.ready, (self.schedule, self.forward), strict=True):

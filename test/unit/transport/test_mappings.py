@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opened pools of peers: one opening for each, none closed while in use, and nothing believed that does not fit."""
 
+import ctypes
+from types import SimpleNamespace
+
 import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Segment, describe
 from banyan.transport.cuda_ipc.mappings import PeerMappings
-from banyan.transport.cuda_ipc.places import PlaceTable
+from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
 
 STREAM = 1
 PEER = (0, 2)
@@ -18,11 +21,17 @@ class Rig:
         self.driver = FakeDriver(self.gpu)
         self.places = PlaceTable(self.driver, stream=STREAM, num_peers=num_peers, num_extents=2)
         self.described = {PEER: self.pool()}
-        self.mappings = PeerMappings(
-            ipc=self.driver,
-            places=self.places,
-            strides=(8, 16),
+        self.mapped = {}
+        announcements = SimpleNamespace(
             description=lambda slot, epoch: self.described.get((slot, epoch)),
+            mapping=lambda slot, epoch: self.mapped.get((slot, epoch)),
+        )
+        self.mappings = PeerMappings(
+            driver=self.driver,
+            places=self.places,
+            page_bytes=(8, 16),
+            announcements=announcements,
+            own_rows={7: OWN_ROW},
         )
 
     def pool(self, num_pages=4):
@@ -103,3 +112,36 @@ def test_keep_when_closing_is_refused_then_it_is_said_and_the_peer_is_gone(rig, 
     rig.driver.refuse["close_handle"] = 0
     rig.mappings.keep([])
     assert rig.mappings.num_open == 0 and "could not be closed" in caplog.text
+
+
+def test_acquire_when_the_peer_is_this_process_then_its_own_row_and_nothing_is_opened(rig):
+    assert rig.mappings.acquire((7, 2), 0) == OWN_ROW
+    rig.mappings.release((7, 2))
+    assert "open_handle" not in rig.driver.names()
+
+
+def host_memory(rig, *, num_frames, frame_bytes=32):
+    address = rig.gpu.allocate(num_frames * frame_bytes)
+    rig.kept = rig.gpu.memory.pop(address)
+    return SimpleNamespace(
+        address=address, num_bytes=num_frames * frame_bytes, extents=[(0, frame_bytes), (8, frame_bytes)]
+    )
+
+
+def test_acquire_when_the_peer_is_host_memory_then_it_is_registered_until_it_leaves(rig):
+    rig.mapped[3, 2] = memory = host_memory(rig, num_frames=4)
+    row = rig.mappings.acquire((3, 2), 3)
+    rig.gpu.run()
+    table = (ctypes.c_int64 * 4).from_address(rig.places.address + row * 4 * 8)
+    assert list(table) == [memory.address, memory.address + 8, 32, 32]
+    assert rig.mappings.acquire((3, 2), 4) is None, "no such frame"
+    rig.mappings.release((3, 2))
+    rig.mappings.keep([])
+    assert rig.driver.calls[-1] == ("unregister_host", memory.address)
+
+
+def test_acquire_when_host_memory_cannot_be_registered_then_barred(rig, caplog):
+    rig.mapped[3, 2] = host_memory(rig, num_frames=4)
+    rig.driver.refuse["register_host"] = 0
+    assert rig.mappings.acquire((3, 2), 0) is None
+    assert "slot 3" in caplog.text

@@ -121,17 +121,8 @@ def test_close_absent_when_the_owner_comes_back_then_its_new_pool_is_opened(node
     owner.shelf.close()
     reader.source.close_absent()
     assert not reader.driver.mapped
-    # The same allocations, announced again: another epoch.
-    from test.unit.directory.rig import NAMESPACE
-
-    from banyan import _native
-    from banyan.transport.cuda_ipc.description import describe
-
-    extents = [(base, NUM_PAGES * PAGE_BYTES) for base in owner.pools]
-    pool = _native.DevicePool(describe(owner.driver, bytes(16), extents).encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
-    geometry = [[(e * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for e in (2 * n, 2 * n + 1)] for n in range(EXTENTS // 2)]
-    shelf = _native.Shelf(owner.roster, 0, NAMESPACE, pool, NUM_PAGES, geometry)
-    shelf.publish(frames(2), [key(9)])
+    again = owner.announce()
+    again.publish(frames(2), [key(9)])
     fetch(reader, [key(9)], 1)
     gpu.run()
     assert reader.get(1, 4) == owner.content(2, 4)
@@ -147,3 +138,11 @@ def test_close_when_all_is_done_then_every_allocation_and_event_is_given_back(no
     freed = before - set(gpu.memory)
     assert len(freed) == 4 and not reader.driver.mapped
     assert reader.driver.names().count("destroy_event") == reader.source._groups.num_groups
+
+
+def test_start_copy_when_frames_are_known_here_then_the_same_pages_move(node):
+    gpu, owner, reader = node
+    loads = [(reader.lease([key(1)]), frames(3)), (reader.lease([key(2)]), reader.targets(1))]
+    reader.source.start_copy(loads)
+    gpu.run()
+    assert reader.get(3, 2) == owner.content(5, 2) and reader.get(1, 5) == owner.content(6, 5)

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from banyan.transport.cuda_ipc.driver import Streams
 
 
+@runtime_checkable
 class DeviceFrames(Protocol):
     """Page numbers in the device's memory, contiguous int64: a torch tensor, for one."""
 
@@ -135,7 +136,7 @@ class CudaCopy:
             self._group_events.append(last_event)
 
     @property
-    def is_complete(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the device has done all that was enqueued. A batch whose end is unknown never is."""
         if not self._has_landed and not self._is_lost:
             self._has_landed = self._streams.is_event_done(self._group_events[-1])

@@ -8,6 +8,11 @@ from typing import Any
 
 from banyan.transport.cuda_ipc.driver import HANDLE_BYTES, DriverError
 
+# Of cuMemHostRegister; preprocessor constants in CUDA's headers, which the bindings do not carry everywhere.
+REGISTER_PORTABLE = 0x01
+REGISTER_MAPPED = 0x02
+REGISTER_READ_ONLY = 0x08
+
 
 class CudaDriver:
     """Implements the protocols of ``driver`` and the questions of ``capability`` in the current context."""
@@ -120,8 +125,13 @@ class CudaDriver:
         self._call("cuMemFreeHost", address)
 
     def register_host(self, address: int, num_bytes: int) -> int:
-        # CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
-        self._call("cuMemHostRegister", address, num_bytes, 0x01 | 0x02)
+        return self._register(address, num_bytes, REGISTER_PORTABLE | REGISTER_MAPPED)
+
+    def register_host_reading(self, address: int, num_bytes: int) -> int:
+        return self._register(address, num_bytes, REGISTER_PORTABLE | REGISTER_MAPPED | REGISTER_READ_ONLY)
+
+    def _register(self, address: int, num_bytes: int, flags: int) -> int:
+        self._call("cuMemHostRegister", address, num_bytes, flags)
         return int(self._call("cuMemHostGetDevicePointer", address, 0))
 
     def unregister_host(self, address: int) -> None:

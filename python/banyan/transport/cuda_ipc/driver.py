@@ -103,6 +103,10 @@ class Memory(Protocol):
         """Pin memory that we already have, for all contexts; the device's address of it."""
         ...
 
+    def register_host_reading(self, address: int, num_bytes: int) -> int:
+        """As ``register_host``, for memory that this process and the device only read."""
+        ...
+
     def unregister_host(self, address: int) -> None: ...
 
 

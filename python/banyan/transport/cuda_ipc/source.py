@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from banyan.ports import Match
+from banyan.ports import Frames, Match
 from banyan.transport.cuda_ipc.copies import CudaCopy, DeviceFrames, EventPool, LayerGroups, PageKernel, PageLists
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
@@ -47,7 +47,7 @@ class Directory(Protocol):
 
     def version(self) -> int: ...
 
-    def lookup(self, keys: Sequence[str]) -> Match: ...
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match: ...
 
     def lease(self, match: Any, num_pages: int) -> NativeLease | None: ...
 
@@ -72,7 +72,7 @@ class CudaLease:
 @dataclass(slots=True)
 class _Batch:
     copy: CudaCopy
-    loads: list[tuple[CudaLease, DeviceFrames]]
+    loads: list[tuple[CudaLease, Frames | DeviceFrames]]
     has_lists: bool = field(default=False)
 
 
@@ -103,8 +103,12 @@ class CudaSource:
         order: StreamOrder,
         page_bytes: int,
         num_pages: int,
+        target_row: int = OWN_ROW,
     ) -> None:
-        """``page_bytes`` of a page over all layers; ``num_pages`` of the own pool bound what can be under way."""
+        """``page_bytes`` of a page over all layers; ``num_pages`` of the target bound what can be under way.
+
+        ``target_row`` is the place that copies land in: the own pool, or the own part of the host arena.
+        """
         self._directory = directory
         self._driver = driver
         self._kernel = kernel
@@ -112,6 +116,7 @@ class CudaSource:
         self._groups = groups
         self._order = order
         self._page_bytes = page_bytes
+        self._target_row = target_row
         self._events = EventPool(driver)
         self._room = RingSpace(num_pages)
         list_bytes = NUM_LISTS * self._room.size * WORD_BYTES
@@ -126,8 +131,8 @@ class CudaSource:
     def version(self) -> int:
         return self._directory.version()
 
-    def lookup(self, keys: Sequence[str]) -> Match:
-        return self._directory.lookup(keys)
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
+        return self._directory.lookup(keys, slots)
 
     def lease(self, match: Match, num_pages: int) -> CudaLease | None:
         """As the directory's; None also when a peer's pool cannot be reached or too much is under way."""
@@ -160,15 +165,18 @@ class CudaSource:
 
         return CudaLease(num_pages, rows, release)
 
-    def start_copy(self, loads: Sequence[tuple[CudaLease, DeviceFrames]]) -> CudaCopy:
+    def start_copy(self, loads: Sequence[tuple[CudaLease, Frames | DeviceFrames]]) -> CudaCopy:
         """Enqueue the copies of all loads, layer group by layer group, as one batch.
+
+        Target frames may be known here (int64 buffers) or to the device only.
 
         Raises:
             ValueError: when frames and lease differ in number; nothing was enqueued.
         """
         for lease, frames in loads:
-            if frames.numel() != lease.num_pages:
-                raise ValueError(f"{frames.numel()} frames for a lease of {lease.num_pages} pages")
+            num_frames = frames.numel() if isinstance(frames, DeviceFrames) else len(frames)
+            if num_frames != lease.num_pages:
+                raise ValueError(f"{num_frames} frames for a lease of {lease.num_pages} pages")
         num_pages = sum(lease.num_pages for lease, _ in loads)
         copy = CudaCopy(
             streams=self._driver,
@@ -200,7 +208,7 @@ class CudaSource:
 
     def settle(self) -> None:
         """Give back the leases of batches that have landed. Called on every scheduling step."""
-        while self._under_way and self._under_way[0].copy.is_complete:
+        while self._under_way and self._under_way[0].copy.has_ended:
             batch = self._under_way.popleft()
             self._events.give(batch.copy.take_events())
             for lease, _ in batch.loads:
@@ -232,13 +240,13 @@ class CudaSource:
         lists = self._upload(batch, num_pages)
         for group in range(self._groups.num_groups):
             extents = self._groups.extents(group)
-            self._kernel.enqueue(stream=stream, lists=lists, target_row=OWN_ROW, extents=extents)
+            self._kernel.enqueue(stream=stream, lists=lists, target_row=self._target_row, extents=extents)
             event = self._events.take()
             self._driver.record_event(event, stream)
             batch.copy.group_enqueued(event)
 
     def _upload(self, batch: _Batch, num_pages: int) -> PageLists:
-        """Bring rows and source pages from here, target pages from where SGLang has them: the device."""
+        """Bring rows and source pages from here, target pages from where SGLang has them: here or on the device."""
         stream = self._order.copy_stream
         first = NUM_LISTS * WORD_BYTES * self._room.take(num_pages)
         batch.has_lists = True
@@ -246,14 +254,22 @@ class CudaSource:
         start = self._lists + first
         lists = PageLists(rows=start, sources=start + size, targets=start + 2 * size, num_pages=num_pages)
         rows, sources = array("q"), array("q")
-        target = lists.targets
+        offset = first + 2 * size
         for lease, frames in batch.loads:
             for row, pages in lease.rows:
                 sources.frombytes(pages)
                 rows.extend([row] * (len(sources) - len(rows)))
-            self._driver.copy_async(target, frames.data_ptr(), frames.numel() * WORD_BYTES, stream)
-            target += frames.numel() * WORD_BYTES
-        staged = (rows + sources).tobytes()
-        ctypes.memmove(self._staging + first, staged, len(staged))
-        self._driver.copy_async(lists.rows, self._staging + first, len(staged), stream)
+            if isinstance(frames, DeviceFrames):
+                num_bytes = frames.numel() * WORD_BYTES
+                self._driver.copy_async(self._lists + offset, frames.data_ptr(), num_bytes, stream)
+            else:
+                num_bytes = self._stage(offset, bytes(memoryview(frames).cast("B")))
+            offset += num_bytes
+        self._stage(first, (rows + sources).tobytes())
         return lists
+
+    def _stage(self, offset: int, numbers: bytes) -> int:
+        """Bring numbers to ``offset`` of the lists, by way of pinned memory; their size in bytes."""
+        ctypes.memmove(self._staging + offset, numbers, len(numbers))
+        self._driver.copy_async(self._lists + offset, self._staging + offset, len(numbers), self._order.copy_stream)
+        return len(numbers)

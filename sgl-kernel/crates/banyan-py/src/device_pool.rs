@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::sync::Arc;
+
+use banyan_shm::geometry::Extent;
+use banyan_shm::neighbour::Neighbour;
 use banyan_shm::pool::Pool;
 use pyo3::prelude::*;
 
@@ -39,5 +43,33 @@ impl AnyPool<'_> {
             Self::Shared(bytes) => Pool::Mapped(bytes.memory.clone()),
             Self::Device(device) => device.pool.clone(),
         }
+    }
+}
+
+/// A peer's mapped pool, for a device that reads it by address.
+#[pyclass(frozen, module = "banyan._native")]
+pub struct PeerMemory {
+    #[pyo3(get)]
+    address: usize,
+    #[pyo3(get)]
+    num_bytes: usize,
+    #[pyo3(get)]
+    extents: Vec<(u64, u64)>,
+    /// Keeps it mapped.
+    _neighbour: Arc<Neighbour>,
+}
+
+impl PeerMemory {
+    /// `None` when the pool cannot be mapped.
+    pub fn of(neighbour: Arc<Neighbour>) -> Option<Self> {
+        let (start, num_bytes) = neighbour.pool()?;
+        let extents = neighbour.extents();
+        let place = |extent: &Extent| (extent.base_bytes, extent.stride_bytes);
+        Some(Self {
+            address: start.addr(),
+            num_bytes,
+            extents: extents.iter().map(place).collect(),
+            _neighbour: neighbour,
+        })
     }
 }

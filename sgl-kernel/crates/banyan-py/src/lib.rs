@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::SharedBytes>()?;
     module.add_class::<device_pool::DevicePool>()?;
+    module.add_class::<device_pool::PeerMemory>()?;
     module.add_class::<roster::PyRoster>()?;
     module.add_class::<shelf::PyShelf>()?;
     module.add_class::<page_keys::PyPageKeys>()?;

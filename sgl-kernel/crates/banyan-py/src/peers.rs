@@ -12,12 +12,9 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py};
 use crate::copy::PyCopy;
-use crate::device_pool::AnyPool;
+use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::{PyPageKeys, prior_of, tokens_of};
 use crate::roster::PyRoster;
-
-/// Address, size, and `(base_bytes, stride_bytes)` of each extent.
-type PeerMapping = (usize, usize, Vec<(u64, u64)>);
 
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
 pub struct PyPeers {
@@ -117,11 +114,8 @@ impl PyPeers {
         Some(PyBytes::new(py, &description))
     }
 
-    fn mapping(&self, slot: usize, epoch: u64) -> Option<PeerMapping> {
-        let (address, num_bytes, extents) = self.peers.mapping(slot, epoch)?;
-        let extents = extents.iter();
-        let places = extents.map(|extent| (extent.base_bytes, extent.stride_bytes));
-        Some((address, num_bytes, places.collect()))
+    fn mapping(&self, slot: usize, epoch: u64) -> Option<PeerMemory> {
+        PeerMemory::of(self.peers.neighbour(slot, epoch)?)
     }
 
     fn start_copy(&self, loads: Vec<(PyRef<'_, PyLease>, Bound<'_, PyAny>)>) -> PyResult<PyCopy> {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Result, invalid};
 use crate::frame::Key;
-use crate::geometry::{Extent, Geometry};
+use crate::geometry::Geometry;
 use crate::lease::Sighting;
 use crate::liveness::Census;
 use crate::neighbour::{Neighbour, ReaderBit};
@@ -286,16 +286,8 @@ impl Peers {
         Some(neighbour.description()?.to_vec())
     }
 
-    /// Where the pool of that rank is mapped here, and its extents; `None` when it left, or when its pool cannot be mapped.
-    ///
-    /// The mapping lives as long as the rank is present or a lease on it is held.
-    pub fn mapping(&self, slot: usize, epoch: u64) -> Option<(usize, usize, Vec<Extent>)> {
-        let neighbour = self.neighbour(slot, epoch)?;
-        let (start, len) = neighbour.pool()?;
-        Some((start.addr(), len, neighbour.extents()))
-    }
-
-    fn neighbour(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
+    /// The rank that is in `slot` since `epoch`. Whoever holds it keeps what is mapped of it mapped.
+    pub fn neighbour(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
         let view = self.refresh();
         let neighbour = view.seats.get(slot)?.neighbour.as_ref()?;
         (neighbour.epoch == epoch).then(|| neighbour.clone())
