@@ -60,6 +60,12 @@ impl Geometry {
         self.extents().map(|extent| extent.page_bytes).sum()
     }
 
+    /// Where a layer begins in a Full Block: the layers one after another without gaps.
+    pub fn offset_in_block(&self, layer: usize) -> u64 {
+        let before = self.layers[..layer].iter().flatten();
+        before.map(|extent| extent.page_bytes).sum()
+    }
+
     /// How many pages fit. Packed: every extent ends where the next one begins, the last at the end of the pool. Framed: every extent
     /// of a frame does, the last at its end, and the pool holds whole frames.
     pub fn capacity(&self, pool_bytes: u64) -> Result<u64> {

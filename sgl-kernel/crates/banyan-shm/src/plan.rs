@@ -26,11 +26,11 @@ pub trait Gate: Send + Sync {
     fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool;
 }
 
-/// Pages that something is still bringing into frames of this process's memory.
+/// Pages that something is still bringing into this process's memory, each as a Full Block: the layers one after another without gaps.
 pub struct Arrival {
     pub memory: Arc<SharedMemory>,
-    pub geometry: Geometry,
-    pub frames: Vec<FrameId>,
+    /// Where the block of each page begins.
+    pub offsets: Vec<u64>,
     pub gate: Arc<dyn Gate>,
 }
 
@@ -49,7 +49,7 @@ impl Load {
     fn num_pages(&self) -> usize {
         match &self.source {
             Source::Leased(lease) => lease.num_pages(),
-            Source::Arriving(arrival) => arrival.frames.len(),
+            Source::Arriving(arrival) => arrival.offsets.len(),
         }
     }
 }
@@ -78,7 +78,7 @@ struct Fetch {
 
 struct Reception {
     arrival: Arrival,
-    stretches: Vec<Stretch>,
+    targets: Vec<FrameId>,
 }
 
 pub struct Plan {
@@ -103,14 +103,14 @@ impl Plan {
         let mut receptions = Vec::new();
         let mut leases = Vec::new();
         for load in loads {
-            let mut targets = load.frames.iter().copied();
             let lease = match load.source {
                 Source::Leased(lease) => lease,
                 Source::Arriving(arrival) => {
-                    receptions.push(Reception::new(arrival, targets, &home.geometry)?);
+                    receptions.push(Reception::new(arrival, load.frames, &home.geometry)?);
                     continue;
                 }
             };
+            let mut targets = load.frames.iter().copied();
             for run in lease.runs() {
                 let place = position_of(&run.neighbour, &mut neighbours);
                 fetched.resize_with(neighbours.len(), Vec::new);
@@ -155,17 +155,12 @@ impl Plan {
     /// Moves one layer; `None` when part of it will never arrive. Stops early, with the layer incomplete, once `stop` is set.
     pub fn copy_layer(&self, layer: usize, stop: &AtomicBool) -> Option<Moved> {
         let mut moved = self.fetch_layer(layer, stop);
-        for Reception { arrival, stretches } in &self.receptions {
+        for reception in &self.receptions {
             // After the fetches: what is there already need not wait for what is on its way.
-            if !arrival.gate.wait_layer(layer, stop) {
+            if !reception.arrival.gate.wait_layer(layer, stop) {
                 return None;
             }
-            let memory = arrival.memory.mapping();
-            for (number, target) in self.home.geometry.layers[layer].iter().enumerate() {
-                let extent = arrival.geometry.layers[layer][number];
-                let source = (memory.start().cast_const(), memory.len(), extent);
-                moved.copied_bytes += self.copy_extent(source, *target, stretches, stop);
-            }
+            moved.copied_bytes += self.receive(reception, layer);
         }
         settle();
         Some(moved)
@@ -188,6 +183,34 @@ impl Plan {
             moved.copied_bytes += self.copy_extent(own, *target, &self.repeats, stop);
         }
         moved
+    }
+
+    fn receive(&self, Reception { arrival, targets }: &Reception, layer: usize) -> u64 {
+        let (memory, pool) = (arrival.memory.mapping(), self.pool.mapping());
+        let mut in_block = self.home.geometry.offset_in_block(layer);
+        let mut copied = 0;
+        for target in &self.home.geometry.layers[layer] {
+            let num_bytes = target.page_bytes as usize;
+            let piece = |(offset, frame): (&u64, &FrameId)| {
+                let (from, to) = ((offset + in_block) as usize, target.offset(*frame));
+                assert!(from + num_bytes <= memory.len() && to + num_bytes <= pool.len());
+                Piece {
+                    // `wrapping_add`: in bounds as just checked.
+                    source: memory.start().cast_const().wrapping_add(from),
+                    target: pool.start().wrapping_add(to),
+                    num_bytes,
+                }
+            };
+            let mut pieces = arrival.offsets.iter().zip(targets).map(piece).peekable();
+            while let Some(piece) = pieces.next() {
+                // SAFETY: in bounds (checked above). The layer has arrived, so nobody writes the source any more; the targets are the
+                // caller's to give away, each named once, in another mapping than the source.
+                unsafe { copy_piece(piece, pieces.peek().copied()) };
+                copied += piece.num_bytes as u64;
+            }
+            in_block += target.page_bytes;
+        }
+        copied
     }
 
     fn copy_extent(
@@ -255,29 +278,19 @@ impl Stretch {
 }
 
 impl Reception {
-    fn new(
-        arrival: Arrival,
-        targets: impl Iterator<Item = FrameId>,
-        home: &Geometry,
-    ) -> Result<Self> {
-        if !home.exchanges_with(&arrival.geometry) {
-            return invalid!("pages arrive in another shape than the pool's");
+    fn new(arrival: Arrival, targets: Vec<FrameId>, home: &Geometry) -> Result<Self> {
+        let (block_bytes, len) = (home.page_bytes(), arrival.memory.len() as u64);
+        let fits = |offset: &u64| {
+            offset
+                .checked_add(block_bytes)
+                .is_some_and(|end| end <= len)
+        };
+        if let Some(offset) = arrival.offsets.iter().find(|offset| !fits(offset)) {
+            return invalid!(
+                "a page of {block_bytes} bytes at {offset} is outside the memory of {len}"
+            );
         }
-        let capacity = arrival.geometry.capacity(arrival.memory.len() as u64)?;
-        if let Some(frame) = arrival
-            .frames
-            .iter()
-            .find(|frame| u64::from(**frame) >= capacity)
-        {
-            return invalid!("frame {frame} is outside the arena of {capacity} frames");
-        }
-        let pages = arrival.frames.iter().zip(targets);
-        let stretches = coalesce(
-            pages
-                .map(|(source, target)| Stretch::of_page(*source, target))
-                .collect(),
-        );
-        Ok(Self { arrival, stretches })
+        Ok(Self { arrival, targets })
     }
 }
 

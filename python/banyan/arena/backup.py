@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the pool to the arena: every page of this rank's tree is copied down, once for the node.
+
+Invariants
+  1. A page that any rank's part of the arena holds, or that is on its way from here, is passed over.
+  2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
+  3. No more than ``max_pages`` are on their way; what comes on top is not backed up, and counted. Nothing waits.
+
+A page: offered -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from banyan.arena.residency import Residency
+from banyan.ports import Copy, Source
+from banyan.telemetry import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    keys: Sequence[str]
+    frames: list[int]
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Pages that have just become resident, in the order of their prefix."""
+
+    keys: Sequence[str]
+    frames: Sequence[int]
+
+
+class Backup:
+    """Copies pages of one rank down.
+
+    Args:
+        view: finds and leases pages of this node's shelves; its copies land in this rank's part of the arena.
+        pool_slot: the roster slot of this rank's pool.
+        arena_slots: the slots of all parts of the arena.
+        max_pages: bound on the pages that are on their way.
+    """
+
+    def __init__(
+        self,
+        *,
+        residency: Residency,
+        view: Source,
+        pool_slot: int,
+        arena_slots: Sequence[int],
+        max_pages: int,
+        counters: Counters,
+    ) -> None:
+        self._residency = residency
+        self._view = view
+        self._pool_slots = [pool_slot]
+        self._arena_slots = list(arena_slots)
+        self._max_pages = max_pages
+        self._counters = counters
+        self._moving: deque[_Moving] = deque()
+        self._on_their_way: set[str] = set()
+
+    def offer(self, keys: Sequence[str]) -> None:
+        """A chain of pages that this rank's pool has just published."""
+        keys = keys[self._num_present(keys) :]
+        found = self._view.lookup(keys, self._pool_slots) if keys else None
+        if found is None or found.num_pages == 0:
+            return
+        room = min(found.num_pages, self._max_pages - len(self._on_their_way))
+        frames = self._residency.claim(max(0, room))
+        self._counters.backups_dropped_pages += found.num_pages - len(frames)
+        lease = self._view.lease(found, len(frames)) if frames else None
+        if lease is None:
+            self._residency.abandon(frames)
+            return
+        keys = keys[: len(frames)]
+        self._moving.append(_Moving(keys, frames, self._view.start_copy([(lease, array("q", frames))])))
+        self._on_their_way.update(keys)
+
+    def _num_present(self, keys: Sequence[str]) -> int:
+        """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
+        num_present = self._view.lookup(keys, self._arena_slots).num_pages
+        while num_present < len(keys) and keys[num_present] in self._on_their_way:
+            num_present += 1
+        return num_present
+
+    def poll(self) -> list[Landed]:
+        """Publish what has landed since the last call. Never blocks."""
+        landed = []
+        while self._moving and self._moving[0].copy.has_ended:
+            done = self._land(self._moving.popleft())
+            if done is not None:
+                landed.append(done)
+        return landed
+
+    def _land(self, moved: _Moving) -> Landed | None:
+        self._on_their_way.difference_update(moved.keys)
+        if not moved.copy.finish():
+            self._counters.backups_failed += 1
+            self._residency.abandon(moved.frames)
+            return None
+        # Another rank may have been as quick with the same pages: one copy is enough for the node.
+        num_twice = self._view.lookup(moved.keys, self._arena_slots).num_pages
+        self._residency.abandon(moved.frames[:num_twice])
+        keys, frames = moved.keys[num_twice:], moved.frames[num_twice:]
+        self._residency.settle(frames, keys)
+        self._counters.backed_up_pages += len(keys)
+        return Landed(keys, frames) if keys else None
+
+    def quiesce(self) -> None:
+        """Wait for what is on its way and forget it."""
+        for moving in self._moving:
+            moving.copy.finish()
+            self._residency.abandon(moving.frames)
+        self._moving.clear()
+        self._on_their_way.clear()
