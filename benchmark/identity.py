@@ -5,8 +5,10 @@
 
 Two servers, stock and Banyan on, answer the same chats twice (the second time in another order, so that half of them
 meet the other rank), one request at a time: torch rounds a matrix times one row and times several rows differently
-now and then, so two servers agree to the last token only when their decode batches do. Correctness, not speed: both
-servers run at once. Writes build/identity/report.json; exit status 1 unless all outputs are identical.
+now and then, so two servers agree to the last token only when their decode batches do. And every chat begins with
+words of its own, so that no two share a page: the bits of a page depend, in the last place, on the length of the prompt
+that computed it, so what a shared page holds, and with it stock's answer, depends on which prompt came to a rank first
+(docs/design/0003). Correctness, not speed: both servers run at once. Writes build/identity/report.json; exit status 1 unless all outputs are identical.
 """
 
 from __future__ import annotations
@@ -26,9 +28,22 @@ from benchmark.demo import GENERATED, SHORT, make_workloads, server_specs
 from benchmark.measure import RunResult, Workload, measure
 from benchmark.outputs import compare_outputs
 from benchmark.provenance import provenance
+from benchmark.workload.conversation import Message
 from benchmark.servers import Server, wait_ready
 
 LABELS = ("stock", "on")
+
+
+def with_own_openings(workload: Workload) -> Workload:
+    """The same chats, each under a system prompt that names it."""
+    scripts = []
+    for number, script in enumerate(workload.scripts):
+        (step,) = script.steps
+        said = [message for message in step.messages if message.role != "system"]
+        step = replace(step, messages=(Message("system", f"Chat {number:04d}. Answer briefly."), *said))
+        prompt_len = len(workload.tokenizer.chat_ids(step.messages))
+        scripts.append(replace(script, steps=(step,), prompt_len=prompt_len))
+    return replace(workload, scripts=tuple(scripts))
 
 
 async def play_both(servers: Sequence[Server], workload: Workload) -> list[RunResult]:
@@ -55,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = replace(
         SHORT, num_prompts=args.num_prompts, output_len=args.output_len, mean_answer_words=args.mean_answer_words
     )
-    workload = make_workloads(args, plan, HuggingFaceTokenizer(str(model)))["history"]
+    workload = with_own_openings(make_workloads(args, plan, HuggingFaceTokenizer(str(model)))["history"])
     # Room for all prompts in each rank: what an eviction makes a server compute again is another question.
     pool_tokens = sum(script.prompt_len + args.output_len + 16 for script in workload.scripts)
     specs = server_specs(pool_tokens)
