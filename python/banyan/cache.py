@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from banyan.arena.prefetch import Arrival, Prefetch
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Source
 from banyan.telemetry import Counters
 
@@ -31,51 +32,101 @@ FRAME_BYTES = 8
 """Frames that come back from the shelf are bytes of int64."""
 
 
+STORE = -1
+"""In the runs of an offer: the pages that come from the store. The others are named by roster slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where the leading pages of a request's tail can come from: ``(slot or STORE, num_pages)`` from the front."""
+
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def num_pages(self) -> int:
+        return sum(num_pages for _, num_pages in self.runs)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A lookup and what it depended on."""
 
-    version: int
+    version: tuple[int, int]
     first_key: str
     num_keys: int
     match: Match
+    offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    lease: Lease
+    """One request's pages: leased ones first, then what is on its way from the store."""
+
+    lease: Lease | None
     frames: Frames
+    arrivals: Sequence[Arrival]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    copy: Copy
+    arrivals: Sequence[Arrival]
 
 
 class PrefixCache:
-    """One rank's view of the node's prefix cache."""
+    """One rank's view of the node's prefix cache.
 
-    def __init__(self, *, shelf: OwnShelf, source: Source, counters: Counters, min_fetch_pages: int) -> None:
+    Args:
+        slots: the shelves to ask, the preferred first; without it every other rank's pool.
+        prefetch: brings pages up from the store; None without one.
+    """
+
+    def __init__(
+        self,
+        *,
+        shelf: OwnShelf,
+        source: Source,
+        counters: Counters,
+        min_fetch_pages: int,
+        slots: Sequence[int] | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> None:
         self._shelf = shelf
         self._source = source
         self._counters = counters
         self._min_fetch_pages = min_fetch_pages
+        self._slots = slots
+        self._prefetch = prefetch
         self._seen: dict[str, _Seen] = {}
         self._queued: dict[str, _Queued] = {}
-        self._moving: dict[int, Copy] = {}
+        self._moving: dict[int, _Batch] = {}
         self._num_started = 0
 
     # ---- match -------------------------------------------------------------------------------------------------
 
-    def lookup(self, rid: str, keys: Sequence[str]) -> Match | None:
-        """Where the leading pages of ``keys`` can be fetched from; None when it is not worth a fetch.
+    def lookup(self, rid: str, keys: Sequence[str]) -> Offer | None:
+        """Where the leading pages of ``keys`` can come from; None when it is not worth a fetch.
 
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
-        pages change.
+        pages change or something comes up from the store.
         """
-        version = self._source.version()
+        version = (self._source.version(), self._prefetch.version if self._prefetch is not None else 0)
         seen = self._seen.get(rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
-            seen = _Seen(version, keys[0], len(keys), self._source.lookup(keys))
+            match = self._source.lookup(keys, self._slots)
+            seen = _Seen(version, keys[0], len(keys), match, self._offer(match, keys[match.num_pages :]))
             self._remember(rid, seen)
             self._counters.lookups += 1
-            self._counters.lookup_hits += seen.match.num_pages > 0
-        return seen.match if seen.match.num_pages >= self._min_fetch_pages else None
+            self._counters.lookup_hits += seen.offer.num_pages > 0
+        return seen.offer if seen.offer.num_pages >= self._min_fetch_pages else None
+
+    def _offer(self, match: Match, rest: Sequence[str]) -> Offer:
+        """The match, and behind it what the store has: it is asked for now, unless it was when the request came."""
+        num_arriving = 0
+        if self._prefetch is not None and rest:
+            self._prefetch.want(rest)
+            num_arriving = self._prefetch.num_arriving(rest)
+        return Offer((*match.runs, *(((STORE, num_arriving),) if num_arriving else ())))
 
     def _remember(self, rid: str, seen: _Seen) -> None:
         self._seen.pop(rid, None)
@@ -91,21 +142,37 @@ class PrefixCache:
         ``keys`` is a prefix of what ``lookup`` saw: the ranks of a tensor-parallel group agree on the shortest.
         """
         seen = self._seen.pop(rid, None)
-        match = seen.match if seen is not None else self._source.lookup(keys)
-        lease = self._source.lease(match, len(keys)) if match.num_pages >= len(keys) else None
-        if lease is None:
+        match = seen.match if seen is not None else self._source.lookup(keys, self._slots)
+        num_leased = min(match.num_pages, len(keys))
+        arrivals = self._follow(keys[num_leased:], frames[num_leased:])
+        lease = self._source.lease(match, num_leased) if num_leased and arrivals is not None else None
+        if arrivals is None or (num_leased and lease is None):
+            self._leave(arrivals or ())
             self._counters.fetches_refused += 1
             return False
         self._counters.fetches += 1
-        self._queued[rid] = _Queued(lease, frames)
+        self._queued[rid] = _Queued(lease, frames[:num_leased], arrivals)
         return True
+
+    def _follow(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
+        """What comes from the store, nothing for no keys, or None when it is not coming."""
+        if not keys:
+            return ()
+        return None if self._prefetch is None else self._prefetch.follow(keys, frames)
+
+    def _leave(self, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            assert self._prefetch is not None
+            self._prefetch.leave(arrival)
 
     def cancel(self, rid: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
         queued = self._queued.pop(rid, None)
         if queued is None:
             return False
-        queued.lease.release()
+        if queued.lease is not None:
+            queued.lease.release()
+        self._leave(queued.arrivals)
         return True
 
     # ---- move --------------------------------------------------------------------------------------------------
@@ -114,23 +181,30 @@ class PrefixCache:
         """Start the copies of every queued fetch as one batch; its index, or ``NOTHING_QUEUED``."""
         if not self._queued:
             return NOTHING_QUEUED
-        loads = [(queued.lease, queued.frames) for queued in self._queued.values()]
+        batch = self._queued.values()
+        loads = [(queued.lease, queued.frames) for queued in batch if queued.lease is not None]
+        arrivals = [arrival for queued in batch for arrival in queued.arrivals]
         self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
         self._queued.clear()
         self._num_started += 1
-        self._moving[self._num_started] = self._source.start_copy(loads)
+        copy = self._source.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
+        self._moving[self._num_started] = _Batch(copy, arrivals)
         return self._num_started
 
     def moving(self, index: int) -> Copy | None:
         """The copy of batch ``index`` while it has not been finished."""
-        return self._moving.get(index)
+        batch = self._moving.get(index)
+        return None if batch is None else batch.copy
 
     def finish(self, index: int) -> bool:
-        """Wait until batch ``index`` stops writing; True when every layer landed. Unknown batches have landed."""
-        copy = self._moving.pop(index, None)
-        if copy is None:
+        """Wait until batch ``index`` stops writing; True when every layer landed and is good. Unknown ones have landed."""
+        batch = self._moving.pop(index, None)
+        if batch is None:
             return True
-        landed = copy.finish()
+        copy = batch.copy
+        # Every arrival is looked at: a page that failed its checksum may have been copied as if it were good.
+        landed = copy.finish() & all([self._prefetch.is_good(item) for item in batch.arrivals if self._prefetch])
+        self._leave(batch.arrivals)
         counters = self._counters
         counters.fetches_failed += not landed
         counters.fetched_bytes += copy.bytes_fetched

@@ -63,12 +63,21 @@ class Source(Protocol):
         """
         ...
 
+    def touch(self, match: Match) -> None:
+        """Tell the owners that these pages are wanted; a lease does so by itself."""
+        ...
+
     def lease(self, match: Match, num_pages: int) -> Lease | None:
         """Lease the first ``num_pages`` of a match: all of them or None."""
         ...
 
-    def start_copy(self, loads: Sequence[tuple[Lease, Frames]]) -> Copy:
-        """Start to copy each lease's pages into the given frames of this rank's pool."""
+    def start_copy(
+        self, loads: Sequence[tuple[Lease, Frames]], arrivals: Sequence[tuple[StoreRead, Sequence[int], Frames]] = ()
+    ) -> Copy:
+        """Start to copy each lease's pages into the given frames of this rank's pool.
+
+        ``arrivals``: pages, by position in a read under way, and their frames; each layer follows that of the read.
+        """
         ...
 
 
@@ -115,6 +124,60 @@ class ArenaShelf(Protocol):
     def take_touched(self, frames: Frames) -> bytes:
         """Those of ``frames`` that were leased since they were last asked about."""
         ...
+
+
+class StoreFound(Protocol):
+    """Leading pages that the store held at the time of a lookup. A hint."""
+
+    num_pages: int
+
+
+class StoreRead(Protocol):
+    """Pages on their way from the store into memory, layer by layer."""
+
+    has_ended: bool
+    bytes_read: int
+    read_s: float
+
+    def finish(self) -> list[tuple[int, str]]:
+        """Block until nothing writes the memory any more; positions of the pages that failed, with the reason."""
+        ...
+
+
+class PageStore(Protocol):
+    """The store as a rank uses it. No method waits for a device but ``invalidate``, ``evict`` and ``close``."""
+
+    def lookup(self, keys: Sequence[str]) -> StoreFound:
+        """The longest run of leading pages."""
+        ...
+
+    def read(self, found: StoreFound, num_pages: int, memory: object, offsets: Frames) -> StoreRead:
+        """Start to read the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``."""
+        ...
+
+    def put(self, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames) -> list[str]:
+        """Queue a chain of pages that follows ``parent``; for each whether it was "queued", or why not."""
+        ...
+
+    def completed(self) -> list[tuple[str, str]]:
+        """Queued pages that the store has let go since the last call: key, "stored" or "failed"."""
+        ...
+
+    def pause_writes(self) -> None: ...
+
+    def open_writes(self) -> None: ...
+
+    def set_write_budget(self, num_bytes: int) -> None: ...
+
+    def evict(self, num_pages: int) -> int:
+        """Evict this writer's own pages."""
+        ...
+
+    def invalidate(self, namespace: bytes) -> None:
+        """Go on in another namespace; nothing of the old one is found again."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Clock(Protocol):

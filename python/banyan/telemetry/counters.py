@@ -24,6 +24,18 @@ class Counters:
     retired_pages: int = 0
     quarantined_pages: int = 0
     resets: int = 0
+    backed_up_pages: int = 0
+    backups_dropped_pages: int = 0
+    backups_failed: int = 0
+    reads: int = 0
+    read_pages: int = 0
+    read_bytes: int = 0
+    read_us: int = 0
+    read_failed_pages: int = 0
+    reads_dropped_pages: int = 0
+    archived_pages: int = 0
+    archive_refused_pages: int = 0
+    archive_failed_pages: int = 0
     forwards: int = 0
     forward_us: int = 0
     control_us: int = 0
@@ -46,6 +58,18 @@ DESCRIPTIONS = {
     "published_pages": "pages offered to the peers",
     "retired_pages": "pages given back by SGLang's tree or requests",
     "quarantined_pages": "of these, pages that a peer was still reading",
+    "backed_up_pages": "pages copied from this rank's pool to the host arena",
+    "backups_dropped_pages": "pages not backed up: the arena had no frame to give, or too many copies were on their way",
+    "backups_failed": "copies to the host arena that did not land",
+    "reads": "reads from the store that were started",
+    "read_pages": "pages that were read from the store and verified",
+    "read_bytes": "bytes read from the store",
+    "read_us": "time from the first to the last of each read",
+    "read_failed_pages": "pages that the store could not read, or that failed their checksum",
+    "reads_dropped_pages": "pages that the store holds and that were not read: no frame, or too many reads on their way",
+    "archived_pages": "pages that the store has written durably",
+    "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
+    "archive_failed_pages": "pages that the store could not write",
     "resets": "flushes of this rank's cache",
     "forwards": "forward passes timed by the per-layer clock",
     "forward_us": "time of these forward passes, from the first to the last layer's KV read",

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arena to the store: pages that are worth a write go down in the background.
+
+Invariants
+  1. A frame whose page is being written is held from ``put`` until the store names its key in ``completed``.
+  2. A page is offered only behind its parent; what the store refuses is not written, and counted. Nothing waits.
+
+One thread calls; the store writes on its own, when its gate lets it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from banyan.arena.lineage import ROOT, Lineage
+from banyan.arena.residency import Residency
+from banyan.core import PageKey
+from banyan.pacing import Verdict, WriteAdmission
+from banyan.ports import Clock, PageStore
+from banyan.telemetry import Counters
+
+QUEUED = "queued"
+PRESENT = ("present", "elsewhere")
+
+
+class Archive:
+    """Writes pages of one rank's part of the arena."""
+
+    def __init__(
+        self,
+        *,
+        store: PageStore,
+        residency: Residency,
+        lineage: Lineage,
+        admission: WriteAdmission,
+        memory: object,
+        frame_bytes: int,
+        block_bytes: int,
+        counters: Counters,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._residency = residency
+        self._lineage = lineage
+        self._admission = admission
+        self._memory = memory
+        self._frame_bytes = frame_bytes
+        self._block_bytes = block_bytes
+        self._counters = counters
+        self._clock = clock
+        self._writing: dict[str, int] = {}
+
+    @property
+    def num_writing(self) -> int:
+        return len(self._writing)
+
+    def sight(self, keys: Sequence[str]) -> None:
+        """A chain of pages has come up or has been asked for: write those that are resident here and worth it."""
+        num_known = self._store.lookup(keys).num_pages
+        while num_known < len(keys) and keys[num_known] in self._writing:
+            num_known += 1
+        worth: list[str] = []
+        has_gap = False
+        for key in keys[num_known:]:
+            if self._residency.frame(key) is None:
+                break
+            # Every page is judged, so that each is remembered; what follows a gap would be an orphan.
+            is_worth = self._is_worth(key)
+            has_gap |= not is_worth
+            if is_worth and has_gap:
+                self._admission.give_back(PageKey(key), self._block_bytes)
+            elif is_worth:
+                worth.append(key)
+        parent = self._lineage.parent(worth[0]) if worth else None
+        if parent is not None:
+            self._put(worth, None if parent == ROOT else parent)
+        self._counters.archive_refused_pages += len(worth) if worth and parent is None else 0
+
+    def _is_worth(self, key: str) -> bool:
+        verdict = self._admission.judge(PageKey(key), self._block_bytes, self._clock())
+        self._counters.archive_refused_pages += verdict is Verdict.OVER_BUDGET
+        return verdict is Verdict.QUEUED
+
+    def _put(self, keys: list[str], parent: str | None) -> None:
+        frames = [frame for key in keys if (frame := self._residency.frame(key)) is not None]
+        offsets = array("q", [frame * self._frame_bytes for frame in frames])
+        for key, frame, answer in zip(keys, frames, self._store.put(keys, parent, self._memory, offsets), strict=True):
+            if answer == QUEUED:
+                self._writing[key] = frame
+                self._residency.hold([frame])
+            elif answer not in PRESENT:
+                self._admission.give_back(PageKey(key), self._block_bytes)
+                self._counters.archive_refused_pages += 1
+
+    def poll(self) -> None:
+        """Let go of what has been written since the last call. Never blocks."""
+        for key, outcome in self._store.completed():
+            frame = self._writing.pop(key, None)
+            if frame is None:
+                continue
+            self._residency.unhold([frame])
+            self._counters.archived_pages += outcome == "stored"
+            self._counters.archive_failed_pages += outcome != "stored"

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the store into the arena, as soon as a request may need it; the copy into the pool follows layer by layer.
+
+Invariants
+  1. A page is being read at most once from here, into a frame that is ``filling`` in the residency.
+  2. A page is published only after all its layers have been read and verified, and after the copies that follow its
+     read have ended. A page that failed is not published, and the request that used it is told.
+  3. No more than ``max_pages`` are on their way; what comes on top is not read. Nothing waits.
+
+A fetch: reading -> read, while copies follow it -> landed: its good pages resident, the other frames free again.
+One thread calls; the store reads on its own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from banyan.arena.residency import Residency
+from banyan.ports import Frames, PageStore, Source, StoreRead
+from banyan.telemetry import Counters
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    keys: Sequence[str]
+    frames: list[int]
+    read: StoreRead
+    num_followers: int = 0
+    failures: dict[int, str] | None = None  # position -> reason; None until the read has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Pages for one request that a copy is to take over from a read: page ``positions[i]`` goes to ``frames[i]``."""
+
+    read: StoreRead
+    positions: list[int]
+    frames: Frames
+    _fetch: _Fetch = field(repr=False)
+
+
+class Prefetch:
+    """Reads pages of one rank's requests.
+
+    Args:
+        view: finds pages on this node's shelves.
+        memory: the bytes of this rank's part of the arena; frame ``f`` begins at ``f * frame_bytes``.
+        max_pages: bound on the pages that are on their way.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: PageStore,
+        residency: Residency,
+        view: Source,
+        arena_slots: Sequence[int],
+        memory: object,
+        frame_bytes: int,
+        max_pages: int,
+        counters: Counters,
+    ) -> None:
+        self._store = store
+        self._residency = residency
+        self._view = view
+        self._arena_slots = list(arena_slots)
+        self._memory = memory
+        self._frame_bytes = frame_bytes
+        self._max_pages = max_pages
+        self._counters = counters
+        self._fetches: list[_Fetch] = []
+        self._place_of: dict[str, tuple[_Fetch, int]] = {}
+        self.version = 0
+        """Changes whenever ``num_arriving`` could answer differently."""
+
+    def want(self, keys: Sequence[str]) -> None:
+        """Start to read the leading pages of ``keys`` that the store holds and that are not on their way."""
+        keys = keys[self.num_arriving(keys) :]
+        found = self._store.lookup(keys) if keys else None
+        if found is None or found.num_pages == 0:
+            return
+        room = min(found.num_pages, self._max_pages - len(self._place_of))
+        frames = self._residency.claim(max(0, room))
+        self._counters.reads_dropped_pages += found.num_pages - len(frames)
+        if not frames:
+            return
+        offsets = array("q", [frame * self._frame_bytes for frame in frames])
+        read = self._store.read(found, len(frames), self._memory, offsets)
+        fetch = _Fetch(keys[: len(frames)], frames, read)
+        self._fetches.append(fetch)
+        self._place_of.update((key, (fetch, position)) for position, key in enumerate(fetch.keys))
+        self._counters.reads += 1
+        self.version += 1
+
+    def num_arriving(self, keys: Sequence[str]) -> int:
+        """Leading pages of ``keys`` that are on their way and not known to have failed."""
+        num_pages = 0
+        for key in keys:
+            place = self._place_of.get(key)
+            if place is None or (place[0].failures and place[1] in place[0].failures):
+                break
+            num_pages += 1
+        return num_pages
+
+    def follow(self, keys: Sequence[str], frames: Frames) -> list[Arrival] | None:
+        """What a copy of exactly ``keys`` into the pool's ``frames`` has to follow; None when a page is not coming.
+
+        Every arrival is given back with ``leave``.
+        """
+        if self.num_arriving(keys) < len(keys):
+            return None
+        places = [self._place_of[key] for key in keys]
+        arrivals = []
+        start = 0
+        for end in range(1, len(places) + 1):
+            if end == len(places) or places[end][0] is not places[start][0]:
+                fetch = places[start][0]
+                fetch.num_followers += 1
+                positions = [position for _, position in places[start:end]]
+                arrivals.append(Arrival(fetch.read, positions, frames[start:end], fetch))
+                start = end
+        return arrivals
+
+    def leave(self, arrival: Arrival) -> None:
+        """The copy that followed ``arrival`` has ended, or will not start."""
+        arrival._fetch.num_followers -= 1
+
+    def is_good(self, arrival: Arrival) -> bool:
+        """Whether all its pages were verified. Waits for the end of the read; a copy that followed it has waited."""
+        failures = self._end(arrival._fetch)
+        return not any(position in failures for position in arrival.positions)
+
+    def poll(self) -> None:
+        """Publish what has been read since the last call. Never blocks."""
+        for fetch in list(self._fetches):
+            if fetch.read.has_ended and fetch.num_followers == 0:
+                self._land(fetch)
+
+    def _end(self, fetch: _Fetch) -> dict[int, str]:
+        if fetch.failures is None:
+            fetch.failures = dict(fetch.read.finish())
+            self._counters.read_failed_pages += len(fetch.failures)
+            self._counters.read_bytes += fetch.read.bytes_read
+            self._counters.read_us += round(fetch.read.read_s * 1e6)
+            self.version += 1
+        return fetch.failures
+
+    def _land(self, fetch: _Fetch) -> None:
+        failures = self._end(fetch)
+        self._forget(fetch)
+        # Another rank may have read the same pages meanwhile: one copy is enough for the node.
+        num_twice = self._view.lookup(fetch.keys, self._arena_slots).num_pages
+        good = [position for position in range(num_twice, len(fetch.keys)) if position not in failures]
+        kept = {fetch.frames[position] for position in good}
+        self._residency.abandon([frame for frame in fetch.frames if frame not in kept])
+        self._residency.settle([fetch.frames[p] for p in good], [fetch.keys[p] for p in good])
+        self._counters.read_pages += len(good)
+
+    def _forget(self, fetch: _Fetch) -> None:
+        self._fetches.remove(fetch)
+        for key in fetch.keys:
+            del self._place_of[key]
+        self.version += 1
+
+    def quiesce(self) -> None:
+        """Wait for the reads under way and forget what they brought. No copy may follow any."""
+        for fetch in list(self._fetches):
+            assert fetch.num_followers == 0
+            self._end(fetch)
+            self._forget(fetch)
+            self._residency.abandon(fetch.frames)
