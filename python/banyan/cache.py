@@ -47,6 +47,10 @@ class Offer:
         return sum(num_pages for _, num_pages in self.runs)
 
 
+def _store_run(num_pages: int) -> tuple[tuple[int, int], ...]:
+    return ((STORE, num_pages),) if num_pages else ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A lookup and what it depended on."""
@@ -126,7 +130,7 @@ class PrefixCache:
         if self._prefetch is not None and rest:
             self._prefetch.want(rest)
             num_arriving = self._prefetch.num_arriving(rest)
-        return Offer((*match.runs, *(((STORE, num_arriving),) if num_arriving else ())))
+        return Offer((*match.runs, *_store_run(num_arriving)))
 
     def _remember(self, rid: str, seen: _Seen) -> None:
         self._seen.pop(rid, None)
@@ -136,8 +140,8 @@ class PrefixCache:
 
     # ---- lease -------------------------------------------------------------------------------------------------
 
-    def admit(self, rid: str, keys: Sequence[str], frames: Frames) -> bool:
-        """Lease exactly the pages of ``keys`` and queue their copy into ``frames``; False: compute instead.
+    def admit(self, rid: str, keys: Sequence[str], frames: Frames) -> Offer | None:
+        """Lease exactly the pages of ``keys`` and queue their copy into ``frames``; None: compute instead.
 
         ``keys`` is a prefix of what ``lookup`` saw: the ranks of a tensor-parallel group agree on the shortest.
         """
@@ -149,10 +153,10 @@ class PrefixCache:
         if arrivals is None or (num_leased and lease is None):
             self._leave(arrivals or ())
             self._counters.fetches_refused += 1
-            return False
+            return None
         self._counters.fetches += 1
         self._queued[rid] = _Queued(lease, frames[:num_leased], arrivals)
-        return True
+        return Offer((*(lease.runs if lease is not None else ()), *_store_run(len(keys) - num_leased)))
 
     def _follow(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
         """What comes from the store, nothing for no keys, or None when it is not coming."""
@@ -187,7 +191,8 @@ class PrefixCache:
         self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
         self._queued.clear()
         self._num_started += 1
-        copy = self._source.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
+        following = [(item.read, item.positions, item.frames) for item in arrivals]
+        copy = self._source.start_copy(loads, following) if following else self._source.start_copy(loads)
         self._moving[self._num_started] = _Batch(copy, arrivals)
         return self._num_started
 
@@ -197,7 +202,7 @@ class PrefixCache:
         return None if batch is None else batch.copy
 
     def finish(self, index: int) -> bool:
-        """Wait until batch ``index`` stops writing; True when every layer landed and is good. Unknown ones have landed."""
+        """Wait until batch ``index`` stops writing; True when every layer landed and is good, or it is unknown."""
         batch = self._moving.pop(index, None)
         if batch is None:
             return True
@@ -249,11 +254,11 @@ class PrefixCache:
         self._shelf.reset()
         self._counters.resets += 1
 
-    def move_to(self, join: Callable[[], tuple[OwnShelf, Source]]) -> None:
+    def move_to(self, join: Callable[[], tuple[OwnShelf, Source, Prefetch | None]]) -> None:
         """Go on with the shelf and the peers of a new namespace, made by ``join``. Call ``quiesce`` before.
 
         The old ones are let go first: a rank has one shelf and one reader bit.
         """
         assert not self._queued and not self._moving
-        del self._shelf, self._source
-        self._shelf, self._source = join()
+        del self._shelf, self._source, self._prefetch
+        self._shelf, self._source, self._prefetch = join()

@@ -14,6 +14,7 @@ from typing import Any
 
 SHARE_CHOICES = ("peer", "off")
 DEFAULT_PAGE_TOKENS = 16
+GIB = 1 << 30
 CPU_ATTENTION_BACKEND = "banyan_cpu"
 
 
@@ -25,21 +26,30 @@ class Config:
         share: "peer" fetches pages from other ranks; "off" installs the CPU engine's fixes only, the fair baseline.
         min_fetch_tokens: shorter matches are computed. One page by default: copying a page beats computing it.
         prefix_hints: whether the dispatcher looks every prompt up and tells the rank what it saw.
+        host_gb: DRAM of the node for pages that have left the pools, in GiB, over all ranks; 0: none.
     """
 
     share: str = "peer"
     min_fetch_tokens: int = DEFAULT_PAGE_TOKENS
     prefix_hints: bool = True
+    host_gb: float = 0.0
 
     def __post_init__(self) -> None:
         if self.share not in SHARE_CHOICES:
             raise ValueError(f"--banyan-share {self.share}: choose one of {', '.join(SHARE_CHOICES)}")
         if self.min_fetch_tokens < 1:
             raise ValueError(f"--banyan-min-fetch-tokens {self.min_fetch_tokens}: at least 1 token")
+        if not 0 <= self.host_gb < float("inf"):
+            raise ValueError(f"--banyan-host-gb {self.host_gb}: a size in GiB, or 0 for no host arena")
 
     @property
     def shares(self) -> bool:
         return self.share != "off"
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host arena over all ranks."""
+        return int(self.host_gb * GIB)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,6 +84,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="Compute, do not fetch, matches shorter than this.",
     )
     group.add_argument(
+        "--banyan-host-gb",
+        type=float,
+        default=DEFAULT.host_gb,
+        metavar="GIB",
+        help="Keep pages that leave the pools in this much DRAM, one copy for all ranks of the node. 0: none.",
+    )
+    group.add_argument(
         "--banyan-no-prefix-hints",
         action="store_true",
         help="Do not look prompts up in the dispatcher (saves it a hash of every prompt).",
@@ -93,6 +110,7 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         share=values["banyan_share"],
         min_fetch_tokens=values["banyan_min_fetch_tokens"],
         prefix_hints=not values["banyan_no_prefix_hints"],
+        host_gb=values["banyan_host_gb"],
     )
 
 

@@ -25,6 +25,7 @@ class Lease(Protocol):
     """The right to copy ``num_pages`` pages; their owners do not reuse the frames until it is released."""
 
     num_pages: int
+    runs: list[tuple[int, int]]
 
     def release(self) -> None:
         """Give the right back. Safe to call twice."""
@@ -145,7 +146,7 @@ class StoreRead(Protocol):
 
 
 class PageStore(Protocol):
-    """The store as a rank uses it. No method waits for a device but ``invalidate``, ``evict`` and ``close``."""
+    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict`` and ``close`` wait for a device."""
 
     def lookup(self, keys: Sequence[str]) -> StoreFound:
         """The longest run of leading pages."""
@@ -161,6 +162,10 @@ class PageStore(Protocol):
 
     def completed(self) -> list[tuple[str, str]]:
         """Queued pages that the store has let go since the last call: key, "stored" or "failed"."""
+        ...
+
+    def sync(self) -> int:
+        """Write out what is queued and wait for it; how many pages failed."""
         ...
 
     def pause_writes(self) -> None: ...

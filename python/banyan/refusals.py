@@ -185,3 +185,19 @@ def memory_refusal(*, need_bytes: int, available_bytes: int) -> str | None:
         f"the KV pool of this rank needs {need_bytes / gib:.2f} GiB of shared memory and "
         f"{available_bytes / gib:.2f} GiB are free: lower --max-total-tokens or --dp-size"
     )
+
+
+def arena_refusal(*, need_bytes: int, frame_bytes: int, available_bytes: int) -> str | None:
+    """The line for a host arena that holds no page or does not fit into memory, or None when it is well."""
+    gib = 1 << 30
+    if need_bytes < frame_bytes:
+        return (
+            f"--banyan-host-gb: a rank's part of {need_bytes / gib:.3f} GiB does not hold one page of "
+            f"{frame_bytes} bytes: raise it"
+        )
+    if need_bytes > available_bytes:
+        return (
+            f"--banyan-host-gb: a rank's part needs {need_bytes / gib:.2f} GiB of shared memory and "
+            f"{available_bytes / gib:.2f} GiB are free: lower it"
+        )
+    return None

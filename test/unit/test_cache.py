@@ -47,7 +47,7 @@ def node():
 def test_fetch_when_a_peer_holds_the_prefix_then_its_bytes_arrive(node):
     node.holder.publish(frames(3, 4, 5), keys(1, 2, 3))
     match = node.reader.lookup("r", keys(1, 2, 3, 4))
-    assert (match.num_pages, match.runs) == (3, [(0, 3)])
+    assert (match.num_pages, match.runs) == (3, ((0, 3),))
     assert node.reader.admit("r", keys(1, 2, 3), frames(7, 8, 9))
     index = node.reader.start()
     for layer in range(3):
@@ -165,6 +165,7 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
             return (
                 Shelf(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
                 Peers(node.roster, slot, slot, *arguments),
+                None,
             )
 
         cache.move_to(join)

@@ -102,3 +102,9 @@ class Archive:
             self._residency.unhold([frame])
             self._counters.archived_pages += outcome == "stored"
             self._counters.archive_failed_pages += outcome != "stored"
+
+    def quiesce(self) -> None:
+        """Wait until the store has written what was queued, and let every frame go."""
+        self._store.sync()
+        self.poll()
+        assert not self._writing

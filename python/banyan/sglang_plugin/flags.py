@@ -62,7 +62,8 @@ def _inject(original: Callable[..., Any], cls: type, args: argparse.Namespace, w
             "linker": "BanyanLinker",
             "linker_module_path": "banyan.sglang_plugin.linker",
         }
-        _roster = _native.Roster.create(args.dp_size * args.tp_size)
+        # A second seat for each shard: its part of the host arena.
+        _roster = _native.Roster.create(args.dp_size * args.tp_size * (2 if wanted.host_bytes else 1))
         carried["roster"] = _roster.path
     server_args = original(cls, args)
     setattr(server_args, runtime.BOOKKEEPING, carried)

@@ -20,13 +20,16 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from sglang.srt.runtime_context import get_parallel
 
 from banyan import _native
-from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.arena.prefetch import Prefetch
+from banyan.cache import NOTHING_QUEUED, STORE, Offer, PrefixCache
 from banyan.core import PrefixSpan
-from banyan.layout import Namespace
+from banyan.layout import BlockGeometry, Namespace
+from banyan.pacing import Admission, WriteAdmission
 from banyan.refusals import pool_refusal
 from banyan.sglang_plugin import report, requests, runtime, seams
 from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator, frame_array
 from banyan.sglang_plugin.pool import SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.tiers import HostTier, Seats, allocate_arena
 from banyan.telemetry import Counters, LayerClock, Stopwatch
 
 _installed: BanyanLinker | None = None
@@ -100,15 +103,23 @@ class BanyanLinker(UnifiedCacheLinker):
         self._weights_epoch = 0
         self._num_acknowledged = 0
         self._dp_rank = get_parallel().dp_rank or 0
-        self._slot = self._dp_rank * server_args.tp_size + get_parallel().tp_rank
+        num_shards = server_args.dp_size * server_args.tp_size
+        self._seats = Seats(num_shards, self._dp_rank * server_args.tp_size + get_parallel().tp_rank)
         self._roster = _native.Roster.open(carried["roster"])
-        shelf, peers = self._join()
+        self._block = BlockGeometry.of_pool(pool.banyan_geometry)
+        self._arena = None
+        if config.host_bytes:
+            self._arena = allocate_arena(config.host_bytes // num_shards, self._block)
+        self._tier: HostTier | None = None
         self.counters = Counters()
+        shelf, peers, prefetch = self._join()
         self._cache = PrefixCache(
             shelf=shelf,
             source=peers,
             counters=self.counters,
             min_fetch_pages=-(-config.min_fetch_tokens // self._page_tokens),
+            slots=None if self._tier is None else [*self._seats.peers, *self._seats.arenas],
+            prefetch=prefetch,
         )
         clock = LayerClock(num_layers=pool.layer_num, counters=self.counters, clock=time.perf_counter_ns)
         self.layer_done_counter = LayerWait(self._cache, clock, pool.layer_num)
@@ -121,7 +132,7 @@ class BanyanLinker(UnifiedCacheLinker):
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
         self._stopwatch = Stopwatch(time.perf_counter_ns)
         for owner, names in (
-            (self, ("lookup", "load", "start_layer_wise_loading", "cancel_queued_load", "offload")),
+            (self, ("arrive", "lookup", "load", "start_layer_wise_loading", "cancel_queued_load", "offload", "_tick")),
             (self._cache, ("retire", "drain")),
         ):
             for name in names:
@@ -129,35 +140,55 @@ class BanyanLinker(UnifiedCacheLinker):
 
     # ---- match and lease ---------------------------------------------------------------------------------------
 
+    def arrive(self, rid: str) -> None:
+        """A request has come to this rank's queue: let the tiers below prepare for it."""
+        keys = requests.prompt_keys(rid, self._page_tokens) if self._tier is not None else None
+        if keys:
+            assert self._tier is not None
+            self._tier.arrive(keys)
+
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
         keys = transfers[0].keys
-        match = self._cache.lookup(rid, keys)
-        num_pages = 0 if match is None else match.num_pages
-        self._record_span(rid, len(keys), num_pages, [] if match is None else match.runs)
+        offer = self._cache.lookup(rid, keys) or Offer(())
+        num_pages = offer.num_pages
+        self._record_span(rid, len(keys), offer)
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
         return [num_pages] if get_parallel().attn_tp_size == 1 else list(range(1, num_pages + 1))
 
-    def _record_span(self, rid: str, num_keys: int, num_pages: int, runs: list[tuple[int, int]]) -> None:
+    def _record_span(self, rid: str, num_keys: int, offer: Offer) -> None:
         num_prompt_pages = requests.num_prompt_pages(rid, self._page_tokens)
         if num_prompt_pages is None:
             return
         origin_tokens = (num_prompt_pages - num_keys) * self._page_tokens
-        holder = max(runs, key=lambda run: run[1])[0] // self._server_args.tp_size if runs else self._dp_rank
-        requests.record_span(rid, PrefixSpan(origin_tokens, origin_tokens + num_pages * self._page_tokens, holder))
+        max_tokens = origin_tokens + offer.num_pages * self._page_tokens
+        requests.record_span(rid, PrefixSpan(origin_tokens, max_tokens, self._holder(offer)))
+
+    def _holder(self, offer: Offer) -> int:
+        """The rank whose pool or arena part supplies most of the offer; this one when it comes from the store."""
+        slot = max(offer.runs, key=lambda run: run[1], default=(STORE, 0))[0]
+        return self._dp_rank if slot == STORE else slot % self._seats.num_shards // self._server_args.tp_size
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Lease the promised pages for the freshly allocated slots; False makes SGLang compute them."""
         (transfer,) = transfers
         frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
-        granted = self._all_shards(self._cache.admit(rid, transfer.keys, frames))
-        if not granted:
+        offer = self._cache.admit(rid, transfer.keys, frames)
+        if not self._all_shards(offer is not None):
             self._cache.cancel(rid)
             return False
-        requests.record_fetch(rid, len(transfer.keys) * self._page_tokens)
+        assert offer is not None
+        requests.record_fetch(rid, self._tokens_by_tier(offer))
         return True
+
+    def _tokens_by_tier(self, offer: Offer) -> dict[str, int]:
+        tokens = {"peer": 0, "host": 0, "storage": 0}
+        for slot, num_pages in offer.runs:
+            tier = "storage" if slot == STORE else "host" if self._seats.is_arena(slot) else "peer"
+            tokens[tier] += num_pages * self._page_tokens
+        return tokens
 
     def _all_shards(self, granted: bool) -> bool:
         """True when every shard of this rank has its lease: SGLang lets them take different branches, we must not."""
@@ -185,13 +216,28 @@ class BanyanLinker(UnifiedCacheLinker):
         (transfer,) = transfers
         frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
         self._cache.publish(frames, transfer.keys)
+        if self._tier is not None:
+            self._learn(transfer.keys[0])
+            self._tier.back_up(transfer.keys)
         self._num_acknowledged += 1
         return True
 
+    def _learn(self, key: str) -> None:
+        """Make sure that the parent of a new page is known: it follows a prompt, or an answer that was just given."""
+        assert self._tier is not None
+        if self._tier.lineage.parent(key) is None:
+            for keys in requests.grown_chains(self._page_tokens):
+                self._tier.lineage.learn(keys)
+
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
+        self._tick()
         report.tick()
         return self._num_acknowledged
+
+    def _tick(self) -> None:
+        if self._tier is not None:
+            self._tier.tick()
 
     def pop_completed_offload(self) -> bool:
         self._num_acknowledged -= 1
@@ -208,6 +254,8 @@ class BanyanLinker(UnifiedCacheLinker):
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._cache.quiesce()
+        if self._tier is not None:
+            self._tier.close()
         self._allocator.settle()
         self._shelf.reset()
         deadline = time.monotonic() + READER_PATIENCE_S
@@ -219,22 +267,43 @@ class BanyanLinker(UnifiedCacheLinker):
             time.sleep(POLL_S)
         self._shelf.close()
         self._weights_epoch += 1
+        self._tier = None
         del self._shelf, self._peers
         self._cache.move_to(self._join)
 
-    def _join(self) -> tuple[_native.Shelf, _native.Peers]:
-        """Take this rank's place in the roster, under the namespace of its present weights."""
+    def _join(self) -> tuple[_native.Shelf, _native.Peers, Prefetch | None]:
+        """Take this rank's places in the roster, under the namespace of its present weights."""
         namespace = self._namespace().digest()
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
-        self._shelf = _native.Shelf(self._roster, self._slot, namespace, pool, geometry.num_pages, geometry.table())
-        self._peers = _native.Peers(self._roster, self._slot, self._dp_rank, namespace, geometry.table(), pool)
-        return self._shelf, self._peers
+        slot = self._seats.own
+        self._shelf = _native.Shelf(self._roster, slot, namespace, pool, geometry.num_pages, geometry.table())
+        self._peers = _native.Peers(self._roster, slot, slot, namespace, geometry.table(), pool)
+        if self._arena is None:
+            return self._shelf, self._peers, None
+        self._tier = HostTier(
+            roster=self._roster,
+            seats=self._seats,
+            namespace=namespace,
+            memory=self._arena,
+            block=self._block,
+            store=None,
+            admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
+            counters=self.counters,
+        )
+        return self._shelf, self._peers, self._tier.prefetch
 
     def reset(self) -> None:
+        # The tiers first: their copies read the pool under leases.
+        self._cache.quiesce()
+        if self._tier is not None:
+            self._tier.reset()
         self._cache.reset()
         self._num_acknowledged = 0
 
     def close(self) -> None:
+        self._cache.quiesce()
+        if self._tier is not None:
+            self._tier.close()
         self._cache.reset()
         self._shelf.close()
 
@@ -250,7 +319,8 @@ class BanyanLinker(UnifiedCacheLinker):
             "namespace": self._namespace().digest().hex()[:16],
             "num_published_pages": self._shelf.num_published,
             "num_quarantined_pages": self._shelf.num_quarantined,
-            "peers": [member for member in self._roster.members() if member["slot"] != self._slot],
+            "peers": [member for member in self._roster.members() if member["slot"] in self._seats.peers],
+            **(self._tier.state() if self._tier is not None else {}),
             **self.counters_now().as_dict(),
         }
 

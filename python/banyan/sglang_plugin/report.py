@@ -31,11 +31,14 @@ def tick() -> None:
 
 
 def after_get_cached_tokens_details(details: dict[str, Any] | None, streamer: Any, req: Any) -> dict[str, Any] | None:
-    """SGLang books what a linker loads as "host"; tokens that came from a peer's pool are named so."""
+    """SGLang books what a linker loads as "host"; tokens are named after the tier that they came from."""
     if details is None or not runtime.is_sharing():
         return None
-    peer = min(getattr(req, "banyan_peer_tokens", 0), details.get("host", 0))
-    return {**details, "host": details.get("host", 0) - peer, "peer": peer}
+    loaded = details.get("host", 0)
+    tokens: dict[str, int] = getattr(req, "banyan_tokens", {})
+    peer = min(tokens.get("peer", 0), loaded)
+    storage = min(tokens.get("storage", 0), loaded - peer)
+    return {**details, "peer": peer, "host": loaded - peer - storage, "storage": storage}
 
 
 def after_get_internal_state(output: Any, controller: Any, recv_req: Any) -> None:

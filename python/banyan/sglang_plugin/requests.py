@@ -7,13 +7,22 @@ The linker contract passes request ids. The registry holds requests weakly: a fi
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from sglang.srt.mem_cache.utils import storage_namespace_seed
+
+from banyan import _native
 from banyan.core import PrefixSpan
 from banyan.routing import hint
 from banyan.routing.hint import PrefixHint
 from banyan.sglang_plugin import runtime
 
+NUM_REMEMBERED_CHUNKS = 4096
+"""Of 32 pages each: at 16 tokens a page 2 M tokens of prompts."""
+
+_page_keys: _native.PageKeys | None = None
 _by_rid: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -25,8 +34,11 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
     req.dp_origin_kv_len = 0
     req.dp_max_kv_len = seen.max_tokens if seen is not None else 0
     req.dp_max_kv_rank = seen.max_rank if seen is not None else -1
-    req.banyan_peer_tokens = 0
+    req.banyan_tokens = {}
     _by_rid[req.rid] = req
+    from banyan.sglang_plugin import linker
+
+    linker.installed().arrive(req.rid)
 
 
 def before_flush_after_weight_update(updater: Any, *args: Any, **kwargs: Any) -> None:
@@ -47,11 +59,38 @@ def record_span(rid: str, span: PrefixSpan) -> None:
         req.dp_max_kv_rank = span.max_rank
 
 
-def record_fetch(rid: str, num_tokens: int) -> None:
-    """Note how many tokens of the request come from a peer."""
+def record_fetch(rid: str, tokens_by_tier: dict[str, int]) -> None:
+    """Note how many tokens of the request come from where: peer, host, storage."""
     req = _by_rid.get(rid)
     if req is not None:
-        req.banyan_peer_tokens = num_tokens
+        req.banyan_tokens = tokens_by_tier
+
+
+def prompt_keys(rid: str, page_tokens: int) -> list[str] | None:
+    """The keys of all pages that a cache may supply for this request; None when it has none that Banyan could know."""
+    req = _by_rid.get(rid)
+    return None if req is None else _keys(req, req.origin_input_ids[:-1], page_tokens)
+
+
+def grown_chains(page_tokens: int) -> Iterator[list[str]]:
+    """The keys of all pages, answers included, of every request that has answered a token."""
+    for req in list(_by_rid.values()):
+        if req.output_ids:
+            keys = _keys(req, [*req.origin_input_ids, *req.output_ids], page_tokens)
+            if keys is not None:
+                yield keys
+
+
+def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None:
+    global _page_keys
+    if _page_keys is None:
+        _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS)
+    seed = storage_namespace_seed(req.extra_key, req.cache_salt)
+    try:
+        return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
+    except ValueError:
+        # Image placeholders: such pages have keys of another kind.
+        return None
 
 
 def num_prompt_pages(rid: str, page_tokens: int) -> int | None:

@@ -74,6 +74,10 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
             kind(frames)
         ))
     };
+    // An empty array.array lies nowhere in particular, not even aligned: no typed view of it can be had.
+    if frames.len().is_ok_and(|len| len == 0) {
+        return Ok(Vec::new());
+    }
     let buffer = PyBuffer::<i64>::get(frames).map_err(|_| refuse())?;
     if !buffer.is_c_contiguous() || buffer.dimensions() > 1 {
         return Err(refuse());

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers below a rank's pool, put together: its part of the host arena, and the store behind it.
+
+Everything is called on the scheduler thread. Copies and I/O run on their own threads; ``tick`` collects what they did.
+A `HostTier` lives for one namespace; after a weights update the rank makes another one on the same memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from banyan import _native
+from banyan.arena.archive import Archive
+from banyan.arena.backup import Backup
+from banyan.arena.lineage import Lineage
+from banyan.arena.prefetch import Prefetch
+from banyan.arena.residency import Residency
+from banyan.layout import BlockGeometry
+from banyan.pacing import WriteAdmission
+from banyan.ports import PageStore
+from banyan.refusals import arena_refusal
+from banyan.sglang_plugin import runtime
+from banyan.telemetry import Counters
+
+MAX_BACKUP_BYTES = 256 << 20
+"""On their way down at once: some 700 pages of a small model, 50 of a 70B. More is dropped, never waited for."""
+
+MAX_READ_BYTES = 1 << 30
+"""On their way up at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Roster slots: shard ``i`` of the node has its pool in slot ``i`` and its part of the arena ``num_shards`` on."""
+
+    num_shards: int
+    own: int
+
+    @property
+    def own_arena(self) -> int:
+        return self.num_shards + self.own
+
+    @property
+    def arenas(self) -> list[int]:
+        """All parts of the arena, the own one first."""
+        return [self.num_shards + (self.own + step) % self.num_shards for step in range(self.num_shards)]
+
+    @property
+    def peers(self) -> list[int]:
+        """The other pools, the next one first, so that ranks which all want the same choose different sources."""
+        return [(self.own + step) % self.num_shards for step in range(1, self.num_shards)]
+
+    def is_arena(self, slot: int) -> bool:
+        return slot >= self.num_shards
+
+
+def allocate_arena(num_bytes: int, block: BlockGeometry) -> _native.SharedBytes:
+    """This rank's part of the arena: whole frames. Refuses when they are none, or do not fit into memory."""
+    num_frames = block.num_frames(num_bytes)
+    line = arena_refusal(
+        need_bytes=num_bytes, frame_bytes=block.frame_bytes, available_bytes=psutil.virtual_memory().available
+    )
+    if line is not None:
+        runtime.refuse(line)
+    try:
+        return _native.SharedBytes.create(num_frames * block.frame_bytes, "banyan-arena")
+    except OSError as error:
+        runtime.refuse(f"no shared memory of {num_bytes} bytes for the host arena ({error}): lower --banyan-host-gb")
+
+
+class HostTier:
+    """One rank's part of the arena, what fills it and what empties it."""
+
+    def __init__(
+        self,
+        *,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        memory: _native.SharedBytes,
+        block: BlockGeometry,
+        store: PageStore | None,
+        admission: WriteAdmission,
+        counters: Counters,
+    ) -> None:
+        num_frames = block.num_frames(memory.num_bytes)
+        table, frame_bytes = block.table(), block.frame_bytes
+        self._seats = seats
+        self._store = store
+        self._counters = counters
+        self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, table, frame_bytes)
+        # Reads every shelf of the node, also this rank's own pool; its copies land in the arena.
+        self._view = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, frame_bytes)
+        self._residency = Residency(self._shelf, num_frames)
+        self.lineage = Lineage()
+        self._backup = Backup(
+            residency=self._residency,
+            view=self._view,
+            pool_slot=seats.own,
+            arena_slots=seats.arenas,
+            max_pages=max(1, MAX_BACKUP_BYTES // frame_bytes),
+            counters=counters,
+        )
+        self.prefetch: Prefetch | None = None
+        self._archive: Archive | None = None
+        if store is not None:
+            self.prefetch = Prefetch(
+                store=store,
+                residency=self._residency,
+                view=self._view,
+                arena_slots=seats.arenas,
+                memory=memory,
+                frame_bytes=frame_bytes,
+                max_pages=max(1, MAX_READ_BYTES // frame_bytes),
+                counters=counters,
+            )
+            self._archive = Archive(
+                store=store,
+                residency=self._residency,
+                lineage=self.lineage,
+                admission=admission,
+                memory=memory,
+                frame_bytes=frame_bytes,
+                block_bytes=block.block_bytes,
+                counters=counters,
+                clock=time.monotonic_ns,
+            )
+
+    def arrive(self, keys: Sequence[str]) -> None:
+        """A request for the prompt of ``keys`` has come: bring up what only the store holds, before it is its turn."""
+        self.lineage.learn(keys)
+        # What the arena holds is wanted again, also when this rank's own pool holds it too.
+        self._view.touch(self._view.lookup(keys, self._seats.arenas))
+        if self._archive is not None:
+            self._archive.sight(keys)
+        if self.prefetch is not None:
+            held = self._view.lookup(keys, [self._seats.own, *self._seats.peers, *self._seats.arenas])
+            self.prefetch.want(keys[held.num_pages :])
+
+    def back_up(self, keys: Sequence[str]) -> None:
+        """This rank's pool has published a chain of pages."""
+        self._backup.offer(keys)
+
+    def tick(self) -> None:
+        """Collect what copies and I/O have finished. Never blocks."""
+        for landed in self._backup.poll():
+            if self._archive is not None:
+                self._archive.sight(landed.keys)
+        if self.prefetch is not None:
+            self.prefetch.poll()
+        if self._archive is not None:
+            self._archive.poll()
+
+    def reset(self) -> None:
+        """Forget every page. Copies that follow a read have ended."""
+        self._backup.quiesce()
+        if self.prefetch is not None:
+            self.prefetch.quiesce()
+        if self._archive is not None:
+            self._archive.quiesce()
+        self._residency.reset()
+
+    def close(self) -> None:
+        """Forget every page and leave the roster."""
+        self.reset()
+        self._shelf.close()
+
+    def state(self) -> dict[str, int]:
+        """This tier's part of ``/server_info``."""
+        return {
+            "num_arena_frames": self._residency.num_frames,
+            "num_arena_pages": self._residency.num_resident,
+            "num_arena_evicted_pages": self._residency.num_evicted,
+        }
