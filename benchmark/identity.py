@@ -8,7 +8,8 @@ meet the other rank), one request at a time: torch rounds a matrix times one row
 now and then, so two servers agree to the last token only when their decode batches do. And every chat begins with
 words of its own, so that no two share a page: the bits of a page depend, in the last place, on the length of the prompt
 that computed it, so what a shared page holds, and with it stock's answer, depends on which prompt came to a rank first
-(docs/design/0003). Correctness, not speed: both servers run at once. Writes build/identity/report.json; exit status 1 unless all outputs are identical.
+(docs/design/0003). Correctness, not speed: both servers run at once. Writes build/identity/report.json; exit status 1
+unless all outputs are identical.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from benchmark.demo import GENERATED, SHORT, make_workloads, server_specs
 from benchmark.measure import RunResult, Workload, measure
 from benchmark.outputs import compare_outputs
 from benchmark.provenance import provenance
-from benchmark.workload.conversation import Message
 from benchmark.servers import Server, wait_ready
+from benchmark.workload.conversation import Message
 
 LABELS = ("stock", "on")
 
