@@ -53,6 +53,16 @@ def read_side(*, prefill_queue_tokens: int, decode_queue_tokens: int) -> ReadSid
     return ReadSide.DECODE if decode_queue_tokens < prefill_queue_tokens else ReadSide.PREFILL
 
 
+def split_read(num_tokens: int, *, prefill_queue_tokens: int, decode_queue_tokens: int) -> int:
+    """How many of ``num_tokens`` the decode side reads when both sides read, so that both reads end together.
+
+    A queue that is longer than the other by more than the request gets none of it. "DualPath" names splitting as future
+    work.
+    """
+    ahead = prefill_queue_tokens + num_tokens - decode_queue_tokens
+    return min(num_tokens, max(0, ahead // 2))
+
+
 def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tokens: int, lots: Lots) -> int:
     """The decode rank of a request that will hold ``num_tokens``: the group with the fewest ongoing tokens, then in it.
 

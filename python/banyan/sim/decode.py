@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode side: a group of ranks that step together, as one virtual clock that counts steps.
+
+Every request of a group gets one token a step, and a step takes as long as the fullest rank's. So a request that joins
+at step v ends at step v + its tokens, whatever happens meanwhile, and one alarm for the next end is enough: no event
+for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from banyan.sim.engine import FIRST, Simulation
+from banyan.sim.nodes import Node
+from banyan.sim.resources import Room
+from banyan.sim.systems import Deployment
+from banyan.sim.turn import Turn
+
+_SAME_STEP = 1e-6
+
+
+class DecodeRank:
+    """One GPU of the decode side. Loads are those that ``banyan.routing`` wants to see."""
+
+    __slots__ = ("context_tokens", "group", "index", "node", "num_running", "ongoing_tokens", "place", "room")
+
+    def __init__(self, sim: Simulation, group: DecodeGroup, node: Node, index: int, room_bytes: float) -> None:
+        self.group = group
+        self.node = node
+        self.index = index
+        self.place = len(group.ranks)
+        self.room = Room(sim, f"decode{index}.hbm", room_bytes)
+        self.ongoing_tokens = 0
+        self.num_running = 0
+        self.context_tokens = 0
+
+    def assign(self, turn: Turn) -> None:
+        """The turn counts for this rank from its placement on, long before it decodes."""
+        tokens = turn.prompt_tokens + turn.output_tokens
+        self.ongoing_tokens += tokens
+        self.group.ongoing_tokens += tokens
+
+    def release(self, turn: Turn) -> None:
+        tokens = turn.prompt_tokens + turn.output_tokens
+        self.ongoing_tokens -= tokens
+        self.group.ongoing_tokens -= tokens
+
+
+class DecodeGroup:
+    """Ranks in lockstep."""
+
+    __slots__ = ("_armed_s", "_decoded", "_ends", "_model", "_rank_s", "_seen_s", "_sequence", "_sim", "_step_s", "_steps", "ongoing_tokens", "ranks")
+
+    def __init__(self, sim: Simulation, site: Deployment, decoded: Callable[[Turn], None]) -> None:
+        """``decoded`` runs for a turn when it has its last token."""
+        self._sim = sim
+        self._model = site.decode
+        self._decoded = decoded
+        self.ranks: list[DecodeRank] = []
+        self.ongoing_tokens = 0
+        self._rank_s: list[float] = []
+        self._steps = 0.0
+        self._seen_s = 0.0
+        self._step_s = site.decode.fixed_s
+        self._ends: list[tuple[float, int, Turn]] = []
+        self._sequence = 0
+        self._armed_s = float("inf")
+
+    def add(self, rank: DecodeRank) -> None:
+        self.ranks.append(rank)
+        self._rank_s.append(self._step_s)
+
+    def join(self, turn: Turn) -> None:
+        """Decode what the prefill side left: all tokens but the first."""
+        turn.begun_decode_s = self._sim.now_s
+        self._advance()
+        self._sequence += 1
+        heappush(self._ends, (self._steps + max(0, turn.output_tokens - 1), self._sequence, turn))
+        self._count(turn, 1)
+        self._arm()
+
+    def _count(self, turn: Turn, sign: int) -> None:
+        rank = turn.decode_rank
+        rank.num_running += sign
+        # The context grows by one token a step: on average half of the answer is there.
+        rank.context_tokens += sign * (turn.prompt_tokens + turn.output_tokens // 2)
+        self._rank_s[rank.place] = self._model.step_s(
+            num_requests=rank.num_running, context_tokens=rank.context_tokens
+        )
+        self._step_s = max(self._rank_s)
+
+    def _advance(self) -> None:
+        self._steps += (self._sim.now_s - self._seen_s) / self._step_s
+        self._seen_s = self._sim.now_s
+
+    def _arm(self) -> None:
+        if not self._ends:
+            self._armed_s = float("inf")
+            return
+        ends_s = self._seen_s + max(0.0, self._ends[0][0] - self._steps) * self._step_s
+        if ends_s < self._armed_s:
+            self._armed_s = ends_s
+            self._sim.at(ends_s, self._ring, priority=FIRST)
+
+    def _ring(self) -> None:
+        if self._sim.now_s < self._armed_s:
+            return
+        self._armed_s = float("inf")
+        self._advance()
+        ended = []
+        while self._ends and self._ends[0][0] - self._steps <= _SAME_STEP:
+            turn = heappop(self._ends)[2]
+            self._count(turn, -1)
+            ended.append(turn)
+        self._arm()
+        for turn in ended:
+            self._decoded(turn)

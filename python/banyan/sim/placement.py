@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is the shipped policy's.
+
+Ranks stand in groups, and a large cluster has hundreds of them. So the prefill policy is asked twice, first with the
+groups as if they were ranks (with thresholds times their size) and then with the ranks of the chosen group;
+``decode_rank`` does the same by design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from banyan.routing import POLICIES, Query, RankState, Reason
+from banyan.routing.dualpath import DualPath, ReadSide, decode_rank, read_side, split_read
+from banyan.sim.decode import DecodeGroup, DecodeRank
+from banyan.sim.prefill import PrefillGroup, PrefillRank
+from banyan.sim.systems import Placement, Reads
+from banyan.sim.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class FairLots:
+    """Lots that favour another rank every turn. ``SeededLots`` spread as well and cost ten times as much."""
+
+    def __call__(self, turn: int, rank: int) -> int:
+        return (rank * 0x9E3779B1 + turn * 0x85EBCA77) & 0xFFFFFFFF
+
+
+LOTS = FairLots()
+
+
+class Places(Protocol):
+    """Picks a turn's ranks. Keeps no loads of its own: it looks at the ranks."""
+
+    def pick(self, turn: Turn) -> tuple[PrefillRank, DecodeRank] | None:
+        """The ranks, or None when the turn should be held back until a rank has less to do."""
+        ...
+
+
+class RoundRobinPlaces:
+    """``round_robin`` on both sides."""
+
+    def __init__(self, prefill: Sequence[PrefillGroup], decode: Sequence[DecodeGroup]) -> None:
+        self._policy = POLICIES["round_robin"]()
+        self._prefill = [rank for group in prefill for rank in group.ranks]
+        self._decode = [rank for group in decode for rank in group.ranks]
+        self._prefill_states = [RankState(rank=number) for number in range(len(self._prefill))]
+        self._decode_states = [RankState(rank=number) for number in range(len(self._decode))]
+
+    def pick(self, turn: Turn) -> tuple[PrefillRank, DecodeRank]:
+        query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
+        near = self._policy.choose(query, self._prefill_states, LOTS).rank
+        far = self._policy.choose(query, self._decode_states, LOTS).rank
+        return self._prefill[near], self._decode[far]
+
+
+class DualPathPlaces:
+    """``dualpath`` on the prefill side, ``decode_rank`` on the other."""
+
+    def __init__(
+        self,
+        prefill: Sequence[PrefillGroup],
+        decode: Sequence[DecodeGroup],
+        *,
+        policy: DualPath,
+        kv_bytes_per_token: float,
+    ) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._policy = policy
+        self._kv_bytes = kv_bytes_per_token
+        num_ranks = len(prefill[0].ranks)
+        num_nodes = len({id(rank.node) for rank in prefill[0].ranks})
+        self._group_policy = DualPath(
+            beta_tokens=policy.beta_tokens * num_ranks, alpha_tokens=policy.alpha_tokens * num_nodes
+        )
+
+    def pick(self, turn: Turn) -> tuple[PrefillRank, DecodeRank] | None:
+        query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
+        groups = self._prefill
+        group = groups[0]
+        if len(groups) > 1:
+            choice = self._group_policy.choose(query, [_group_state(i, g) for i, g in enumerate(groups)], LOTS)
+            group = groups[choice.rank]
+        choice = self._policy.choose(query, [_prefill_state(i, rank) for i, rank in enumerate(group.ranks)], LOTS)
+        if choice.reason is Reason.ALL_OVER:
+            return None
+        return group.ranks[choice.rank], self._decode_rank(query, turn.prompt_tokens + turn.output_tokens)
+
+    def _decode_rank(self, query: Query, num_tokens: int) -> DecodeRank:
+        groups = self._decode
+        group = groups[0]
+        if len(groups) > 1:
+            totals = {i: (RankState(rank=i, ongoing_tokens=g.ongoing_tokens),) for i, g in enumerate(groups)}
+            group = groups[decode_rank(query, totals, num_tokens, LOTS)]
+        states = [self._decode_state(rank) for rank in group.ranks]
+        return group.ranks[decode_rank(query, {0: states}, num_tokens, LOTS)]
+
+    def _decode_state(self, rank: DecodeRank) -> RankState:
+        free_tokens = int(rank.room.capacity / self._kv_bytes) - rank.ongoing_tokens
+        return RankState(rank=rank.place, ongoing_tokens=rank.ongoing_tokens, free_tokens=free_tokens)
+
+
+def _prefill_state(number: int, rank: PrefillRank) -> RankState:
+    return RankState(
+        rank=number,
+        num_waiting=rank.num_waiting,
+        pending_prefill_tokens=rank.pending_tokens,
+        ongoing_tokens=rank.ongoing_tokens,
+        read_queue_tokens=rank.node.read_queue_tokens,
+    )
+
+
+def _group_state(number: int, group: PrefillGroup) -> RankState:
+    return RankState(
+        rank=number, ongoing_tokens=group.ongoing_tokens, read_queue_tokens=group.read_queue_tokens
+    )
+
+
+def places(
+    kind: Placement,
+    prefill: Sequence[PrefillGroup],
+    decode: Sequence[DecodeGroup],
+    *,
+    policy: DualPath,
+    kv_bytes_per_token: float,
+) -> Places:
+    if kind is Placement.ROUND_ROBIN:
+        return RoundRobinPlaces(prefill, decode)
+    return DualPathPlaces(prefill, decode, policy=policy, kv_bytes_per_token=kv_bytes_per_token)
+
+
+_TURNS = POLICIES["round_robin"]()
+_SIDES = (RankState(rank=0), RankState(rank=1))
+
+
+def decode_side_tokens(reads: Reads, turn: Turn) -> int:
+    """How many of the turn's cached tokens the decode side reads; the prefill side reads the others."""
+    if reads in (Reads.PREFILL, Reads.NOBODY):
+        return 0
+    near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
+    if reads is Reads.SPLIT:
+        return split_read(turn.cached_tokens, prefill_queue_tokens=near, decode_queue_tokens=far)
+    if reads is Reads.SHORTER_QUEUE:
+        side = read_side(prefill_queue_tokens=near, decode_queue_tokens=far)
+        return turn.cached_tokens if side is ReadSide.DECODE else 0
+    query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
+    return turn.cached_tokens * _TURNS.choose(query, _SIDES, LOTS).rank
