@@ -11,7 +11,10 @@ from banyan.routing.view import Choice, Lots, Query, RankState, Reason
 
 def cheapest(cost: Callable[[RankState], Any], query: Query, candidates: Sequence[RankState], lots: Lots) -> RankState:
     """The candidate of the lowest cost; of several, the one with the lowest lot. Costs are anything that compares."""
-    return min(candidates, key=lambda state: (cost(state), lots(query.turn, state.rank)))
+    costs = [cost(state) for state in candidates]
+    lowest = min(costs)
+    tied = [state for state, value in zip(candidates, costs, strict=True) if value == lowest]
+    return tied[0] if len(tied) == 1 else min(tied, key=lambda state: lots(query.turn, state.rank))
 
 
 def argmin(cost: Callable[[RankState], Any], query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:

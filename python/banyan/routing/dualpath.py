@@ -76,7 +76,11 @@ def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tok
     totals = {group: sum(state.ongoing_tokens for state in ranks) for group, ranks in active.items() if ranks}
     if not totals:
         raise ValueError("no group has an active decode rank")
-    group = min(totals, key=lambda group: (totals[group], min(lots(query.turn, state.rank) for state in active[group])))
+    lowest = min(totals.values())
+    tied = [group for group, total in totals.items() if total == lowest]
+    group = tied[0]
+    if len(tied) > 1:
+        group = min(tied, key=lambda group: min(lots(query.turn, state.rank) for state in active[group]))
     return cheapest(
         lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, active[group], lots
     ).rank

@@ -36,7 +36,7 @@ def deepseek_rates() -> Rates:
     step_s = 1 / seen["output_tokens_per_s_of_one_request"]
     batch = seen["output_tokens_per_s"] / seen["num_gpus"] * step_s
     kv_bytes = batch * seen["mean_context_tokens"] * seen["kv_bytes_per_token_layer"] * model.num_layers
-    moved_s = (model.weight_bytes / seen["decode_gpus"] + kv_bytes) / chip.hbm_bytes_per_s
+    moved_s = (model.weight_bytes_on(seen["decode_gpus"]) + kv_bytes) / chip.hbm_bytes_per_s
     return Rates(
         prefill_flops_per_s=computed_per_s * flops_per_token / seen["num_gpus"],
         decode_layer_s=(step_s - moved_s) / model.num_layers,
@@ -84,16 +84,14 @@ class DecodeModel:
 
 
 def kv_room_bytes(model: Llm, chip: Gpu, *, num_gpus: int) -> float:
-    """HBM left for KV on each of ``num_gpus`` GPUs that share the experts of a mixture, or the layers of a dense model.
-
-    Attention weights of a mixture are replicated; they are small and counted within the reserve.
+    """HBM left for KV on each of ``num_gpus`` GPUs that share the experts of a mixture, or a dense model.
 
     Raises:
         ValueError: when the model does not fit.
     """
     engines = table("engines")["deepseek"]
     room = chip.hbm_bytes * (1 - engines["reserved_hbm_share"]) - engines["activation_bytes"]
-    room -= model.weight_bytes / num_gpus
+    room -= model.weight_bytes_on(num_gpus)
     if room <= 0:
         raise ValueError(f"{model.title} does not fit {num_gpus} GPUs of {chip.hbm_bytes:.3g} bytes")
     return room

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from banyan.routing import RankState
 from banyan.sim.engine import FIRST, Simulation
 from banyan.sim.nodes import Node
 from banyan.sim.resources import Room
@@ -23,13 +24,14 @@ _SAME_STEP = 1e-6
 class DecodeRank:
     """One GPU of the decode side. Loads are those that ``banyan.routing`` wants to see."""
 
-    __slots__ = ("context_tokens", "group", "index", "node", "num_running", "ongoing_tokens", "place", "room")
+    __slots__ = ("context_tokens", "group", "index", "node", "num_running", "ongoing_tokens", "place", "room", "state")
 
     def __init__(self, sim: Simulation, group: DecodeGroup, node: Node, index: int, room_bytes: float) -> None:
         self.group = group
         self.node = node
         self.index = index
         self.place = len(group.ranks)
+        self.state: RankState | None = None
         self.room = Room(sim, f"decode{index}.hbm", room_bytes)
         self.ongoing_tokens = 0
         self.num_running = 0
@@ -50,7 +52,20 @@ class DecodeRank:
 class DecodeGroup:
     """Ranks in lockstep."""
 
-    __slots__ = ("_armed_s", "_decoded", "_ends", "_model", "_rank_s", "_seen_s", "_sequence", "_sim", "_step_s", "_steps", "ongoing_tokens", "ranks")
+    __slots__ = (
+        "_armed_s",
+        "_decoded",
+        "_ends",
+        "_model",
+        "_rank_s",
+        "_seen_s",
+        "_sequence",
+        "_sim",
+        "_step_s",
+        "_steps",
+        "ongoing_tokens",
+        "ranks",
+    )
 
     def __init__(self, sim: Simulation, site: Deployment, decoded: Callable[[Turn], None]) -> None:
         """``decoded`` runs for a turn when it has its last token."""
@@ -85,9 +100,7 @@ class DecodeGroup:
         rank.num_running += sign
         # The context grows by one token a step: on average half of the answer is there.
         rank.context_tokens += sign * (turn.prompt_tokens + turn.output_tokens // 2)
-        self._rank_s[rank.place] = self._model.step_s(
-            num_requests=rank.num_running, context_tokens=rank.context_tokens
-        )
+        self._rank_s[rank.place] = self._model.step_s(num_requests=rank.num_running, context_tokens=rank.context_tokens)
         self._step_s = max(self._rank_s)
 
     def _advance(self) -> None:

@@ -26,6 +26,7 @@ class Llm:
     active_params: float
     weight_bytes_per_param: float
     source: str
+    expert_params: float = 0
     num_kv_heads: int = 0
     head_dim: int = 0
     kv_bytes_per_element: float = 0
@@ -52,6 +53,11 @@ class Llm:
     @property
     def weight_bytes(self) -> float:
         return self.total_params * self.weight_bytes_per_param
+
+    def weight_bytes_on(self, num_gpus: int) -> float:
+        """On each of so many GPUs: an equal part of the experts and all of the rest; of a dense model, a part of all."""
+        spread = self.expert_params or self.total_params
+        return (self.total_params - spread + spread / num_gpus) * self.weight_bytes_per_param
 
     @property
     def linear_flops_per_token(self) -> float:

@@ -3,7 +3,7 @@
 
 Ranks stand in groups, and a large cluster has hundreds of them. So the prefill policy is asked twice, first with the
 groups as if they were ranks (with thresholds times their size) and then with the ranks of the chosen group;
-``decode_rank`` does the same by design.
+``decode_rank`` does the same by design. What a policy sees of a rank is made anew only when it has changed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DualPathPlaces:
         if len(groups) > 1:
             choice = self._group_policy.choose(query, [_group_state(i, g) for i, g in enumerate(groups)], LOTS)
             group = groups[choice.rank]
-        choice = self._policy.choose(query, [_prefill_state(i, rank) for i, rank in enumerate(group.ranks)], LOTS)
+        choice = self._policy.choose(query, [_prefill_state(rank) for rank in group.ranks], LOTS)
         if choice.reason is Reason.ALL_OVER:
             return None
         return group.ranks[choice.rank], self._decode_rank(query, turn.prompt_tokens + turn.output_tokens)
@@ -99,24 +99,30 @@ class DualPathPlaces:
         return group.ranks[decode_rank(query, {0: states}, num_tokens, LOTS)]
 
     def _decode_state(self, rank: DecodeRank) -> RankState:
-        free_tokens = int(rank.room.capacity / self._kv_bytes) - rank.ongoing_tokens
-        return RankState(rank=rank.place, ongoing_tokens=rank.ongoing_tokens, free_tokens=free_tokens)
+        state = rank.state
+        if state is None or state.ongoing_tokens != rank.ongoing_tokens:
+            free_tokens = int(rank.room.capacity / self._kv_bytes) - rank.ongoing_tokens
+            state = RankState(rank=rank.place, ongoing_tokens=rank.ongoing_tokens, free_tokens=free_tokens)
+            rank.state = state
+        return state
 
 
-def _prefill_state(number: int, rank: PrefillRank) -> RankState:
-    return RankState(
-        rank=number,
-        num_waiting=rank.num_waiting,
-        pending_prefill_tokens=rank.pending_tokens,
-        ongoing_tokens=rank.ongoing_tokens,
-        read_queue_tokens=rank.node.read_queue_tokens,
-    )
+def _prefill_state(rank: PrefillRank) -> RankState:
+    state, read_queue_tokens = rank.state, rank.node.read_queue_tokens
+    if state is None or (state.ongoing_tokens, state.read_queue_tokens) != (rank.ongoing_tokens, read_queue_tokens):
+        state = RankState(
+            rank=rank.place,
+            num_waiting=rank.num_waiting,
+            pending_prefill_tokens=rank.pending_tokens,
+            ongoing_tokens=rank.ongoing_tokens,
+            read_queue_tokens=read_queue_tokens,
+        )
+        rank.state = state
+    return state
 
 
 def _group_state(number: int, group: PrefillGroup) -> RankState:
-    return RankState(
-        rank=number, ongoing_tokens=group.ongoing_tokens, read_queue_tokens=group.read_queue_tokens
-    )
+    return RankState(rank=number, ongoing_tokens=group.ongoing_tokens, read_queue_tokens=group.read_queue_tokens)
 
 
 def places(

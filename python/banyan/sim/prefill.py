@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from banyan.routing import RankState
 from banyan.sim.engine import Simulation
 from banyan.sim.nodes import Join, Network, Node
 from banyan.sim.resources import Room
@@ -27,12 +28,25 @@ Piece = tuple[Turn, int, int]
 class PrefillRank:
     """One GPU of the prefill side. Loads are those that ``banyan.routing`` wants to see."""
 
-    __slots__ = ("group", "index", "node", "num_waiting", "ongoing_tokens", "pending_tokens", "ready", "room")
+    __slots__ = (
+        "group",
+        "index",
+        "node",
+        "num_waiting",
+        "ongoing_tokens",
+        "pending_tokens",
+        "place",
+        "ready",
+        "room",
+        "state",
+    )
 
     def __init__(self, sim: Simulation, group: PrefillGroup, node: Node, index: int, room_bytes: float) -> None:
         self.group = group
         self.node = node
         self.index = index
+        self.place = len(group.ranks)
+        self.state: RankState | None = None
         self.room = Room(sim, f"prefill{index}.hbm", room_bytes)
         self.ready: deque[Turn] = deque()
         self.ongoing_tokens = 0
@@ -69,7 +83,20 @@ class Balance:
 class PrefillGroup:
     """Ranks in lockstep."""
 
-    __slots__ = ("_in_pass", "_network", "_system", "_prefilled", "_select", "_sim", "_site", "balance", "busy_s", "nodes", "ongoing_tokens", "ranks")
+    __slots__ = (
+        "_in_pass",
+        "_network",
+        "_system",
+        "_prefilled",
+        "_select",
+        "_sim",
+        "_site",
+        "balance",
+        "busy_s",
+        "nodes",
+        "ongoing_tokens",
+        "ranks",
+    )
 
     def __init__(
         self,

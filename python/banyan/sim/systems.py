@@ -62,9 +62,7 @@ QUOTA_S = 0.3
 """Published as the example of a compute quota."""
 
 SYSTEMS = {
-    "basic": System(
-        title="Basic", layerwise=False, reads=Reads.PREFILL, placement=Placement.ROUND_ROBIN, quota_s=None
-    ),
+    "basic": System(title="Basic", layerwise=False, reads=Reads.PREFILL, placement=Placement.ROUND_ROBIN, quota_s=None),
     "layerwise": System(
         title="+ layer-wise prefill",
         layerwise=True,
@@ -85,9 +83,7 @@ SYSTEMS = {
     "split": System(
         title="+ split reads", layerwise=True, reads=Reads.SPLIT, placement=Placement.DUALPATH, quota_s=QUOTA_S
     ),
-    "oracle": System(
-        title="Oracle", layerwise=True, reads=Reads.NOBODY, placement=Placement.DUALPATH, quota_s=QUOTA_S
-    ),
+    "oracle": System(title="Oracle", layerwise=True, reads=Reads.NOBODY, placement=Placement.DUALPATH, quota_s=QUOTA_S),
 }
 
 
@@ -135,7 +131,7 @@ def deployment(
         prefill_nodes=prefill_nodes,
         decode_nodes=decode_nodes,
         prefill=PrefillModel(model, rates.prefill_flops_per_s),
-        decode=DecodeModel(model, spec.gpu, model.weight_bytes / decode_gpus, rates.decode_layer_s),
+        decode=DecodeModel(model, spec.gpu, model.weight_bytes_on(decode_gpus), rates.decode_layer_s),
         prefill_room_bytes=kv_room_bytes(model, spec.gpu, num_gpus=prefill_nodes * spec.num_gpus),
         decode_room_bytes=kv_room_bytes(model, spec.gpu, num_gpus=decode_gpus),
         fidelity=fidelity,
