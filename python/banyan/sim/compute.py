@@ -37,10 +37,9 @@ def deepseek_rates() -> Rates:
     batch = seen["output_tokens_per_s"] / seen["num_gpus"] * step_s
     kv_bytes = batch * seen["mean_context_tokens"] * seen["kv_bytes_per_token_layer"] * model.num_layers
     moved_s = (model.weight_bytes_on(seen["decode_gpus"]) + kv_bytes) / chip.hbm_bytes_per_s
-    return Rates(
-        prefill_flops_per_s=computed_per_s * flops_per_token / seen["num_gpus"],
-        decode_layer_s=(step_s - moved_s) / model.num_layers,
-    )
+    prefill_flops_per_s = computed_per_s * flops_per_token / seen["num_gpus"]
+    computed_s = batch * model.linear_flops_per_token / prefill_flops_per_s
+    return Rates(prefill_flops_per_s, (step_s - moved_s - computed_s) / model.num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +58,16 @@ class PrefillModel:
 
 @dataclass(frozen=True, slots=True)
 class DecodeModel:
-    """Seconds of one decode step of a GPU that holds ``weight_bytes`` and a batch."""
+    """Seconds of one decode step of a GPU that holds ``weight_bytes`` and a batch: fixed part, memory, and work."""
 
     model: Llm
     chip: Gpu
     weight_bytes: float
-    layer_s: float
+    rates: Rates
+
+    @property
+    def layer_s(self) -> float:
+        return self.rates.decode_layer_s
 
     @property
     def fixed_s(self) -> float:
@@ -80,7 +83,7 @@ class DecodeModel:
             attended = min(context_tokens, num_requests * model.topk_tokens)
         index_bytes = context_tokens * model.full_layers * model.index_bytes_per_token_layer
         read_s = (attended * model.attention_bytes_per_token + index_bytes) / self.chip.hbm_bytes_per_s
-        return self.fixed_s + read_s
+        return self.fixed_s + read_s + num_requests * model.linear_flops_per_token / self.rates.prefill_flops_per_s
 
 
 def kv_room_bytes(model: Llm, chip: Gpu, *, num_gpus: int) -> float:

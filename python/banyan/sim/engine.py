@@ -28,7 +28,7 @@ class PastEvent(ValueError):
 class Simulation:
     """Virtual time in seconds, and the events that are due. One thread."""
 
-    __slots__ = ("_heap", "_sequence", "num_events", "now_s", "seed")
+    __slots__ = ("_heap", "_sequence", "now_s", "num_events", "seed")
 
     def __init__(self, seed: int = 0) -> None:
         self.now_s = 0.0

@@ -55,7 +55,7 @@ class Llm:
         return self.total_params * self.weight_bytes_per_param
 
     def weight_bytes_on(self, num_gpus: int) -> float:
-        """On each of so many GPUs: an equal part of the experts and all of the rest; of a dense model, a part of all."""
+        """On each of so many GPUs: a part of the experts and all of the rest; of a dense model, a part of all."""
         spread = self.expert_params or self.total_params
         return (self.total_params - spread + spread / num_gpus) * self.weight_bytes_per_param
 

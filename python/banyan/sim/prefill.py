@@ -86,11 +86,11 @@ class PrefillGroup:
     __slots__ = (
         "_in_pass",
         "_network",
-        "_system",
         "_prefilled",
         "_select",
         "_sim",
         "_site",
+        "_system",
         "balance",
         "busy_s",
         "nodes",
@@ -107,7 +107,7 @@ class PrefillGroup:
         select: Callable[[PrefillRank], list[Piece]],
         prefilled: Callable[[Turn], None],
     ) -> None:
-        """``select`` takes a rank's next batch off its queue; ``prefilled`` runs for a turn when its last piece is done."""
+        """``select`` takes a rank's next batch off its queue; ``prefilled`` runs when a turn's last piece is done."""
         self._sim = sim
         self._site = site
         self._network = network

@@ -51,10 +51,10 @@ class Link:
         "_lanes",
         "_seen_s",
         "_sim",
+        "busy_s",
         "bytes_done",
         "bytes_per_s",
         "bytes_started",
-        "busy_s",
         "name",
         "served_bytes",
     )

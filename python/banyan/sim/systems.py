@@ -131,7 +131,7 @@ def deployment(
         prefill_nodes=prefill_nodes,
         decode_nodes=decode_nodes,
         prefill=PrefillModel(model, rates.prefill_flops_per_s),
-        decode=DecodeModel(model, spec.gpu, model.weight_bytes_on(decode_gpus), rates.decode_layer_s),
+        decode=DecodeModel(model, spec.gpu, model.weight_bytes_on(decode_gpus), rates),
         prefill_room_bytes=kv_room_bytes(model, spec.gpu, num_gpus=prefill_nodes * spec.num_gpus),
         decode_room_bytes=kv_room_bytes(model, spec.gpu, num_gpus=decode_gpus),
         fidelity=fidelity,

@@ -4,8 +4,8 @@
 Only means were published. What they say together decides the rest:
 
 * Turns times tokens per turn is 1.6 to 1.7 times the total length, so per-turn means are means over trajectories and
-  long trajectories have short turns. With turns log-normal, which 420 real coding-agent sessions fit (Kolmogorov-Smirnov
-  distance 0.05, docs/simulator.md), the ratio is exp(sigma^2): that gives sigma = 0.68 to 0.73.
+  long trajectories have short turns. With turns log-normal, which 420 real coding-agent sessions fit (distance of
+  Kolmogorov and Smirnov 0.05, docs/simulator.md), the ratio is exp(sigma^2): that gives sigma = 0.68 to 0.73.
 * The mean context is 0.58 to 0.60 of the total, more than the half that equal turns would give: the first prompt is
   16 to 20 % of the total.
 * The mean total is 0.85 to 0.87 of the longest: lengths are max * U^(1/a), with a from that mean.
