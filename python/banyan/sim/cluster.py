@@ -210,13 +210,10 @@ class Cluster:
             node.audit()
         if self.num_under_way:
             return
-        rooms = [node.buffer for node in self.prefill_nodes + self.decode_nodes]
-        loads = []
-        for group in (*self.prefill_groups, *self.decode_groups):
-            for rank in group.ranks:
-                rooms.append(rank.room)
-                loads.append(rank.ongoing_tokens)
-            loads.append(group.ongoing_tokens)
+        ranks: list[PrefillRank | DecodeRank] = [rank for group in self.prefill_groups for rank in group.ranks]
+        ranks += [rank for group in self.decode_groups for rank in group.ranks]
+        rooms = [node.buffer for node in self.prefill_nodes + self.decode_nodes] + [rank.room for rank in ranks]
+        loads = [rank.ongoing_tokens for rank in ranks] + [group.ongoing_tokens for group in self.prefill_groups]
         left = [room.name for room in rooms if room.held > 1 or room.num_waiting]
         if left or any(loads) or self._held:
             raise UnbalancedBooks(f"idle, but {left} hold bytes and loads are {sum(loads)} tokens")
