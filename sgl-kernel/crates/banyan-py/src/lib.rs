@@ -10,6 +10,8 @@ mod page_keys;
 mod peers;
 mod roster;
 mod shelf;
+mod store;
+mod store_check;
 
 use pyo3::prelude::*;
 
@@ -25,5 +27,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<peers::PyMatch>()?;
     module.add_class::<peers::PyLease>()?;
     module.add_class::<copy::PyCopy>()?;
+    module.add_class::<store::PyStore>()?;
+    module.add_class::<store::PyFound>()?;
+    module.add_class::<store::PyRead>()?;
+    module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;
     Ok(())
 }

@@ -38,6 +38,8 @@ pub mod plan;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+pub mod progress;
+#[cfg(not(loom))]
 pub mod roster;
 #[cfg(not(loom))]
 pub mod shelf;

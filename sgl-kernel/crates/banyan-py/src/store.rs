@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use banyan_shm::frame::Key;
+use banyan_store::device::Faults;
+use banyan_store::error::StoreError;
+use banyan_store::growth::Limits;
+use banyan_store::pacing::Permit;
+use banyan_store::reading::{ReadTicket, Reason};
+use banyan_store::state::{Outcome, Verdict};
+use banyan_store::store::{EngineChoice, Found, Options, Purpose, Store};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::convert::{frames_of, keys_of, namespace_hex, namespace_of};
+use crate::memory::SharedBytes;
+
+pub fn to_py(error: StoreError) -> PyErr {
+    match error {
+        StoreError::Invalid(reason) => PyValueError::new_err(reason),
+        StoreError::System { doing, cause } => match cause.raw_os_error() {
+            // Two arguments make Python choose the subclass (PermissionError ...) and fill errno.
+            Some(errno) => PyOSError::new_err((errno, format!("{doing}: {cause}"))),
+            None => PyOSError::new_err(format!("{doing}: {cause}")),
+        },
+    }
+}
+
+/// Keys are namespaces in shape: 32 bytes as words.
+fn key_hex(key: &Key) -> String {
+    namespace_hex(key)
+}
+
+fn offsets_of(offsets: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let offset = |offset: i64| {
+        u64::try_from(offset)
+            .map_err(|_| PyValueError::new_err(format!("offset {offset} is negative")))
+    };
+    frames_of(offsets)?.into_iter().map(offset).collect()
+}
+
+#[pyclass(frozen, name = "Found", module = "banyan._native")]
+pub struct PyFound {
+    found: Found,
+}
+
+#[pymethods]
+impl PyFound {
+    #[getter]
+    fn num_pages(&self) -> usize {
+        self.found.hits.len()
+    }
+}
+
+#[pyclass(frozen, name = "Read", module = "banyan._native")]
+pub struct PyRead {
+    ticket: Arc<ReadTicket>,
+    num_layers: usize,
+    /// The store's thread stays while a read wants it, even when the `Store` object is gone.
+    _store: Arc<Store>,
+}
+
+impl PyRead {
+    /// What a later stage waits for.
+    pub fn ticket(&self) -> &Arc<ReadTicket> {
+        &self.ticket
+    }
+}
+
+#[pymethods]
+impl PyRead {
+    #[getter]
+    fn num_pages(&self) -> usize {
+        self.ticket.num_pages
+    }
+
+    #[getter]
+    fn layers_done(&self) -> usize {
+        self.ticket.progress.num_done()
+    }
+
+    #[getter]
+    fn num_failed(&self) -> usize {
+        self.ticket.failed().len()
+    }
+
+    fn wait_layer(&self, py: Python<'_>, layer: usize) -> PyResult<f64> {
+        if layer >= self.num_layers {
+            return Err(PyValueError::new_err(format!(
+                "layer {layer} of a read of {} layers",
+                self.num_layers
+            )));
+        }
+        if self.ticket.progress.num_done() > layer {
+            return Ok(0.0);
+        }
+        let waited = py.detach(|| self.ticket.progress.wait_layer(layer));
+        Ok(waited.as_secs_f64())
+    }
+
+    fn finish(&self, py: Python<'_>) -> Vec<(usize, &'static str)> {
+        let failed = py.detach(|| self.ticket.finish());
+        let named = |(page, reason)| (page, reason_name(reason));
+        failed.into_iter().map(named).collect()
+    }
+
+    #[getter]
+    fn bytes_read(&self) -> u64 {
+        self.ticket.bytes_read()
+    }
+
+    #[getter]
+    fn read_s(&self) -> f64 {
+        self.ticket.read_time().as_secs_f64()
+    }
+
+    #[getter]
+    fn wait_s(&self) -> f64 {
+        self.ticket.progress.waited().as_secs_f64()
+    }
+}
+
+impl Drop for PyRead {
+    fn drop(&mut self) {
+        // Whoever forgets a read may reuse its frames at once: nothing may be written to them afterwards.
+        self.ticket.cancel();
+    }
+}
+
+fn reason_name(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Gone => "gone",
+        Reason::Checksum => "checksum",
+        Reason::Io => "io",
+    }
+}
+
+fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Queued => "queued",
+        Verdict::Present => "present",
+        Verdict::Elsewhere => "elsewhere",
+        Verdict::Full => "full",
+        Verdict::Orphan => "orphan",
+    }
+}
+
+fn engine_of(engine: &str, faults: Option<&str>) -> PyResult<EngineChoice> {
+    if let Some(faults) = faults {
+        return Faults::parse(faults)
+            .map(EngineChoice::Faulty)
+            .map_err(PyValueError::new_err);
+    }
+    match engine {
+        "auto" => Ok(EngineChoice::Auto),
+        "uring" => Ok(EngineChoice::Uring),
+        "threads" => Ok(EngineChoice::Threads),
+        _ => Err(PyValueError::new_err(format!(
+            "there is no engine {engine:?}: choose auto, uring or threads"
+        ))),
+    }
+}
+
+#[pyclass(frozen, name = "Store", module = "banyan._native")]
+pub struct PyStore {
+    store: Arc<Store>,
+    num_layers: usize,
+}
+
+#[pymethods]
+impl PyStore {
+    #[staticmethod]
+    #[pyo3(signature = (paths, namespace, layer_bytes, *, quota_bytes, share_bytes=None, floor_bytes=1 << 30, segment_bytes=None,
+                        backlog_bytes=256 << 20, access="read-write", policy="lru", engine="auto", faults=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of one Python call"
+    )]
+    fn open(
+        py: Python<'_>,
+        paths: Vec<PathBuf>,
+        namespace: &[u8],
+        layer_bytes: Vec<u64>,
+        quota_bytes: u64,
+        share_bytes: Option<u64>,
+        floor_bytes: u64,
+        segment_bytes: Option<u64>,
+        backlog_bytes: u64,
+        access: &str,
+        policy: &str,
+        engine: &str,
+        faults: Option<&str>,
+    ) -> PyResult<Self> {
+        let purpose = match access {
+            "read-write" => Purpose::ReadWrite,
+            "read" => Purpose::ReadOnly,
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "there is no access {access:?}: choose read-write or read"
+                )));
+            }
+        };
+        let num_layers = layer_bytes.len();
+        let options = Options {
+            paths,
+            namespace: namespace_of(namespace)?,
+            layer_bytes,
+            purpose,
+            limits: Limits {
+                quota_bytes,
+                share_bytes: share_bytes.unwrap_or(quota_bytes),
+                floor_bytes,
+            },
+            segment_bytes,
+            backlog_bytes,
+            policy: policy.into(),
+            engine: engine_of(engine, faults)?,
+        };
+        let store = py.detach(|| Store::open(&options)).map_err(to_py)?;
+        Ok(Self {
+            store: Arc::new(store),
+            num_layers,
+        })
+    }
+
+    #[getter]
+    fn engine(&self) -> &str {
+        self.store.engine()
+    }
+
+    #[getter]
+    fn version(&self) -> u64 {
+        self.store.version()
+    }
+
+    fn lookup(&self, keys: &Bound<'_, PyList>) -> PyResult<PyFound> {
+        let found = self.store.lookup(&keys_of(keys)?);
+        Ok(PyFound { found })
+    }
+
+    #[pyo3(signature = (found, num_pages, memory, offsets, *, layers_per_step=1))]
+    fn read(
+        &self,
+        found: &PyFound,
+        num_pages: usize,
+        memory: &SharedBytes,
+        offsets: &Bound<'_, PyAny>,
+        layers_per_step: usize,
+    ) -> PyResult<PyRead> {
+        let offsets = offsets_of(offsets)?;
+        let found = &found.found;
+        let read = self
+            .store
+            .read(found, num_pages, &memory.memory, &offsets, layers_per_step);
+        Ok(PyRead {
+            ticket: read.map_err(to_py)?,
+            num_layers: self.num_layers,
+            _store: self.store.clone(),
+        })
+    }
+
+    fn put(
+        &self,
+        keys: &Bound<'_, PyList>,
+        parent: Option<Bound<'_, PyAny>>,
+        memory: &SharedBytes,
+        offsets: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<&'static str>> {
+        let parent = match parent {
+            Some(parent) => keys_of(&PyList::new(keys.py(), [parent])?)?.pop(),
+            None => None,
+        };
+        let (keys, offsets) = (keys_of(keys)?, offsets_of(offsets)?);
+        let verdicts = self.store.put(&keys, parent, &memory.memory, &offsets);
+        Ok(verdicts
+            .map_err(to_py)?
+            .into_iter()
+            .map(verdict_name)
+            .collect())
+    }
+
+    fn completed(&self) -> Vec<(String, &'static str)> {
+        let name = |outcome| match outcome {
+            Outcome::Stored => "stored",
+            Outcome::Failed => "failed",
+        };
+        let completed = self.store.completed().into_iter();
+        completed
+            .map(|(key, outcome)| (key_hex(&key), name(outcome)))
+            .collect()
+    }
+
+    fn sync(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.store.sync()).map_err(to_py)
+    }
+
+    fn pause_writes(&self) {
+        self.store.set_permit(Permit::Paused);
+    }
+
+    fn set_write_budget(&self, num_bytes: u64) {
+        self.store.set_permit(Permit::Budget(num_bytes));
+    }
+
+    fn open_writes(&self) {
+        self.store.set_permit(Permit::Open);
+    }
+
+    fn invalidate(&self, py: Python<'_>, namespace: &[u8]) -> PyResult<()> {
+        let namespace = namespace_of(namespace)?;
+        py.detach(|| self.store.invalidate(namespace))
+            .map_err(to_py)
+    }
+
+    fn evict(&self, num_pages: usize) -> PyResult<usize> {
+        self.store.evict(num_pages).map_err(to_py)
+    }
+
+    fn drop(&self, keys: &Bound<'_, PyList>) -> PyResult<usize> {
+        self.store.drop_records(&keys_of(keys)?).map_err(to_py)
+    }
+
+    fn refresh(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.store.refresh()).map_err(to_py)
+    }
+
+    fn stats(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        self.store.stats().into_iter().collect()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.store.close());
+    }
+}

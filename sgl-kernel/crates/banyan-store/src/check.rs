@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is in a store (`survey`, from manifests alone), and whether it is right (`check`, every byte of it).
+//!
+//! Both are safe while the store is in use: a record that fails is looked up again, and counts only if it is still published.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::buffer::AlignedBytes;
+use crate::directory::{ShelfId, Stripe};
+use crate::error::Result;
+use crate::files::{Use, open_direct};
+use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader};
+use crate::geometry::{BLOCK_BYTES, Geometry, Place};
+use crate::growth;
+use crate::manifest::{self, Follower, Tenants};
+
+#[derive(Clone, Debug)]
+pub struct ShelfReport {
+    pub shelf: ShelfId,
+    /// Whether a live writer holds it.
+    pub is_in_use: bool,
+    pub epoch: u64,
+    pub namespace: Namespace,
+    pub num_layers: usize,
+    pub record_bytes: u64,
+    pub num_segments: usize,
+    pub num_places: u64,
+    pub num_records: u64,
+    pub used_bytes: u64,
+    pub records_by_namespace: BTreeMap<Namespace, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub shelf: ShelfId,
+    pub place: Option<Place>,
+    pub problem: String,
+    pub is_repaired: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub num_shelves: usize,
+    pub num_records: u64,
+    pub verified_bytes: u64,
+    pub num_orphans: u64,
+    pub findings: Vec<Finding>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// Only say what is wrong.
+    Check,
+    /// Withdraw what is wrong on shelves without a live writer.
+    Repair,
+}
+
+pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
+    let mut reports = Vec::new();
+    for shelf in stripe.shelves()? {
+        let Some((header, entries)) = load(stripe, shelf)? else {
+            continue;
+        };
+        let mut records_by_namespace = BTreeMap::new();
+        for entry in &entries {
+            *records_by_namespace
+                .entry(entry.identity.namespace)
+                .or_insert(0) += 1;
+        }
+        let segments = stripe.segments(shelf)?;
+        reports.push(ShelfReport {
+            shelf,
+            is_in_use: is_in_use(stripe, shelf),
+            epoch: header.number,
+            namespace: header.namespace,
+            num_layers: header.geometry.num_layers(),
+            record_bytes: header.geometry.record_bytes(),
+            num_segments: segments.len(),
+            num_places: segments.len() as u64 * u64::from(header.places_per_segment),
+            num_records: entries.len() as u64,
+            used_bytes: growth::shelf_cost(stripe, shelf)?,
+            records_by_namespace,
+        });
+    }
+    Ok(reports)
+}
+
+/// A path that cannot be written has no writer.
+fn is_in_use(stripe: &Stripe, shelf: ShelfId) -> bool {
+    matches!(stripe.try_lock_shelf(shelf), Ok(None))
+}
+
+fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<(FileHeader, Vec<Entry>)>> {
+    let Some(mut follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
+        return Ok(None);
+    };
+    let mut tenants = Tenants::default();
+    follower.read(|entry| tenants.apply(entry, Place::MAX / 2))?;
+    Ok(Some((follower.header, tenants.into_entries())))
+}
+
+pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
+    let mut report = Report::default();
+    let mut parents = Vec::new();
+    let mut keys: HashMap<(Namespace, [u64; 4]), ()> = HashMap::new();
+    for shelf in stripe.shelves()? {
+        report.num_shelves += 1;
+        let Some((header, entries)) = load(stripe, shelf)? else {
+            let problem = "no manifest that verifies".to_string();
+            add(&mut report, shelf, None, problem);
+            continue;
+        };
+        let bad = check_shelf(stripe, &header, &entries, &mut report)?;
+        for entry in entries
+            .iter()
+            .filter(|entry| !bad.contains_key(&entry.place))
+        {
+            keys.insert((entry.identity.namespace, entry.identity.key), ());
+            parents.push((entry.identity.namespace, entry.parent));
+        }
+        settle(stripe, shelf, bad, treatment, &mut report)?;
+    }
+    let is_orphan =
+        |parent: &&(Namespace, [u64; 4])| parent.1 != [0; 4] && !keys.contains_key(*parent);
+    report.num_orphans = parents.iter().filter(is_orphan).count() as u64;
+    Ok(report)
+}
+
+fn add(report: &mut Report, shelf: ShelfId, place: Option<Place>, problem: String) {
+    report.findings.push(Finding {
+        shelf,
+        place,
+        problem,
+        is_repaired: false,
+    });
+}
+
+/// Places whose record does not verify, with the generation and the reason.
+type Bad = HashMap<Place, (u64, String)>;
+
+fn check_shelf(
+    stripe: &Stripe,
+    header: &FileHeader,
+    entries: &[Entry],
+    report: &mut Report,
+) -> Result<Bad> {
+    let segmenting = header.segmenting();
+    let mut files: HashMap<u32, std::result::Result<File, String>> = HashMap::new();
+    let mut buffer = AlignedBytes::new(segmenting.record_bytes as usize);
+    let mut bad = Bad::new();
+    for entry in entries {
+        let (segment, offset) = segmenting.locate(entry.place);
+        let file = files
+            .entry(segment)
+            .or_insert_with(|| open_segment(stripe, header, segment));
+        let verdict = match file {
+            Err(problem) => Err(problem.clone()),
+            Ok(file) => match file.read_exact_at(buffer.bytes_mut(), offset) {
+                Err(error) => Err(format!("cannot be read: {error}")),
+                Ok(()) => verify(&header.geometry, entry, buffer.bytes()),
+            },
+        };
+        report.num_records += 1;
+        match verdict {
+            Ok(()) => report.verified_bytes += segmenting.record_bytes,
+            Err(problem) => {
+                bad.insert(entry.place, (entry.identity.generation, problem));
+            }
+        }
+    }
+    Ok(bad)
+}
+
+fn open_segment(
+    stripe: &Stripe,
+    header: &FileHeader,
+    segment: u32,
+) -> std::result::Result<File, String> {
+    let path = stripe.segment(header.shelf, segment);
+    let (file, _) =
+        open_direct(&path, Use::Reading).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut block = AlignedBytes::new(BLOCK_BYTES);
+    let read = file.read_exact_at(block.bytes_mut(), 0);
+    let found = FileHeader::decode(FileKind::Segment, block.bytes());
+    match (read, found) {
+        (Ok(()), Some(found))
+            if found.shelf == header.shelf && found.number == u64::from(segment) =>
+        {
+            Ok(file)
+        }
+        _ => Err(format!(
+            "{}: the segment's header does not verify",
+            path.display()
+        )),
+    }
+}
+
+fn verify(geometry: &Geometry, entry: &Entry, record: &[u8]) -> std::result::Result<(), String> {
+    let Some(header) = RecordHeader::decode(record) else {
+        return Err("the header does not verify".into());
+    };
+    if header.identity != entry.identity || header.parent != entry.parent {
+        return Err("the header names another page".into());
+    }
+    for (layer, checksum) in header.checksums.iter().enumerate() {
+        let start = geometry.in_record(&(layer..layer + 1)).start as usize;
+        let bytes = &record[start..start + geometry.layer_bytes()[layer] as usize];
+        if entry.identity.checksum(layer, bytes) != *checksum {
+            return Err(format!("layer {layer} does not verify"));
+        }
+    }
+    Ok(())
+}
+
+/// Reports what is still published, and withdraws it if asked and allowed.
+fn settle(
+    stripe: &Stripe,
+    shelf: ShelfId,
+    bad: Bad,
+    treatment: Treatment,
+    report: &mut Report,
+) -> Result<()> {
+    if bad.is_empty() {
+        return Ok(());
+    }
+    let _store_lock = match treatment {
+        Treatment::Repair => Some(stripe.lock()?),
+        Treatment::Check => None,
+    };
+    let lock = match treatment {
+        Treatment::Repair => stripe.try_lock_shelf(shelf)?,
+        Treatment::Check => None,
+    };
+    let Some((mut header, entries)) = load(stripe, shelf)? else {
+        return Ok(());
+    };
+    let is_bad = |entry: &Entry| {
+        let found = bad.get(&entry.place);
+        found.filter(|(generation, _)| *generation == entry.identity.generation)
+    };
+    for entry in &entries {
+        if let Some((_, problem)) = is_bad(entry) {
+            report.findings.push(Finding {
+                shelf,
+                place: Some(entry.place),
+                problem: problem.clone(),
+                is_repaired: lock.is_some(),
+            });
+        }
+    }
+    if lock.is_some() {
+        header.number += 1;
+        header.sequence = 0;
+        let good = entries.into_iter().filter(|entry| is_bad(entry).is_none());
+        manifest::replace(&stripe.shelf(shelf, 0), &header, good)?;
+    }
+    Ok(())
+}

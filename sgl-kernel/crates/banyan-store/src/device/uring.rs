@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//! io_uring, with registered files, and registered memory where the kernel lets us.
+//!
+//! Invariants
+//! * The ring is used by the thread that made it. An operation occupies one entry of `running` from `push` until it is reaped; the
+//!   entry's index is its user data.
+//! * One read of the wake event is always in flight; its user data is `WAKE`.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::transfer::{Progress, advance};
+use super::{Action, Completion, Device, FileId, Op, Span, Wake};
+
+const ENTRIES: u32 = 256;
+const MAX_FILES: u32 = 8192;
+const MAX_BUFFERS: u32 = 256;
+/// The kernel registers no larger piece of memory.
+const MAX_BUFFER_BYTES: usize = 1 << 30;
+const WAKE: u64 = u64::MAX;
+
+pub struct UringDevice {
+    ring: IoUring,
+    files: Vec<Option<Arc<File>>>,
+    buffers: Vec<Option<Span>>,
+    running: Vec<Option<Running>>,
+    idle: Vec<usize>,
+    waiting: VecDeque<usize>,
+    wake: Arc<WakeEvent>,
+    wake_word: Box<u64>,
+}
+
+struct Running {
+    op: Op,
+    vectors: Box<[libc::iovec; 2]>,
+}
+
+struct WakeEvent(OwnedFd);
+
+impl Wake for WakeEvent {
+    fn wake(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes of ours into our own eventfd. It fails only when the count would overflow, and then the reader is awake.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+impl UringDevice {
+    /// Fails where the kernel has no io_uring, or forbids it.
+    pub fn open() -> io::Result<Self> {
+        let mut quiet = IoUring::builder();
+        quiet.setup_single_issuer().setup_defer_taskrun();
+        let ring = quiet.build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))?;
+        ring.submitter().register_files_sparse(MAX_FILES)?;
+        // Without room to register memory, operations name it each time.
+        let registers = ring.submitter().register_buffers_sparse(MAX_BUFFERS);
+        // SAFETY: plain system call; the result is checked.
+        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if event < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that was just made and that nobody else owns.
+        let event = unsafe { OwnedFd::from_raw_fd(event) };
+        let mut device = Self {
+            ring,
+            files: Vec::new(),
+            buffers: vec![None; registers.map_or(0, |()| MAX_BUFFERS as usize)],
+            running: Vec::new(),
+            idle: Vec::new(),
+            waiting: VecDeque::new(),
+            wake: Arc::new(WakeEvent(event)),
+            wake_word: Box::new(0),
+        };
+        device.listen();
+        device.ring.submit()?;
+        Ok(device)
+    }
+
+    fn listen(&mut self) {
+        let entry = opcode::Read::new(
+            types::Fd(self.wake.0.as_raw_fd()),
+            (&raw mut *self.wake_word).cast(),
+            8,
+        )
+        .build()
+        .user_data(WAKE);
+        // SAFETY: the word lives on the heap as long as the ring; the queue has an entry to spare (`capacity`).
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        debug_assert!(pushed.is_ok());
+    }
+
+    fn entry(&self, index: usize, running: &Running) -> squeue::Entry {
+        let op = &running.op;
+        let file = types::Fixed(op.file.0);
+        let vectors = running.vectors.as_ptr();
+        let entry = match op.action {
+            Action::Sync => opcode::Fsync::new(file)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            Action::Read(spans) | Action::Write(spans) => {
+                let is_read = matches!(op.action, Action::Read(_));
+                let [span, rest] = spans.0;
+                let count = if rest.len == 0 { 1 } else { 2 };
+                let known = if count == 1 {
+                    self.buffer_of(span)
+                } else {
+                    None
+                };
+                let (start, len) = (span.start, span.len as u32);
+                match (is_read, known) {
+                    (true, Some(buffer)) => opcode::ReadFixed::new(file, start, len, buffer)
+                        .offset(op.offset)
+                        .build(),
+                    (false, Some(buffer)) => opcode::WriteFixed::new(file, start, len, buffer)
+                        .offset(op.offset)
+                        .build(),
+                    (true, None) => opcode::Readv::new(file, vectors, count)
+                        .offset(op.offset)
+                        .build(),
+                    (false, None) => opcode::Writev::new(file, vectors, count)
+                        .offset(op.offset)
+                        .build(),
+                }
+            }
+        };
+        entry.user_data(index as u64)
+    }
+
+    fn buffer_of(&self, span: Span) -> Option<u16> {
+        let inside = |memory: &Span| {
+            span.start >= memory.start
+                && span.start.wrapping_add(span.len) <= memory.start.wrapping_add(memory.len)
+        };
+        let position = self
+            .buffers
+            .iter()
+            .position(|memory| memory.as_ref().is_some_and(inside));
+        position.map(|index| index as u16)
+    }
+
+    /// Moves waiting operations into the submission queue, as many as it takes.
+    fn queue(&mut self) {
+        while let Some(&index) = self.waiting.front() {
+            let Some(running) = &self.running[index] else {
+                unreachable!("a waiting operation is running")
+            };
+            let entry = self.entry(index, running);
+            // SAFETY: vectors and memory stay until the completion is reaped: the contract of `push`.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    fn collect(&mut self, completed: &mut Vec<Completion>) -> bool {
+        let answers: Vec<(u64, i32)> = self
+            .ring
+            .completion()
+            .map(|entry| (entry.user_data(), entry.result()))
+            .collect();
+        let any = !answers.is_empty();
+        for (index, answer) in answers {
+            if index == WAKE {
+                self.listen();
+                continue;
+            }
+            let index = index as usize;
+            let Some(running) = &mut self.running[index] else {
+                unreachable!("a completion belongs to a running operation")
+            };
+            match advance(&mut running.op, answer) {
+                Progress::Again => {
+                    *running.vectors = vectors_of(&running.op);
+                    self.waiting.push_back(index);
+                }
+                Progress::Ended(result) => {
+                    let token = running.op.token;
+                    self.running[index] = None;
+                    self.idle.push(index);
+                    completed.push(Completion { token, result });
+                }
+            }
+        }
+        any
+    }
+}
+
+fn vectors_of(op: &Op) -> [libc::iovec; 2] {
+    match op.action {
+        Action::Read(spans) | Action::Write(spans) => spans.vectors().0,
+        Action::Sync => super::Spans::one(Span::EMPTY).vectors().0,
+    }
+}
+
+impl Device for UringDevice {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn add_file(&mut self, file: Arc<File>) -> io::Result<FileId> {
+        let index = match self.files.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.files.len() < MAX_FILES as usize => {
+                self.files.push(None);
+                self.files.len() - 1
+            }
+            None => return Err(io::Error::from_raw_os_error(libc::EMFILE)),
+        };
+        let fds = [file.as_raw_fd()];
+        self.ring
+            .submitter()
+            .register_files_update(index as u32, &fds)?;
+        self.files[index] = Some(file);
+        Ok(FileId(index as u32))
+    }
+
+    fn remove_file(&mut self, file: FileId) {
+        // A failure leaves the descriptor registered; the next user of the index replaces it.
+        drop(self.ring.submitter().register_files_update(file.0, &[-1]));
+        self.files[file.0 as usize] = None;
+    }
+
+    fn add_memory(&mut self, memory: Span) {
+        for start in (0..memory.len).step_by(MAX_BUFFER_BYTES) {
+            let Some(index) = self.buffers.iter().position(Option::is_none) else {
+                return;
+            };
+            let piece = Span {
+                start: memory.start.wrapping_add(start),
+                len: (memory.len - start).min(MAX_BUFFER_BYTES),
+            };
+            let vector = libc::iovec {
+                iov_base: piece.start.cast(),
+                iov_len: piece.len,
+            };
+            // SAFETY: the memory stays mapped until `remove_memory`: the contract of `add_memory`.
+            let registered = unsafe {
+                self.ring
+                    .submitter()
+                    .register_buffers_update(index as u32, &[vector], None)
+            };
+            // What cannot be pinned (RLIMIT_MEMLOCK) is named by each operation instead.
+            if registered.is_ok() {
+                self.buffers[index] = Some(piece);
+            }
+        }
+    }
+
+    fn remove_memory(&mut self, memory: Span) {
+        let end = memory.start.wrapping_add(memory.len);
+        for (index, buffer) in self.buffers.iter_mut().enumerate() {
+            if buffer.is_some_and(|piece| piece.start >= memory.start && piece.start < end) {
+                let nothing = libc::iovec {
+                    iov_base: std::ptr::null_mut(),
+                    iov_len: 0,
+                };
+                let submitter = self.ring.submitter();
+                // SAFETY: an empty entry takes the place of the piece. Left registered on failure, it only keeps memory pinned.
+                let emptied =
+                    unsafe { submitter.register_buffers_update(index as u32, &[nothing], None) };
+                drop(emptied);
+                *buffer = None;
+            }
+        }
+    }
+
+    fn capacity(&self) -> usize {
+        ENTRIES as usize - 2
+    }
+
+    unsafe fn push(&mut self, op: Op) {
+        let running = Running {
+            op,
+            vectors: Box::new(vectors_of(&op)),
+        };
+        let index = match self.idle.pop() {
+            Some(index) => index,
+            None => {
+                self.running.push(None);
+                self.running.len() - 1
+            }
+        };
+        self.running[index] = Some(running);
+        self.waiting.push_back(index);
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.queue();
+        self.ring.submit().map(drop)
+    }
+
+    fn reap(&mut self, patience: Duration, completed: &mut Vec<Completion>) -> io::Result<()> {
+        self.queue();
+        if self.ring.completion().is_empty() && !patience.is_zero() {
+            let timeout = types::Timespec::from(patience);
+            let args = types::SubmitArgs::new().timespec(&timeout);
+            match self.ring.submitter().submit_with_args(1, &args) {
+                Ok(_) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => {}
+                Err(error) => return Err(error),
+            }
+        } else {
+            // With deferred task work, completions appear only when the kernel is entered for them.
+            let args = types::SubmitArgs::new();
+            match self.ring.submitter().submit_with_args(0, &args) {
+                Ok(_) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.collect(completed);
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.wake.clone()
+    }
+}

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The directories of a store: which paths belong together, who holds which lock, what takes how much space.
+//!
+//! Invariants
+//! * Every path has a `STORE` file with the same store id, its own position and the same number of paths.
+//! * Shelves come, grow and go only under the store's lock. A shelf's lock is held by its writer from creation or adoption to its end;
+//!   the kernel lets go of it when the process dies.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::error::{Doing, Result, StoreError, invalid};
+use crate::format::FORMAT;
+
+const SUPERBLOCK: &str = "STORE";
+const FIRST_LINE: &str = "banyan-store";
+
+/// Name of one shelf, unique within its store.
+pub type ShelfId = u64;
+
+/// The paths of one store.
+#[derive(Clone, Debug)]
+pub struct Stripe {
+    paths: Vec<PathBuf>,
+}
+
+/// An exclusive lock, held until it is dropped or the process dies.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "its life is the lock")] File);
+
+impl Stripe {
+    /// Takes paths that belong together, or makes them: empty or absent directories become a store.
+    pub fn open_or_create(paths: &[PathBuf]) -> Result<Self> {
+        let stripe = Self::of(paths)?;
+        for path in paths {
+            private_directory(path)?;
+        }
+        let _lock = stripe.lock()?;
+        if paths.iter().all(|path| !path.join(SUPERBLOCK).exists()) {
+            stripe.format()?;
+        }
+        stripe.verify()?;
+        Ok(stripe)
+    }
+
+    /// Takes paths that are a store already; changes nothing.
+    pub fn open(paths: &[PathBuf]) -> Result<Self> {
+        let stripe = Self::of(paths)?;
+        stripe.verify()?;
+        Ok(stripe)
+    }
+
+    fn of(paths: &[PathBuf]) -> Result<Self> {
+        if paths.is_empty() {
+            return invalid!("a store needs at least one path");
+        }
+        if (1..paths.len()).any(|index| paths[..index].contains(&paths[index])) {
+            return invalid!("a path of a store is named twice: {paths:?}");
+        }
+        Ok(Self {
+            paths: paths.to_vec(),
+        })
+    }
+
+    fn format(&self) -> Result<()> {
+        for path in &self.paths {
+            let stray = fs::read_dir(path)
+                .doing("list", path)?
+                .filter_map(|entry| entry.ok())
+                .find(|entry| entry.file_name() != "lock" && entry.file_name() != "lost+found");
+            if let Some(stray) = stray {
+                return invalid!(
+                    "{} is no store of Banyan and not empty (it holds {:?}): choose an empty directory",
+                    path.display(),
+                    stray.file_name()
+                );
+            }
+        }
+        let store = fresh_id();
+        for (index, path) in self.paths.iter().enumerate() {
+            let count = self.paths.len();
+            let text = format!(
+                "{FIRST_LINE}\nformat={FORMAT}\nstore={store:016x}\npath={index}\npaths={count}\n"
+            );
+            let target = path.join(SUPERBLOCK);
+            let mut file = private_file(&target).doing("create", &target)?;
+            file.write_all(text.as_bytes()).doing("write", &target)?;
+            file.sync_all().doing("sync", &target)?;
+            sync_directory(path)?;
+        }
+        Ok(())
+    }
+
+    fn verify(&self) -> Result<()> {
+        let mut store = None;
+        for (index, path) in self.paths.iter().enumerate() {
+            let found = Superblock::read(path)?;
+            let count = self.paths.len();
+            if (found.path, found.paths) != (index, count) {
+                return invalid!(
+                    "{} is path {} of {} of its store, but was given as {} of {count}: \
+                     name all paths of the store in their order",
+                    path.display(),
+                    found.path + 1,
+                    found.paths,
+                    index + 1
+                );
+            }
+            if *store.get_or_insert(found.store) != found.store {
+                return invalid!(
+                    "{} belongs to another store than {}: name paths of one store",
+                    path.display(),
+                    self.paths[0].display()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    pub fn num_paths(&self) -> usize {
+        self.paths.len()
+    }
+
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    pub fn first(&self) -> &Path {
+        &self.paths[0]
+    }
+
+    /// Serialises everything that changes what a store consists of.
+    pub fn lock(&self) -> Result<Lock> {
+        let path = self.first().join("lock");
+        let file = private_file(&path).doing("open", &path)?;
+        flock(&file, libc::LOCK_EX).doing("lock", &path)?;
+        Ok(Lock(file))
+    }
+
+    pub fn shelves(&self) -> Result<Vec<ShelfId>> {
+        let mut shelves = Vec::new();
+        for entry in fs::read_dir(self.first()).doing("list", self.first())? {
+            let name = entry.doing("list", self.first())?.file_name();
+            let id = name
+                .to_str()
+                .and_then(|name| name.strip_prefix("shelf-"))
+                .and_then(|id| ShelfId::from_str_radix(id, 16).ok());
+            shelves.extend(id);
+        }
+        shelves.sort_unstable();
+        Ok(shelves)
+    }
+
+    /// The directory of a shelf on one path; the first holds its lock and manifest.
+    pub fn shelf(&self, shelf: ShelfId, path: usize) -> PathBuf {
+        self.paths[path].join(format!("shelf-{shelf:016x}"))
+    }
+
+    pub fn segment(&self, shelf: ShelfId, segment: u32) -> PathBuf {
+        let path = segment as usize % self.paths.len();
+        self.shelf(shelf, path)
+            .join(format!("segment-{segment:06}"))
+    }
+
+    /// A new shelf with its lock held. Call under the store's lock.
+    pub fn create_shelf(&self) -> Result<(ShelfId, Lock)> {
+        let shelf = fresh_id();
+        for path in 0..self.paths.len() {
+            private_directory(&self.shelf(shelf, path))?;
+            sync_directory(&self.paths[path])?;
+        }
+        match self.try_lock_shelf(shelf)? {
+            Some(lock) => Ok((shelf, lock)),
+            None => invalid!("the new shelf {shelf:016x} is locked by somebody else"),
+        }
+    }
+
+    /// The shelf's lock if its writer is gone. Call under the store's lock.
+    pub fn try_lock_shelf(&self, shelf: ShelfId) -> Result<Option<Lock>> {
+        let path = self.shelf(shelf, 0).join("lock");
+        let file = private_file(&path).doing("open", &path)?;
+        match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+            Ok(()) => Ok(Some(Lock(file))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error).doing("lock", &path),
+        }
+    }
+
+    /// Removes a shelf for good. The manifest goes first, so that an interrupted removal leaves nothing that can be found.
+    pub fn remove_shelf(&self, shelf: ShelfId, lock: Lock) -> Result<()> {
+        for path in 0..self.paths.len() {
+            let directory = self.shelf(shelf, path);
+            let entries = match fs::read_dir(&directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.doing("list", &directory)?,
+            };
+            let mut files: Vec<PathBuf> = entries
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .collect();
+            files.sort_by_key(|file| !is_manifest(file));
+            for file in files {
+                fs::remove_file(&file).doing("remove", &file)?;
+            }
+            fs::remove_dir(&directory).doing("remove", &directory)?;
+        }
+        drop(lock);
+        Ok(())
+    }
+
+    /// The segment numbers of a shelf that exist, sorted.
+    pub fn segments(&self, shelf: ShelfId) -> Result<Vec<u32>> {
+        let mut segments = Vec::new();
+        for path in 0..self.paths.len() {
+            let directory = self.shelf(shelf, path);
+            let Ok(entries) = fs::read_dir(&directory) else {
+                continue;
+            };
+            segments.extend(entries.filter_map(|entry| {
+                let name = entry.ok()?.file_name();
+                name.to_str()?.strip_prefix("segment-")?.parse::<u32>().ok()
+            }));
+        }
+        segments.sort_unstable();
+        Ok(segments)
+    }
+
+    /// Free bytes for this user on the file system of one path.
+    pub fn free_bytes(&self, path: usize) -> Result<u64> {
+        let path = &self.paths[path];
+        let name = c_path(path)?;
+        // SAFETY: all zero is a valid statvfs to be filled.
+        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: a terminated name and a struct of ours.
+        if unsafe { libc::statvfs(name.as_ptr(), &mut stat) } != 0 {
+            return Err(io::Error::last_os_error()).doing("look at the file system of", path);
+        }
+        Ok(stat.f_bavail * stat.f_frsize)
+    }
+}
+
+struct Superblock {
+    store: u64,
+    path: usize,
+    paths: usize,
+}
+
+impl Superblock {
+    fn read(path: &Path) -> Result<Self> {
+        let file = path.join(SUPERBLOCK);
+        let text = match fs::read_to_string(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return invalid!(
+                    "{} is no store of Banyan (it has no {SUPERBLOCK} file): choose an empty directory",
+                    path.display()
+                );
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => String::new(),
+            other => other.doing("read", &file)?,
+        };
+        let field = |name: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once('='));
+            lines.find(|(key, _)| *key == name).map(|(_, value)| value)
+        };
+        let number = |name| field(name).and_then(|value| value.parse::<usize>().ok());
+        let format = number("format");
+        if text.lines().next() == Some(FIRST_LINE)
+            && let Some(format) = format
+            && format > FORMAT as usize
+        {
+            return invalid!(
+                "{} was written in format {format}; this release reads format {FORMAT}: \
+                 use the newer Banyan or another directory",
+                path.display()
+            );
+        }
+        let store = field("store").and_then(|value| u64::from_str_radix(value, 16).ok());
+        match (
+            text.lines().next(),
+            format,
+            store,
+            number("path"),
+            number("paths"),
+        ) {
+            (Some(FIRST_LINE), Some(_), Some(store), Some(path), Some(paths)) => {
+                Ok(Self { store, path, paths })
+            }
+            _ => invalid!(
+                "{} is damaged or foreign: move it away, or choose an empty directory",
+                file.display()
+            ),
+        }
+    }
+}
+
+fn is_manifest(file: &Path) -> bool {
+    let name = file.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with("manifest-"))
+}
+
+/// Different in every process and call.
+fn fresh_id() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_nanos() as u64);
+    let name = [
+        now.to_le_bytes(),
+        u64::from(std::process::id()).to_le_bytes(),
+    ]
+    .concat();
+    twox_hash::XxHash3_64::oneshot(&name)
+}
+
+fn private_directory(path: &Path) -> Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    read_only_advice(made, path).and_then(|()| {
+        if path.is_dir() {
+            Ok(())
+        } else {
+            invalid!("{} is no directory", path.display())
+        }
+    })
+}
+
+fn read_only_advice(made: io::Result<()>, path: &Path) -> Result<()> {
+    made.map_err(|cause| {
+        StoreError::os(
+            format!("cannot make the directory {}", path.display()),
+            cause,
+        )
+    })
+}
+
+/// Opens for reading and writing, made with mode 0600 if absent.
+pub fn private_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+        .open(path)
+}
+
+pub fn sync_directory(path: &Path) -> Result<()> {
+    let directory = File::open(path).doing("open", path)?;
+    directory.sync_all().doing("sync", path)
+}
+
+fn flock(file: &File, how: i32) -> io::Result<()> {
+    loop {
+        // SAFETY: a system call on our own descriptor.
+        if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn c_path(path: &Path) -> Result<std::ffi::CString> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    std::ffi::CString::new(bytes)
+        .map_err(|_| StoreError::Invalid(format!("{} holds a zero byte", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn store_when_made_then_opened_again_and_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new();
+        let paths = [scratch.path("a"), scratch.path("b")];
+        Stripe::open_or_create(&paths).unwrap();
+        Stripe::open_or_create(&paths).unwrap();
+        let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(paths[0].clone()), 0o700);
+        assert_eq!(mode(paths[1].join(SUPERBLOCK)), 0o600);
+    }
+
+    #[test]
+    fn paths_when_swapped_missing_or_mixed_then_refused_with_the_way_out() {
+        let scratch = Scratch::new();
+        let [a, b, c] = ["a", "b", "c"].map(|name| scratch.path(name));
+        Stripe::open_or_create(&[a.clone(), b.clone()]).unwrap();
+        Stripe::open_or_create(std::slice::from_ref(&c)).unwrap();
+        for wrong in [
+            vec![b.clone(), a.clone()],
+            vec![a.clone()],
+            vec![a, c.clone()],
+        ] {
+            let reason = Stripe::open_or_create(&wrong).unwrap_err().to_string();
+            assert!(reason.contains("path"), "{reason}");
+        }
+        assert!(Stripe::open_or_create(&[c.clone(), c]).is_err());
+    }
+
+    #[test]
+    fn directory_when_foreign_newer_or_damaged_then_refused_by_name() {
+        let scratch = Scratch::new();
+        let foreign = scratch.path("foreign");
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join("holiday.jpg"), b"sea").unwrap();
+        let reason = Stripe::open_or_create(std::slice::from_ref(&foreign))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            reason.contains("holiday.jpg") && reason.contains("empty directory"),
+            "{reason}"
+        );
+        assert!(Stripe::open(&[foreign]).is_err());
+
+        let newer = scratch.path("newer");
+        Stripe::open_or_create(std::slice::from_ref(&newer)).unwrap();
+        let text = fs::read_to_string(newer.join(SUPERBLOCK)).unwrap();
+        fs::write(newer.join(SUPERBLOCK), text.replace("format=1", "format=9")).unwrap();
+        let reason = Stripe::open_or_create(std::slice::from_ref(&newer))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            reason.contains("format 9") && reason.contains("newer Banyan"),
+            "{reason}"
+        );
+        fs::write(newer.join(SUPERBLOCK), b"\xff\x00").unwrap();
+        let reason = Stripe::open_or_create(&[newer]).unwrap_err().to_string();
+        assert!(reason.contains("damaged or foreign"), "{reason}");
+    }
+
+    #[test]
+    fn shelf_when_its_lock_is_held_then_not_taken_again() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("a")]).unwrap();
+        let (shelf, lock) = stripe.create_shelf().unwrap();
+        assert!(stripe.try_lock_shelf(shelf).unwrap().is_none());
+        drop(lock);
+        let lock = stripe.try_lock_shelf(shelf).unwrap().unwrap();
+        assert_eq!(stripe.shelves().unwrap(), [shelf]);
+        stripe.remove_shelf(shelf, lock).unwrap();
+        assert!(stripe.shelves().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The I/O thread: reads first, then writes, then sleep.
+//!
+//! Invariants
+//! * The device is used by this thread only. Every operation in flight is in `transfers` or known to the writer.
+//! * Freed depth is filled again before what came back is verified, so that the device works while checksums are computed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buffer::{AlignedBytes, BufferPool};
+use crate::device::{Action, Completion, Device, Op, Span, Spans, Token};
+use crate::files::{Files, Use};
+use crate::geometry::{BLOCK_BYTES, Geometry};
+use crate::pacing::Load;
+use crate::reading::{Planned, ReadJob, Reason};
+use crate::shared::Shared;
+use crate::writing::{Surroundings, Writer, WriterToken};
+
+/// Transfers of reads in flight: more adds latency, not bandwidth.
+const READ_DEPTH: usize = 64;
+/// Bytes of reads in flight: enough to keep a fast drive busy, small enough that the first layer is not far behind the last.
+const READ_BYTES: usize = 16 << 20;
+/// While a write waits for readers of another process, their end is looked for this often.
+const YIELD: Duration = Duration::from_millis(1);
+const BUSY: Duration = Duration::from_millis(100);
+const IDLE: Duration = Duration::from_secs(60);
+
+struct Transfer {
+    job: usize,
+    planned: Planned,
+    len: usize,
+    header: Option<AlignedBytes>,
+    bounce: Option<AlignedBytes>,
+}
+
+pub struct Engine {
+    shared: Arc<Shared>,
+    device: Box<dyn Device>,
+    files: Files,
+    writer: Option<Writer>,
+    geometry: Arc<Geometry>,
+    jobs: Vec<Option<ReadJob>>,
+    transfers: Vec<Option<Transfer>>,
+    num_in_flight: usize,
+    bytes_in_flight: usize,
+    headers: BufferPool,
+    bounces: BufferPool,
+    known_memory: Vec<Span>,
+    has_new_namespace: bool,
+}
+
+/// Reads are even, operations of the writer odd.
+fn read_token(index: usize) -> Token {
+    (index as u64) << 1
+}
+
+fn writer_token(token: WriterToken) -> Token {
+    let (kind, number) = match token {
+        WriterToken::Record(index) => (0, index as u64),
+        WriterToken::SegmentSync(file) => (1, u64::from(file.0)),
+        WriterToken::Append => (2, 0),
+        WriterToken::LogSync => (3, 0),
+    };
+    number << 3 | kind << 1 | 1
+}
+
+enum Whose {
+    Read(usize),
+    Writer(WriterToken),
+}
+
+fn whose(token: Token) -> Whose {
+    if token & 1 == 0 {
+        return Whose::Read((token >> 1) as usize);
+    }
+    let number = token >> 3;
+    Whose::Writer(match token >> 1 & 3 {
+        0 => WriterToken::Record(number as usize),
+        1 => WriterToken::SegmentSync(crate::device::FileId(number as u32)),
+        2 => WriterToken::Append,
+        _ => WriterToken::LogSync,
+    })
+}
+
+impl Engine {
+    pub fn new(shared: Arc<Shared>, device: Box<dyn Device>, writer: Option<Writer>) -> Self {
+        let geometry = shared.geometry.clone();
+        Self {
+            headers: BufferPool::new(BLOCK_BYTES),
+            bounces: BufferPool::new(geometry.record_bytes() as usize),
+            shared,
+            device,
+            files: Files::default(),
+            writer,
+            geometry,
+            jobs: Vec::new(),
+            transfers: Vec::new(),
+            num_in_flight: 0,
+            bytes_in_flight: 0,
+            known_memory: Vec::new(),
+            has_new_namespace: false,
+        }
+    }
+
+    pub fn run(mut self) {
+        let mut completed = Vec::new();
+        loop {
+            let is_closing = self.take_inbox();
+            self.start_reads();
+            self.step_writer();
+            if is_closing && self.is_quiet() {
+                return;
+            }
+            let patience = self.patience(is_closing);
+            if let Err(error) = self.device.reap(patience, &mut completed) {
+                // Nothing is known about what is in flight any more: going on could hand out memory that is still written to.
+                eprintln!("banyan: the store's device stopped: {error}");
+                std::process::abort();
+            }
+            let of_reads = completed.iter().filter(|done| done.token & 1 == 0);
+            self.num_in_flight -= of_reads.count();
+            self.start_reads();
+            if let Err(error) = self.device.submit() {
+                eprintln!("banyan: the store's device takes no operations: {error}");
+                std::process::abort();
+            }
+            for done in completed.drain(..) {
+                self.on_completion(done);
+            }
+            self.end_reads();
+        }
+    }
+
+    fn take_inbox(&mut self) -> bool {
+        let mut inbox = self.shared.inbox();
+        let reads = std::mem::take(&mut inbox.reads);
+        let vanished = if self.num_in_flight == 0 {
+            std::mem::take(&mut inbox.vanished)
+        } else {
+            Vec::new()
+        };
+        let wants_refresh = std::mem::take(&mut inbox.wants_refresh);
+        self.has_new_namespace |= std::mem::take(&mut inbox.has_new_namespace);
+        let is_closing = inbox.is_closing;
+        drop(inbox);
+        for job in reads {
+            self.add_read(job);
+        }
+        for shelf in vanished {
+            self.files.forget(&mut *self.device, shelf);
+        }
+        if wants_refresh && let Err(error) = self.shared.refresh() {
+            eprintln!("banyan: other writers' manifests cannot be read: {error}");
+        }
+        if is_closing {
+            let lost = self.shared.lock().fail_queue();
+            for page in lost {
+                self.shared.release_claim(&page.namespace, &page.key);
+            }
+        }
+        is_closing
+    }
+
+    fn add_read(&mut self, job: ReadJob) {
+        let memory = Span {
+            start: job.memory.mapping().start(),
+            len: job.memory.len(),
+        };
+        self.know(memory);
+        match self.jobs.iter().position(Option::is_none) {
+            Some(index) => self.jobs[index] = Some(job),
+            None => self.jobs.push(Some(job)),
+        }
+        self.tell_reads();
+    }
+
+    /// Memory is registered at its first read and stays so: an arena lives as long as its server.
+    fn know(&mut self, memory: Span) {
+        if !self.known_memory.contains(&memory) {
+            self.known_memory.push(memory);
+            self.device.add_memory(memory);
+        }
+    }
+
+    fn num_reads(&self) -> usize {
+        self.jobs.iter().flatten().count()
+    }
+
+    fn tell_reads(&self) {
+        if let Some(traffic) = &self.shared.traffic {
+            traffic.set_reading(self.num_reads());
+        }
+    }
+
+    // ---- reads -------------------------------------------------------------------------------------------------
+
+    fn start_reads(&mut self) {
+        for index in 0..self.jobs.len() {
+            while self.has_depth() {
+                let Some(job) = &mut self.jobs[index] else {
+                    break;
+                };
+                let Some(planned) = job.plan_next() else {
+                    break;
+                };
+                self.start_transfer(index, planned);
+            }
+        }
+    }
+
+    fn has_depth(&self) -> bool {
+        self.num_in_flight < READ_DEPTH.min(self.device.capacity() / 2)
+            && (self.bytes_in_flight < READ_BYTES || self.num_in_flight < 2)
+    }
+
+    fn start_transfer(&mut self, index: usize, planned: Planned) {
+        let (shelf, segmenting) = {
+            let state = self.shared.lock();
+            let shelf = planned.hit.shelf;
+            (
+                state.catalog.shelf_id(shelf),
+                state.catalog.segmenting(shelf),
+            )
+        };
+        let (segment, record_offset) = segmenting.locate(planned.hit.place);
+        let purpose = match &self.writer {
+            Some(writer) if writer.shelf() == shelf => Use::Writing,
+            _ => Use::Reading,
+        };
+        let stripe = &self.shared.stripe;
+        let file = self
+            .files
+            .get(stripe, &mut *self.device, (shelf, segment), purpose);
+        let Some(job) = &mut self.jobs[index] else {
+            return;
+        };
+        let file = match file {
+            Ok(file) => file,
+            Err(error) => {
+                let is_gone = error.kind() == std::io::ErrorKind::NotFound;
+                job.on_error(planned, if is_gone { Reason::Gone } else { Reason::Io });
+                return;
+            }
+        };
+        let layers = job.layers_of(planned.step);
+        let in_record = self.geometry.in_record(&layers);
+        let mut body = job.target(planned.page, planned.step);
+        let mut bounce = None;
+        if !self.geometry.is_dense() {
+            let buffer = self.bounces.take();
+            body = buffer.span(0, (in_record.end - in_record.start) as usize);
+            bounce = Some(buffer);
+        }
+        let header = planned.with_header.then(|| self.headers.take());
+        let (offset, spans) = match &header {
+            Some(block) => (record_offset, Spans([block.span(0, BLOCK_BYTES), body])),
+            None => (record_offset + in_record.start, Spans::one(body)),
+        };
+        let transfer = Transfer {
+            job: index,
+            planned,
+            len: spans.len(),
+            header,
+            bounce,
+        };
+        self.bytes_in_flight += transfer.len;
+        self.num_in_flight += 1;
+        let slot = match self.transfers.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                self.transfers.push(None);
+                self.transfers.len() - 1
+            }
+        };
+        self.transfers[slot] = Some(transfer);
+        let op = Op {
+            token: read_token(slot),
+            file,
+            offset,
+            action: Action::Read(spans),
+        };
+        // SAFETY: buffers are kept in `transfers`; the frame belongs to the read, whose job keeps its memory, until it is over, and it
+        // is not over while this operation is in flight.
+        unsafe { self.device.push(op) };
+    }
+
+    fn on_read(&mut self, slot: usize, result: std::io::Result<()>) {
+        let Some(transfer) = self.transfers[slot].take() else {
+            unreachable!("a completion belongs to a transfer")
+        };
+        self.bytes_in_flight -= transfer.len;
+        let Some(job) = &mut self.jobs[transfer.job] else {
+            unreachable!("a job outlives its transfers")
+        };
+        let planned = transfer.planned;
+        match result {
+            Err(_) => {
+                self.shared.lock().counters.read_errors += 1;
+                job.on_error(planned, Reason::Io);
+            }
+            Ok(()) => {
+                if let Some(bounce) = &transfer.bounce {
+                    unpack(&self.geometry, job, planned, bounce);
+                }
+                let header = transfer.header.as_ref().map(AlignedBytes::bytes);
+                job.on_landed(planned, header);
+            }
+        }
+        transfer
+            .header
+            .into_iter()
+            .for_each(|buffer| self.headers.give_back(buffer));
+        transfer
+            .bounce
+            .into_iter()
+            .for_each(|buffer| self.bounces.give_back(buffer));
+    }
+
+    fn end_reads(&mut self) {
+        let mut has_ended = false;
+        for index in 0..self.jobs.len() {
+            if let Some(job) = self.jobs[index].take_if(|job| job.is_over()) {
+                self.end_read(job);
+                has_ended = true;
+            }
+        }
+        if has_ended {
+            self.tell_reads();
+        }
+    }
+
+    fn end_read(&mut self, mut job: ReadJob) {
+        let hits = job.hits();
+        if !job.ticket.failed().is_empty() {
+            // Their owners may have reused the places meanwhile, which is no damage.
+            if let Err(error) = self.shared.refresh() {
+                eprintln!("banyan: other writers' manifests cannot be read: {error}");
+            }
+        }
+        let mut state = self.shared.lock();
+        if state.namespace != job.namespace {
+            job.fail_all(Reason::Gone);
+        }
+        for hit in job.reclassify(|hit| state.catalog.holds(hit)) {
+            state.drop_record(&hit);
+        }
+        state.release(&hits);
+        let counters = &mut state.counters;
+        counters.reads += 1;
+        counters.read_bytes += job.ticket.bytes_read();
+        let failed = job.ticket.failed();
+        counters.read_pages += (hits.len() - failed.len()) as u64;
+        for (_, reason) in failed {
+            counters.gone_pages += u64::from(reason == Reason::Gone);
+            counters.checksum_failures += u64::from(reason == Reason::Checksum);
+        }
+        drop(state);
+        job.end();
+    }
+
+    // ---- writes ------------------------------------------------------------------------------------------------
+
+    fn step_writer(&mut self) {
+        let load = self.load();
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        let mut around = Surroundings {
+            shared: &self.shared,
+            device: &mut *self.device,
+            files: &mut self.files,
+            load,
+            token: writer_token,
+        };
+        if self.has_new_namespace && writer.on_namespace(&around) {
+            self.has_new_namespace = false;
+        }
+        writer.step(&mut around);
+    }
+
+    fn load(&self) -> Load {
+        let has_work = self.writer.is_some() && !self.shared.lock().is_drained();
+        Load {
+            reads_here: self.num_reads(),
+            reads_elsewhere: if has_work {
+                self.shared.reads_elsewhere()
+            } else {
+                0
+            },
+            writes_here: 0,
+        }
+    }
+
+    fn on_completion(&mut self, done: Completion) {
+        match whose(done.token) {
+            Whose::Read(slot) => self.on_read(slot, done.result),
+            Whose::Writer(token) => {
+                let load = self.load();
+                let Some(writer) = &mut self.writer else {
+                    unreachable!("the writer's operations have a writer")
+                };
+                let mut around = Surroundings {
+                    shared: &self.shared,
+                    device: &mut *self.device,
+                    files: &mut self.files,
+                    load,
+                    token: writer_token,
+                };
+                writer.on_completion(&mut around, token, done.result);
+            }
+        }
+    }
+
+    // ---- sleep -------------------------------------------------------------------------------------------------
+
+    fn is_quiet(&self) -> bool {
+        let has_writes = self.writer.as_ref().is_some_and(|writer| {
+            writer.num_running() > 0 || writer.is_committing() || writer.has_batch()
+        });
+        self.num_reads() == 0 && !has_writes
+    }
+
+    fn patience(&self, is_closing: bool) -> Duration {
+        if self.jobs.iter().flatten().any(ReadJob::is_over) {
+            return Duration::ZERO;
+        }
+        if self.num_in_flight > 0 || !self.is_quiet() || is_closing {
+            return BUSY;
+        }
+        if self.writer.is_none() || self.shared.lock().is_drained() {
+            IDLE
+        } else if self.shared.reads_elsewhere() > 0 {
+            YIELD
+        } else {
+            BUSY
+        }
+    }
+}
+
+/// From block-aligned layers to packed ones.
+fn unpack(geometry: &Geometry, job: &ReadJob, planned: Planned, bounce: &AlignedBytes) {
+    let layers = job.layers_of(planned.step);
+    let start = geometry.in_record(&layers).start;
+    // SAFETY: the frame is the read's own, inside its memory, and no operation on this step is in flight any more.
+    let target = unsafe { job.target(planned.page, planned.step).bytes_mut() };
+    let mut at = 0;
+    for layer in layers {
+        let from = (geometry.in_record(&(layer..layer + 1)).start - start) as usize;
+        let len = geometry.layer_bytes()[layer] as usize;
+        target[at..at + len].copy_from_slice(&bounce.bytes()[from..from + len]);
+        at += len;
+    }
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong at the edge, each with what was attempted and the way out.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+#[derive(Debug)]
+pub enum StoreError {
+    /// The caller's arguments, or a directory, cannot be right.
+    Invalid(String),
+    /// The system refused, with what was attempted.
+    System { doing: String, cause: io::Error },
+}
+
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+impl StoreError {
+    pub fn os(doing: impl Into<String>, cause: io::Error) -> Self {
+        Self::System {
+            doing: doing.into(),
+            cause,
+        }
+    }
+}
+
+/// Names what was attempted on which path.
+pub trait Doing<T> {
+    fn doing(self, verb: &str, path: &Path) -> Result<T>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing(self, verb: &str, path: &Path) -> Result<T> {
+        self.map_err(|cause| StoreError::os(format!("cannot {verb} {}", path.display()), cause))
+    }
+}
+
+/// `Err(Invalid)` with a formatted reason.
+macro_rules! invalid {
+    ($($reason:tt)*) => { Err($crate::error::StoreError::Invalid(format!($($reason)*))) };
+}
+pub(crate) use invalid;
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(reason) => out.write_str(reason),
+            Self::System { doing, cause } => write!(out, "{doing}: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Segment files: made, opened and handed to the device.
+//!
+//! Invariants
+//! * One descriptor for each segment in this process, shared by reads and writes.
+//! * A segment is allocated to its full length before it gets its name, so that running out of space shows here.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use std::collections::HashMap;
+
+use crate::device::{Device, FileId};
+use crate::directory::{ShelfId, Stripe, private_file, sync_directory};
+use crate::error::{Doing, Result};
+use crate::format::{FileHeader, FileKind};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    Reading,
+    Writing,
+}
+
+#[derive(Default)]
+pub struct Files {
+    open: HashMap<(ShelfId, u32), FileId>,
+    /// A path whose file system refused O_DIRECT, for the log.
+    pub buffered: Option<String>,
+}
+
+impl Files {
+    /// The segment's file, opened on first use.
+    pub fn get(
+        &mut self,
+        stripe: &Stripe,
+        device: &mut dyn Device,
+        (shelf, segment): (ShelfId, u32),
+        purpose: Use,
+    ) -> io::Result<FileId> {
+        if let Some(file) = self.open.get(&(shelf, segment)) {
+            return Ok(*file);
+        }
+        let path = stripe.segment(shelf, segment);
+        let (file, is_direct) = open_direct(&path, purpose)?;
+        if !is_direct && self.buffered.is_none() {
+            self.buffered = Some(path.display().to_string());
+        }
+        let file = device.add_file(Arc::new(file))?;
+        self.open.insert((shelf, segment), file);
+        Ok(file)
+    }
+
+    pub fn forget(&mut self, device: &mut dyn Device, shelf: ShelfId) {
+        self.open.retain(|(owner, _), file| {
+            if *owner == shelf {
+                device.remove_file(*file);
+            }
+            *owner != shelf
+        });
+    }
+}
+
+/// With O_DIRECT where the file system has it; otherwise through the page cache.
+pub fn open_direct(path: &Path, purpose: Use) -> io::Result<(File, bool)> {
+    let open = |flags: i32| {
+        OpenOptions::new()
+            .read(true)
+            .write(purpose == Use::Writing)
+            .custom_flags(flags | libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .open(path)
+    };
+    match open(libc::O_DIRECT) {
+        Ok(file) => Ok((file, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, false)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether files in this directory can be read past the page cache.
+pub fn takes_direct(directory: &Path) -> bool {
+    let probe = directory.join("probe");
+    let made = private_file(&probe).is_ok();
+    let direct = made && open_direct(&probe, Use::Reading).is_ok_and(|(_, direct)| direct);
+    if made {
+        // Left behind, it is one empty file.
+        drop(fs::remove_file(&probe));
+    }
+    direct
+}
+
+/// A segment that did not get its space.
+#[derive(Debug)]
+pub enum NoSegment {
+    NoSpace,
+    Failed(crate::error::StoreError),
+}
+
+/// Makes a segment file of `num_bytes`. Call under the store's lock.
+pub fn create_segment(
+    stripe: &Stripe,
+    header: &FileHeader,
+    segment: u32,
+    num_bytes: u64,
+) -> std::result::Result<(), NoSegment> {
+    let path = stripe.segment(header.shelf, segment);
+    let unnamed = path.with_file_name("new-segment");
+    let made = allocate(&unnamed, header, segment, num_bytes).and_then(|()| {
+        fs::rename(&unnamed, &path).doing("rename", &unnamed)?;
+        sync_directory(path.parent().unwrap_or(stripe.first()))
+    });
+    made.map_err(|error| {
+        // The space has to come back; if even that fails, the next try truncates it.
+        drop(fs::remove_file(&unnamed));
+        match &error {
+            crate::error::StoreError::System { cause, .. } if is_no_space(cause) => {
+                NoSegment::NoSpace
+            }
+            _ => NoSegment::Failed(error),
+        }
+    })
+}
+
+fn allocate(path: &Path, header: &FileHeader, segment: u32, num_bytes: u64) -> Result<()> {
+    let file = private_file(path).doing("create", path)?;
+    file.set_len(0).doing("empty", path)?;
+    reserve(&file, num_bytes).doing("allocate", path)?;
+    let own = FileHeader {
+        number: segment.into(),
+        sequence: 0,
+        ..header.clone()
+    };
+    file.write_all_at(&own.encode(FileKind::Segment), 0)
+        .doing("write", path)?;
+    file.sync_all().doing("sync", path)
+}
+
+fn reserve(file: &File, num_bytes: u64) -> io::Result<()> {
+    loop {
+        // SAFETY: a system call on our own descriptor.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, num_bytes as libc::off_t) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            // Space is then found missing at a write, which is handled as well.
+            Some(libc::EOPNOTSUPP) => return file.set_len(num_bytes),
+            _ => return Err(error),
+        }
+    }
+}
+
+pub fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}

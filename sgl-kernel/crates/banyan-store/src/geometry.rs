@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the layers of a page lie: packed in a frame of memory, each on a block boundary in a record of a segment.
+
+use std::ops::Range;
+
+use crate::error::{Result, invalid};
+
+/// Unit of alignment on disk and of frames in memory. A multiple of what any drive wants for O_DIRECT.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// One header block holds the checksums of so many layers.
+pub const MAX_LAYERS: usize = 480;
+
+/// No page is larger: lengths of one transfer stay within what the kernel takes at once.
+const MAX_RECORD_BYTES: u64 = 1 << 30;
+
+/// Index of a record within its shelf.
+pub type Place = u32;
+
+pub fn round_up(bytes: u64) -> u64 {
+    bytes.next_multiple_of(BLOCK_BYTES as u64)
+}
+
+/// The shape of every record of a shelf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    layer_bytes: Vec<u32>,
+    /// Prefix sums; one more than there are layers.
+    in_frame: Vec<u64>,
+    in_record: Vec<u64>,
+}
+
+impl Geometry {
+    pub fn new(layer_bytes: &[u64]) -> Result<Self> {
+        if layer_bytes.is_empty() || layer_bytes.len() > MAX_LAYERS {
+            let given = layer_bytes.len();
+            return invalid!("a page has 1 to {MAX_LAYERS} layers, not {given}");
+        }
+        let mut geometry = Self {
+            layer_bytes: Vec::with_capacity(layer_bytes.len()),
+            in_frame: vec![0],
+            in_record: vec![BLOCK_BYTES as u64],
+        };
+        let (mut frame, mut record) = (0, BLOCK_BYTES as u64);
+        for (layer, &bytes) in layer_bytes.iter().enumerate() {
+            if bytes == 0 || bytes > MAX_RECORD_BYTES {
+                return invalid!("layer {layer} of a page has {bytes} bytes");
+            }
+            frame += bytes;
+            record += round_up(bytes);
+            geometry.layer_bytes.push(bytes as u32);
+            geometry.in_frame.push(frame);
+            geometry.in_record.push(record);
+        }
+        if record > MAX_RECORD_BYTES {
+            return invalid!("a page of {frame} bytes is more than {MAX_RECORD_BYTES} allow");
+        }
+        Ok(geometry)
+    }
+
+    pub fn num_layers(&self) -> usize {
+        self.layer_bytes.len()
+    }
+
+    pub fn layer_bytes(&self) -> &[u32] {
+        &self.layer_bytes
+    }
+
+    /// Bytes of a page in memory, without padding.
+    pub fn frame_bytes(&self) -> u64 {
+        self.in_frame[self.num_layers()]
+    }
+
+    /// Bytes of a record on disk: header block and padded layers.
+    pub fn record_bytes(&self) -> u64 {
+        self.in_record[self.num_layers()]
+    }
+
+    /// Where these layers lie in a frame.
+    pub fn in_frame(&self, layers: &Range<usize>) -> Range<u64> {
+        self.in_frame[layers.start]..self.in_frame[layers.end]
+    }
+
+    /// Where these layers lie in a record, padding included.
+    pub fn in_record(&self, layers: &Range<usize>) -> Range<u64> {
+        self.in_record[layers.start]..self.in_record[layers.end]
+    }
+
+    /// Whether memory and disk agree byte for byte: then nothing has to be copied on the way.
+    pub fn is_dense(&self) -> bool {
+        let block = BLOCK_BYTES as u32;
+        self.layer_bytes
+            .iter()
+            .all(|bytes| bytes.is_multiple_of(block))
+    }
+}
+
+/// How a shelf's records are spread over its segment files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segmenting {
+    pub places_per_segment: u32,
+    pub record_bytes: u64,
+}
+
+impl Segmenting {
+    /// One header block, then records.
+    pub fn file_bytes(&self) -> u64 {
+        BLOCK_BYTES as u64 + u64::from(self.places_per_segment) * self.record_bytes
+    }
+
+    /// Segment number and byte offset of a place's record.
+    pub fn locate(&self, place: Place) -> (u32, u64) {
+        let index = u64::from(place % self.places_per_segment);
+        let offset = BLOCK_BYTES as u64 + index * self.record_bytes;
+        (place / self.places_per_segment, offset)
+    }
+
+    pub fn places_of(&self, segment: u32) -> Range<Place> {
+        segment * self.places_per_segment..(segment + 1) * self.places_per_segment
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_when_whole_blocks_then_memory_and_disk_agree() {
+        let geometry = Geometry::new(&[12288; 30]).unwrap();
+        assert!(geometry.is_dense());
+        assert_eq!(geometry.frame_bytes(), 30 * 12288);
+        assert_eq!(geometry.record_bytes(), 4096 + 30 * 12288);
+        assert_eq!(geometry.in_record(&(1..2)), 4096 + 12288..4096 + 24576);
+        assert_eq!(geometry.in_frame(&(1..2)), 12288..24576);
+    }
+
+    #[test]
+    fn layers_when_odd_then_each_starts_on_a_block() {
+        let geometry = Geometry::new(&[100, 5000, 1]).unwrap();
+        assert!(!geometry.is_dense());
+        assert_eq!(geometry.in_frame(&(0..3)), 0..5101);
+        assert_eq!(geometry.in_record(&(1..3)), 8192..8192 + 8192 + 4096);
+    }
+
+    #[test]
+    fn shapes_when_impossible_then_refused() {
+        for layers in [
+            vec![],
+            vec![0],
+            vec![1; MAX_LAYERS + 1],
+            vec![MAX_RECORD_BYTES; 2],
+        ] {
+            assert!(Geometry::new(&layers).is_err(), "{layers:?}");
+        }
+    }
+
+    #[test]
+    fn places_when_located_then_behind_the_segment_header_without_overlap() {
+        let segmenting = Segmenting {
+            places_per_segment: 3,
+            record_bytes: 8192,
+        };
+        assert_eq!(segmenting.locate(0), (0, 4096));
+        assert_eq!(segmenting.locate(5), (1, 4096 + 2 * 8192));
+        assert_eq!(segmenting.places_of(1), 3..6);
+        assert_eq!(segmenting.file_bytes(), 4096 + 3 * 8192);
+    }
+}

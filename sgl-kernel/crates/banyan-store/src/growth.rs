@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether a writer may take more space, and the space that a store takes now.
+
+use std::fs;
+
+use crate::directory::{ShelfId, Stripe};
+use crate::error::Result;
+use crate::geometry::{BLOCK_BYTES, Segmenting};
+use crate::manifest::Follower;
+
+/// Manifest bytes for each place: its entries may be written twice, and again in the next manifest.
+const MANIFEST_BYTES_PER_PLACE: u64 = 512;
+
+/// A segment is this part of the quota, within bounds: few files for a large store, small steps for a small one.
+const SEGMENTS_PER_QUOTA: u64 = 64;
+const MAX_SEGMENT_BYTES: u64 = 1 << 30;
+
+/// What the user allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// All users of the store together.
+    pub quota_bytes: u64,
+    /// This writer.
+    pub share_bytes: u64,
+    /// To be left free on each file system.
+    pub floor_bytes: u64,
+}
+
+/// What is taken now, and what one more segment would take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    pub used_bytes: u64,
+    pub own_bytes: u64,
+    pub free_bytes: u64,
+    pub segment_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Share,
+    Quota,
+    Floor,
+}
+
+pub fn may_grow(limits: &Limits, space: &Space) -> std::result::Result<(), Refusal> {
+    if space.own_bytes + space.segment_bytes > limits.share_bytes {
+        Err(Refusal::Share)
+    } else if space.used_bytes + space.segment_bytes > limits.quota_bytes {
+        Err(Refusal::Quota)
+    } else if space.free_bytes < limits.floor_bytes + space.segment_bytes {
+        Err(Refusal::Floor)
+    } else {
+        Ok(())
+    }
+}
+
+pub fn places_per_segment(quota_bytes: u64, segment_bytes: Option<u64>, record_bytes: u64) -> u32 {
+    let wanted = segment_bytes
+        .unwrap_or_else(|| (quota_bytes / SEGMENTS_PER_QUOTA).min(MAX_SEGMENT_BYTES))
+        .saturating_sub(BLOCK_BYTES as u64);
+    let places = wanted / (record_bytes + MANIFEST_BYTES_PER_PLACE);
+    u32::try_from(places).unwrap_or(u32::MAX / 2).max(1)
+}
+
+/// What a segment counts against the quota: its file, and its places' lines in the manifest.
+pub fn segment_cost(segmenting: &Segmenting) -> u64 {
+    segmenting.file_bytes() + u64::from(segmenting.places_per_segment) * MANIFEST_BYTES_PER_PLACE
+}
+
+/// What a whole shelf counts.
+pub fn shelf_cost(stripe: &Stripe, shelf: ShelfId) -> Result<u64> {
+    let manifest = 2 * BLOCK_BYTES as u64;
+    let segments = stripe.segments(shelf)?;
+    if let Some(follower) = Follower::open(&stripe.shelf(shelf, 0))? {
+        let cost = segment_cost(&follower.header.segmenting());
+        return Ok(manifest + segments.len() as u64 * cost);
+    }
+    // Without a manifest only the files themselves are there.
+    let bytes = segments.iter().map(|segment| {
+        let data = fs::metadata(stripe.segment(shelf, *segment));
+        data.map_or(0, |data| data.len())
+    });
+    Ok(manifest + bytes.sum::<u64>())
+}
+
+pub fn store_cost(stripe: &Stripe) -> Result<u64> {
+    let shelves = stripe.shelves()?;
+    let costs = shelves.into_iter().map(|shelf| shelf_cost(stripe, shelf));
+    costs.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        quota_bytes: 1000,
+        share_bytes: 600,
+        floor_bytes: 50,
+    };
+    const ROOM: Space = Space {
+        used_bytes: 900,
+        own_bytes: 500,
+        free_bytes: 150,
+        segment_bytes: 100,
+    };
+
+    #[test]
+    fn growth_when_any_limit_would_be_passed_then_refused_by_its_name() {
+        assert_eq!(may_grow(&LIMITS, &ROOM), Ok(()));
+        let cases = [
+            (
+                Space {
+                    own_bytes: 501,
+                    ..ROOM
+                },
+                Refusal::Share,
+            ),
+            (
+                Space {
+                    used_bytes: 901,
+                    ..ROOM
+                },
+                Refusal::Quota,
+            ),
+            (
+                Space {
+                    free_bytes: 149,
+                    ..ROOM
+                },
+                Refusal::Floor,
+            ),
+        ];
+        for (space, refusal) in cases {
+            assert_eq!(may_grow(&LIMITS, &space), Err(refusal));
+        }
+    }
+
+    #[test]
+    fn segments_when_sized_then_whole_records_and_at_least_one() {
+        assert_eq!(places_per_segment(1 << 40, None, 1 << 20), 1023);
+        assert_eq!(places_per_segment(1 << 20, None, 1 << 20), 1);
+        assert_eq!(places_per_segment(1 << 40, Some(4096 + 3 * 8704), 8192), 3);
+    }
+}

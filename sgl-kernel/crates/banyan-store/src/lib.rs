@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The L3 store: pages on one or more file systems, striped, checked, and never trusted after a crash without proof.
+//!
+//! Read in this order: `format` and `geometry` (the bytes on disk, docs/format.md), `manifest` and `directory` (where they are),
+//! `catalog`, `places` and `policy` (what is known of them), `reading` and `writing` (how they move), `engine` (the one thread that
+//! moves them), `store` (what callers see).
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod buffer;
+pub mod catalog;
+pub mod check;
+pub mod device;
+pub mod directory;
+pub mod engine;
+pub mod error;
+pub mod files;
+pub mod format;
+pub mod geometry;
+pub mod growth;
+pub mod manifest;
+pub mod opening;
+pub mod pacing;
+pub mod places;
+pub mod policy;
+pub mod reading;
+pub mod shared;
+pub mod state;
+pub mod store;
+#[cfg(test)]
+mod testing;
+pub mod traffic;
+pub mod writing;

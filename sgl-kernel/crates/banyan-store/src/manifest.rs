@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The log of a shelf: followed by every process, appended by one.
+//!
+//! Invariants
+//! * Entries up to the first that does not verify are the log; whatever follows them does not exist.
+//! * A manifest is replaced by one of a greater epoch that says the same. It is complete and synced before it gets its name, and the old
+//!   one is removed after: a follower sees that its file has no name any more.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::directory::{private_file, sync_directory};
+use crate::error::{Doing, Result};
+use crate::format::{ENTRY_BYTES, Entry, FileHeader, FileKind, Kind};
+use crate::geometry::{BLOCK_BYTES, Place};
+
+const CHUNK_BYTES: usize = 4 << 20;
+const UNNAMED: &str = "new-manifest";
+
+/// Reads a manifest from the front, and later what was appended.
+#[derive(Debug)]
+pub struct Follower {
+    pub header: FileHeader,
+    path: PathBuf,
+    file: File,
+    /// Behind the last entry that verified.
+    offset: u64,
+    sequence: u64,
+    chunk: Vec<u8>,
+}
+
+impl Follower {
+    /// The manifest of the highest epoch that verifies; `None` if a shelf has none.
+    pub fn open(directory: &Path) -> Result<Option<Self>> {
+        for path in manifests(directory)? {
+            let file = match File::open(&path) {
+                // Replaced between listing and opening.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.doing("open", &path)?,
+            };
+            let mut block = vec![0; BLOCK_BYTES];
+            if file.read_exact_at(&mut block, 0).is_err() {
+                continue;
+            }
+            if let Some(header) = FileHeader::decode(FileKind::Manifest, &block) {
+                return Ok(Some(Self {
+                    sequence: header.sequence,
+                    header,
+                    path,
+                    file,
+                    offset: BLOCK_BYTES as u64,
+                    chunk: Vec::new(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the log that verified so far.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The greatest sequence number so far.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Whether a newer manifest has taken this one's place.
+    pub fn is_replaced(&self) -> bool {
+        self.file.metadata().map_or(true, |data| data.nlink() == 0)
+    }
+
+    /// Whether there may be entries that `read` has not returned.
+    pub fn has_more(&self) -> bool {
+        let len = self.file.metadata().map_or(0, |data| data.len());
+        len >= self.offset + ENTRY_BYTES as u64
+    }
+
+    /// Calls `take` with every entry that has become valid since the last call.
+    pub fn read(&mut self, mut take: impl FnMut(Entry)) -> Result<()> {
+        loop {
+            self.chunk.resize(CHUNK_BYTES, 0);
+            let len =
+                read_up_to(&self.file, &mut self.chunk, self.offset).doing("read", &self.path)?;
+            let mut num_read = 0;
+            for bytes in self.chunk[..len].chunks_exact(ENTRY_BYTES) {
+                match Entry::decode(self.header.number, bytes) {
+                    Some(entry) if entry.sequence > self.sequence => {
+                        self.sequence = entry.sequence;
+                        take(entry);
+                        num_read += ENTRY_BYTES;
+                    }
+                    _ => break,
+                }
+            }
+            self.offset += num_read as u64;
+            if num_read < CHUNK_BYTES {
+                self.chunk = Vec::new();
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn read_up_to(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut len = 0;
+    while len < bytes.len() {
+        match file.read_at(&mut bytes[len..], offset + len as u64) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
+}
+
+/// Manifest files of a shelf, the highest epoch first.
+fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.doing("list", directory)?,
+    };
+    let epoch = |path: &PathBuf| -> Option<u64> {
+        path.file_name()?
+            .to_str()?
+            .strip_prefix("manifest-")?
+            .parse()
+            .ok()
+    };
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| epoch(path).is_some())
+        .collect();
+    found.sort_by_key(|path| std::cmp::Reverse(epoch(path)));
+    Ok(found)
+}
+
+/// What a log says: who lives where.
+#[derive(Clone, Debug, Default)]
+pub struct Tenants {
+    by_place: Vec<Option<Entry>>,
+}
+
+impl Tenants {
+    /// `num_places` bounds what a damaged entry can make us allocate.
+    pub fn apply(&mut self, entry: Entry, num_places: Place) {
+        let place = entry.place as usize;
+        if entry.place >= num_places {
+            return;
+        }
+        if place >= self.by_place.len() {
+            self.by_place.resize(place + 1, None);
+        }
+        match entry.kind {
+            Kind::Publish => self.by_place[place] = Some(entry),
+            Kind::Retire => {
+                let same = |tenant: &Entry| tenant.identity.generation == entry.identity.generation;
+                if self.by_place[place].as_ref().is_some_and(same) {
+                    self.by_place[place] = None;
+                }
+            }
+        }
+    }
+
+    pub fn get(&self, place: Place) -> Option<&Entry> {
+        self.by_place.get(place as usize)?.as_ref()
+    }
+
+    /// In the order of publication.
+    pub fn into_entries(self) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = self.by_place.into_iter().flatten().collect();
+        entries.sort_unstable_by_key(|entry| entry.sequence);
+        entries
+    }
+}
+
+/// Writes a whole manifest, gives it its name, and removes the others. The open file, and where it ends.
+pub fn replace(
+    directory: &Path,
+    header: &FileHeader,
+    entries: impl Iterator<Item = Entry>,
+) -> Result<(File, u64)> {
+    let unnamed = directory.join(UNNAMED);
+    let file = private_file(&unnamed).doing("create", &unnamed)?;
+    file.set_len(0).doing("empty", &unnamed)?;
+    let mut out = BufWriter::with_capacity(1 << 20, &file);
+    let mut len = BLOCK_BYTES as u64;
+    out.write_all(&header.encode(FileKind::Manifest))
+        .doing("write", &unnamed)?;
+    for entry in entries {
+        let mut bytes = [0; ENTRY_BYTES];
+        entry.encode(header.number, &mut bytes);
+        out.write_all(&bytes).doing("write", &unnamed)?;
+        len += ENTRY_BYTES as u64;
+    }
+    out.flush().doing("write", &unnamed)?;
+    drop(out);
+    file.sync_all().doing("sync", &unnamed)?;
+    let named = directory.join(format!("manifest-{}", header.number));
+    fs::rename(&unnamed, &named).doing("rename", &unnamed)?;
+    sync_directory(directory)?;
+    for other in manifests(directory)? {
+        if other != named {
+            fs::remove_file(&other).doing("remove", &other)?;
+        }
+    }
+    Ok((file, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Identity, NO_PARENT};
+    use crate::geometry::Geometry;
+    use crate::testing::Scratch;
+
+    fn header(epoch: u64) -> FileHeader {
+        FileHeader {
+            shelf: 1,
+            number: epoch,
+            sequence: 10,
+            namespace: [1; 4],
+            places_per_segment: 4,
+            geometry: Geometry::new(&[100]).unwrap(),
+        }
+    }
+
+    fn entry(sequence: u64, kind: Kind, place: Place, generation: u64) -> Entry {
+        let key = [generation, 0, 0, 1];
+        let identity = Identity {
+            key,
+            namespace: [1; 4],
+            generation,
+        };
+        Entry {
+            sequence,
+            kind,
+            place,
+            identity,
+            parent: NO_PARENT,
+        }
+    }
+
+    fn read_all(follower: &mut Follower) -> Vec<u64> {
+        let mut sequences = Vec::new();
+        follower
+            .read(|entry| sequences.push(entry.sequence))
+            .unwrap();
+        sequences
+    }
+
+    #[test]
+    fn follower_when_entries_are_appended_then_sees_each_once() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        let first = entry(11, Kind::Publish, 0, 11);
+        let (file, len) = replace(&directory, &header(1), [first].into_iter()).unwrap();
+        let mut follower = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(read_all(&mut follower), [11]);
+        let mut bytes = [0; ENTRY_BYTES];
+        entry(12, Kind::Retire, 0, 11).encode(1, &mut bytes);
+        file.write_all_at(&bytes[..100], len).unwrap();
+        assert_eq!(read_all(&mut follower), [0; 0], "torn");
+        file.write_all_at(&bytes, len).unwrap();
+        assert_eq!(read_all(&mut follower), [12]);
+        assert_eq!(read_all(&mut follower), [0; 0]);
+    }
+
+    #[test]
+    fn follower_when_the_manifest_is_replaced_then_knows() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        replace(&directory, &header(1), std::iter::empty()).unwrap();
+        let old = Follower::open(&directory).unwrap().unwrap();
+        assert!(!old.is_replaced());
+        replace(&directory, &header(2), std::iter::empty()).unwrap();
+        assert!(old.is_replaced());
+        assert_eq!(
+            Follower::open(&directory).unwrap().unwrap().header.number,
+            2
+        );
+        assert_eq!(manifests(&directory).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn open_when_the_newest_manifest_is_damaged_then_the_one_before() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        replace(&directory, &header(1), std::iter::empty()).unwrap();
+        fs::write(directory.join("manifest-2"), [0; 5000]).unwrap();
+        assert_eq!(
+            Follower::open(&directory).unwrap().unwrap().header.number,
+            1
+        );
+    }
+
+    #[test]
+    fn tenants_when_a_retire_is_of_an_earlier_tenant_then_the_later_stays() {
+        let mut tenants = Tenants::default();
+        for step in [
+            entry(1, Kind::Publish, 0, 1),
+            entry(2, Kind::Retire, 0, 1),
+            entry(3, Kind::Publish, 0, 3),
+            entry(4, Kind::Retire, 0, 1),
+            entry(5, Kind::Publish, 1 << 30, 5),
+        ] {
+            tenants.apply(step, 8);
+        }
+        assert_eq!(tenants.get(0).unwrap().identity.generation, 3);
+        assert_eq!(tenants.into_entries().len(), 1);
+    }
+}

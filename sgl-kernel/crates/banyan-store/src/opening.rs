@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+
+use crate::catalog::Hit;
+use crate::directory::{Lock, ShelfId, Stripe};
+use crate::error::{Doing, Result};
+use crate::format::{Entry, FileHeader, Namespace};
+use crate::geometry::{Geometry, Place};
+use crate::growth::{self, Limits};
+use crate::manifest::{self, Follower, Tenants};
+use crate::places::{Places, Record, Standing};
+use crate::policy;
+use crate::state::{Own, State};
+use crate::writing::Opened;
+
+/// Numbers to skip at adoption: records of the last owner that never got their entry may have used some.
+const SKIPPED_NUMBERS: u64 = 1 << 20;
+
+/// What the opening needs to know.
+pub struct Wanted<'a> {
+    pub namespace: Namespace,
+    pub geometry: &'a Geometry,
+    pub limits: Limits,
+    pub places_per_segment: u32,
+    pub policy: &'a str,
+}
+
+/// Takes over a shelf of this namespace and geometry that has no owner, or makes one; fills `state` with what it holds.
+pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Result<Opened> {
+    let _store_lock = stripe.lock()?;
+    let adopted = adopt(stripe, wanted)?;
+    let (shelf, lock) = match adopted {
+        Some(found) => found,
+        None => stripe.create_shelf()?,
+    };
+    remove_leftovers(stripe, shelf)?;
+    let directory = stripe.shelf(shelf, 0);
+    let found = Follower::open(&directory)?;
+    let recovered = match found {
+        Some(follower) => recover(stripe, wanted, shelf, follower)?,
+        None => fresh(stripe, wanted, shelf)?,
+    };
+    restore(state, wanted, &recovered)?;
+    Ok(Opened {
+        lock,
+        header: recovered.header,
+        segments: recovered.segments,
+        log: recovered.log,
+        log_bytes: recovered.log_bytes,
+        sequence: recovered.sequence,
+    })
+}
+
+fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>> {
+    for shelf in stripe.shelves()? {
+        let Some(follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
+            continue;
+        };
+        let header = &follower.header;
+        if header.namespace == wanted.namespace
+            && header.geometry == *wanted.geometry
+            && let Some(lock) = stripe.try_lock_shelf(shelf)?
+        {
+            return Ok(Some((shelf, lock)));
+        }
+    }
+    Ok(None)
+}
+
+struct Recovered {
+    header: FileHeader,
+    segments: Vec<u32>,
+    entries: Vec<Entry>,
+    log: fs::File,
+    log_bytes: u64,
+    sequence: u64,
+}
+
+fn fresh(stripe: &Stripe, wanted: &Wanted<'_>, shelf: ShelfId) -> Result<Recovered> {
+    let header = FileHeader {
+        shelf,
+        number: 1,
+        sequence: 0,
+        namespace: wanted.namespace,
+        places_per_segment: wanted.places_per_segment,
+        geometry: wanted.geometry.clone(),
+    };
+    let nothing = std::iter::empty();
+    let (log, log_bytes) = manifest::replace(&stripe.shelf(shelf, 0), &header, nothing)?;
+    Ok(Recovered {
+        header,
+        segments: Vec::new(),
+        entries: Vec::new(),
+        log,
+        log_bytes,
+        sequence: 0,
+    })
+}
+
+fn recover(
+    stripe: &Stripe,
+    wanted: &Wanted<'_>,
+    shelf: ShelfId,
+    mut follower: Follower,
+) -> Result<Recovered> {
+    let mut tenants = Tenants::default();
+    let mut greatest = follower.header.sequence;
+    let mut num_entries = 0u64;
+    follower.read(|entry| {
+        greatest = greatest.max(entry.sequence).max(entry.identity.generation);
+        num_entries += 1;
+        tenants.apply(entry, Place::MAX / 2);
+    })?;
+    let mut header = follower.header.clone();
+    let segmenting = header.segmenting();
+    let mut segments = stripe.segments(shelf)?;
+    let num_lost = shrink(stripe, wanted, &segmenting, &mut segments)?;
+    let mut entries = tenants.into_entries();
+    let num_known = entries.len();
+    entries.retain(|entry| segments.contains(&segmenting.locate(entry.place).0));
+
+    let sequence = greatest + SKIPPED_NUMBERS;
+    let is_wordy = num_entries > 2 * entries.len() as u64 + 4096;
+    let (log, log_bytes) = if entries.len() != num_known || num_lost > 0 || is_wordy {
+        header.number += 1;
+        header.sequence = 0;
+        let known = entries.iter().copied();
+        manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
+    } else {
+        continue_log(&follower)?
+    };
+    for segment in stripe.segments(shelf)? {
+        if !segments.contains(&segment) {
+            let path = stripe.segment(shelf, segment);
+            fs::remove_file(&path).doing("remove", &path)?;
+        }
+    }
+    Ok(Recovered {
+        header,
+        segments,
+        entries,
+        log,
+        log_bytes,
+        sequence,
+    })
+}
+
+/// Cuts off what does not verify, so that new entries follow the last good one.
+fn continue_log(follower: &Follower) -> Result<(fs::File, u64)> {
+    let path = follower.path();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .doing("open", path)?;
+    let len = file.metadata().doing("size", path)?.len();
+    if len != follower.offset() {
+        file.set_len(follower.offset()).doing("truncate", path)?;
+        file.sync_all().doing("sync", path)?;
+    }
+    Ok((file, follower.offset()))
+}
+
+/// Takes segments off the end until the store is within its limits; how many went.
+fn shrink(
+    stripe: &Stripe,
+    wanted: &Wanted<'_>,
+    segmenting: &crate::geometry::Segmenting,
+    segments: &mut Vec<u32>,
+) -> Result<usize> {
+    let cost = growth::segment_cost(segmenting);
+    let mut used = growth::store_cost(stripe)?;
+    let before = segments.len();
+    while !segments.is_empty()
+        && (used > wanted.limits.quota_bytes
+            || segments.len() as u64 * cost > wanted.limits.share_bytes)
+    {
+        segments.pop();
+        used -= cost;
+    }
+    Ok(before - segments.len())
+}
+
+fn restore(state: &mut State, wanted: &Wanted<'_>, recovered: &Recovered) -> Result<()> {
+    let segmenting = recovered.header.segmenting();
+    let index = state.catalog.add_shelf(recovered.header.shelf, segmenting);
+    let mut places = Places::new(policy::by_name(wanted.policy)?);
+    state.catalog.reserve(recovered.entries.len());
+    for entry in &recovered.entries {
+        let record = Record {
+            identity: entry.identity,
+            parent: entry.parent,
+        };
+        let hit = Hit {
+            key: entry.identity.key,
+            shelf: index,
+            place: entry.place,
+            generation: entry.identity.generation,
+        };
+        let is_live =
+            entry.identity.namespace == state.namespace && state.catalog.publish(hit, entry.parent);
+        let standing = if is_live {
+            Standing::Live
+        } else {
+            Standing::Stale
+        };
+        places.restore(entry.place, record, standing);
+    }
+    for segment in &recovered.segments {
+        places.add(segmenting.places_of(*segment));
+    }
+    state.counters.adopted_pages = recovered.entries.len() as u64;
+    state.own = Some(Own { index, places });
+    Ok(())
+}
+
+/// Files that were being made when their writer died.
+fn remove_leftovers(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
+    for path in 0..stripe.num_paths() {
+        for name in ["new-segment", "new-manifest"] {
+            remove_if_there(&stripe.shelf(shelf, path).join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.doing("remove", path),
+    }
+}
+
+/// Removes one shelf whose writer is gone, to make room for `own`: of another namespace before one of the same. False when there is
+/// none. Call under the store's lock.
+pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
+    let namespace_of = |shelf| -> Result<Option<Namespace>> {
+        let follower = Follower::open(&stripe.shelf(shelf, 0))?;
+        Ok(follower.map(|follower| follower.header.namespace))
+    };
+    let ours = namespace_of(own)?;
+    let mut candidates = Vec::new();
+    for shelf in stripe.shelves()? {
+        if shelf != own {
+            candidates.push((namespace_of(shelf)? == ours, shelf));
+        }
+    }
+    candidates.sort_unstable();
+    for (_, shelf) in candidates {
+        if let Some(lock) = stripe.try_lock_shelf(shelf)? {
+            stripe.remove_shelf(shelf, lock)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The places of this writer's own shelf: which are free, which hold what.
+//!
+//! Invariants
+//! * A place is in exactly one state. Only `free` ones are handed out for writing.
+//! * A place that held a published record becomes free only through `cooled`, after its retire entry is durable.
+//! * A place that a reader of this process holds is not evicted.
+//!
+//! States: absent -> free -> writing -> live or stale -> retired -> free; writing -> free when nothing was published.
+
+use std::collections::VecDeque;
+
+use banyan_shm::frame::Key;
+use hashbrown::HashMap;
+
+use crate::catalog::KeyHash;
+use crate::format::{Identity, Namespace};
+use crate::geometry::Place;
+use crate::policy::{Policy, Verdict};
+
+/// What a published place holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub identity: Identity,
+    pub parent: Key,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Absent,
+    Free,
+    Writing,
+    Live,
+    /// Of another namespace, or a duplicate: nobody can find it, the first to be evicted.
+    Stale,
+    Retired,
+}
+
+/// Whether a published record can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Live,
+    Stale,
+}
+
+pub struct Places {
+    states: Vec<State>,
+    records: Vec<Option<Record>>,
+    free: VecDeque<Place>,
+    stale: VecDeque<Place>,
+    retired: Vec<(Place, Record)>,
+    policy: Box<dyn Policy>,
+    held: HashMap<Place, u32, KeyHash>,
+    num_published: usize,
+    num_places: usize,
+}
+
+impl Places {
+    pub fn new(policy: Box<dyn Policy>) -> Self {
+        Self {
+            states: Vec::new(),
+            records: Vec::new(),
+            free: VecDeque::new(),
+            stale: VecDeque::new(),
+            retired: Vec::new(),
+            policy,
+            held: HashMap::default(),
+            num_published: 0,
+            num_places: 0,
+        }
+    }
+
+    pub fn num_places(&self) -> usize {
+        self.num_places
+    }
+
+    pub fn num_free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn num_published(&self) -> usize {
+        self.num_published
+    }
+
+    pub fn num_retired(&self) -> usize {
+        self.retired.len()
+    }
+
+    fn state(&self, place: Place) -> State {
+        let state = self.states.get(place as usize);
+        state.copied().unwrap_or(State::Absent)
+    }
+
+    /// A segment has come: its places that hold nothing are free.
+    pub fn add(&mut self, places: std::ops::Range<Place>) {
+        let end = places.end as usize;
+        if self.states.len() < end {
+            self.states.resize(end, State::Absent);
+            self.records.resize(end, None);
+        }
+        for place in places {
+            if self.state(place) == State::Absent {
+                self.states[place as usize] = State::Free;
+                self.free.push_back(place);
+                self.num_places += 1;
+            }
+        }
+    }
+
+    /// Recovery: what the manifest says about a place that `add` has not seen.
+    pub fn restore(&mut self, place: Place, record: Record, standing: Standing) {
+        let end = place as usize + 1;
+        if self.states.len() < end {
+            self.states.resize(end, State::Absent);
+            self.records.resize(end, None);
+        }
+        debug_assert_eq!(self.state(place), State::Absent);
+        self.num_places += 1;
+        self.settle(place, record, standing);
+    }
+
+    pub fn take_free(&mut self) -> Option<Place> {
+        let place = self.free.pop_front()?;
+        self.states[place as usize] = State::Writing;
+        Some(place)
+    }
+
+    /// The record at a place that was being written is durable and has its entry.
+    pub fn publish(&mut self, place: Place, record: Record, standing: Standing) {
+        debug_assert_eq!(self.state(place), State::Writing);
+        self.settle(place, record, standing);
+    }
+
+    fn settle(&mut self, place: Place, record: Record, standing: Standing) {
+        self.records[place as usize] = Some(record);
+        self.num_published += 1;
+        match standing {
+            Standing::Live => {
+                self.states[place as usize] = State::Live;
+                self.policy.insert(place, &record.identity.key);
+            }
+            Standing::Stale => {
+                self.states[place as usize] = State::Stale;
+                self.stale.push_back(place);
+            }
+        }
+    }
+
+    /// Nothing was published at a place that was being written.
+    pub fn give_up(&mut self, place: Place) {
+        debug_assert_eq!(self.state(place), State::Writing);
+        self.states[place as usize] = State::Free;
+        self.free.push_back(place);
+    }
+
+    pub fn touch(&mut self, place: Place) {
+        if self.state(place) == State::Live {
+            self.policy.touch(place);
+        }
+    }
+
+    pub fn hold(&mut self, place: Place) {
+        *self.held.entry(place).or_insert(0) += 1;
+    }
+
+    pub fn release(&mut self, place: Place) {
+        if let Some(count) = self.held.get_mut(&place) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&place);
+            }
+        }
+    }
+
+    /// Withdraws one record, under the generation it was seen with. Also while it is held: readers verify what they read.
+    pub fn retire(&mut self, place: Place, generation: u64) -> Option<Record> {
+        let record = self.records.get(place as usize).copied().flatten()?;
+        if record.identity.generation != generation {
+            return None;
+        }
+        match self.state(place) {
+            State::Live => self.policy.remove(place),
+            State::Stale => self.stale.retain(|other| *other != place),
+            _ => return None,
+        }
+        self.unsettle(place, record);
+        Some(record)
+    }
+
+    fn unsettle(&mut self, place: Place, record: Record) {
+        self.records[place as usize] = None;
+        self.states[place as usize] = State::Retired;
+        self.retired.push((place, record));
+        self.num_published -= 1;
+    }
+
+    /// The next to go: what nobody can find first, then by policy. `stays` says which keys are still needed.
+    pub fn evict(&mut self, stays: &dyn Fn(&Record) -> bool) -> Option<(Place, Record)> {
+        let held = &self.held;
+        let position = self
+            .stale
+            .iter()
+            .position(|place| !held.contains_key(place));
+        let records = &self.records;
+        let mut judge = |place: Place| match &records[place as usize] {
+            Some(record) if !held.contains_key(&place) && !stays(record) => Verdict::Goes,
+            _ => Verdict::Stays,
+        };
+        let place = match position {
+            Some(position) => self.stale.remove(position),
+            None => self.policy.evict(&mut judge),
+        }?;
+        let record = self.records[place as usize]?;
+        self.unsettle(place, record);
+        Some((place, record))
+    }
+
+    /// Everything published goes on as stale: the namespace has changed.
+    pub fn make_all_stale(&mut self) {
+        for place in 0..self.states.len() as Place {
+            if self.state(place) == State::Live {
+                self.policy.remove(place);
+                self.states[place as usize] = State::Stale;
+                self.stale.push_back(place);
+            }
+        }
+    }
+
+    /// The namespace has changed to one that some stale records have: they are live again, and returned.
+    pub fn rejoin(&mut self, namespace: &Namespace) -> Vec<(Place, Record)> {
+        let stale = std::mem::take(&mut self.stale);
+        let mut joined = Vec::new();
+        for place in stale {
+            match self.records[place as usize] {
+                Some(record) if record.identity.namespace == *namespace => {
+                    self.states[place as usize] = State::Live;
+                    self.policy.insert(place, &record.identity.key);
+                    joined.push((place, record));
+                }
+                _ => self.stale.push_back(place),
+            }
+        }
+        joined
+    }
+
+    /// What waits for its retire entry; the caller writes them and then calls `cooled`.
+    pub fn take_retired(&mut self) -> Vec<(Place, Record)> {
+        std::mem::take(&mut self.retired)
+    }
+
+    /// The entries could not be written.
+    pub fn put_back_retired(&mut self, retired: Vec<(Place, Record)>) {
+        self.retired.extend(retired);
+    }
+
+    /// The retire entries of these places are durable.
+    pub fn cooled(&mut self, places: impl Iterator<Item = Place>) {
+        for place in places {
+            debug_assert_eq!(self.state(place), State::Retired);
+            self.states[place as usize] = State::Free;
+            self.free.push_back(place);
+        }
+    }
+
+    /// A segment that holds nothing any more is leaving; false if it still does.
+    pub fn take_away(&mut self, places: std::ops::Range<Place>) -> bool {
+        let all_free = places
+            .clone()
+            .all(|place| matches!(self.state(place), State::Free | State::Absent));
+        if all_free {
+            self.free.retain(|place| !places.contains(place));
+            for place in places {
+                if self.state(place) == State::Free {
+                    self.states[place as usize] = State::Absent;
+                    self.num_places -= 1;
+                }
+            }
+        }
+        all_free
+    }
+
+    /// Every published place with its record.
+    pub fn published(&self) -> impl Iterator<Item = (Place, &Record)> {
+        let records = self.records.iter().enumerate();
+        records.filter_map(|(place, record)| Some((place as Place, record.as_ref()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::NO_PARENT;
+    use crate::policy::by_name;
+
+    fn record(number: u64) -> Record {
+        Record {
+            identity: Identity {
+                key: [number, 0, 0, 1],
+                namespace: [1; 4],
+                generation: number,
+            },
+            parent: NO_PARENT,
+        }
+    }
+
+    /// Places 0 to 3, of which the first two are live.
+    fn places() -> Places {
+        let mut places = Places::new(by_name("lru").unwrap());
+        places.add(0..4);
+        for number in 1..=2 {
+            let place = places.take_free().unwrap();
+            places.publish(place, record(number), Standing::Live);
+        }
+        places
+    }
+
+    const NOTHING_STAYS: &dyn Fn(&Record) -> bool = &|_| false;
+
+    #[test]
+    fn place_when_evicted_then_free_only_after_it_has_cooled() {
+        let mut places = places();
+        let (place, gone) = places.evict(NOTHING_STAYS).unwrap();
+        assert_eq!((place, gone), (0, record(1)));
+        assert_eq!((places.num_free(), places.num_published()), (2, 1));
+        let retired = places.take_retired();
+        assert_eq!(retired, [(0, record(1))]);
+        assert_eq!(places.num_free(), 2);
+        places.cooled(retired.into_iter().map(|(place, _)| place));
+        assert_eq!(places.num_free(), 3);
+    }
+
+    #[test]
+    fn eviction_when_a_place_is_held_or_needed_then_another_goes() {
+        let mut places = places();
+        places.hold(0);
+        assert!(
+            places
+                .evict(&|record| record.identity.generation == 2)
+                .is_none()
+        );
+        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 1);
+        places.release(0);
+        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 0);
+    }
+
+    #[test]
+    fn stale_records_when_evicting_then_they_go_first() {
+        let mut places = places();
+        places.make_all_stale();
+        assert!(places.rejoin(&[9; 4]).is_empty());
+        assert_eq!(places.rejoin(&[1; 4]).len(), 2);
+        places.make_all_stale();
+        let place = places.take_free().unwrap();
+        places.publish(place, record(3), Standing::Live);
+        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 0);
+        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 1);
+        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 2);
+    }
+
+    #[test]
+    fn retire_when_of_another_generation_then_nothing_happens() {
+        let mut places = places();
+        assert!(places.retire(0, 9).is_none());
+        assert!(places.retire(3, 1).is_none());
+        assert_eq!(places.retire(0, 1), Some(record(1)));
+        assert!(places.retire(0, 1).is_none());
+    }
+
+    #[test]
+    fn segment_when_it_still_holds_a_record_then_it_stays() {
+        let mut places = places();
+        assert!(!places.take_away(0..2));
+        assert!(places.take_away(2..4));
+        assert_eq!((places.num_free(), places.num_places()), (0, 2));
+        assert!(places.take_free().is_none());
+    }
+}

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One read: which transfers it needs, in which order, and what has been verified.
+//!
+//! Invariants
+//! * A layer counts as landed for a page only after its checksum agreed, or after the page has failed.
+//! * The checksums come from the header that was read together with the first layers, and only if it names the page, namespace and
+//!   generation that the lookup saw. What lands before the header is verified when the header is there.
+//! * Nothing is written to the memory after `ended`.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use banyan_shm::memory::SharedMemory;
+use banyan_shm::progress::LayerProgress;
+
+use crate::catalog::Hit;
+use crate::device::Span;
+use crate::format::{Identity, Namespace, RecordHeader};
+use crate::geometry::Geometry;
+
+/// Why a page did not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    Gone,
+    Checksum,
+    Io,
+}
+
+/// The caller's end of a read.
+pub struct ReadTicket {
+    pub progress: Arc<LayerProgress>,
+    pub num_pages: usize,
+    failed: Mutex<Vec<(usize, Reason)>>,
+    is_cancelled: AtomicBool,
+    bytes: AtomicU64,
+    elapsed_ns: AtomicU64,
+}
+
+impl ReadTicket {
+    pub fn new(num_pages: usize, num_layers: usize) -> Self {
+        Self {
+            progress: Arc::new(LayerProgress::new(num_layers)),
+            num_pages,
+            failed: Mutex::default(),
+            is_cancelled: AtomicBool::new(false),
+            bytes: AtomicU64::new(0),
+            elapsed_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Pages that failed so far, complete once the progress has ended.
+    pub fn failed(&self) -> Vec<(usize, Reason)> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.clone()
+    }
+
+    pub fn finish(&self) -> Vec<(usize, Reason)> {
+        self.progress.wait_end();
+        self.failed()
+    }
+
+    /// Gives up what has not been submitted, and waits until nothing is written to memory any more.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.progress.wait_end();
+    }
+
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn read_time(&self) -> Duration {
+        Duration::from_nanos(self.elapsed_ns.load(Ordering::Relaxed))
+    }
+}
+
+struct Page {
+    hit: Hit,
+    offset: u64,
+    checksums: Option<Vec<u64>>,
+    /// Steps that landed before the header.
+    early: Vec<usize>,
+    failed: Option<Reason>,
+}
+
+/// One transfer of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    pub page: usize,
+    pub step: usize,
+    pub hit: Hit,
+    pub with_header: bool,
+}
+
+pub struct ReadJob {
+    pub ticket: Arc<ReadTicket>,
+    pub namespace: Namespace,
+    pub memory: Arc<SharedMemory>,
+    geometry: Arc<Geometry>,
+    pages: Vec<Page>,
+    steps: Vec<Range<usize>>,
+    remaining: Vec<usize>,
+    num_landed_steps: usize,
+    next: (usize, usize),
+    num_in_flight: usize,
+    started: Instant,
+}
+
+impl ReadJob {
+    pub fn new(
+        geometry: Arc<Geometry>,
+        namespace: Namespace,
+        memory: Arc<SharedMemory>,
+        pages: impl Iterator<Item = (Hit, u64)>,
+        layers_per_step: usize,
+    ) -> Self {
+        let num_layers = geometry.num_layers();
+        let page = |(hit, offset)| Page {
+            hit,
+            offset,
+            checksums: None,
+            early: Vec::new(),
+            failed: None,
+        };
+        let pages: Vec<Page> = pages.map(page).collect();
+        let steps: Vec<Range<usize>> = (0..num_layers)
+            .step_by(layers_per_step)
+            .map(|start| start..(start + layers_per_step).min(num_layers))
+            .collect();
+        Self {
+            ticket: Arc::new(ReadTicket::new(pages.len(), num_layers)),
+            namespace,
+            memory,
+            geometry,
+            remaining: vec![pages.len(); steps.len()],
+            pages,
+            steps,
+            num_landed_steps: 0,
+            next: (0, 0),
+            num_in_flight: 0,
+            started: Instant::now(),
+        }
+    }
+
+    pub fn hits(&self) -> Vec<Hit> {
+        self.pages.iter().map(|page| page.hit).collect()
+    }
+
+    pub fn layers_of(&self, step: usize) -> Range<usize> {
+        self.steps[step].clone()
+    }
+
+    /// Where a step of a page belongs in memory.
+    pub fn target(&self, page: usize, step: usize) -> Span {
+        let place = self.geometry.in_frame(&self.steps[step]);
+        let start = self.pages[page].offset + place.start;
+        Span {
+            start: self.memory.mapping().start().wrapping_add(start as usize),
+            len: (place.end - place.start) as usize,
+        }
+    }
+
+    /// The next transfer in step order; pages that have failed are passed over.
+    pub fn plan_next(&mut self) -> Option<Planned> {
+        if self.ticket.is_cancelled.load(Ordering::Relaxed) {
+            self.give_up();
+        }
+        while self.next.0 < self.steps.len() {
+            let (step, page) = self.next;
+            self.next = if page + 1 < self.pages.len() {
+                (step, page + 1)
+            } else {
+                (step + 1, 0)
+            };
+            let Some(candidate) = self.pages.get(page) else {
+                continue;
+            };
+            if candidate.failed.is_some() {
+                self.land(step);
+                continue;
+            }
+            self.num_in_flight += 1;
+            return Some(Planned {
+                page,
+                step,
+                hit: candidate.hit,
+                with_header: step == 0,
+            });
+        }
+        None
+    }
+
+    fn give_up(&mut self) {
+        self.next = (self.steps.len(), 0);
+        self.remaining.fill(0);
+    }
+
+    /// Everything that is left fails: the namespace has changed.
+    pub fn fail_all(&mut self, reason: Reason) {
+        for page in 0..self.pages.len() {
+            self.fail(page, reason);
+        }
+    }
+
+    pub fn fail(&mut self, page: usize, reason: Reason) {
+        if self.pages[page].failed.is_none() {
+            self.pages[page].failed = Some(reason);
+            let mut failed = self
+                .ticket
+                .failed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            failed.push((page, reason));
+        }
+    }
+
+    /// A transfer could not be submitted or came back with an error.
+    pub fn on_error(&mut self, planned: Planned, reason: Reason) {
+        self.num_in_flight -= 1;
+        self.fail(planned.page, reason);
+        self.land(planned.step);
+    }
+
+    /// The bytes of a step are in memory, and with the first step its header block.
+    pub fn on_landed(&mut self, planned: Planned, header: Option<&[u8]>) {
+        self.num_in_flight -= 1;
+        let Planned { page, step, .. } = planned;
+        self.ticket
+            .bytes
+            .fetch_add(self.target(page, step).len as u64, Ordering::Relaxed);
+        if let Some(block) = header {
+            self.take_header(page, block);
+        }
+        if self.pages[page].failed.is_some() {
+            self.land(step);
+        } else if self.pages[page].checksums.is_none() {
+            self.pages[page].early.push(step);
+        } else {
+            self.verify(page, step);
+        }
+        if header.is_some() {
+            for early in std::mem::take(&mut self.pages[page].early) {
+                self.verify(page, early);
+            }
+        }
+    }
+
+    fn take_header(&mut self, page: usize, block: &[u8]) {
+        let expected = self.identity(page);
+        let num_layers = self.geometry.num_layers();
+        match RecordHeader::decode(block) {
+            None => self.fail(page, Reason::Checksum),
+            Some(header) if header.identity == expected && header.checksums.len() == num_layers => {
+                self.pages[page].checksums = Some(header.checksums);
+            }
+            Some(_) => self.fail(page, Reason::Gone),
+        }
+    }
+
+    fn identity(&self, page: usize) -> Identity {
+        let hit = &self.pages[page].hit;
+        Identity {
+            key: hit.key,
+            namespace: self.namespace,
+            generation: hit.generation,
+        }
+    }
+
+    fn verify(&mut self, page: usize, step: usize) {
+        let identity = self.identity(page);
+        let agrees = self.pages[page]
+            .checksums
+            .as_ref()
+            .is_some_and(|checksums| {
+                self.steps[step].clone().all(|layer| {
+                    let place = self.geometry.in_frame(&(layer..layer + 1));
+                    let span = Span {
+                        start: self
+                            .memory
+                            .mapping()
+                            .start()
+                            .wrapping_add((self.pages[page].offset + place.start) as usize),
+                        len: (place.end - place.start) as usize,
+                    };
+                    // SAFETY: inside the mapping (`Store::read` checked the frame), and the frame is this read's until it has ended.
+                    identity.checksum(layer, unsafe { span.bytes() }) == checksums[layer]
+                })
+            });
+        if !agrees {
+            self.fail(page, Reason::Checksum);
+        }
+        self.land(step);
+    }
+
+    fn land(&mut self, step: usize) {
+        // A cancelled read has no steps left to wait for.
+        self.remaining[step] = self.remaining[step].saturating_sub(1);
+        while self
+            .remaining
+            .get(self.num_landed_steps)
+            .is_some_and(|remaining| *remaining == 0)
+        {
+            self.num_landed_steps += 1;
+            let layers = self.steps[self.num_landed_steps - 1].end;
+            if !self.ticket.is_cancelled.load(Ordering::Relaxed) {
+                self.ticket.progress.advance_to(layers);
+            }
+        }
+    }
+
+    /// Whether no transfer is left or under way.
+    pub fn is_over(&self) -> bool {
+        self.num_in_flight == 0 && self.next.0 >= self.steps.len()
+    }
+
+    /// After the record's state was looked at: what looked damaged may have been overwritten by its owner.
+    pub fn reclassify(&mut self, is_still_there: impl Fn(&Hit) -> bool) -> Vec<Hit> {
+        let mut damaged = Vec::new();
+        let mut failed = self
+            .ticket
+            .failed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (page, reason) in failed.iter_mut() {
+            let hit = &self.pages[*page].hit;
+            if !is_still_there(hit) {
+                *reason = Reason::Gone;
+            } else if *reason != Reason::Gone {
+                damaged.push(*hit);
+            }
+        }
+        damaged
+    }
+
+    /// Tells the waiters. Call once, when it is over.
+    pub fn end(&self) {
+        let elapsed = self.started.elapsed().as_nanos() as u64;
+        self.ticket.elapsed_ns.store(elapsed, Ordering::Relaxed);
+        self.ticket.progress.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMESPACE: Namespace = [3; 4];
+
+    fn hit(page: u64) -> Hit {
+        Hit {
+            key: [page, 1, 1, 1],
+            shelf: 0,
+            place: page as u32,
+            generation: page + 10,
+        }
+    }
+
+    fn job(num_pages: u64) -> ReadJob {
+        let geometry = Arc::new(Geometry::new(&[4096, 4096]).unwrap());
+        let memory = Arc::new(SharedMemory::create(1 << 16, "reading").unwrap());
+        let pages = (0..num_pages).map(|page| (hit(page), page * 8192));
+        ReadJob::new(geometry, NAMESPACE, memory, pages, 1)
+    }
+
+    /// Fills a page's memory and returns its header block.
+    fn arrive(job: &ReadJob, page: usize) -> Vec<u8> {
+        let identity = job.identity(page);
+        let checksum = |layer: usize| {
+            // SAFETY: the test owns the memory.
+            let bytes = unsafe { job.target(page, layer).bytes_mut() };
+            bytes.fill(page as u8 + 1);
+            identity.checksum(layer, bytes)
+        };
+        let header = RecordHeader {
+            identity,
+            parent: [0; 4],
+            checksums: vec![checksum(0), checksum(1)],
+        };
+        let mut block = vec![0; 4096];
+        header.encode(&mut block);
+        block
+    }
+
+    fn plan_all(job: &mut ReadJob) -> Vec<Planned> {
+        std::iter::from_fn(|| job.plan_next()).collect()
+    }
+
+    #[test]
+    fn steps_when_planned_then_layer_by_layer_over_all_pages() {
+        let planned = plan_all(&mut job(2));
+        let order: Vec<(usize, usize)> =
+            planned.iter().map(|plan| (plan.step, plan.page)).collect();
+        assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert!(planned[0].with_header && !planned[2].with_header);
+    }
+
+    #[test]
+    fn layer_when_it_lands_before_its_header_then_counts_only_after() {
+        let mut job = job(1);
+        let plans = plan_all(&mut job);
+        let block = arrive(&job, 0);
+        job.on_landed(plans[1], None);
+        assert_eq!(job.ticket.progress.num_done(), 0);
+        job.on_landed(plans[0], Some(&block));
+        assert_eq!(job.ticket.progress.num_done(), 2);
+        assert!(job.is_over() && job.ticket.failed().is_empty());
+    }
+
+    #[test]
+    fn page_when_its_bytes_are_wrong_then_failed_and_the_others_land() {
+        let mut job = job(2);
+        let plans = plan_all(&mut job);
+        let blocks = [arrive(&job, 0), arrive(&job, 1)];
+        // SAFETY: the test owns the memory.
+        unsafe { job.target(1, 1).bytes_mut()[7] ^= 1 };
+        for plan in plans {
+            let header = plan.with_header.then(|| &blocks[plan.page][..]);
+            job.on_landed(plan, header);
+        }
+        assert_eq!(job.ticket.progress.num_done(), 2);
+        assert_eq!(job.ticket.failed(), [(1, Reason::Checksum)]);
+        assert_eq!(job.reclassify(|_| true), [hit(1)]);
+        assert!(job.reclassify(|_| false).is_empty());
+        assert_eq!(job.ticket.failed(), [(1, Reason::Gone)]);
+    }
+
+    #[test]
+    fn page_when_its_place_has_another_tenant_then_gone_and_not_read_on() {
+        let mut job = job(1);
+        let first = job.plan_next().unwrap();
+        let mut block = arrive(&job, 0);
+        let mut header = RecordHeader::decode(&block).unwrap();
+        header.identity.generation += 1;
+        header.encode(&mut block);
+        job.on_landed(first, Some(&block));
+        assert_eq!(job.plan_next(), None);
+        assert!(job.is_over());
+        assert_eq!(job.ticket.failed(), [(0, Reason::Gone)]);
+        assert_eq!(job.ticket.progress.num_done(), 2);
+    }
+
+    #[test]
+    fn read_when_cancelled_then_over_once_what_is_in_flight_has_landed() {
+        let mut job = job(2);
+        let first = job.plan_next().unwrap();
+        job.ticket.is_cancelled.store(true, Ordering::Relaxed);
+        assert_eq!(job.plan_next(), None);
+        assert!(!job.is_over());
+        job.on_error(first, Reason::Io);
+        assert!(job.is_over());
+        assert_eq!(job.ticket.progress.num_done(), 0);
+    }
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What callers and the I/O thread share, behind one mutex that is held for microseconds and never over I/O.
+//!
+//! Invariants
+//! * A key is queued at most once. While it is (`backlog.pending`), its frame belongs to the store; exactly one outcome follows.
+//! * Only records of `namespace` are in the catalog.
+//!
+//! A page: queued -> writing -> written -> stored; from each of the first three also -> failed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use banyan_shm::frame::Key;
+use banyan_shm::memory::SharedMemory;
+use hashbrown::{HashMap, HashSet};
+
+use crate::catalog::{Catalog, Hit, KeyHash, ShelfIndex};
+use crate::format::{NO_PARENT, Namespace};
+use crate::geometry::Place;
+use crate::pacing::Permit;
+use crate::places::{Places, Record};
+
+/// What `put` says about one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Queued,
+    Present,
+    Elsewhere,
+    Full,
+    Orphan,
+}
+
+/// How a queued page ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Stored,
+    Failed,
+}
+
+/// A page on its way down.
+#[derive(Clone)]
+pub struct Queued {
+    pub key: Key,
+    pub parent: Key,
+    pub namespace: Namespace,
+    pub memory: Arc<SharedMemory>,
+    pub offset: u64,
+}
+
+#[derive(Default)]
+pub struct Backlog {
+    pub queue: VecDeque<Queued>,
+    /// Queued, writing, or written and not yet stored.
+    pub pending: HashSet<Key, KeyHash>,
+    /// How many pending pages wait for each parent: it must not be evicted before they are stored.
+    pub awaited: HashMap<Key, u32, KeyHash>,
+}
+
+impl Backlog {
+    pub fn push(&mut self, page: Queued) {
+        self.pending.insert(page.key);
+        *self.awaited.entry(page.parent).or_insert(0) += 1;
+        self.queue.push_back(page);
+    }
+
+    /// The page's frame is its owner's again.
+    pub fn settle(&mut self, key: &Key, parent: &Key) {
+        self.pending.remove(key);
+        if let Some(count) = self.awaited.get_mut(parent) {
+            *count -= 1;
+            if *count == 0 {
+                self.awaited.remove(parent);
+            }
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Since the store was opened.
+        #[derive(Clone, Debug, Default)]
+        pub struct Counters { $($(#[$doc])* pub $name: u64),* }
+
+        impl Counters {
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+counters! {
+    lookups,
+    found_pages,
+    reads,
+    read_pages,
+    read_bytes,
+    gone_pages,
+    checksum_failures,
+    read_errors,
+    put_queued,
+    put_present,
+    put_elsewhere,
+    put_full,
+    put_orphan,
+    written_pages,
+    written_bytes,
+    write_failures,
+    commits,
+    manifest_rewrites,
+    evicted_pages,
+    dropped_pages,
+    quota_refusals,
+    floor_refusals,
+    no_space_pauses,
+    log_failures,
+    adopted_pages,
+    invalidations,
+}
+
+/// This writer's own shelf.
+pub struct Own {
+    pub index: ShelfIndex,
+    pub places: Places,
+}
+
+pub struct State {
+    pub namespace: Namespace,
+    pub catalog: Catalog,
+    pub own: Option<Own>,
+    pub backlog: Backlog,
+    pub outcomes: Vec<(Key, Outcome)>,
+    pub permit: Permit,
+    /// The permit to go back to when draining ends.
+    pub resting_permit: Permit,
+    pub num_drains: u32,
+    /// Writes that have started and are not yet durable, or retirements not yet in the manifest.
+    pub num_unsettled: usize,
+    /// Why no writes are taken now.
+    pub stopped: Option<&'static str>,
+    pub counters: Counters,
+}
+
+impl State {
+    pub fn new(namespace: Namespace) -> Self {
+        Self {
+            namespace,
+            catalog: Catalog::default(),
+            own: None,
+            backlog: Backlog::default(),
+            outcomes: Vec::new(),
+            permit: Permit::Open,
+            resting_permit: Permit::Open,
+            num_drains: 0,
+            num_unsettled: 0,
+            stopped: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The leading keys that are there. Touched from the end to the front: a parent is never older than its children.
+    pub fn lookup(&mut self, keys: &[Key]) -> Vec<Hit> {
+        let run = self.catalog.run(keys);
+        self.counters.lookups += 1;
+        self.counters.found_pages += run.len() as u64;
+        if let Some(own) = &mut self.own {
+            for hit in run.iter().rev().filter(|hit| hit.shelf == own.index) {
+                own.places.touch(hit.place);
+            }
+        }
+        run
+    }
+
+    /// Whether a page may join the back-log, before anybody else is asked.
+    pub fn judge_put(&self, key: &Key, parent: &Key, max_queued: usize) -> Verdict {
+        if self.backlog.pending.contains(key) || self.catalog.contains(key) {
+            return Verdict::Present;
+        }
+        let has_parent = *parent == NO_PARENT
+            || self.backlog.pending.contains(parent)
+            || self.catalog.contains(parent);
+        if !has_parent {
+            Verdict::Orphan
+        } else if self.stopped.is_some() || self.backlog.queue.len() >= max_queued {
+            Verdict::Full
+        } else {
+            Verdict::Queued
+        }
+    }
+
+    pub fn count_put(&mut self, verdict: Verdict) {
+        let counters = &mut self.counters;
+        *match verdict {
+            Verdict::Queued => &mut counters.put_queued,
+            Verdict::Present => &mut counters.put_present,
+            Verdict::Elsewhere => &mut counters.put_elsewhere,
+            Verdict::Full => &mut counters.put_full,
+            Verdict::Orphan => &mut counters.put_orphan,
+        } += 1;
+    }
+
+    /// Ends a pending page.
+    pub fn settle(&mut self, key: Key, parent: &Key, outcome: Outcome) {
+        self.backlog.settle(&key, parent);
+        self.counters.write_failures += u64::from(outcome == Outcome::Failed);
+        self.outcomes.push((key, outcome));
+    }
+
+    /// Fails the queued pages whose chain leads through a failed one; without it nobody could find them. Returns them.
+    pub fn fail_descendants(&mut self, failed: Key) -> Vec<Queued> {
+        let mut gone: HashSet<Key, KeyHash> = HashSet::default();
+        gone.insert(failed);
+        let mut lost = Vec::new();
+        for page in std::mem::take(&mut self.backlog.queue) {
+            if gone.contains(&page.parent) {
+                gone.insert(page.key);
+                lost.push(page);
+            } else {
+                self.backlog.queue.push_back(page);
+            }
+        }
+        for page in &lost {
+            self.settle(page.key, &page.parent, Outcome::Failed);
+        }
+        lost
+    }
+
+    /// Fails everything that has not started. Returns it.
+    pub fn fail_queue(&mut self) -> Vec<Queued> {
+        let queue: Vec<Queued> = self.backlog.queue.drain(..).collect();
+        for page in &queue {
+            self.settle(page.key, &page.parent, Outcome::Failed);
+        }
+        queue
+    }
+
+    /// Evicts up to `count` own records by policy.
+    pub fn evict(&mut self, count: usize) -> usize {
+        let Some(own) = &mut self.own else { return 0 };
+        let mut num_evicted = 0;
+        while num_evicted < count {
+            let (catalog, awaited) = (&self.catalog, &self.backlog.awaited);
+            let stays = |record: &Record| {
+                let key = &record.identity.key;
+                catalog.has_children(key) || awaited.contains_key(key)
+            };
+            let Some((place, record)) = own.places.evict(&stays) else {
+                break;
+            };
+            let generation = record.identity.generation;
+            self.catalog.retire(own.index, place, generation);
+            num_evicted += 1;
+        }
+        self.counters.evicted_pages += num_evicted as u64;
+        num_evicted
+    }
+
+    /// Withdraws one record that was found bad; true when it was this writer's own.
+    pub fn drop_record(&mut self, hit: &Hit) -> bool {
+        self.catalog.retire(hit.shelf, hit.place, hit.generation);
+        let Some(own) = &mut self.own else {
+            return false;
+        };
+        let is_own =
+            hit.shelf == own.index && own.places.retire(hit.place, hit.generation).is_some();
+        self.counters.dropped_pages += u64::from(is_own);
+        is_own
+    }
+
+    pub fn hold(&mut self, hits: &[Hit]) {
+        self.with_own(hits, Places::hold);
+    }
+
+    pub fn release(&mut self, hits: &[Hit]) {
+        self.with_own(hits, Places::release);
+    }
+
+    fn with_own(&mut self, hits: &[Hit], act: fn(&mut Places, Place)) {
+        if let Some(own) = &mut self.own {
+            for hit in hits.iter().filter(|hit| hit.shelf == own.index) {
+                act(&mut own.places, hit.place);
+            }
+        }
+    }
+
+    /// Nothing is on its way down.
+    pub fn is_drained(&self) -> bool {
+        let retired = self.own.as_ref().map_or(0, |own| own.places.num_retired());
+        self.backlog.pending.is_empty() && self.num_unsettled == 0 && retired == 0
+    }
+}

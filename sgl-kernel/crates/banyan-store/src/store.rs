@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The store as its callers see it. Any thread; what waits for a device says so.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use banyan_shm::frame::Key;
+use banyan_shm::memory::SharedMemory;
+
+use crate::catalog::Hit;
+use crate::device::{Device, Faults, FaultyDevice, ThreadsDevice, UringDevice};
+use crate::directory::Stripe;
+use crate::engine::Engine;
+use crate::error::{Result, StoreError, invalid};
+use crate::files::takes_direct;
+use crate::format::{NO_PARENT, Namespace};
+use crate::geometry::{BLOCK_BYTES, Geometry};
+use crate::growth::{Limits, places_per_segment};
+use crate::opening::{Wanted, open_own};
+use crate::pacing::Permit;
+use crate::policy;
+use crate::reading::{ReadJob, ReadTicket, Reason};
+use crate::shared::Shared;
+use crate::state::{Outcome, Queued, State, Verdict};
+use crate::traffic::{Claim, Traffic};
+use crate::writing::{Opened, Writer};
+
+/// Threads of the fallback: more than a drive needs, few enough to be idle.
+const NUM_IO_THREADS: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    ReadWrite,
+    ReadOnly,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// io_uring, and threads where it is missing.
+    Auto,
+    Uring,
+    Threads,
+    /// Fails on purpose.
+    Faulty(Faults),
+}
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub paths: Vec<PathBuf>,
+    pub namespace: Namespace,
+    pub layer_bytes: Vec<u64>,
+    pub purpose: Purpose,
+    pub limits: Limits,
+    pub segment_bytes: Option<u64>,
+    pub backlog_bytes: u64,
+    pub policy: String,
+    pub engine: EngineChoice,
+}
+
+/// Where leading pages were, and in which namespace.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub hits: Vec<Hit>,
+    namespace: Namespace,
+}
+
+pub struct Store {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    is_closed: AtomicBool,
+    purpose: Purpose,
+    max_queued: usize,
+    engine: String,
+    segment_places: u32,
+}
+
+impl Store {
+    pub fn open(options: &Options) -> Result<Self> {
+        let geometry = Arc::new(Geometry::new(&options.layer_bytes)?);
+        policy::by_name(&options.policy)?;
+        let stripe = match options.purpose {
+            Purpose::ReadWrite => Stripe::open_or_create(&options.paths)
+                .map_err(|error| advise_read_only(error, &options.paths))?,
+            Purpose::ReadOnly => Stripe::open(&options.paths)?,
+        };
+        let traffic = match (Traffic::open(stripe.first()), options.purpose) {
+            (Ok(traffic), _) => Some(traffic),
+            (Err(error), Purpose::ReadWrite) => return Err(error),
+            // Where nothing can be written, nobody has to be told of reads.
+            (Err(_), Purpose::ReadOnly) => None,
+        };
+        let record_bytes = geometry.record_bytes();
+        let segment_places = places_per_segment(
+            options.limits.quota_bytes,
+            options.segment_bytes,
+            record_bytes,
+        );
+        let mut state = State::new(options.namespace);
+        let opened = match options.purpose {
+            Purpose::ReadOnly => None,
+            Purpose::ReadWrite => {
+                let wanted = Wanted {
+                    namespace: options.namespace,
+                    geometry: &geometry,
+                    limits: options.limits,
+                    places_per_segment: segment_places,
+                    policy: &options.policy,
+                };
+                Some(open_own(&stripe, &wanted, &mut state)?)
+            }
+        };
+        let is_direct = opened
+            .as_ref()
+            .is_none_or(|own| takes_direct(&stripe.shelf(own.header.shelf, 0)));
+        let own_shelf = opened.as_ref().map(|own| own.header.shelf);
+        let shared = Arc::new(Shared::new(stripe, geometry, traffic, state, own_shelf));
+        shared.refresh()?;
+        let (thread, engine) = start(&shared, opened, options)?;
+        let way = if is_direct {
+            "O_DIRECT"
+        } else {
+            "through the page cache: this file system has no O_DIRECT"
+        };
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+            is_closed: AtomicBool::new(false),
+            purpose: options.purpose,
+            max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
+            engine: format!("{engine}, {way}"),
+            segment_places,
+        })
+    }
+
+    /// What does the I/O, in one line.
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    pub fn version(&self) -> u64 {
+        let own = self.shared.lock().catalog.version();
+        own.wrapping_add(self.shared.num_commits())
+    }
+
+    // ---- up ----------------------------------------------------------------------------------------------------
+
+    pub fn lookup(&self, keys: &[Key]) -> Found {
+        if self.shared.is_behind() {
+            self.shared.inbox().wants_refresh = true;
+            self.shared.wake();
+        }
+        let mut state = self.shared.lock();
+        Found {
+            hits: state.lookup(keys),
+            namespace: state.namespace,
+        }
+    }
+
+    /// Brings pages into frames. The caller leaves the frames alone until the ticket's end.
+    pub fn read(
+        &self,
+        found: &Found,
+        num_pages: usize,
+        memory: &Arc<SharedMemory>,
+        offsets: &[u64],
+        layers_per_step: usize,
+    ) -> Result<Arc<ReadTicket>> {
+        self.check_open()?;
+        if num_pages > found.hits.len() || num_pages != offsets.len() {
+            let (found, frames) = (found.hits.len(), offsets.len());
+            return invalid!("{num_pages} pages to read, {found} found, {frames} frames");
+        }
+        if layers_per_step == 0 {
+            return invalid!("a step reads at least one layer");
+        }
+        self.check_frames(memory, offsets)?;
+        let hits = &found.hits[..num_pages];
+        let mut job = ReadJob::new(
+            self.shared.geometry.clone(),
+            found.namespace,
+            memory.clone(),
+            hits.iter().copied().zip(offsets.iter().copied()),
+            layers_per_step,
+        );
+        {
+            let mut state = self.shared.lock();
+            if state.namespace != found.namespace {
+                job.fail_all(Reason::Gone);
+            }
+            state.hold(hits);
+        }
+        let ticket = job.ticket.clone();
+        let mut inbox = self.shared.inbox();
+        if inbox.is_closing {
+            return invalid!("the store is closed");
+        }
+        inbox.reads.push(job);
+        drop(inbox);
+        self.shared.wake();
+        Ok(ticket)
+    }
+
+    // ---- down --------------------------------------------------------------------------------------------------
+
+    /// Queues a chain of pages. Frames of queued pages are the store's until `completed` names their keys.
+    pub fn put(
+        &self,
+        keys: &[Key],
+        parent: Option<Key>,
+        memory: &Arc<SharedMemory>,
+        offsets: &[u64],
+    ) -> Result<Vec<Verdict>> {
+        self.check_open()?;
+        if self.purpose == Purpose::ReadOnly {
+            return invalid!(
+                "the store was opened for reading only: open it with access=\"read-write\""
+            );
+        }
+        if keys.len() != offsets.len() {
+            return invalid!("{} keys but {} frames", keys.len(), offsets.len());
+        }
+        self.check_frames(memory, offsets)?;
+        let mut state = self.shared.lock();
+        let mut parent = parent.unwrap_or(NO_PARENT);
+        let mut is_behind_elsewhere = false;
+        let mut verdicts = Vec::with_capacity(keys.len());
+        for (&key, &offset) in keys.iter().zip(offsets) {
+            let mut verdict = state.judge_put(&key, &parent, self.max_queued);
+            if verdict == Verdict::Orphan && is_behind_elsewhere {
+                verdict = Verdict::Queued;
+            }
+            let namespace = state.namespace;
+            if verdict == Verdict::Queued && self.shared.claim(&namespace, &key) == Claim::Elsewhere
+            {
+                verdict = Verdict::Elsewhere;
+            }
+            if verdict == Verdict::Queued {
+                state.backlog.push(Queued {
+                    key,
+                    parent,
+                    namespace,
+                    memory: memory.clone(),
+                    offset,
+                });
+            }
+            is_behind_elsewhere = verdict == Verdict::Elsewhere;
+            state.count_put(verdict);
+            verdicts.push(verdict);
+            parent = key;
+        }
+        drop(state);
+        self.shared.wake();
+        Ok(verdicts)
+    }
+
+    pub fn completed(&self) -> Vec<(Key, Outcome)> {
+        std::mem::take(&mut self.shared.lock().outcomes)
+    }
+
+    /// Waits until everything queued so far is durable or has failed; how many failed meanwhile.
+    pub fn sync(&self) -> Result<u64> {
+        self.check_open()?;
+        let mut state = self.shared.lock();
+        let before = state.counters.write_failures;
+        if state.num_drains == 0 {
+            state.resting_permit = state.permit;
+        }
+        state.num_drains += 1;
+        state.permit = Permit::Draining;
+        self.shared.wake();
+        let not_yet =
+            |state: &mut State| !state.is_drained() && !self.is_closed.load(Ordering::Relaxed);
+        let waited = self.shared.changed.wait_while(state, not_yet);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.num_drains -= 1;
+        if state.num_drains == 0 {
+            state.permit = state.resting_permit;
+        }
+        Ok(state.counters.write_failures - before)
+    }
+
+    pub fn set_permit(&self, permit: Permit) {
+        let mut state = self.shared.lock();
+        state.resting_permit = permit;
+        if state.num_drains == 0 {
+            state.permit = permit;
+        }
+        drop(state);
+        self.shared.wake();
+    }
+
+    // ---- what is kept ------------------------------------------------------------------------------------------
+
+    pub fn invalidate(&self, namespace: Namespace) -> Result<()> {
+        self.check_open()?;
+        self.shared.change_namespace(namespace)
+    }
+
+    pub fn evict(&self, num_pages: usize) -> Result<usize> {
+        self.check_open()?;
+        let num_evicted = self.shared.lock().evict(num_pages);
+        self.shared.wake();
+        Ok(num_evicted)
+    }
+
+    pub fn drop_records(&self, keys: &[Key]) -> Result<usize> {
+        self.check_open()?;
+        let mut state = self.shared.lock();
+        let mut num_own = 0;
+        for key in keys {
+            if let Some(hit) = state.catalog.find(key) {
+                num_own += usize::from(state.drop_record(&hit));
+            }
+        }
+        drop(state);
+        self.shared.wake();
+        Ok(num_own)
+    }
+
+    pub fn refresh(&self) -> Result<()> {
+        self.check_open()?;
+        self.shared.refresh()
+    }
+
+    /// Counters since the opening, and gauges.
+    pub fn stats(&self) -> Vec<(&'static str, u64)> {
+        let state = self.shared.lock();
+        let mut stats = state.counters.named();
+        stats.push(("num_records", state.catalog.num_records() as u64));
+        stats.push(("backlog_pages", state.backlog.pending.len() as u64));
+        if let Some(own) = &state.own {
+            stats.push(("own_records", own.places.num_published() as u64));
+            stats.push(("own_places", own.places.num_places() as u64));
+            stats.push(("free_places", own.places.num_free() as u64));
+            let segments = own.places.num_places() as u64 / u64::from(self.segment_places);
+            stats.push(("num_segments", segments));
+        }
+        stats.push(("is_stopped", u64::from(state.stopped.is_some())));
+        stats
+    }
+
+    /// Finishes what is being written, fails the rest of the back-log, and leaves.
+    pub fn close(&self) {
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(thread) = thread else { return };
+        self.shared.inbox().is_closing = true;
+        self.shared.wake();
+        if thread.join().is_err() {
+            eprintln!("banyan: the store's I/O thread had failed");
+        }
+        self.is_closed.store(true, Ordering::Relaxed);
+        let _state = self.shared.lock();
+        self.shared.changed.notify_all();
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.shared.inbox().is_closing {
+            return invalid!("the store is closed");
+        }
+        Ok(())
+    }
+
+    /// Frames are aligned, inside the memory, and do not overlap.
+    fn check_frames(&self, memory: &SharedMemory, offsets: &[u64]) -> Result<()> {
+        let frame_bytes = self.shared.geometry.frame_bytes();
+        let end = (memory.len() as u64).checked_sub(frame_bytes);
+        for (position, &offset) in offsets.iter().enumerate() {
+            if !offset.is_multiple_of(BLOCK_BYTES as u64) || end.is_none_or(|end| offset > end) {
+                return invalid!(
+                    "frame {position} at byte {offset}: not a multiple of {BLOCK_BYTES}, or {frame_bytes} bytes from \
+                     there are not inside the memory of {} bytes",
+                    memory.len()
+                );
+            }
+        }
+        let mut sorted = offsets.to_vec();
+        sorted.sort_unstable();
+        for pair in sorted.windows(2) {
+            if pair[1] - pair[0] < frame_bytes {
+                return invalid!("frames at bytes {} and {} overlap", pair[0], pair[1]);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn advise_read_only(error: StoreError, paths: &[PathBuf]) -> StoreError {
+    match error {
+        StoreError::System { doing, cause }
+            if matches!(
+                cause.raw_os_error(),
+                Some(libc::EROFS | libc::EACCES | libc::EPERM)
+            ) =>
+        {
+            let doing = format!(
+                "{doing} (the store at {paths:?} needs a writable path; access=\"read\" only reads one)"
+            );
+            StoreError::System { doing, cause }
+        }
+        other => other,
+    }
+}
+
+/// Starts the I/O thread; the name of its device.
+fn start(
+    shared: &Arc<Shared>,
+    opened: Option<Opened>,
+    options: &Options,
+) -> Result<(JoinHandle<()>, String)> {
+    let (sender, receiver) = channel();
+    let (shared, choice, limits) = (shared.clone(), options.engine.clone(), options.limits);
+    let work = move || {
+        let made = make_device(&choice).and_then(|(mut device, name)| {
+            let writer = opened.map(|opened| Writer::new(opened, limits, &mut *device));
+            let writer = writer
+                .transpose()
+                .map_err(|cause| StoreError::os("cannot hand the manifest to the device", cause))?;
+            Ok((device, name, writer))
+        });
+        match made {
+            Ok((device, name, writer)) => {
+                shared.set_waker(device.waker());
+                // The opener waits for this.
+                drop(sender.send(Ok(name)));
+                Engine::new(shared, device, writer).run();
+            }
+            Err(error) => drop(sender.send(Err(error))),
+        }
+    };
+    let thread = thread::Builder::new()
+        .name("banyan-store-io".into())
+        .spawn(work)
+        .map_err(|cause| StoreError::os("cannot start the store's I/O thread", cause))?;
+    match receiver.recv() {
+        Ok(name) => Ok((thread, name?)),
+        Err(_) => invalid!("the store's I/O thread ended as it started"),
+    }
+}
+
+fn make_device(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
+    let threads = || -> Result<Box<dyn Device>> {
+        let device = ThreadsDevice::open(NUM_IO_THREADS);
+        Ok(Box::new(device.map_err(|cause| {
+            StoreError::os("cannot start the store's I/O threads", cause)
+        })?))
+    };
+    match choice {
+        EngineChoice::Faulty(faults) => Ok((
+            Box::new(FaultyDevice::new(faults.clone())),
+            "faults on purpose".into(),
+        )),
+        EngineChoice::Threads => Ok((threads()?, "threads".into())),
+        EngineChoice::Uring => match UringDevice::open() {
+            Ok(device) => Ok((Box::new(device), "io_uring".into())),
+            Err(cause) => Err(StoreError::os(
+                "io_uring is not available here (engine=\"threads\" works everywhere)",
+                cause,
+            )),
+        },
+        EngineChoice::Auto => match UringDevice::open() {
+            Ok(device) => Ok((Box::new(device), "io_uring".into())),
+            Err(cause) => Ok((threads()?, format!("threads (no io_uring: {cause})"))),
+        },
+    }
+}

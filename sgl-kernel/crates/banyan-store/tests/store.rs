@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One store, through its own interface.
+
+mod rig;
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use banyan_store::device::Faults;
+use banyan_store::pacing::Permit;
+use banyan_store::reading::Reason;
+use banyan_store::state::{Outcome, Verdict};
+use banyan_store::store::{EngineChoice, Options, Store};
+use rig::{Rig, Scratch, key, options};
+
+fn engines() -> Vec<EngineChoice> {
+    let faulty = Faults::parse("seed=5,short=3").unwrap();
+    vec![
+        EngineChoice::Auto,
+        EngineChoice::Threads,
+        EngineChoice::Faulty(faulty),
+    ]
+}
+
+#[test]
+fn pages_when_stored_then_read_back_by_layers_and_whole_with_every_engine() {
+    for engine in engines() {
+        let scratch = Scratch::new();
+        let rig = Rig::open(&Options {
+            engine,
+            ..options(scratch.path())
+        });
+        let chain: Vec<u64> = (0..20).collect();
+        rig.keep(None, &chain);
+        for layers_per_step in [1, 2, 3, 9] {
+            assert_eq!(
+                rig.fetch(&chain, layers_per_step),
+                [],
+                "{}",
+                rig.store.engine()
+            );
+        }
+    }
+}
+
+#[test]
+fn pages_when_layers_are_no_whole_blocks_then_the_same_bytes() {
+    let scratch = Scratch::new();
+    let layer_bytes = vec![100, 5000, 4096, 1];
+    let rig = Rig::open(&Options {
+        layer_bytes,
+        ..options(scratch.path())
+    });
+    let chain: Vec<u64> = (0..9).collect();
+    rig.keep(None, &chain);
+    assert_eq!(rig.fetch(&chain, 1), []);
+    assert_eq!(rig.fetch(&chain, 3), []);
+}
+
+#[test]
+fn store_when_opened_again_then_finds_what_was_stored_over_several_paths() {
+    let scratch = Scratch::new();
+    let paths: Vec<PathBuf> = ["a", "b", "c"].map(|name| scratch.path().join(name)).into();
+    let options = Options {
+        paths,
+        ..options(scratch.path())
+    };
+    let chain: Vec<u64> = (0..40).collect();
+    Rig::open(&options).keep(None, &chain);
+    let rig = Rig::open(&options);
+    assert_eq!(rig.stat("adopted_pages"), 40);
+    assert_eq!(rig.fetch(&chain, 1), []);
+    assert_eq!(rig.put(None, &chain), vec![Verdict::Present; 40]);
+    rig.keep(Some(39), &[40, 41]);
+    assert_eq!(rig.num_found(&(0..42).collect::<Vec<_>>()), 42);
+}
+
+#[test]
+fn put_when_its_parent_is_absent_then_an_orphan() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    assert_eq!(
+        rig.put(Some(9), &[10, 11]),
+        [Verdict::Orphan, Verdict::Orphan]
+    );
+    rig.keep(None, &[9]);
+    rig.keep(Some(9), &[10, 11]);
+}
+
+#[test]
+fn put_when_the_backlog_is_at_its_bound_then_full_and_nothing_stalls() {
+    let scratch = Scratch::new();
+    let backlog_bytes = 5 * 20480;
+    let rig = Rig::open(&Options {
+        backlog_bytes,
+        ..options(scratch.path())
+    });
+    rig.store.set_permit(Permit::Paused);
+    let verdicts = rig.put(None, &(0..8).collect::<Vec<_>>());
+    assert_eq!(verdicts[..5], [Verdict::Queued; 5]);
+    // What comes behind a refused page could not be found.
+    assert_eq!(
+        verdicts[5..],
+        [Verdict::Full, Verdict::Orphan, Verdict::Orphan]
+    );
+    assert!(rig.store.completed().is_empty());
+    assert_eq!(rig.store.sync().unwrap(), 0);
+    assert_eq!(rig.store.completed().len(), 5);
+}
+
+#[test]
+fn completed_when_pages_are_durable_then_names_each_once() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    rig.put(None, &[1, 2, 3]);
+    rig.store.sync().unwrap();
+    let mut completed = rig.store.completed();
+    completed.sort_by_key(|(key, _)| *key);
+    let mut expected = [1, 2, 3].map(|number| (key(number), Outcome::Stored));
+    expected.sort_by_key(|(key, _)| *key);
+    assert_eq!(completed, expected);
+    assert!(rig.store.completed().is_empty());
+}
+
+#[test]
+fn quota_when_reached_then_chains_are_evicted_from_their_ends_and_the_disk_stays_below() {
+    for policy in ["lru", "s3fifo"] {
+        let scratch = Scratch::new();
+        let mut options = Options {
+            policy: policy.into(),
+            ..options(scratch.path())
+        };
+        options.limits.quota_bytes = 2 << 20;
+        let rig = Rig::open(&options);
+        for conversation in 0..40u64 {
+            let chain: Vec<u64> = (conversation * 100..conversation * 100 + 10).collect();
+            rig.keep(None, &chain);
+            assert!(used_bytes(scratch.path()) <= 2 << 20, "{policy}");
+        }
+        assert!(rig.stat("evicted_pages") > 200, "{policy}");
+        for conversation in 0..40u64 {
+            let chain: Vec<u64> = (conversation * 100..conversation * 100 + 10).collect();
+            let num_found = rig.num_found(&chain);
+            assert_eq!(rig.fetch(&chain[..num_found], 1), [], "{policy}");
+        }
+        assert_eq!(
+            rig.num_found(&[3900, 3901, 3902]),
+            3,
+            "{policy}: the last one is still there"
+        );
+    }
+}
+
+fn used_bytes(path: &std::path::Path) -> u64 {
+    let mut total = 0;
+    for entry in std::fs::read_dir(path).unwrap() {
+        let entry = entry.unwrap();
+        let data = entry.metadata().unwrap();
+        total += match entry.file_name().to_str().unwrap() {
+            "traffic" => 0,
+            _ if data.is_dir() => used_bytes(&entry.path()),
+            _ => data.len(),
+        };
+    }
+    total
+}
+
+#[test]
+fn chain_when_longer_than_the_store_then_its_front_is_kept_and_the_rest_fails() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.limits.quota_bytes = 512 << 10;
+    let rig = Rig::open(&options);
+    let chain: Vec<u64> = (0..60).collect();
+    rig.put(None, &chain);
+    let num_failed = rig.store.sync().unwrap();
+    let num_stored = rig.num_found(&chain);
+    assert!(num_failed > 0 && num_stored > 5);
+    assert_eq!(num_stored as u64 + num_failed, 60);
+    assert_eq!(rig.store.completed().len(), 60);
+}
+
+fn segment_files(path: &std::path::Path) -> Vec<PathBuf> {
+    let store = std::fs::read_dir(path.join("store")).unwrap();
+    let shelves = store.filter_map(|entry| std::fs::read_dir(entry.ok()?.path()).ok());
+    let files = shelves.flatten().map(|entry| entry.unwrap().path());
+    files
+        .filter(|path| {
+            path.file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("segment-")
+        })
+        .collect()
+}
+
+#[test]
+fn page_when_a_bit_on_disk_flips_then_named_as_bad_and_never_found_again() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    rig.keep(None, &[0, 1, 2, 3]);
+    let [segment] = &segment_files(scratch.path())[..] else {
+        panic!("one segment")
+    };
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(segment)
+        .unwrap();
+    // The third record, in its last layer.
+    let at = 4096 + 3 * (4096 + 16384) - 100;
+    file.write_all_at(&[0x5a; 4], at).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(rig.fetch(&[0, 1, 2, 3], 1), [(2, Reason::Checksum)]);
+    assert_eq!(rig.num_found(&[0, 1, 2, 3]), 2);
+    assert_eq!(rig.stat("checksum_failures"), 1);
+    // It can be stored again, in another place or this.
+    rig.keep(Some(1), &[2]);
+    assert_eq!(rig.fetch(&[0, 1, 2, 3], 1), []);
+}
+
+#[test]
+fn namespace_when_it_changes_then_nothing_of_the_old_is_found_and_its_records_go_first() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.limits.quota_bytes = 1 << 20;
+    let rig = Rig::open(&options);
+    rig.keep(None, &[0, 1, 2]);
+    let old = rig.store.lookup(&[key(0)]);
+    rig.store.invalidate([2; 4]).unwrap();
+    assert_eq!(rig.num_found(&[0, 1, 2]), 0);
+    let ticket = rig.store.read(&old, 1, &rig.memory, &[0], 1).unwrap();
+    assert_eq!(ticket.finish(), [(0, Reason::Gone)]);
+    rig.keep(None, &[0, 1]);
+    assert_eq!(rig.fetch(&[0, 1], 1), []);
+    let num_places = rig.stat("own_places");
+    rig.store.evict(3).unwrap();
+    assert_eq!(rig.num_found(&[0, 1]), 2, "{num_places} places");
+    drop(rig);
+    // The shelf belongs to the new namespace now.
+    let rig = Rig::open(&Options {
+        namespace: [2; 4],
+        ..options
+    });
+    assert_eq!(rig.stat("adopted_pages"), 2);
+    assert_eq!(rig.fetch(&[0, 1], 1), []);
+}
+
+#[test]
+fn writes_when_they_fail_then_reported_and_later_ones_succeed() {
+    let scratch = Scratch::new();
+    let engine = EngineChoice::Faulty(Faults::parse("seed=2,eio=6").unwrap());
+    let rig = Rig::open(&Options {
+        engine,
+        ..options(scratch.path())
+    });
+    let (mut num_stored, mut num_failed) = (0, 0);
+    for number in 0..60 {
+        assert_eq!(rig.put(None, &[number]), [Verdict::Queued]);
+        rig.store.sync().unwrap();
+        match rig.store.completed()[..] {
+            [(_, Outcome::Stored)] => num_stored += 1,
+            [(_, Outcome::Failed)] => num_failed += 1,
+            ref other => panic!("{other:?}"),
+        }
+        if rig.stat("log_failures") > 0 {
+            break;
+        }
+    }
+    assert!(
+        num_stored > 0 && num_failed > 0,
+        "{num_stored} stored, {num_failed} failed"
+    );
+}
+
+#[test]
+fn space_when_the_device_has_none_then_a_pause_with_a_counter() {
+    let scratch = Scratch::new();
+    let engine = EngineChoice::Faulty(Faults::parse("seed=2,enospc=1").unwrap());
+    let rig = Rig::open(&Options {
+        engine,
+        ..options(scratch.path())
+    });
+    assert_eq!(rig.put(None, &[1]), [Verdict::Queued]);
+    assert_eq!(rig.store.sync().unwrap(), 1);
+    assert_eq!(rig.stat("no_space_pauses"), 1);
+    assert_eq!(rig.put(None, &[2]), [Verdict::Full]);
+    assert_eq!(rig.num_found(&[1]), 0);
+}
+
+#[test]
+fn calls_when_the_store_is_closed_then_refused() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    rig.put(None, &[1]);
+    rig.store.close();
+    rig.store.close();
+    assert_eq!(rig.store.completed().len(), 1, "every frame comes back");
+    assert!(rig.store.sync().is_err());
+    assert!(rig.store.put(&[key(1)], None, &rig.memory, &[0]).is_err());
+    let found = rig.store.lookup(&[key(1)]);
+    assert!(rig.store.read(&found, 0, &rig.memory, &[], 1).is_err());
+}
+
+#[test]
+fn frames_when_they_cannot_be_right_then_refused() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    let keys = [key(1), key(2)];
+    for offsets in [vec![0, 100], vec![0, 4096], vec![0, 1 << 40], vec![0]] {
+        assert!(
+            rig.store.put(&keys, None, &rig.memory, &offsets).is_err(),
+            "{offsets:?}"
+        );
+    }
+    assert!(
+        Store::open(&Options {
+            layer_bytes: vec![],
+            ..options(scratch.path())
+        })
+        .is_err()
+    );
+}

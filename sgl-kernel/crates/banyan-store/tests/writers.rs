@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Several writers and readers on one path.
+
+mod rig;
+
+use std::fs;
+use std::time::Instant;
+
+use banyan_store::pacing::Permit;
+use banyan_store::reading::Reason;
+use banyan_store::state::Verdict;
+use banyan_store::store::{Options, Purpose, Store};
+use rig::{Rig, Scratch, key, options};
+
+fn two(scratch: &Scratch) -> [Rig; 2] {
+    let options = options(scratch.path());
+    [Rig::open(&options), Rig::open(&options)]
+}
+
+#[test]
+fn page_when_another_writer_has_stored_it_then_read_from_there_and_not_stored_again() {
+    let scratch = Scratch::new();
+    let [ours, theirs] = two(&scratch);
+    theirs.keep(None, &[0, 1, 2]);
+    ours.store.refresh().unwrap();
+    assert_eq!(ours.fetch(&[0, 1, 2], 1), []);
+    assert_eq!(ours.put(None, &[0, 1, 2]), [Verdict::Present; 3]);
+    assert_eq!(ours.stat("put_present"), 3);
+    ours.keep(Some(2), &[3]);
+    theirs.store.refresh().unwrap();
+    assert_eq!(theirs.fetch(&[0, 1, 2, 3], 1), []);
+    assert_eq!(
+        (ours.stat("written_pages"), theirs.stat("written_pages")),
+        (1, 3)
+    );
+}
+
+#[test]
+fn page_when_another_writer_is_just_writing_it_then_elsewhere() {
+    let scratch = Scratch::new();
+    let [ours, theirs] = two(&scratch);
+    theirs.store.set_permit(Permit::Paused);
+    assert_eq!(theirs.put(None, &[0, 1]), [Verdict::Queued; 2]);
+    assert_eq!(ours.put(None, &[0, 1]), [Verdict::Elsewhere; 2]);
+    theirs.store.sync().unwrap();
+    ours.store.refresh().unwrap();
+    assert_eq!(ours.fetch(&[0, 1], 1), []);
+    assert_eq!(ours.stat("written_pages"), 0);
+}
+
+#[test]
+fn parent_when_a_child_lives_on_another_shelf_then_not_evicted() {
+    let scratch = Scratch::new();
+    let [ours, theirs] = two(&scratch);
+    ours.keep(None, &[0]);
+    theirs.store.refresh().unwrap();
+    theirs.keep(Some(0), &[1]);
+    ours.store.refresh().unwrap();
+    assert_eq!(ours.store.evict(5).unwrap(), 0);
+    assert_eq!(theirs.store.evict(5).unwrap(), 1);
+    theirs.store.sync().unwrap();
+    ours.store.refresh().unwrap();
+    assert_eq!(ours.store.evict(5).unwrap(), 1);
+}
+
+#[test]
+fn page_when_its_place_was_reused_by_its_owner_then_gone_and_never_the_new_bytes() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.limits.quota_bytes = 600 << 10;
+    options.limits.share_bytes = 270 << 10;
+    let owner = Rig::open(&options);
+    let reader = Rig::open(&Options {
+        purpose: Purpose::ReadOnly,
+        ..options.clone()
+    });
+    owner.keep(None, &[0]);
+    reader.store.refresh().unwrap();
+    let stale = reader.store.lookup(&[key(0)]);
+    assert_eq!(stale.hits.len(), 1);
+    for number in 1..40 {
+        owner.keep(None, &[number]);
+    }
+    assert_eq!(owner.num_found(&[0]), 0);
+    let ticket = reader
+        .store
+        .read(&stale, 1, &reader.memory, &[0], 1)
+        .unwrap();
+    assert_eq!(ticket.finish(), [(0, Reason::Gone)]);
+    assert_eq!(reader.stat("checksum_failures"), 0);
+}
+
+#[test]
+fn reader_when_the_owner_replaces_its_manifest_then_follows() {
+    let scratch = Scratch::new();
+    let [owner, reader] = two(&scratch);
+    owner.keep(None, &[0, 1]);
+    reader.store.refresh().unwrap();
+    // A new namespace and back: each writes a new manifest.
+    owner.store.invalidate([2; 4]).unwrap();
+    owner.keep(None, &[5]);
+    owner.store.invalidate([1; 4]).unwrap();
+    owner.keep(Some(1), &[2]);
+    reader.store.refresh().unwrap();
+    assert_eq!(reader.fetch(&[0, 1, 2], 1), []);
+    assert_eq!(reader.num_found(&[5]), 0);
+}
+
+#[test]
+fn shelf_when_its_writer_is_gone_then_adopted_by_one_and_readable_for_all() {
+    let scratch = Scratch::new();
+    let [first, second] = two(&scratch);
+    first.keep(None, &[0]);
+    second.keep(None, &[10]);
+    drop((first, second));
+    let [third, fourth] = two(&scratch);
+    assert_eq!(
+        third.stat("adopted_pages") + fourth.stat("adopted_pages"),
+        2
+    );
+    assert_eq!(third.fetch(&[0], 1), []);
+    assert_eq!(third.fetch(&[10], 1), []);
+    assert_eq!(fourth.fetch(&[0], 1), []);
+    let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
+    let is_shelf = |entry: &fs::DirEntry| entry.file_name().to_str().unwrap().starts_with("shelf-");
+    assert_eq!(
+        shelves
+            .filter(|entry| is_shelf(entry.as_ref().unwrap()))
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn shelf_when_nobody_owns_it_and_space_is_short_then_removed() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.limits.quota_bytes = 700 << 10;
+    let old = Options {
+        namespace: [9; 4],
+        ..options.clone()
+    };
+    Rig::open(&old).keep(None, &(0..20).collect::<Vec<_>>());
+    let rig = Rig::open(&options);
+    for number in 100..130 {
+        rig.keep(None, &[number]);
+    }
+    assert!(rig.stat("own_places") > 20, "{:?}", rig.store.stats());
+    drop(rig);
+    assert_eq!(Rig::open(&old).num_found(&[0]), 0);
+}
+
+#[test]
+fn readers_when_the_store_is_for_reading_then_nothing_is_made_and_put_is_refused() {
+    let scratch = Scratch::new();
+    let read_only = Options {
+        purpose: Purpose::ReadOnly,
+        ..options(scratch.path())
+    };
+    assert!(Store::open(&read_only).is_err(), "there is no store yet");
+    Rig::open(&options(scratch.path())).keep(None, &[0, 1]);
+    let rig = Rig::open(&read_only);
+    assert_eq!(rig.fetch(&[0, 1], 1), []);
+    assert!(rig.store.put(&[key(7)], None, &rig.memory, &[0]).is_err());
+}
+
+#[test]
+fn writers_when_another_process_reads_then_yield_until_it_has_ended() {
+    let scratch = Scratch::new();
+    let [writer, reader] = two(&scratch);
+    writer.keep(None, &[0]);
+    let traffic = banyan_store::traffic::Traffic::open(&scratch.path().join("store")).unwrap();
+    traffic.set_reading(1);
+    writer.put(None, &[1]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(writer.stat("written_pages"), 1, "somebody reads");
+    let started = Instant::now();
+    traffic.set_reading(0);
+    while writer.stat("written_pages") < 2 {
+        assert!(started.elapsed().as_secs() < 10, "the writer never went on");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    reader.store.refresh().unwrap();
+    assert_eq!(reader.fetch(&[1], 1), []);
+}

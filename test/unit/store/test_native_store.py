@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The binding of the native store: what crosses, and what is refused. The store itself is tested in Rust."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from banyan._native import SharedBytes, Store, store_check, store_repair, store_survey
+
+LAYER_BYTES = [4096, 8192]
+FRAME_BYTES = 12288
+NAMESPACE = b"n" * 32
+
+
+def key(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def keys(*numbers: int) -> list[str]:
+    return [key(number) for number in numbers]
+
+
+def offsets(*frames: int) -> np.ndarray:
+    return np.array(frames, dtype=np.int64) * FRAME_BYTES
+
+
+def open_store(path: Path, **options) -> Store:
+    return Store.open([str(path)], NAMESPACE, LAYER_BYTES, **{"quota_bytes": 4 << 20, "floor_bytes": 0, **options})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path / "store")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def memory() -> SharedBytes:
+    memory = SharedBytes.create(8 * FRAME_BYTES, "arena")
+    np.frombuffer(memory, dtype=np.uint32)[:] = np.arange(8 * FRAME_BYTES // 4)
+    return memory
+
+
+def test_pages_when_put_then_read_into_other_frames(store: Store, memory: SharedBytes) -> None:
+    assert store.put(keys(1, 2), None, memory, offsets(0, 1)) == ["queued", "queued"]
+    assert store.sync() == 0
+    assert sorted(store.completed()) == sorted((name, "stored") for name in keys(1, 2))
+    found = store.lookup(keys(1, 2, 3))
+    read = store.read(found, 2, memory, offsets(5, 4))
+    assert [read.wait_layer(layer) >= 0 for layer in (0, 1)] == [True, True]
+    assert read.finish() == []
+    assert (found.num_pages, read.num_pages, read.layers_done, read.bytes_read) == (2, 2, 2, 2 * FRAME_BYTES)
+    frames = np.frombuffer(memory, dtype=np.uint8).reshape(8, FRAME_BYTES)
+    assert (frames[5] == frames[0]).all() and (frames[4] == frames[1]).all()
+    with pytest.raises(ValueError, match="layer 2 of a read of 2 layers"):
+        read.wait_layer(2)
+
+
+def test_put_when_the_parent_is_named_then_the_chain_goes_on(store: Store, memory: SharedBytes) -> None:
+    assert store.put(keys(2), key(1), memory, offsets(0)) == ["orphan"]
+    assert store.put(keys(1), None, memory, offsets(0)) == ["queued"]
+    assert store.put(keys(2), key(1), memory, offsets(1)) == ["queued"]
+    store.sync()
+    assert store.put(keys(1, 2), None, memory, offsets(0, 1)) == ["present", "present"]
+
+
+def test_writes_when_the_budget_is_spent_then_the_rest_waits_for_the_next(store: Store, memory: SharedBytes) -> None:
+    store.pause_writes()
+    store.put(keys(1, 2, 3), None, memory, offsets(0, 1, 2))
+    record_bytes = 4096 + FRAME_BYTES
+    for num_stored in (2, 3):
+        store.set_write_budget(2 * record_bytes)
+        while store.stats()["written_pages"] < num_stored:
+            pass
+    assert store.stats()["backlog_pages"] == 0
+
+
+def test_read_when_dropped_then_nothing_is_written_afterwards(store: Store, memory: SharedBytes) -> None:
+    store.put(keys(1), None, memory, offsets(0))
+    store.sync()
+    read = store.read(store.lookup(keys(1)), 1, memory, offsets(1))
+    del read
+    frame = np.frombuffer(memory, dtype=np.uint8)[FRAME_BYTES : 2 * FRAME_BYTES]
+    frame[:] = 7
+    time.sleep(0.02)
+    assert (frame == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [([100], "not a multiple of 4096"), ([-4096], "is negative"), ([1 << 30], "not inside"), ([0, 0], "1 pages")],
+)
+def test_read_when_the_frames_are_wrong_then_valueerror(store, memory, frames, reason: str) -> None:
+    store.put(keys(1), None, memory, offsets(0))
+    store.sync()
+    with pytest.raises(ValueError, match=reason):
+        store.read(store.lookup(keys(1)), 1, memory, np.array(frames, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"access": "write"}, "choose read-write or read"),
+        ({"engine": "aio"}, "choose auto, uring or threads"),
+        ({"policy": "mru"}, "choose lru or s3fifo"),
+        ({"faults": "bad luck"}, "no name=number"),
+    ],
+)
+def test_open_when_an_option_is_unknown_then_valueerror_names_the_choice(tmp_path, options, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        open_store(tmp_path / "store", **options)
+
+
+def test_open_when_the_directory_is_foreign_then_valueerror_names_it(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match=r"letter\.txt.*choose an empty directory"):
+        open_store(tmp_path)
+
+
+def test_open_when_only_reading_then_put_is_refused(tmp_path: Path, store: Store, memory: SharedBytes) -> None:
+    store.put(keys(1), None, memory, offsets(0))
+    store.sync()
+    reader = open_store(tmp_path / "store", access="read")
+    assert reader.lookup(keys(1)).num_pages == 1
+    with pytest.raises(ValueError, match='access="read-write"'):
+        reader.put(keys(2), None, memory, offsets(0))
+
+
+def test_namespace_when_invalidated_then_nothing_is_found(store: Store, memory: SharedBytes) -> None:
+    store.put(keys(1), None, memory, offsets(0))
+    store.sync()
+    version = store.version
+    store.invalidate(b"m" * 32)
+    assert store.version != version
+    assert store.lookup(keys(1)).num_pages == 0
+    store.invalidate(NAMESPACE)
+    assert store.lookup(keys(1)).num_pages == 1
+
+
+def test_check_when_a_record_is_damaged_then_found_and_repaired(tmp_path: Path, memory: SharedBytes) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    store.put(keys(1, 2), None, memory, offsets(0, 1))
+    store.sync()
+    store.close()
+    assert store_check([str(path)])["findings"] == []
+    (segment,) = path.glob("shelf-*/segment-*")
+    with segment.open("r+b") as file:
+        file.seek(4096 + 4096 + FRAME_BYTES + 4096 + 50)
+        file.write(b"\xff" * 8)
+    (finding,) = store_check([str(path)])["findings"]
+    assert (finding["place"], finding["problem"], finding["is_repaired"]) == (1, "layer 0 does not verify", False)
+    assert store_repair([str(path)])["findings"][0]["is_repaired"]
+    assert store_check([str(path)])["findings"] == []
+    survey = store_survey([str(path)])
+    assert (survey["num_records"], survey["shelves"][0]["is_in_use"]) == (1, False)
+    assert open_store(path).lookup(keys(1, 2)).num_pages == 1
