@@ -274,7 +274,10 @@ class Peers:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
     def prefix_lens_of(self, page_keys: PageKeys, prior: bytes | None, tokens: Frames) -> list[int]:
-        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`. Hashes only as far as somebody holds them."""
+        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for shelves that publish prefixes.
+
+        Hashes only as far as somebody holds the prompt. Who has the last page of a chunk of 32 is taken to have all.
+        """
 
     def lease(self, match: Match, num_pages: int) -> Lease | None:
         """Lease the first `num_pages` of the match: all of them, or None because one changed or its owner died

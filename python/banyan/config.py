@@ -12,7 +12,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SHARE_CHOICES = ("peer", "off")
+SHARE_CHOICES = ("peer", "index", "off")
+SGLANG_POLICY = "sglang"
+POLICY_CHOICES = (
+    SGLANG_POLICY,
+    "round_robin",
+    "session_sticky",
+    "linear",
+    "lmetric",
+    "unified",
+    "hybrid",
+    "dualpath",
+)
+DEFAULT_POLICY = "lmetric"
+AUTO_LOAD_BALANCE = "auto"
+"""SGLang's default for ``--load-balance-method``: the user has not chosen one."""
 DEFAULT_PAGE_TOKENS = 16
 GIB = 1 << 30
 CPU_ATTENTION_BACKEND = "banyan_cpu"
@@ -23,16 +37,21 @@ class Config:
     """What the user asked for.
 
     Attributes:
-        share: "peer" fetches pages from other ranks; "off" installs the CPU engine's fixes only, the fair baseline.
+        share: "peer" fetches pages from other ranks; "index" only tells the dispatcher what each rank holds; "off"
+            installs the CPU engine's fixes only, the fair baseline.
         min_fetch_tokens: shorter matches are computed. One page by default: copying a page beats computing it.
         prefix_hints: whether the dispatcher looks every prompt up and tells the rank what it saw.
         host_gb: DRAM of the node for pages that have left the pools, in GiB, over all ranks; 0: none.
+        policy: who chooses a request's rank: one of ``banyan.routing.POLICIES``, or "sglang" for its own method.
+        hot_rank_factor: no request goes to a rank with more than this times the others' mean of ongoing tokens.
     """
 
     share: str = "peer"
     min_fetch_tokens: int = DEFAULT_PAGE_TOKENS
     prefix_hints: bool = True
     host_gb: float = 0.0
+    policy: str = SGLANG_POLICY
+    hot_rank_factor: float = 2.0
 
     def __post_init__(self) -> None:
         if self.share not in SHARE_CHOICES:
@@ -41,15 +60,35 @@ class Config:
             raise ValueError(f"--banyan-min-fetch-tokens {self.min_fetch_tokens}: at least 1 token")
         if not 0 <= self.host_gb < float("inf"):
             raise ValueError(f"--banyan-host-gb {self.host_gb}: a size in GiB, or 0 for no host arena")
+        if self.policy not in POLICY_CHOICES:
+            raise ValueError(f"--banyan-policy {self.policy}: choose one of {', '.join(POLICY_CHOICES)}")
+        if not self.hot_rank_factor >= 1:
+            raise ValueError(f"--banyan-hot-rank-factor {self.hot_rank_factor}: at least 1 (inf: no rank is hot)")
+        if self.policy != SGLANG_POLICY and not self.looks_up:
+            raise ValueError(
+                f"--banyan-policy {self.policy}: there is nothing to look up with --banyan-share off or "
+                "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
+            )
 
     @property
     def shares(self) -> bool:
+        """Whether ranks publish what they hold."""
         return self.share != "off"
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the host arena over all ranks."""
         return int(self.host_gb * GIB)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether ranks copy from each other."""
+        return self.share == "peer"
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the dispatcher knows what the ranks hold."""
+        return self.shares and self.prefix_hints
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,7 +113,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--banyan-share",
         choices=SHARE_CHOICES,
         default=DEFAULT.share,
-        help="peer: fetch pages from other ranks. off: no sharing, only the CPU engine's attention and poller.",
+        help="peer: fetch pages from other ranks. index: dispatch by what each rank holds, fetch nothing. "
+        "off: no sharing, only the CPU engine's attention and poller.",
     )
     group.add_argument(
         "--banyan-min-fetch-tokens",
@@ -95,6 +135,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Do not look prompts up in the dispatcher (saves it a hash of every prompt).",
     )
+    group.add_argument(
+        "--banyan-policy",
+        choices=POLICY_CHOICES,
+        default=None,
+        help=f"Who chooses a request's rank. Default: {DEFAULT_POLICY}; sglang, its own method, where that was asked "
+        "for (--load-balance-method) or prompts are not looked up.",
+    )
+    group.add_argument(
+        "--banyan-hot-rank-factor",
+        type=float,
+        default=DEFAULT.hot_rank_factor,
+        metavar="FACTOR",
+        help="Send nothing to a rank with more than this times the others' mean of ongoing tokens; inf: never mind.",
+    )
 
 
 def take_flags(args: argparse.Namespace) -> Config | None:
@@ -106,11 +160,16 @@ def take_flags(args: argparse.Namespace) -> Config | None:
     values = {name: vars(args).pop(name) for name in list(vars(args)) if name.startswith("banyan_")}
     if not vars(args).pop("enable_banyan", False):
         return None
+    share, prefix_hints = values["banyan_share"], not values["banyan_no_prefix_hints"]
+    looks_up = share != "off" and prefix_hints
+    leaves_it_open = vars(args).get("load_balance_method", AUTO_LOAD_BALANCE) == AUTO_LOAD_BALANCE
     return Config(
-        share=values["banyan_share"],
+        share=share,
         min_fetch_tokens=values["banyan_min_fetch_tokens"],
-        prefix_hints=not values["banyan_no_prefix_hints"],
         host_gb=values["banyan_host_gb"],
+        prefix_hints=prefix_hints,
+        policy=values["banyan_policy"] or (DEFAULT_POLICY if looks_up and leaves_it_open else SGLANG_POLICY),
+        hot_rank_factor=values["banyan_hot_rank_factor"],
     )
 
 

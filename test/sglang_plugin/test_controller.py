@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatcher's lookup and its loop, with SGLang's own messages and hashes; two ranks in one process."""
+"""The dispatcher's placement and its loop, with SGLang's own messages and hashes; two ranks in one process."""
 
 from array import array
 from types import SimpleNamespace
@@ -9,15 +9,19 @@ import pytest
 import zmq
 from sglang.srt.managers.io_struct import FlushCacheReqInput, TokenizedGenerateReqInput, sock_send
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
+from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str, storage_namespace_seed
 from sglang.srt.sampling.sampling_params import SamplingParams
 from test.unit.directory.rig import Rank, frames
 
 from banyan._native import PageKeys, Roster
-from banyan.routing import hint
-from banyan.sglang_plugin import controller, requests, runtime
-from banyan.sglang_plugin.controller import PrefixScout
+from banyan.config import Config
+from banyan.routing import Dispatcher, hint
+from banyan.routing.lmetric import LMetric
+from banyan.sglang_plugin import controller, load, requests, runtime
+from banyan.sglang_plugin.placement import FailureLog, Found, Placer, PrefixScout, session_of
+from banyan.telemetry import Counters
 
 PAGE = 16
 
@@ -39,59 +43,189 @@ def node():
     return roster, [Rank(roster, slot) for slot in range(2)]
 
 
-def test_look_up_when_ranks_hold_different_lengths_then_the_longest_is_hinted(node):
+def scout_of(roster, *, num_ranks=2, fetches=True):
+    return PrefixScout(roster, num_ranks=num_ranks, tp_size=1, page_tokens=PAGE, fetches=fetches)
+
+
+def placer_of(roster, *, dispatcher=None, snapshots=()):
+    return Placer(
+        scout_of(roster),
+        dispatcher,
+        policy_name="lmetric",
+        read_snapshots=lambda: list(snapshots),
+    )
+
+
+def test_scout_when_ranks_hold_different_lengths_then_each_is_told(node):
     roster, ranks = node
-    ids = list(range(100))
-    keys = page_keys(ids[:96])
+    keys = page_keys(list(range(96)))
     ranks[0].shelf.publish(frames(1, 2), keys[:2])
     ranks[1].shelf.publish(frames(1, 2, 3), keys[:3])
-    req = request(ids)
-    PrefixScout(roster, tp_size=1, page_tokens=PAGE).annotate(req)
-    (action,) = req.kv_hints.actions
-    assert action.payload == {"dp_max_kv_len": 48, "dp_max_kv_rank": 1}
+    assert scout_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
+
+
+def test_scout_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
+    roster, ranks = node
+    keys = page_keys(list(range(96)))
+    ranks[0].shelf.publish(frames(1, 2, 3), keys[:3])
+    assert scout_of(roster, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
+    ranks[1].shelf.publish(frames(1, 2), keys[:2])
+    assert scout_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
 
 
 @pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
-def test_look_up_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
+def test_scout_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
     roster, ranks = node
     ids = list(range(64))
     ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    scout = PrefixScout(roster, tp_size=1, page_tokens=PAGE)
-    assert scout.look_up(request(ids)).max_tokens == 48
-    assert scout.look_up(request(ids, **space)).max_tokens == 0
+    scout = scout_of(roster)
+    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
+    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
     ranks[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
-    assert scout.look_up(request(ids, **space)).max_rank == 1
+    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
 
 
-def test_look_up_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
+def test_scout_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
     roster, ranks = node
     ids = list(range(32))
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
-    assert PrefixScout(roster, tp_size=1, page_tokens=PAGE).look_up(request(ids)).max_tokens == 16
+    assert scout_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
 
 
-def test_look_up_when_no_rank_has_come_yet_then_no_hint():
+@pytest.mark.parametrize("content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}])
+def test_scout_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
+    roster, ranks = node
+    ids = list(range(32))
+    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
+    assert scout_of(roster).look_up(request(ids, **content)) == Found()
+
+
+def test_place_when_no_rank_has_come_yet_then_no_hint():
     req = request(range(64))
-    PrefixScout(Roster.create(2), tp_size=1, page_tokens=PAGE).annotate(req)
-    assert req.kv_hints is None
+    placer_of(Roster.create(2)).place(req, [0, 1])
+    assert req.kv_hints is None and req.routed_dp_rank is None
 
 
-def test_annotate_when_the_client_sent_hints_then_they_stay(node):
+def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    req = request(range(64))
+    placer_of(roster).place(req, [0, 1])
+    (action,) = req.kv_hints.actions
+    assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1}
+    assert req.routed_dp_rank is None
+
+
+def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    req = request(range(64))
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0, 1])
+    payload = req.kv_hints.actions[-1].payload
+    assert req.routed_dp_rank == 1
+    assert (payload["policy"], payload["reason"], payload["num_hot_ranks"]) == ("lmetric", "cache", 0)
+    assert payload["dispatch_us"] >= 0
+
+
+def test_place_when_the_holder_is_not_active_then_another_is_named(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    req = request(range(64))
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0])
+    assert req.routed_dp_rank == 0
+
+
+def test_place_when_the_holder_is_loaded_then_the_snapshot_counts(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    busy = LoadSnapshot(timestamp=1.0, dp_rank=1, num_waiting_reqs=3, num_waiting_uncached_tokens=900)
+    req = request(range(64))
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
+    assert req.routed_dp_rank == 0
+
+
+def test_place_when_the_client_pinned_a_rank_then_it_stays_and_counts(node):
     roster, _ = node
-    theirs = KvHintAction(action_id="a", action_type="other", action_version="9")
-    req = request(range(64), kv_hints=KvHintsEnvelope(protocol_version="7", message_id="m", actions=[theirs]))
-    PrefixScout(roster, tp_size=1, page_tokens=PAGE).annotate(req)
+    dispatcher = Dispatcher(2, LMetric())
+    req = request(range(64), routed_dp_rank=1)
+    placer_of(roster, dispatcher=dispatcher).place(req, [0, 1])
+    assert req.routed_dp_rank == 1
+    assert [state.num_waiting for state in dispatcher.states({0, 1})] == [0, 1]
+    assert "policy" not in req.kv_hints.actions[-1].payload
+
+
+def test_place_when_the_client_names_a_policy_then_that_one_decides(node):
+    roster, _ = node
+    wish = KvHintAction(action_id="a", action_type=hint.POLICY_ACTION, action_version="1", payload={"policy": "x"})
+    req = request(range(64), kv_hints=KvHintsEnvelope(protocol_version="7", message_id="m", actions=[wish]))
+    placer = placer_of(roster, dispatcher=Dispatcher(2, LMetric()))
+    with pytest.raises(ValueError, match="policy 'x' is none of round_robin"):
+        placer.place(req, [0, 1])
+    wish.payload["policy"] = "round_robin"
+    placer.place(req, [0, 1])
     assert req.kv_hints.protocol_version == "7"
-    assert [action.action_type for action in req.kv_hints.actions] == ["other", hint.ACTION_TYPE]
+    assert [action.action_type for action in req.kv_hints.actions] == [hint.POLICY_ACTION, hint.ACTION_TYPE]
+    assert req.kv_hints.actions[-1].payload["reason"] == "turn"
 
 
-def test_request_when_it_is_created_then_it_carries_the_hint(node, monkeypatch):
+@pytest.mark.parametrize(
+    ("fields", "session"), [({}, None), ({"routing_key": "k"}, "k"), ({"session_id": "s", "routing_key": "k"}, "s")]
+)
+def test_session_of_when_the_client_names_one_then_it_is_found(fields, session):
+    assert session_of(request(range(4), **fields)) == session
+
+
+def test_failures_when_they_go_on_then_every_tenfold_is_said(caplog):
+    failures = FailureLog("dispatched by SGLang")
+    for _ in range(150):
+        failures.note(ValueError("why"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"dispatched by SGLang ({number} so far): ValueError: why" for number in (1, 10, 100)
+    ]
+
+
+def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
+    roster, _ = node
+    config = Config(policy="lmetric")
+    monkeypatch.setattr(controller.seams, "verify", lambda process: None)
+    monkeypatch.setattr(runtime, "config", lambda: config)
+    args = SimpleNamespace(
+        dp_size=2, tp_size=1, page_size=PAGE, _banyan={"roster": roster.path, "config": config.as_dict()}
+    )
+    sent = []
+    fake = SimpleNamespace(
+        server_args=args,
+        max_dp_size=2,
+        dispatching=lambda req: sent.append(req.routed_dp_rank),
+        _active_workers=[1],
+        load_snapshot_reader=SimpleNamespace(read_all=list),
+    )
+    controller.after_init_dispatcher(None, fake)
+    fake.dispatching(request(range(64)))
+    fake._active_workers = []
+    fake.dispatching(request(range(64)))
+    assert sent == [1, None]
+    assert "NoActiveRank" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])
+def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, received, published):
+    monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))
+    calls = []
+    scheduler = SimpleNamespace(publish_load_snapshot=lambda force: calls.append(force))
+    load.after_process_input_requests(None, scheduler, [object()] * received)
+    assert calls == [True] * published
+
+
+def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
     roster, ranks = node
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    counters = Counters()
+    requests.count_into(counters)
     ids = list(range(64))
     ranks[1].shelf.publish(frames(1), page_keys(ids[:16]))
     sent = request(ids)
-    PrefixScout(roster, tp_size=1, page_tokens=PAGE).annotate(sent)
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 
     class Req:
         rid, kv_hints, full_untruncated_fill_ids = "r", sent.kv_hints, ids
@@ -99,6 +233,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint(node, monkeypatch):
     req = Req()
     requests.after_create_generation_req(req, None, sent)
     assert (req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank) == (0, 16, 1)
+    assert (counters.placed_cache, counters.placed_pinned) == (1, 0)
     assert requests.num_prompt_pages("r", PAGE) == 3
     del req
     assert requests.num_prompt_pages("r", PAGE) is None

@@ -6,6 +6,7 @@ import pytest
 
 from banyan import config
 from banyan.config import Config
+from banyan.routing import POLICIES
 
 
 def parse(*argv):
@@ -24,7 +25,7 @@ def test_take_flags_when_all_are_given_then_config_holds_them_and_no_flag_is_lef
     args = parse(
         "--enable-banyan", "--banyan-share", "off", "--banyan-min-fetch-tokens", "64", "--banyan-no-prefix-hints"
     )
-    assert config.take_flags(args) == Config(share="off", min_fetch_tokens=64, prefix_hints=False)
+    assert config.take_flags(args) == Config(share="off", min_fetch_tokens=64, prefix_hints=False, policy="sglang")
     assert vars(args) == {}
 
 
@@ -38,9 +39,48 @@ def test_config_when_it_travels_as_a_dict_then_it_arrives_unchanged():
     assert Config.from_dict(pickle.loads(pickle.dumps(wanted.as_dict()))) == wanted
 
 
-def test_shares_when_sharing_is_off_then_false():
-    assert Config().shares
-    assert not Config(share="off").shares
+@pytest.mark.parametrize(
+    ("share", "shares", "fetches"), [("peer", True, True), ("index", True, False), ("off", False, False)]
+)
+def test_share_when_chosen_then_it_says_what_ranks_do(share, shares, fetches):
+    assert (Config(share=share).shares, Config(share=share).fetches) == (shares, fetches)
+
+
+def test_policies_when_listed_as_choices_then_they_are_the_ones_there_are():
+    assert set(config.POLICY_CHOICES) == {*POLICIES, config.SGLANG_POLICY}
+    assert config.DEFAULT_POLICY in POLICIES
+
+
+@pytest.mark.parametrize(
+    ("flags", "method", "policy"),
+    [
+        ([], "auto", config.DEFAULT_POLICY),
+        ([], "total_tokens", "sglang"),
+        (["--banyan-policy", "hybrid"], "total_tokens", "hybrid"),
+        (["--banyan-policy", "sglang"], "auto", "sglang"),
+        (["--banyan-share", "off"], "auto", "sglang"),
+        (["--banyan-share", "index"], "auto", config.DEFAULT_POLICY),
+        (["--banyan-no-prefix-hints"], "auto", "sglang"),
+    ],
+)
+def test_policy_when_left_open_then_the_users_other_wishes_decide(flags, method, policy):
+    args = parse("--enable-banyan", *flags)
+    args.load_balance_method = method
+    assert config.take_flags(args).policy == policy
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--banyan-policy", "lmetric", "--banyan-share", "off"], "--banyan-share index"),
+        (["--banyan-policy", "lmetric", "--banyan-no-prefix-hints"], "--banyan-no-prefix-hints"),
+        (["--banyan-hot-rank-factor", "0.5"], "--banyan-hot-rank-factor 0.5"),
+        (["--banyan-hot-rank-factor", "nan"], "--banyan-hot-rank-factor nan"),
+    ],
+)
+def test_take_flags_when_they_contradict_each_other_then_refused_with_the_way_out(flags, names):
+    with pytest.raises(ValueError, match=names):
+        config.take_flags(parse("--enable-banyan", *flags))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 BENCHES = {
     "copy": ("banyan.cli.bench_copy", "page copies against one memcpy of the same bytes"),
+    "dispatch": ("banyan.cli.bench_dispatch", "placing one request of 2,000 pages, hashing included"),
     "directory": ("banyan.cli.bench_directory", "lookups, leases and publications on a directory of realistic size"),
 }
 

@@ -1,35 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix hint: what the dispatcher saw in the directory, carried to the rank in SGLang's ``kv_hints``.
+"""The prefix hint: what the dispatcher saw and decided, carried to the rank in SGLang's ``kv_hints``.
 
 A hint is advice. The rank looks again before it promises anything, because pages may have moved meanwhile.
+
+In the other direction a client may name a policy for its request (``POLICY_ACTION``): that is how policies are
+compared on one running server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 ACTION_TYPE = "banyan.prefix"
 ACTION_VERSION = "1"
 
+POLICY_ACTION = "banyan.policy"
+"""Action type of a client's wish; its payload is ``{"policy": NAME}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why the request went where it went. ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took."""
+
+    policy: str
+    reason: str
+    num_hot_ranks: int
+    dispatch_us: int
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixHint:
-    """The longest cached prefix over all ranks at dispatch, in tokens, and its holder (-1: nobody)."""
+    """The longest cached prefix over all ranks at dispatch, in tokens, and its holder (-1: nobody).
+
+    ``decision`` is None when SGLang or the client chose the rank.
+    """
 
     max_tokens: int
     max_rank: int
+    decision: Decision | None = None
 
     @classmethod
-    def from_pages_by_rank(cls, pages_by_rank: Sequence[int], page_tokens: int) -> PrefixHint:
+    def from_tokens_by_rank(cls, tokens_by_rank: Sequence[int], decision: Decision | None = None) -> PrefixHint:
         """Pick the holder of the longest prefix; the lowest rank wins a tie."""
-        longest = max(pages_by_rank, default=0)
-        if longest == 0:
-            return cls(0, -1)
-        return cls(longest * page_tokens, list(pages_by_rank).index(longest))
+        longest = max(tokens_by_rank, default=0)
+        return cls(longest, list(tokens_by_rank).index(longest) if longest else -1, decision)
 
-    def payload(self) -> dict[str, int]:
-        return {"dp_max_kv_len": self.max_tokens, "dp_max_kv_rank": self.max_rank}
+    def payload(self) -> dict[str, object]:
+        payload: dict[str, object] = {"dp_max_kv_len": self.max_tokens, "dp_max_kv_rank": self.max_rank}
+        return payload if self.decision is None else {**payload, **asdict(self.decision)}
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, object]) -> PrefixHint | None:
@@ -37,4 +56,14 @@ class PrefixHint:
         tokens, rank = payload.get("dp_max_kv_len"), payload.get("dp_max_kv_rank")
         if not isinstance(tokens, int) or not isinstance(rank, int) or tokens < 0:
             return None
-        return cls(tokens, rank)
+        return cls(tokens, rank, _decision(payload))
+
+
+def _decision(payload: Mapping[str, object]) -> Decision | None:
+    policy, reason = payload.get("policy"), payload.get("reason")
+    num_hot_ranks, dispatch_us = payload.get("num_hot_ranks"), payload.get("dispatch_us")
+    if not (isinstance(policy, str) and isinstance(reason, str)):
+        return None
+    if not (isinstance(num_hot_ranks, int) and isinstance(dispatch_us, int)):
+        return None
+    return Decision(policy, reason, num_hot_ranks, dispatch_us)

@@ -18,7 +18,7 @@ class Unified:
     """Rates of one rank.
 
     Attributes:
-        prefill_tokens_per_s: prompt tokens computed per second.
+        prefill_tokens_per_s: prompt tokens computed per second, for a rank that has not measured it.
         fetch_tokens_per_s: tokens of KV copied from a peer per second.
         fetch_overhead_s: added to every fetch.
         session_factor: the session's rank is kept while it costs at most this much times the best.
@@ -40,15 +40,13 @@ class Unified:
 
     def expected_s(self, query: Query, state: RankState) -> float:
         """Queue + prefill + transfer, in seconds; whichever of computing and fetching the tail is faster."""
-        cached = query.cached_on(state.rank)
-        compute_s = (query.num_prompt_tokens - cached) / self.prefill_tokens_per_s
-        missing = query.fetchable_tokens - cached
+        rate = state.prefill_tokens_per_s or self.prefill_tokens_per_s
+        own_s = query.new_on(state.rank) / rate
+        missing = query.fetchable_tokens - query.cached_on(state.rank)
         if missing > 0:
             fetch_s = self.fetch_overhead_s + missing / self.fetch_tokens_per_s
-            compute_s = min(
-                compute_s, fetch_s + (query.num_prompt_tokens - query.fetchable_tokens) / self.prefill_tokens_per_s
-            )
-        return state.pending_prefill_tokens / self.prefill_tokens_per_s + compute_s
+            own_s = min(own_s, fetch_s + (query.num_prompt_tokens - query.fetchable_tokens) / rate)
+        return state.pending_prefill_tokens / rate + own_s
 
     def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
         expected_s = {state.rank: self.expected_s(query, state) for state in candidates}

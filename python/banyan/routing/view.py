@@ -27,6 +27,7 @@ class RankState:
         read_queue_tokens: tokens whose KV waits to be read from storage on the rank's node.
         free_tokens: room in the rank's pool, evictable pages included.
         last_turn: the turn of the last request that was placed there; -1 before the first.
+        prefill_tokens_per_s: what the rank has measured of itself; None before its first prefill.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class RankState:
     read_queue_tokens: int = 0
     free_tokens: int = 0
     last_turn: int = -1
+    prefill_tokens_per_s: float | None = None
 
     @property
     def num_requests(self) -> int:

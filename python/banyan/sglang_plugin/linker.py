@@ -112,13 +112,14 @@ class BanyanLinker(UnifiedCacheLinker):
             self._arena = allocate_arena(config.host_bytes // num_shards, self._block)
         self._tier: HostTier | None = None
         self.counters = Counters()
+        requests.count_into(self.counters)
         shelf, peers, prefetch = self._join()
         self._cache = PrefixCache(
             shelf=shelf,
             source=peers,
             counters=self.counters,
             min_fetch_pages=-(-config.min_fetch_tokens // self._page_tokens),
-            slots=None if self._tier is None else [*self._seats.peers, *self._seats.arenas],
+            slots=self._sources(fetches=config.fetches),
             prefetch=prefetch,
         )
         clock = LayerClock(num_layers=pool.layer_num, counters=self.counters, clock=time.perf_counter_ns)
@@ -127,6 +128,10 @@ class BanyanLinker(UnifiedCacheLinker):
         allocator.attach(self._cache)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
+
+    def _sources(self, *, fetches: bool) -> list[int]:
+        """The shelves that this rank takes pages from, the preferred first."""
+        return [*(self._seats.peers if fetches else ()), *(self._seats.arenas if self._tier is not None else ())]
 
     def _time_control(self) -> None:
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""

@@ -16,14 +16,23 @@ from sglang.srt.mem_cache.utils import storage_namespace_seed
 from banyan import _native
 from banyan.core import PrefixSpan
 from banyan.routing import hint
-from banyan.routing.hint import PrefixHint
+from banyan.routing.hint import Decision, PrefixHint
 from banyan.sglang_plugin import runtime
+from banyan.telemetry import Counters
 
 NUM_REMEMBERED_CHUNKS = 4096
 """Of 32 pages each: at 16 tokens a page 2 M tokens of prompts."""
 
 _page_keys: _native.PageKeys | None = None
 _by_rid: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_counters = Counters()
+"""Where placements are counted; the linker's as soon as there is one."""
+
+
+def count_into(counters: Counters) -> None:
+    """Count from now on which requests came here, and why."""
+    global _counters
+    _counters = counters
 
 
 def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
@@ -39,6 +48,18 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
     from banyan.sglang_plugin import linker
 
     linker.installed().arrive(req.rid)
+    req.banyan_decision = seen.decision if seen is not None else None
+    _count_placement(req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
+
+
+def _count_placement(decision: Decision | None, *, is_pinned: bool) -> None:
+    if decision is None:
+        _counters.placed_pinned += is_pinned
+        _counters.placed_sglang += not is_pinned
+        return
+    _counters.count_placed(decision.reason)
+    _counters.placed_hot_avoided += decision.num_hot_ranks > 0
+    _counters.dispatch_us += decision.dispatch_us
 
 
 def before_flush_after_weight_update(updater: Any, *args: Any, **kwargs: Any) -> None:

@@ -39,6 +39,26 @@ class Counters:
     forwards: int = 0
     forward_us: int = 0
     control_us: int = 0
+    placed_turn: int = 0
+    placed_session: int = 0
+    placed_cache: int = 0
+    placed_load: int = 0
+    placed_short_queue: int = 0
+    placed_long_queue: int = 0
+    placed_all_over: int = 0
+    placed_pinned: int = 0
+    placed_sglang: int = 0
+    placed_hot_avoided: int = 0
+    dispatch_us: int = 0
+
+    def count_placed(self, reason: str) -> None:
+        """Count a request that came here for ``reason``, one of ``banyan.routing.Reason``.
+
+        Raises:
+            AttributeError: for a reason that has no counter.
+        """
+        name = f"placed_{reason}"
+        setattr(self, name, getattr(self, name) + 1)
 
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -74,4 +94,15 @@ DESCRIPTIONS = {
     "forwards": "forward passes timed by the per-layer clock",
     "forward_us": "time of these forward passes, from the first to the last layer's KV read",
     "control_us": "time the scheduler thread spent inside Banyan, waits for layers not counted",
+    "placed_turn": "requests sent here because it was this rank's turn",
+    "placed_session": "requests sent here because their session's last request went here",
+    "placed_cache": "requests sent here where no other candidate held a longer prefix",
+    "placed_load": "requests sent here for its load, though another rank held a longer prefix or none held any",
+    "placed_short_queue": "requests sent here because the node's storage read queue was short",
+    "placed_long_queue": "requests sent here though the read queue was long: that of every rank was",
+    "placed_all_over": "requests sent here though above the token ceiling: every rank was",
+    "placed_pinned": "requests whose client named this rank",
+    "placed_sglang": "requests that SGLang's own method sent here",
+    "placed_hot_avoided": "requests that came here while some other rank was left out as hot",
+    "dispatch_us": "time the dispatcher spent on the requests that its policy sent here",
 }

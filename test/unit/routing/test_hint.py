@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+
 import pytest
 
-from banyan.routing.hint import PrefixHint
+from banyan.routing.hint import Decision, PrefixHint
+
+DECISION = Decision(policy="lmetric", reason="load", num_hot_ranks=1, dispatch_us=60)
 
 
 @pytest.mark.parametrize(
-    ("pages_by_rank", "expected"),
-    [([], PrefixHint(0, -1)), ([0, 0], PrefixHint(0, -1)), ([3, 7, 7], PrefixHint(112, 1)), ([9], PrefixHint(144, 0))],
+    ("tokens_by_rank", "expected"),
+    [([], PrefixHint(0, -1)), ([0, 0], PrefixHint(0, -1)), ([48, 112, 112], PrefixHint(112, 1))],
 )
-def test_hint_when_ranks_hold_prefixes_then_the_longest_and_its_first_holder(pages_by_rank, expected):
-    assert PrefixHint.from_pages_by_rank(pages_by_rank, 16) == expected
+def test_hint_when_ranks_hold_prefixes_then_the_longest_and_its_first_holder(tokens_by_rank, expected):
+    assert PrefixHint.from_tokens_by_rank(tokens_by_rank) == expected
 
 
-def test_payload_when_it_crosses_a_process_border_then_it_is_read_back():
-    seen = PrefixHint(160, 3)
-    assert PrefixHint.from_payload(seen.payload()) == seen
+@pytest.mark.parametrize("decision", [None, DECISION])
+def test_payload_when_it_crosses_a_process_border_then_it_is_read_back(decision):
+    seen = PrefixHint(160, 3, decision)
+    assert PrefixHint.from_payload(json.loads(json.dumps(seen.payload()))) == seen
 
 
 @pytest.mark.parametrize(
@@ -22,3 +27,9 @@ def test_payload_when_it_crosses_a_process_border_then_it_is_read_back():
 )
 def test_payload_when_it_is_not_ours_then_none(payload):
     assert PrefixHint.from_payload(payload) is None
+
+
+@pytest.mark.parametrize("broken", [{"reason": 3}, {"dispatch_us": "soon"}])
+def test_payload_when_only_the_decision_is_broken_then_the_rest_is_read(broken):
+    payload = PrefixHint(160, 3, DECISION).payload() | broken
+    assert PrefixHint.from_payload(payload) == PrefixHint(160, 3)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from banyan.routing import Reason
 from banyan.telemetry import DESCRIPTIONS, Counters, LayerClock, Stopwatch
 
 
@@ -52,3 +53,10 @@ def test_layer_clock_when_a_forward_never_ends_then_the_next_one_replaces_it():
 
 def test_descriptions_when_a_counter_is_added_then_it_is_described():
     assert set(DESCRIPTIONS) == set(Counters().as_dict())
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_placements_when_counted_then_every_reason_has_its_counter(reason):
+    counters = Counters()
+    counters.count_placed(reason.value)
+    assert counters.as_dict()[f"placed_{reason}"] == 1

@@ -164,6 +164,16 @@ impl Neighbour {
         num_pages
     }
 
+    /// `run_len` for keys of one chain, of which a rank that holds the last holds all: SGLang adds pages behind their prefix and evicts
+    /// leaves first. Many ranks can be asked about long prompts so; where a page is missing in between, the answer is too long, and no
+    /// more than advice.
+    pub fn chain_len(&self, chain: &[Key]) -> usize {
+        match chain.last() {
+            Some(last) if self.index().find(last).is_some() => chain.len(),
+            _ => self.run_len(chain),
+        }
+    }
+
     fn for_each_leading(&self, keys: &[Key], index: Index<'_>, mut found: impl FnMut(Sighting)) {
         // Two steps ahead of the probe: the bucket far ahead, the frame it names nearer.
         const BUCKET_AHEAD: usize = 16;

@@ -206,7 +206,7 @@ impl Peers {
         for chunk in tokens.chunks(page_keys.chunk_tokens()) {
             let keys = page_keys.chunk(prior.as_ref(), chunk);
             holding.retain(|neighbour| {
-                let num_pages = neighbour.run_len(keys);
+                let num_pages = neighbour.chain_len(keys);
                 lens[neighbour.slot] += num_pages;
                 num_pages == keys.len()
             });

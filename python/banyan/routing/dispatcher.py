@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bookkeeping around a policy: turns, sessions, and the load of each rank between its reports.
+
+Invariants
+  1. Turns count placements, pinned ones included, from 0.
+  2. A session is where its last request was placed. At most ``MAX_SESSIONS`` are remembered, the latest ones.
+  3. Nothing here blocks, reads a clock or draws lots that depend on anything but seed, turn and rank.
+
+Used by one thread: the engine's dispatcher, the router's event loop, or the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from banyan.routing.guard import HotRankGuard
+from banyan.routing.load import LoadReport, RankLoad
+from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
+from banyan.routing.view import Choice, Lots, Policy, Query, RankState
+
+MAX_SESSIONS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request as the dispatcher sees it.
+
+    Attributes:
+        num_tokens: its length.
+        cached_tokens: leading tokens that each rank holds, by rank.
+        fetchable_tokens: leading tokens that a rank without them can fetch; 0 when nothing is shared.
+        session: names the conversation; None when the client does not say.
+    """
+
+    num_tokens: int
+    cached_tokens: Sequence[int] = field(default_factory=tuple)
+    fetchable_tokens: int = 0
+    session: str | None = None
+
+
+class Dispatcher:
+    """Asks a policy, and remembers what the next question needs."""
+
+    def __init__(
+        self, num_ranks: int, policy: Policy, *, guard: HotRankGuard = DEFAULT_GUARD, lots: Lots = DEFAULT_LOTS
+    ) -> None:
+        self.policy = policy
+        self.guard = guard
+        self._lots = lots
+        self._loads = [RankLoad() for _ in range(num_ranks)]
+        self._sessions: dict[str, int] = {}
+        self._turn = 0
+
+    def reported(self, rank: int, report: LoadReport) -> None:
+        """Take note of a rank's latest report. Ranks beyond the known ones join."""
+        while rank >= len(self._loads):
+            self._loads.append(RankLoad())
+        self._loads[rank].reported(report)
+
+    def place(self, prompt: Prompt, active: Collection[int], now_s: float, *, policy: Policy | None = None) -> Choice:
+        """Choose among the active ranks and count the request there. ``policy`` stands in for the usual one.
+
+        Raises:
+            NoActiveRank: when none is active; nothing was counted.
+        """
+        cached = {rank: num_tokens for rank, num_tokens in enumerate(prompt.cached_tokens) if num_tokens}
+        query = Query(
+            turn=self._turn,
+            num_prompt_tokens=prompt.num_tokens,
+            cached_tokens=cached,
+            fetchable_tokens=prompt.fetchable_tokens,
+            session_rank=self._sessions.get(prompt.session) if prompt.session is not None else None,
+        )
+        choice = place(policy or self.policy, query, self.states(active), guard=self.guard, lots=self._lots)
+        self.count(prompt, choice.rank, now_s)
+        return choice
+
+    def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
+        """Count a request that goes to ``rank``, whoever chose it."""
+        cached_tokens = prompt.cached_tokens[rank] if rank < len(prompt.cached_tokens) else 0
+        self._loads[rank].placed(
+            self._turn,
+            now_s,
+            num_prompt_tokens=prompt.num_tokens,
+            num_new_tokens=prompt.num_tokens - max(cached_tokens, prompt.fetchable_tokens),
+        )
+        self._turn += 1
+        if prompt.session is not None:
+            self._remember(prompt.session, rank)
+
+    def states(self, active: Collection[int]) -> list[RankState]:
+        """Every rank as it is believed to be now."""
+        return [_state(rank, load, rank in active) for rank, load in enumerate(self._loads)]
+
+    def _remember(self, session: str, rank: int) -> None:
+        self._sessions.pop(session, None)
+        if len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        self._sessions[session] = rank
+
+
+def _state(rank: int, load: RankLoad, is_active: bool) -> RankState:
+    report = load.report
+    return RankState(
+        rank=rank,
+        is_active=is_active,
+        num_running=report.num_running,
+        num_waiting=report.num_waiting + load.num_on_its_way,
+        pending_prefill_tokens=report.pending_prefill_tokens + load.num_new_tokens,
+        ongoing_tokens=report.ongoing_tokens + load.num_prompt_tokens,
+        read_queue_tokens=report.read_queue_tokens,
+        free_tokens=max(0, report.free_tokens - load.num_new_tokens),
+        last_turn=load.last_turn,
+        prefill_tokens_per_s=report.prefill_tokens_per_s,
+    )

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank is doing now: its last report, and what has been sent to it since.
+
+Invariants
+  1. A placed request counts from ``placed`` until a report that was taken later: ranks report after they have
+     received requests, so that report counts it. Between the two it is counted once, never twice.
+  2. Reports only go forward in time; an older one than the last is ignored.
+
+One rank is one ``RankLoad``: reported at some moment, plus zero or more requests on their way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A rank about itself. Tokens and requests as in ``RankState``; the two totals only grow."""
+
+    taken_s: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    pending_prefill_tokens: int = 0
+    ongoing_tokens: int = 0
+    free_tokens: int = 0
+    read_queue_tokens: int = 0
+    total_prefill_tokens: int = 0
+    total_prefill_us: int = 0
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Over the rank's life; None before it has prefilled anything."""
+        if self.total_prefill_tokens <= 0 or self.total_prefill_us <= 0:
+            return None
+        return self.total_prefill_tokens * 1e6 / self.total_prefill_us
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    at_s: float
+    num_prompt_tokens: int
+    num_new_tokens: int
+
+
+class RankLoad:
+    """One rank's report and what is on its way there. Times are seconds of one clock, that of the reports."""
+
+    __slots__ = ("_on_its_way", "last_turn", "num_new_tokens", "num_prompt_tokens", "report")
+
+    def __init__(self) -> None:
+        self.report = LoadReport()
+        self.last_turn = -1
+        self.num_prompt_tokens = 0
+        self.num_new_tokens = 0
+        self._on_its_way: deque[_OnItsWay] = deque()
+
+    @property
+    def num_on_its_way(self) -> int:
+        return len(self._on_its_way)
+
+    def placed(self, turn: int, now_s: float, *, num_prompt_tokens: int, num_new_tokens: int) -> None:
+        """A request was sent to the rank; ``num_new_tokens`` of its prompt are not cached there."""
+        self.last_turn = turn
+        self._on_its_way.append(_OnItsWay(now_s, num_prompt_tokens, num_new_tokens))
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_new_tokens += num_new_tokens
+
+    def reported(self, report: LoadReport) -> None:
+        """The rank's latest report; requests that it must have received by then are in it."""
+        if report.taken_s <= self.report.taken_s:
+            return
+        self.report = report
+        while self._on_its_way and self._on_its_way[0].at_s < report.taken_s:
+            arrived = self._on_its_way.popleft()
+            self.num_prompt_tokens -= arrived.num_prompt_tokens
+            self.num_new_tokens -= arrived.num_new_tokens

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books around a policy: what counts until when, sessions, turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from banyan.routing import Dispatcher, HotRankGuard, LoadReport, NoActiveRank, Prompt, Reason
+from banyan.routing.dispatcher import MAX_SESSIONS
+from banyan.routing.lmetric import LMetric
+from banyan.routing.round_robin import RoundRobin
+from banyan.routing.session_sticky import SessionSticky
+from banyan.routing.view import RankState
+
+BOTH = (0, 1)
+
+
+def test_states_when_requests_are_on_their_way_then_they_count_on_top_of_the_report():
+    dispatcher = Dispatcher(2, RoundRobin())
+    report = LoadReport(
+        taken_s=10.0, num_running=1, num_waiting=2, pending_prefill_tokens=300, ongoing_tokens=1_000, free_tokens=900
+    )
+    dispatcher.reported(0, report)
+    dispatcher.count(Prompt(500, cached_tokens=(160, 0)), 0, 10.5)
+    assert dispatcher.states({0}) == [
+        RankState(
+            rank=0,
+            num_running=1,
+            num_waiting=3,
+            pending_prefill_tokens=640,
+            ongoing_tokens=1_500,
+            free_tokens=560,
+            last_turn=0,
+        ),
+        RankState(rank=1, is_active=False),
+    ]
+
+
+def test_states_when_a_later_report_comes_then_what_was_sent_before_it_is_in_it():
+    dispatcher = Dispatcher(1, RoundRobin())
+    dispatcher.count(Prompt(100), 0, 10.0)
+    dispatcher.count(Prompt(200), 0, 12.0)
+    dispatcher.reported(0, LoadReport(taken_s=9.0))
+    assert dispatcher.states({0})[0].ongoing_tokens == 300
+    dispatcher.reported(0, LoadReport(taken_s=11.0, num_waiting=1, ongoing_tokens=100))
+    (state,) = dispatcher.states({0})
+    assert (state.num_waiting, state.ongoing_tokens) == (2, 300)
+    dispatcher.reported(0, LoadReport(taken_s=10.5))
+    assert dispatcher.states({0}) == [state], "an older report came late"
+    dispatcher.reported(0, LoadReport(taken_s=13.0))
+    assert dispatcher.states({0})[0].num_requests == 0
+
+
+def test_states_when_peers_can_give_the_prefix_then_it_is_not_pending():
+    dispatcher = Dispatcher(2, RoundRobin())
+    dispatcher.count(Prompt(500, cached_tokens=(160, 0), fetchable_tokens=160), 1, 0.0)
+    assert dispatcher.states({1})[1].pending_prefill_tokens == 340
+
+
+def test_place_when_a_burst_comes_between_two_reports_then_it_is_spread():
+    dispatcher = Dispatcher(2, LMetric())
+    ranks = [dispatcher.place(Prompt(100), BOTH, now_s).rank for now_s in range(8)]
+    assert sorted(ranks) == [0] * 4 + [1] * 4
+
+
+def test_place_when_a_session_comes_back_then_where_it_was():
+    dispatcher = Dispatcher(2, SessionSticky())
+    first = dispatcher.place(Prompt(100, session="a"), BOTH, 0.0)
+    dispatcher.place(Prompt(100, session="b"), BOTH, 0.0)
+    again = dispatcher.place(Prompt(100, session="a"), BOTH, 0.0)
+    assert (first.reason, again.reason) == (Reason.LOAD, Reason.SESSION)
+    assert again.rank == first.rank
+
+
+def test_place_when_a_session_was_pinned_elsewhere_then_it_follows():
+    dispatcher = Dispatcher(2, SessionSticky(), guard=HotRankGuard(float("inf")))
+    rank = dispatcher.place(Prompt(100, session="a"), BOTH, 0.0).rank
+    dispatcher.count(Prompt(100, session="a"), 1 - rank, 0.0)
+    assert dispatcher.place(Prompt(100, session="a"), BOTH, 0.0).rank == 1 - rank
+
+
+def test_sessions_when_there_are_too_many_then_the_oldest_is_forgotten():
+    dispatcher = Dispatcher(1, SessionSticky())
+    for number in range(MAX_SESSIONS + 1):
+        dispatcher.count(Prompt(1, session=str(number)), 0, 0.0)
+    assert dispatcher.place(Prompt(1, session="0"), {0}, 0.0).reason is Reason.LOAD
+    assert dispatcher.place(Prompt(1, session=str(MAX_SESSIONS)), {0}, 0.0).reason is Reason.SESSION
+
+
+def test_place_when_another_policy_is_named_then_it_stands_in_once():
+    dispatcher = Dispatcher(2, LMetric())
+    assert dispatcher.place(Prompt(9), BOTH, 0.0, policy=RoundRobin()).reason is Reason.TURN
+    assert dispatcher.place(Prompt(9), BOTH, 0.0).reason is Reason.LOAD
+
+
+def test_place_when_nobody_is_active_then_nothing_is_counted():
+    dispatcher = Dispatcher(1, LMetric())
+    with pytest.raises(NoActiveRank):
+        dispatcher.place(Prompt(9, session="a"), (), 0.0)
+    assert dispatcher.states({0}) == [RankState(rank=0)]
+
+
+def test_reported_when_a_rank_joins_later_then_it_is_a_candidate():
+    dispatcher = Dispatcher(1, LMetric())
+    dispatcher.reported(2, LoadReport(taken_s=1.0))
+    assert dispatcher.place(Prompt(9), {2}, 2.0).rank == 2
+
+
+def test_report_when_nothing_was_prefilled_then_the_rate_is_unknown():
+    assert LoadReport().prefill_tokens_per_s is None
+    assert LoadReport(total_prefill_tokens=500, total_prefill_us=250_000).prefill_tokens_per_s == 2_000
