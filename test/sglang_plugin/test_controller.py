@@ -19,7 +19,7 @@ from banyan._native import PageKeys, Roster
 from banyan.config import Config
 from banyan.routing import Dispatcher, hint
 from banyan.routing.lmetric import LMetric
-from banyan.sglang_plugin import controller, load, requests, runtime
+from banyan.sglang_plugin import controller, linker, load, requests, runtime
 from banyan.sglang_plugin.placement import FailureLog, Found, Placer, PrefixScout, session_of
 from banyan.telemetry import Counters
 
@@ -220,6 +220,7 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
     roster, ranks = node
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None))
     counters = Counters()
     requests.count_into(counters)
     ids = list(range(64))
