@@ -235,9 +235,9 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     requests.after_create_generation_req(req, None, sent)
     assert (req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank) == (0, 16, 1)
     assert (counters.placed_cache, counters.placed_pinned) == (1, 0)
-    assert requests.num_prompt_pages("r", PAGE) == 3
+    assert requests.num_prompt_tokens("r") == 64
     del req
-    assert requests.num_prompt_pages("r", PAGE) is None
+    assert requests.num_prompt_tokens("r") is None
 
 
 class StopLoop(Exception):

@@ -47,9 +47,16 @@ def test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, prefix_
     assert torch.equal(run(CpuAttention, "_run_sdpa_forward_extend", **arguments), expected)
 
 
+@pytest.mark.parametrize("total", [257, 258, 259, 769, 770, 513, 64, 33, 35, 610, 5])
+@pytest.mark.parametrize("new", [1, 2, 3, 4, 5, 17, 35])
+def test_extend_when_the_last_block_is_short_then_still_equals_torch_native(tables, total, new):
+    if new < total:
+        test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, [total - new], [new])
+
+
 def test_extend_when_the_mask_is_asked_for_twice_then_it_is_built_once():
     backend = CpuAttention.__new__(CpuAttention)
     backend._masks = {}
-    mask = backend._lower_right(2, 5, torch.device("cpu"))
-    assert mask.tolist() == [[True] * 4 + [False], [True] * 5]
-    assert backend._lower_right(2, 5, torch.device("cpu")) is mask
+    mask = backend._lower_right(2, 4, 5, torch.device("cpu"))
+    assert mask.tolist() == [[True] * 3 + [False] * 2, [True] * 4 + [False]]
+    assert backend._lower_right(2, 4, 5, torch.device("cpu")) is mask

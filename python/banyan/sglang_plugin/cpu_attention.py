@@ -18,11 +18,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from banyan import config
 
-QUERY_BLOCK = 32
-"""torch's CPU kernel works on query rows in blocks of 32, 64 or 256."""
-
 MIN_BLOCK_ROWS = 4
-"""Measured: with four or more rows in the last block, a row's result does not depend on their number."""
+"""Measured: in a block of four or more rows a row's result does not depend on their number. Fewer rows take another
+routine, which rounds differently from time to time."""
+
+
+def block_rows(num_queries: int) -> int:
+    """Query rows that torch's CPU kernel works on together (FlashAttentionKernel.cpp in torch 2.14)."""
+    return 256 if num_queries >= 768 else 64 if num_queries >= 192 else 32
 
 
 def register() -> None:
@@ -35,7 +38,7 @@ class CpuAttention(TorchNativeAttnBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def _run_sdpa_forward_extend(
         self,
@@ -92,23 +95,52 @@ class CpuAttention(TorchNativeAttnBackend):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scaling: float | None, enable_gqa: bool
     ) -> torch.Tensor:
+        """Each row as the same row of an attention over the whole sequence, to the last bit.
+
+        Rows of a short last block of the whole sequence are computed in a block of as many rows, all others in blocks
+        of at least MIN_BLOCK_ROWS; both see all keys, as the way the keys are cut depends on their number.
+        """
         q_len, kv_len = query.shape[0], key.shape[0]
         if q_len == kv_len:
             return _sdpa(query, key, value, mask=None, scaling=scaling, enable_gqa=enable_gqa)
-        # A last block of one to three rows would take another routine, which rounds differently from time to time.
-        num_last = q_len % QUERY_BLOCK
-        num_extra = MIN_BLOCK_ROWS - num_last if 0 < num_last < MIN_BLOCK_ROWS else 0
-        query = torch.cat((query[:1].expand(num_extra, -1, -1), query))
-        mask = self._lower_right(q_len + num_extra, kv_len, query.device)
-        return _sdpa(query, key, value, mask=mask, scaling=scaling, enable_gqa=enable_gqa)[num_extra:]
+        num_short = kv_len % block_rows(kv_len)
+        if num_short >= MIN_BLOCK_ROWS:
+            num_short = 0
+        num_tail = min(q_len, num_short)
+        num_head = q_len - num_tail
+        attended = []
+        if num_head:
+            rest = num_head % block_rows(num_head)
+            num_rows = num_head + max(0, MIN_BLOCK_ROWS - rest) if rest else num_head
+            mask = self._lower_right(num_rows, kv_len - num_tail, kv_len, query.device)
+            attended.append(_sdpa_filled(query[:num_head], key, value, mask, scaling=scaling, enable_gqa=enable_gqa))
+        if num_tail:
+            mask = self._lower_right(num_short, kv_len, kv_len, query.device)
+            attended.append(_sdpa_filled(query[num_head:], key, value, mask, scaling=scaling, enable_gqa=enable_gqa))
+        return torch.cat(attended)
 
-    def _lower_right(self, q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
-        """Query i sees keys up to kv_len - q_len + i. One mask serves all layers of a forward."""
-        mask = self._masks.get((q_len, kv_len))
+    def _lower_right(self, num_rows: int, end: int, kv_len: int, device: torch.device) -> torch.Tensor:
+        """The last row sees ``end`` keys, each row before it one less. One mask serves all layers of a forward."""
+        mask = self._masks.get((num_rows, end, kv_len))
         if mask is None:
-            mask = torch.ones((q_len, kv_len), dtype=torch.bool, device=device).tril_(kv_len - q_len)
-            self._masks[q_len, kv_len] = mask
+            mask = torch.ones((num_rows, kv_len), dtype=torch.bool, device=device).tril_(end - num_rows)
+            self._masks[num_rows, end, kv_len] = mask
         return mask
+
+
+def _sdpa_filled(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scaling: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Attention of ``query`` under the last rows of ``mask``; the rows that it lacks are filled up in front."""
+    num_extra = mask.shape[0] - query.shape[0]
+    filled = torch.cat((query[:1].expand(num_extra, -1, -1), query))
+    return _sdpa(filled, key, value, mask=mask, scaling=scaling, enable_gqa=enable_gqa)[num_extra:]
 
 
 def _sdpa(

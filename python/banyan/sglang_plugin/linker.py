@@ -156,18 +156,28 @@ class BanyanLinker(UnifiedCacheLinker):
         """Prefix lengths of the tail, in pages, that the peers can supply."""
         keys = transfers[0].keys
         offer = self._cache.lookup(rid, keys) or Offer(())
-        num_pages = offer.num_pages
+        num_pages = self._num_exact(rid, len(keys), offer.num_pages)
         self._record_span(rid, len(keys), offer)
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
         return [num_pages] if get_parallel().attn_tp_size == 1 else list(range(1, num_pages + 1))
 
+    def _num_exact(self, rid: str, num_keys: int, num_pages: int) -> int:
+        """One page less when a single token would be left to compute: torch rounds a matrix times one row differently
+        from the same row among others (docs/design/0003), and a hit must give the tokens of a miss."""
+        num_tokens = requests.num_prompt_tokens(rid)
+        if num_tokens is None or not num_pages:
+            return num_pages
+        num_origin_pages = (num_tokens - 1) // self._page_tokens - num_keys
+        num_left = num_tokens - (num_origin_pages + num_pages) * self._page_tokens
+        return num_pages - (num_left == 1)
+
     def _record_span(self, rid: str, num_keys: int, offer: Offer) -> None:
-        num_prompt_pages = requests.num_prompt_pages(rid, self._page_tokens)
-        if num_prompt_pages is None:
+        num_tokens = requests.num_prompt_tokens(rid)
+        if num_tokens is None:
             return
-        origin_tokens = (num_prompt_pages - num_keys) * self._page_tokens
+        origin_tokens = ((num_tokens - 1) // self._page_tokens - num_keys) * self._page_tokens
         max_tokens = origin_tokens + offer.num_pages * self._page_tokens
         requests.record_span(rid, PrefixSpan(origin_tokens, max_tokens, self._holder(offer)))
 

@@ -108,18 +108,16 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
         _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS)
     seed = storage_namespace_seed(req.extra_key, req.cache_salt)
     try:
-        return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
+        return _page_keys.of(bytes.fromhex(seed) if seed else None, np.asarray(tokens, dtype=np.int64))
     except ValueError:
         # Image placeholders: such pages have keys of another kind.
         return None
 
 
-def num_prompt_pages(rid: str, page_tokens: int) -> int | None:
-    """Pages that SGLang may take from a cache for this request: all but the last token; None when it is unknown."""
+def num_prompt_tokens(rid: str) -> int | None:
+    """Tokens of the prompt, and of the answer so far when it is computed again; None when the request is unknown."""
     req = _by_rid.get(rid)
-    if req is None:
-        return None
-    return max(len(req.full_untruncated_fill_ids) - 1, 0) // page_tokens
+    return None if req is None else len(req.full_untruncated_fill_ids)
 
 
 def _hint_of(envelope: Any) -> PrefixHint | None:
