@@ -27,6 +27,7 @@ POLICY_CHOICES = (
 DEFAULT_POLICY = "lmetric"
 AUTO_LOAD_BALANCE = "auto"
 """SGLang's default for ``--load-balance-method``: the user has not chosen one."""
+PLAN_CHOICES = ("measured", "move")
 DEFAULT_PAGE_TOKENS = 16
 GIB = 1 << 30
 CPU_ATTENTION_BACKEND = "banyan_cpu"
@@ -44,6 +45,9 @@ class Config:
         host_gb: DRAM of the node for pages that have left the pools, in GiB, over all ranks; 0: none.
         policy: who chooses a request's rank: one of ``banyan.routing.POLICIES``, or "sglang" for its own method.
         hot_rank_factor: no request goes to a rank with more than this times the others' mean of ongoing tokens.
+        plan: "measured" moves what is expected to be faster to move; "move" moves whatever is found.
+        profile: absolute path of a file that ``banyan profile`` wrote, or None.
+        prefill_quota_ms: the time that one prefill forward may take, as predicted by the profile; None: no limit.
     """
 
     share: str = "peer"
@@ -52,6 +56,9 @@ class Config:
     host_gb: float = 0.0
     policy: str = SGLANG_POLICY
     hot_rank_factor: float = 2.0
+    plan: str = "measured"
+    profile: str | None = None
+    prefill_quota_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.share not in SHARE_CHOICES:
@@ -68,6 +75,15 @@ class Config:
             raise ValueError(
                 f"--banyan-policy {self.policy}: there is nothing to look up with --banyan-share off or "
                 "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
+            )
+        if self.plan not in PLAN_CHOICES:
+            raise ValueError(f"--banyan-plan {self.plan}: choose one of {', '.join(PLAN_CHOICES)}")
+        if self.prefill_quota_ms is not None and not 0 < self.prefill_quota_ms < float("inf"):
+            raise ValueError(f"--banyan-prefill-quota-ms {self.prefill_quota_ms}: above 0")
+        if self.prefill_quota_ms is not None and self.profile is None:
+            raise ValueError(
+                "--banyan-prefill-quota-ms: needs prefill times: write them with `banyan profile` and pass "
+                "--banyan-profile PATH"
             )
 
     @property
@@ -149,6 +165,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="Send nothing to a rank with more than this times the others' mean of ongoing tokens; inf: never mind.",
     )
+    group.add_argument(
+        "--banyan-plan",
+        choices=PLAN_CHOICES,
+        default=DEFAULT.plan,
+        help="measured: move a prefix where that is expected to be faster than computing it. move: always.",
+    )
+    group.add_argument(
+        "--banyan-profile",
+        metavar="PATH",
+        help="Prefill times of this model on this machine, written by `banyan profile`.",
+    )
+    group.add_argument(
+        "--banyan-prefill-quota-ms",
+        type=float,
+        metavar="MS",
+        help="Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
+    )
 
 
 def take_flags(args: argparse.Namespace) -> Config | None:
@@ -170,6 +203,9 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         prefix_hints=prefix_hints,
         policy=values["banyan_policy"] or (DEFAULT_POLICY if looks_up and leaves_it_open else SGLANG_POLICY),
         hot_rank_factor=values["banyan_hot_rank_factor"],
+        plan=values["banyan_plan"],
+        profile=os.path.abspath(values["banyan_profile"]) if values["banyan_profile"] is not None else None,
+        prefill_quota_ms=values["banyan_prefill_quota_ms"],
     )
 
 

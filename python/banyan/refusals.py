@@ -201,3 +201,13 @@ def arena_refusal(*, need_bytes: int, frame_bytes: int, available_bytes: int) ->
             f"{available_bytes / gib:.2f} GiB are free: lower it"
         )
     return None
+
+
+def quota_refusal(*, quota_ms: float | None, chunked_prefill_size: int | None) -> str | None:
+    """The line for a compute quota on a server that does not cut prefills, or None. None as size: SGLang chooses."""
+    if quota_ms is None or chunked_prefill_size is None or chunked_prefill_size > 0:
+        return None
+    return (
+        f"--banyan-prefill-quota-ms with --chunked-prefill-size {chunked_prefill_size}: a prefill that is not cut into "
+        "chunks cannot be limited: drop one of the two"
+    )

@@ -7,6 +7,8 @@ import pytest
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
+from banyan.pacing import SlackTable
+from banyan.planner import PrefillCost, Profile, profile
 from banyan.sglang_plugin import flags, runtime, seams
 
 BASE = ["--model-path", "nowhere", "--device", "cpu", "--dp", "2"]
@@ -90,3 +92,42 @@ def test_start_when_an_upstream_source_has_changed_then_stock_with_a_reason(monk
     assert not args.enable_unified_cache_external_linker
     # SGLang configures logging while it parses, so the line is on the real stderr.
     assert "banyan: off" in (err := capsys.readouterr().err) and "20-kv-pool" in err
+
+
+def saved_profile(folder):
+    path = folder / "profile.json"
+    cost = PrefillCost(1.0, 1.0, 0.0, 0.0)
+    slack = SlackTable((16,), (0,), ((1.0,),))
+    kept = Profile(
+        format=profile.FORMAT,
+        model="m",
+        num_layers=30,
+        provenance={},
+        samples=[],
+        held_out=[],
+        held_out_error=0.1,
+        cost=cost,
+        slack=slack,
+    )
+    profile.save(kept, path)
+    return str(path)
+
+
+def test_start_when_a_quota_is_given_then_decodes_get_their_turn_between_chunks(tmp_path):
+    quota = ["--banyan-profile", saved_profile(tmp_path), "--banyan-prefill-quota-ms", "100"]
+    assert prepare_server_args([*BASE, "--enable-banyan", *quota]).prefill_decode_interval == 1
+    chosen = ["--prefill-decode-interval", "3"]
+    assert prepare_server_args([*BASE, "--enable-banyan", *quota, *chosen]).prefill_decode_interval == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--banyan-profile", "/nowhere/profile.json"], "--banyan-profile /nowhere/profile.json"),
+        (["--banyan-prefill-quota-ms", "100"], "banyan profile"),
+    ],
+)
+def test_start_when_times_cannot_be_predicted_then_refused_with_the_way_out(flags, named, capsys):
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan", *flags])
+    assert named in capsys.readouterr().err

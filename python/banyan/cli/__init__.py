@@ -6,7 +6,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+DEFAULT_URL = "http://127.0.0.1:30000"
 
 BENCHES = {
     "copy": ("banyan.cli.bench_copy", "page copies against one memcpy of the same bytes"),
@@ -32,7 +36,69 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
     bench.add_argument("--json", action="store_true", help="machine-readable")
     bench.set_defaults(run=_bench)
+    _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
+    explain = commands.add_parser("explain", help="say why a request was fetched or computed")
+    explain.add_argument("rid", help="the request's id (`meta_info.id` of its answer), or: all")
+    explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
+    explain.add_argument("--json", action="store_true", help="machine-readable")
+    explain.set_defaults(run=_explain)
     return parser
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
+    parser.add_argument("--output", default="profile.json", metavar="PATH", help="default %(default)s")
+    parser.add_argument("--rank", type=int, default=0, help="the data-parallel rank to measure; default %(default)s")
+    lengths = {"type": _lengths, "metavar": "N,N,..."}
+    parser.add_argument("--extend", default=(16, 64, 256, 1024, 2048), help="new tokens of the grid", **lengths)
+    parser.add_argument("--prefix", default=(0, 512, 2048, 4096), help="prefix tokens of the grid", **lengths)
+    parser.add_argument("--held-out", type=int, default=12, metavar="N", help="points off the grid to test the fit on")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times each cell is measured")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=_profile)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Ascending lengths, as ``16,64,256``."""
+    lengths = tuple(int(part) for part in text.split(","))
+    if list(lengths) != sorted(set(lengths)) or lengths[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text}: ascending lengths, please")
+    return lengths
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from banyan.cli import profile
+    from banyan.cli.engine import Engine, EngineError
+
+    grid = profile.Grid(args.extend, args.prefix, args.held_out, args.repeats, args.seed)
+    try:
+        measured = profile.measure(
+            Engine(args.url), grid, rank=args.rank, provenance=profile.provenance(sys.argv), progress=print
+        )
+    except EngineError as error:
+        print(f"banyan profile: {error}", file=sys.stderr)
+        return 1
+    profile.profile.save(measured, Path(args.output))
+    print(f"{args.output}: {measured.cost}")
+    print(f"mean error on {len(measured.held_out)} points that the fit has not seen: {measured.held_out_error:.1%}")
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from banyan.cli import explain
+    from banyan.cli.engine import Engine, EngineError
+
+    try:
+        found = explain.decisions(Engine(args.url), args.rid)
+    except EngineError as error:
+        print(f"banyan explain: {error}", file=sys.stderr)
+        return 1
+    print(
+        json.dumps(found, indent=2)
+        if args.json
+        else "\n".join(line for one in found for line in explain.sentences(one))
+    )
+    return 0
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ estimate and no others. Called by one thread.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from banyan.pacing import length_class, nearest, shortest_of_class
@@ -36,6 +37,21 @@ class MoveRates:
         if num_tokens > 0 and move_us > 0:
             classes = self._per_token_us.setdefault(kind, {})
             classes.setdefault(length_class(num_tokens), Estimate()).observe(move_us / num_tokens)
+
+    def observe_batch(self, tokens: Mapping[SourceKind, int], move_us: float) -> None:
+        """Tokens of several kinds came together in ``move_us``: each kind is given its expected share of that time.
+
+        While a kind was never measured, the shares are those of the tokens.
+        """
+        moved = {kind: count for kind, count in tokens.items() if count > 0 and kind is not SourceKind.OWN}
+        expected = {kind: self.expected(kind, count) for kind, count in moved.items()}
+        weights = {
+            kind: float(count) if None in expected.values() else (expected[kind] or (0.0, 0.0))[0]
+            for kind, count in moved.items()
+        }
+        total = sum(weights.values())
+        for kind, count in moved.items():
+            self.observe(kind, count, move_us * weights[kind] / total)
 
     def expected(self, kind: SourceKind, num_tokens: int) -> tuple[float, float] | None:
         """``(move_us, error_us)`` of a move; nothing for own pages, None while the source was never measured."""

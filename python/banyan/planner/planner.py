@@ -60,6 +60,8 @@ class Planner:
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
         self._decisions: dict[str, _Decision] = {}
+        self.num_moved = 0
+        self.num_computed = 0
 
     def decide(self, rid: str, tail: Tail, asked: Action | None = None) -> Plan:
         """The plan for this tail; ``asked`` overrides what was measured."""
@@ -68,6 +70,8 @@ class Planner:
             return known.plan
         plan = self._plan(tail, asked)
         self._remember(rid, _Decision(tail, plan))
+        self.num_moved += plan.num_pages > 0
+        self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
 
     def _plan(self, tail: Tail, asked: Action | None) -> Plan:

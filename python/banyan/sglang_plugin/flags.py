@@ -7,6 +7,7 @@ import argparse
 import importlib.metadata
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
@@ -14,7 +15,8 @@ from sglang.srt.utils import is_cpu
 
 from banyan import _native, config
 from banyan.config import Config
-from banyan.refusals import ServerFacts, refusals
+from banyan.planner import profile
+from banyan.refusals import ServerFacts, quota_refusal, refusals
 from banyan.sglang_plugin import runtime, seams
 
 logger = logging.getLogger("banyan")
@@ -38,6 +40,7 @@ def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse
         return original(cls, args)
     facts = _facts(args)
     reasons = refusals(facts) if wanted.shares else []
+    reasons += _planning_refusals(wanted, args)
     if reasons:
         runtime.refuse(*reasons)
     differences = seams.changed()
@@ -54,6 +57,9 @@ def _inject(original: Callable[..., Any], cls: type, args: argparse.Namespace, w
         args.attention_backend = config.CPU_ATTENTION_BACKEND
     if args.page_size is None:
         args.page_size = config.DEFAULT_PAGE_TOKENS
+    if wanted.prefill_quota_ms is not None and args.prefill_decode_interval is None:
+        # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
+        args.prefill_decode_interval = 1
     carried: dict[str, Any] = {"config": wanted.as_dict()}
     if wanted.shares:
         args.enable_unified_cache_external_linker = True
@@ -69,6 +75,18 @@ def _inject(original: Callable[..., Any], cls: type, args: argparse.Namespace, w
     setattr(server_args, runtime.BOOKKEEPING, carried)
     logger.info("banyan: on, share=%s, %d rank(s), page size %d", wanted.share, args.dp_size, args.page_size)
     return server_args
+
+
+def _planning_refusals(wanted: Config, args: argparse.Namespace) -> list[str]:
+    """One line for each reason why times cannot be predicted or forwards not be cut."""
+    reasons = []
+    if wanted.profile is not None:
+        try:
+            profile.load(Path(wanted.profile))
+        except profile.BadProfile as error:
+            reasons.append(str(error))
+    line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
+    return reasons if line is None else [*reasons, line]
 
 
 def _device(args: argparse.Namespace) -> str:

@@ -25,9 +25,11 @@ from banyan.cache import NOTHING_QUEUED, STORE, Offer, PrefixCache
 from banyan.core import PrefixSpan
 from banyan.layout import BlockGeometry, Namespace
 from banyan.pacing import Admission, WriteAdmission
+from banyan.planner import Run, SourceKind
 from banyan.refusals import pool_refusal
 from banyan.sglang_plugin import report, requests, runtime, seams
 from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.planning import RankPlanner
 from banyan.sglang_plugin.pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.tiers import HostTier, Seats, allocate_arena
 from banyan.telemetry import Counters, LayerClock, Stopwatch
@@ -49,24 +51,25 @@ def installed() -> BanyanLinker:
 class LayerWait:
     """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock."""
 
-    def __init__(self, cache: PrefixCache, clock: LayerClock, num_layers: int) -> None:
+    def __init__(self, cache: PrefixCache, clock: LayerClock, planner: RankPlanner, num_layers: int) -> None:
         self.num_layers = num_layers
         self.consumer_index = NOTHING_QUEUED
         self._cache = cache
         self._clock = clock
+        self._planner = planner
         self._copy: Any = None
 
     def set_consumer(self, index: int) -> None:
         """The next forward consumes batch ``index``; -1: it waits for nothing."""
         self.consumer_index = index
         self._copy = self._cache.moving(index)
+        self._planner.forward_begins()
         self._clock.begin()
 
     def wait_until(self, layer: int) -> None:
         """Return once ``layer`` of the current batch is in place."""
-        if self._copy is not None:
-            self._copy.wait_layer(layer)
-        self._clock.tick(layer)
+        waited_s = 0.0 if self._copy is None else self._copy.wait_layer(layer)
+        self._clock.tick(layer, waited_s)
 
 
 class BanyanLinker(UnifiedCacheLinker):
@@ -118,12 +121,22 @@ class BanyanLinker(UnifiedCacheLinker):
             shelf=shelf,
             source=peers,
             counters=self.counters,
-            min_fetch_pages=-(-config.min_fetch_tokens // self._page_tokens),
+            min_fetch_pages=1,
             slots=self._sources(fetches=config.fetches),
             prefetch=prefetch,
         )
-        clock = LayerClock(num_layers=pool.layer_num, counters=self.counters, clock=time.perf_counter_ns)
-        self.layer_done_counter = LayerWait(self._cache, clock, pool.layer_num)
+        self._planner = RankPlanner(
+            num_layers=pool.layer_num,
+            page_tokens=self._page_tokens,
+            min_pages=-(-config.min_fetch_tokens // self._page_tokens),
+        )
+        clock = LayerClock(
+            num_layers=pool.layer_num,
+            counters=self.counters,
+            clock=time.perf_counter_ns,
+            ended=self._planner.forward_ended,
+        )
+        self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num)
         self._time_control()
         allocator.attach(self._cache)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
@@ -156,8 +169,9 @@ class BanyanLinker(UnifiedCacheLinker):
         """Prefix lengths of the tail, in pages, that the peers can supply."""
         keys = transfers[0].keys
         offer = self._cache.lookup(rid, keys) or Offer(())
-        num_pages = self._num_exact(rid, len(keys), offer.num_pages)
         self._record_span(rid, len(keys), offer)
+        found = [Run(self._kind(slot), length) for slot, length in offer.runs]
+        num_pages = self._num_exact(rid, len(keys), self._planner.num_pages(rid, len(keys), found))
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
@@ -192,18 +206,26 @@ class BanyanLinker(UnifiedCacheLinker):
         frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
         offer = self._cache.admit(rid, transfer.keys, frames)
         if not self._all_shards(offer is not None):
+            self._planner.refused(rid)
             self._cache.cancel(rid)
             return False
         assert offer is not None
-        requests.record_fetch(rid, self._tokens_by_tier(offer))
+        moved = self._tokens_by_kind(offer)
+        self._planner.leased(rid, moved)
+        requests.record_fetch(rid, {kind.value: num_tokens for kind, num_tokens in moved.items()})
         return True
 
-    def _tokens_by_tier(self, offer: Offer) -> dict[str, int]:
-        tokens = {"peer": 0, "host": 0, "storage": 0}
+    def _tokens_by_kind(self, offer: Offer) -> dict[SourceKind, int]:
+        tokens = dict.fromkeys((SourceKind.PEER, SourceKind.HOST, SourceKind.STORE), 0)
         for slot, num_pages in offer.runs:
-            tier = "storage" if slot == STORE else "host" if self._seats.is_arena(slot) else "peer"
-            tokens[tier] += num_pages * self._page_tokens
+            tokens[self._kind(slot)] += num_pages * self._page_tokens
         return tokens
+
+    def _kind(self, slot: int) -> SourceKind:
+        """What lies in a roster slot, or behind the mark of the store."""
+        if slot == STORE:
+            return SourceKind.STORE
+        return SourceKind.HOST if self._seats.is_arena(slot) else SourceKind.PEER
 
     def _all_shards(self, granted: bool) -> bool:
         """True when every shard of this rank has its lease: SGLang lets them take different branches, we must not."""
@@ -214,15 +236,22 @@ class BanyanLinker(UnifiedCacheLinker):
         return bool(verdict.item())
 
     def cancel_queued_load(self, rid: str) -> bool:
+        self._planner.cancelled(rid)
         return self._cache.cancel(rid)
 
     # ---- move --------------------------------------------------------------------------------------------------
 
     def start_layer_wise_loading(self) -> int:
-        return self._cache.start()
+        index = self._cache.start()
+        self._planner.started(index)
+        return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        return self._cache.finish(counter_index)
+        copy = self._cache.moving(counter_index)
+        landed = self._cache.finish(counter_index)
+        if copy is not None:
+            self._planner.moved(counter_index, copy, landed)
+        return landed
 
     # ---- publish -----------------------------------------------------------------------------------------------
 
@@ -325,6 +354,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
         self.counters.control_us = self._stopwatch.elapsed_ns // 1000
+        self._planner.count(self.counters)
         return self.counters
 
     def state(self) -> dict[str, Any]:
@@ -337,6 +367,7 @@ class BanyanLinker(UnifiedCacheLinker):
             "peers": [member for member in self._roster.members() if member["slot"] in self._seats.peers],
             **(self._tier.state() if self._tier is not None else {}),
             **self.counters_now().as_dict(),
+            **self._planner.state(),
         }
 
     def _labels(self) -> dict[str, str]:

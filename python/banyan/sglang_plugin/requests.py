@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.utils import storage_namespace_seed
 
 from banyan import _native
 from banyan.core import PrefixSpan
+from banyan.planner import Action, asked
 from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint
 from banyan.sglang_plugin import runtime
@@ -44,6 +45,7 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
     req.dp_max_kv_len = seen.max_tokens if seen is not None else 0
     req.dp_max_kv_rank = seen.max_rank if seen is not None else -1
     req.banyan_tokens = {}
+    req.banyan_asked = _asked_of(req.kv_hints)
     _by_rid[req.rid] = req
     from banyan.sglang_plugin import linker
 
@@ -120,8 +122,21 @@ def num_prompt_tokens(rid: str) -> int | None:
     return None if req is None else len(req.full_untruncated_fill_ids)
 
 
+def asked_action(rid: str) -> Action | None:
+    """What the request asked to be done with its tail, if it did."""
+    req = _by_rid.get(rid)
+    return None if req is None else req.banyan_asked
+
+
 def _hint_of(envelope: Any) -> PrefixHint | None:
     for action in envelope.actions if envelope is not None else ():
         if action.action_type == hint.ACTION_TYPE and action.action_version == hint.ACTION_VERSION:
             return PrefixHint.from_payload(action.payload)
+    return None
+
+
+def _asked_of(envelope: Any) -> Action | None:
+    for action in envelope.actions if envelope is not None else ():
+        if action.action_type == asked.ACTION_TYPE and action.action_version == asked.ACTION_VERSION:
+            return asked.from_payload(action.payload)
     return None

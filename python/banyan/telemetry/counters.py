@@ -12,6 +12,8 @@ class Counters:
 
     lookups: int = 0
     lookup_hits: int = 0
+    plans_moved: int = 0
+    plans_computed: int = 0
     fetches: int = 0
     fetches_refused: int = 0
     fetches_failed: int = 0
@@ -67,6 +69,8 @@ class Counters:
 DESCRIPTIONS = {
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
+    "plans_moved": "plans that move at least one page",
+    "plans_computed": "plans that compute a tail although a peer held pages of it",
     "fetches": "leases granted, one for each request that fetched",
     "fetches_refused": "leases refused because a page moved after the lookup; the request was computed instead",
     "fetches_failed": "copies that did not land; SGLang aborts the requests of that batch",

@@ -40,3 +40,28 @@ def test_rates_when_nothing_was_moved_then_nothing_is_learnt():
     rates.observe(SourceKind.PEER, 0, 10.0)
     rates.observe(SourceKind.PEER, 10, 0.0)
     assert rates.expected(SourceKind.PEER, 10) is None
+
+
+def test_batch_when_kinds_came_together_then_each_is_given_its_expected_share():
+    rates = MoveRates()
+    for _ in range(5):
+        rates.observe(SourceKind.PEER, 100, 100.0)
+        rates.observe(SourceKind.HOST, 100, 300.0)
+    rates.observe_batch({SourceKind.PEER: 100, SourceKind.HOST: 100, SourceKind.STORE: 0}, 800.0)
+    assert rates.expected(SourceKind.PEER, 100)[0] == pytest.approx(100 + 100 / 6)
+    assert rates.expected(SourceKind.HOST, 100)[0] == pytest.approx(300 + 300 / 6)
+    assert rates.expected(SourceKind.STORE, 100) is None
+
+
+def test_batch_when_a_kind_is_new_then_shares_are_those_of_the_tokens():
+    rates = MoveRates()
+    rates.observe_batch({SourceKind.PEER: 300, SourceKind.STORE: 100}, 800.0)
+    assert rates.expected(SourceKind.PEER, 300)[0] == pytest.approx(600.0)
+    assert rates.expected(SourceKind.STORE, 100)[0] == pytest.approx(200.0)
+
+
+def test_batch_when_nothing_was_moved_then_nothing_is_learnt():
+    rates = MoveRates()
+    rates.observe_batch({}, 5.0)
+    rates.observe_batch({SourceKind.PEER: 0}, 5.0)
+    assert rates.as_dict() == {}

@@ -39,16 +39,31 @@ def test_layer_clock_when_k_and_v_tick_then_a_forward_counts_once():
     clock.begin()
     for layer in (0, 0, 1, 1):
         clock.tick(layer)
-    assert (counters.forwards, counters.forward_us) == (1, 1)
+    assert (counters.forwards, counters.forward_us) == (1, 2)
+
+
+def test_layer_clock_when_layers_wait_for_kv_then_the_time_of_a_layer_is_compute_time_only():
+    ended = []
+    clock = LayerClock(num_layers=5, counters=Counters(), clock=FakeClock(), ended=ended.append)
+    clock.begin()
+    clock.tick(0, waited_s=1.0)
+    for layer in (1, 2, 3):
+        clock.tick(layer, waited_s=1e-7)
+    clock.tick(4)
+    # The fake clock gains a microsecond each time it is read: at the first tick and at the end.
+    assert ended == [pytest.approx((1.0 - 3 * 0.1) / 4)]
 
 
 def test_layer_clock_when_a_forward_never_ends_then_the_next_one_replaces_it():
     counters = Counters()
-    clock = LayerClock(num_layers=2, counters=counters, clock=FakeClock())
+    ended = []
+    clock = LayerClock(num_layers=2, counters=counters, clock=FakeClock(), ended=ended.append)
     clock.begin()
+    clock.tick(0)
     clock.begin()
     clock.tick(1)
     assert counters.forwards == 1
+    assert ended == [], "without its first layer, a forward gives no time of one"
 
 
 def test_descriptions_when_a_counter_is_added_then_it_is_described():

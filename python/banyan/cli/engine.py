@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running SGLang server as the commands see it: a few calls over HTTP, without the engine's packages."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from banyan.planner import Action, asked
+
+TIMEOUT_S = 600.0
+
+
+def _hints(action: Action) -> dict[str, Any]:
+    """SGLang's envelope around one action."""
+    asked_for = {
+        "action_id": "banyan-plan",
+        "action_type": asked.ACTION_TYPE,
+        "action_version": asked.ACTION_VERSION,
+        "payload": asked.payload(action),
+    }
+    return {"protocol_version": "1", "message_id": "banyan-plan", "actions": [asked_for]}
+
+
+class EngineError(RuntimeError):
+    """The server cannot be asked, or does not have what was asked for; the message says what to do."""
+
+
+class Engine:
+    """One server. Calls block, one at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def server_info(self) -> dict[str, Any]:
+        """What the server tells about itself and its ranks."""
+        info: dict[str, Any] = self._call("/server_info")
+        return info
+
+    def ranks(self) -> dict[int, dict[str, Any]]:
+        """Banyan's state of each data-parallel rank.
+
+        Raises:
+            EngineError: when the server does not share.
+        """
+        states = self.server_info().get("internal_states", [])
+        found = {state["banyan"]["dp_rank"]: state["banyan"] for state in states if "banyan" in state}
+        if not found:
+            raise EngineError(f"{self._url} runs without sharing: start it with --enable-banyan")
+        return found
+
+    def prefill(self, token_ids: Sequence[int], *, rank: int, action: Action | None = None) -> dict[str, Any]:
+        """Have a rank prefill a prompt and generate one token; the answer's ``meta_info``.
+
+        ``action`` asks for what is to be done with what other ranks hold of the prompt.
+        """
+        body: dict[str, Any] = {
+            "input_ids": list(token_ids),
+            "routed_dp_rank": rank,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+        }
+        if action is not None:
+            body["kv_hints"] = _hints(action)
+        meta: dict[str, Any] = self._call("/generate", body)["meta_info"]
+        return meta
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                return json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {error.read()[:300].decode()}") from error
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{self._url}{path}: {error}: is the server running, and is this its address?") from error

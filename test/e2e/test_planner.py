@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner on the real engine: what requests ask for, what is decided without a wish, what is remembered of it."""
+
+import pytest
+
+from banyan.cli.engine import Engine
+from banyan.cli.explain import decisions, sentences
+from banyan.planner import Action
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def engine(banyan):
+    return Engine(banyan.server.url)
+
+
+def test_plan_when_the_request_asks_then_it_is_computed_or_moved_and_says_so(engine, prompt):
+    for action, peer_tokens in ((Action.COMPUTE, 0), (Action.MOVE, 592)):
+        ids = prompt(f"asked {action.value}", 600)
+        engine.prefill(ids, rank=0)
+        meta = engine.prefill(ids, rank=1, action=action)
+        assert meta["cached_tokens"] == peer_tokens
+        (plan,) = decisions(engine, meta["id"])
+        assert (plan["dp_rank"], plan["found"], plan["own_tokens"]) == (1, [["peer", 37]], 0)
+        assert plan["moved_pages"] * 16 == peer_tokens
+        assert "asked for it" in plan["reason"]
+
+
+def test_plan_when_forwards_and_moves_were_measured_then_a_long_prefix_is_moved_and_the_figures_are_sane(
+    engine, prompt
+):
+    for number in range(9):
+        ids = prompt(f"lesson {number}", 64 + 40 * number)
+        engine.prefill(ids, rank=0)
+        engine.prefill(ids, rank=1, action=Action.MOVE if number % 2 else Action.COMPUTE)
+    ids = prompt("measured", 1200)
+    engine.prefill(ids, rank=0)
+    meta = engine.prefill(ids, rank=1)
+    assert meta["cached_tokens_details"]["peer"] == 1184
+    (plan,) = decisions(engine, meta["id"])
+    assert plan["reason"] == "expected to be faster"
+    assert plan["outcome"] == "landed"
+    assert 0 < plan["expected_us"] < plan["recompute_us"] < 120e6
+    assert len(sentences(plan)) == 5
+
+
+def test_clock_when_a_prompt_is_prefilled_then_its_forward_is_timed_with_its_shape(engine, prompt):
+    ids = prompt("clock", 500)
+    engine.prefill(ids, rank=0)
+    engine.prefill([*ids[:480], *prompt("other end", 100)], rank=0)
+    last, newest = engine.ranks()[0]["forwards"][-2:]
+    assert last["pieces"] == [[500, 0]]
+    assert newest["pieces"] == [[100, 480]]
+    assert 0 < newest["forward_us"] < last["forward_us"]

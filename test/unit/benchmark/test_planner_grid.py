@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from banyan.planner import Action
+from benchmark.planner_grid import HOLDER, READER, Cell, Grid, WrongShape, summarise
+
+
+def cell(move_s, compute_s, moved):
+    return Cell("peer", 0, 64, 8, move_s=move_s, compute_s=compute_s, planned_s=[0.0], planned_moved=[moved])
+
+
+def test_verdict_when_the_faster_action_was_chosen_then_nothing_is_lost():
+    verdict = cell([1.0, 1.1, 0.9], [2.0, 2.2, 1.9], 64).verdict()
+    assert (verdict["choice"], verdict["is_fastest"], verdict["loss"]) == ("move", True, 0.0)
+    assert verdict["gain_of_move"] == pytest.approx(0.5)
+
+
+def test_verdict_when_the_slower_action_was_chosen_then_its_loss_and_the_spread_tell():
+    verdict = cell([1.0, 1.0, 1.2], [1.1, 1.1, 1.1], 0).verdict()
+    assert (verdict["choice"], verdict["is_fastest"], verdict["is_no_slower"]) == ("compute", False, True)
+    assert verdict["loss"] == pytest.approx(0.1)
+    assert not cell([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], 0).verdict()["is_no_slower"]
+
+
+def test_summary_when_one_cell_of_four_was_wrong_then_its_share_and_loss():
+    right = [cell([1.0], [2.0], 64)] * 3
+    summary = summarise([*right, cell([1.0], [1.5], 0)])
+    assert summary == {
+        "num_cells": 4,
+        "fastest_share": 0.75,
+        "no_slower_share": 0.75,
+        "largest_loss": pytest.approx(0.5),
+    }
+
+
+class FakeEngine:
+    """Two ranks that hold whole prompts, and take what the wish says (without one: all) from the other."""
+
+    def __init__(self):
+        self.held = {READER: [], HOLDER: []}
+
+    def prefill(self, token_ids, *, rank, action=None):
+        device = self.longest(rank, token_ids)
+        both = max(device, self.longest(1 - rank, token_ids))
+        peer = 0 if action is Action.COMPUTE else both - device
+        self.held[rank].append(list(token_ids))
+        return {"cached_tokens_details": {"device": device, "peer": peer, "host": 0}}
+
+    def longest(self, rank, token_ids):
+        ends = range(16, len(token_ids), 16)
+        return max((end for end in ends for held in self.held[rank] if held[:end] == token_ids[:end]), default=0)
+
+
+@pytest.mark.parametrize("own", [0, 32])
+def test_ask_when_a_cell_is_measured_then_each_action_gets_its_fresh_prompt(own):
+    one = Cell("peer", own, 64, 8)
+    grid = Grid(FakeEngine(), seed=0)
+    grid.measure([one], 2)
+    assert (len(one.move_s), len(one.compute_s), len(one.planned_s)) == (2, 2, 1)
+    assert one.planned_moved == [64]
+
+
+def test_ask_when_the_server_does_something_else_then_the_figure_is_not_taken(monkeypatch):
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "longest", lambda rank, token_ids: 0)
+    one = Cell("peer", 0, 64, 8)
+    with pytest.raises(WrongShape, match="move"):
+        Grid(engine, seed=0).ask(one, Action.MOVE)
+    assert one.move_s == []

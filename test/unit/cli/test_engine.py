@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls over real HTTP, to a server of this process."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from banyan.cli.engine import Engine, EngineError
+from banyan.planner import Action, asked
+
+
+@pytest.fixture
+def served():
+    """The address of a server, what it answers by path, and what was sent to it."""
+    answers, sent = {}, []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(None)
+
+        def do_POST(self):
+            self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def answer(self, body):
+            sent.append((self.path, body))
+            status, text = answers.get(self.path, (404, "no such path"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", answers, sent
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_ranks_when_the_server_shares_then_each_ranks_state(served):
+    url, answers, _ = served
+    states = [{"banyan": {"dp_rank": rank}} for rank in (1, 0)]
+    answers["/server_info"] = 200, json.dumps({"internal_states": states})
+    assert Engine(url + "/").ranks() == {0: {"dp_rank": 0}, 1: {"dp_rank": 1}}
+
+
+def test_ranks_when_the_server_does_not_share_then_the_flag_is_named(served):
+    url, answers, _ = served
+    answers["/server_info"] = 200, json.dumps({"internal_states": [{}]})
+    with pytest.raises(EngineError, match="--enable-banyan"):
+        Engine(url).ranks()
+
+
+def test_prefill_when_called_then_one_token_of_that_rank_is_asked_for(served):
+    url, answers, sent = served
+    answers["/generate"] = 200, '{"meta_info": {"id": "r"}}'
+    assert Engine(url).prefill([5, 6], rank=1) == {"id": "r"}
+    ((path, body),) = sent
+    assert path == "/generate"
+    assert "kv_hints" not in body
+    assert (body["input_ids"], body["routed_dp_rank"], body["sampling_params"]["max_new_tokens"]) == ([5, 6], 1, 1)
+
+
+def test_prefill_when_an_action_is_asked_for_then_the_request_carries_it(served):
+    url, answers, sent = served
+    answers["/generate"] = 200, '{"meta_info": {}}'
+    Engine(url).prefill([5], rank=0, action=Action.COMPUTE)
+    ((_, body),) = sent
+    (hint,) = body["kv_hints"]["actions"]
+    assert hint["action_type"] == asked.ACTION_TYPE
+    assert asked.from_payload(hint["payload"]) is Action.COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [((500, "out of memory"), "HTTP 500: out of memory"), ((200, "<"), "is the")]
+)
+def test_call_when_the_answer_is_none_then_it_is_said(served, answer, said):
+    url, answers, _ = served
+    answers["/server_info"] = answer
+    with pytest.raises(EngineError, match=said):
+        Engine(url).server_info()

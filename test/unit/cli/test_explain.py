@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from banyan import cli
+from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Run, SourceKind, Tail
+
+
+class FakeEngine:
+    def __init__(self, url):
+        self.url = url
+
+    def ranks(self):
+        return {0: {"plans": []}, 1: {"plans": made_plans()}}
+
+
+def made_plans():
+    """What a real planner explains: one measured plan and one without figures."""
+    rates = MoveRates()
+    planner = Planner(times=PrefillTimes(PrefillCost(1000.0, 100.0, 0.0, 0.0)), rates=rates, num_layers=30, min_pages=1)
+    found = Tail(own_tokens=32, prompt_tokens=200, page_tokens=16, runs=(Run(SourceKind.PEER, 10),))
+    planner.decide("first", found)
+    rates.observe(SourceKind.PEER, 160, 480.0)
+    planner.decide("second", found)
+    planner.record("second", "landed")
+    return planner.explain()
+
+
+@pytest.fixture(autouse=True)
+def _engine(monkeypatch):
+    monkeypatch.setattr("banyan.cli.engine.Engine", FakeEngine)
+
+
+def test_explain_when_the_request_is_remembered_then_the_plan_and_its_figures_are_said(capsys):
+    assert cli.main(["explain", "second"]) == 0
+    text = capsys.readouterr().out
+    assert "second on rank 1: prompt of 200 tokens, 32 in the rank's own tree, tail of 168" in text
+    assert "found elsewhere: 160 tokens at peer" in text
+    assert "plan: move 160 tokens, compute 8; expected to be faster; landed" in text
+    assert "recompute: 17.80 ms expected" in text
+    assert "first" not in text
+
+
+def test_explain_when_a_time_was_not_known_then_no_figure_is_made_up(capsys):
+    assert cli.main(["explain", "first"]) == 0
+    text = capsys.readouterr().out
+    assert "a time is not known yet" in text and "best move" not in text
+
+
+def test_explain_when_json_is_asked_for_then_plain_values(capsys):
+    assert cli.main(["explain", "all", "--json"]) == 0
+    assert [one["rid"] for one in json.loads(capsys.readouterr().out)] == ["first", "second"]
+
+
+def test_explain_when_nobody_remembers_then_the_reasons_are_said_and_exit_1(capsys):
+    assert cli.main(["explain", "other"]) == 1
+    assert "no rank remembers other" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banyan.planner import PrefillCost, PrefillTimes
+from banyan.planner.quota import QuotaMeter
+
+PAGE = 16
+COST = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.01, context_us=0.0)
+
+
+def meter(quota_us, times=None):
+    return QuotaMeter(times or PrefillTimes(COST), quota_us=quota_us, page_tokens=PAGE)
+
+
+def pack(ours, queue):
+    """The pieces that a forward takes from ``(wanted, prefix)`` requests in order."""
+    taken = []
+    for wanted, prefix in queue:
+        if ours.is_spent:
+            break
+        extend = ours.allow(prefix, wanted)
+        if extend:
+            ours.take((extend, prefix))
+            taken.append((extend, prefix))
+    return taken
+
+
+def test_pack_when_requests_fit_then_all_are_taken_whole():
+    ours = meter(100_000.0)
+    assert pack(ours, [(100, 0), (37, 500), (1, 2000)]) == [(100, 0), (37, 500), (1, 2000)]
+    assert not ours.is_spent
+
+
+def test_pack_when_one_does_not_fit_then_it_is_cut_at_a_page_and_nobody_follows():
+    taken = pack(meter(50_000.0), [(100, 0), (1000, 0), (1, 0)])
+    assert taken[0] == (100, 0) and len(taken) == 2
+    extend, _ = taken[1]
+    assert 0 < extend < 1000 and extend % PAGE == 0
+    assert COST.time_us(taken) <= 50_000.0 < COST.time_us([(100, 0), (extend + PAGE, 0)])
+
+
+def test_pack_when_the_prefix_is_longer_then_the_chunk_is_shorter():
+    (short,), (long,) = (pack(meter(50_000.0), [(5000, prefix)]) for prefix in (0, 50_000))
+    assert long[0] < short[0]
+
+
+def test_pack_when_the_quota_is_tiny_then_the_first_request_still_gets_a_page():
+    assert pack(meter(1.0), [(100, 0), (100, 0)]) == [(PAGE, 0)]
+    assert pack(meter(1.0), [(5, 0), (5, 0)]) == [(5, 0)]
+
+
+def test_pack_when_nothing_more_fits_then_the_next_gets_nothing():
+    ours = meter(COST.time_us([(100, 0)]) + 1)
+    assert pack(ours, [(100, 0), (100, 0)]) == [(100, 0)]
+    assert ours.is_spent
+
+
+def test_pack_when_times_are_not_known_then_nothing_is_cut():
+    assert pack(meter(1.0, PrefillTimes()), [(5000, 0), (5000, 0)]) == [(5000, 0), (5000, 0)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 50_000)), max_size=8), st.floats(1.0, 1e6))
+def test_pack_when_any_queue_comes_then_the_quota_holds_or_one_page_is_all(queue, quota_us):
+    taken = pack(meter(quota_us), queue)
+    assert bool(taken) == bool(queue)
+    if queue and COST.time_us(taken) > quota_us:
+        assert len(taken) == 1 and taken[0][0] <= PAGE
+    for (extend, prefix), (wanted, asked_prefix) in zip(taken, queue, strict=False):
+        assert prefix == asked_prefix
+        assert extend == wanted or (extend % PAGE == 0 and (extend, prefix) == taken[-1])
