@@ -175,6 +175,37 @@ def test_state_when_it_goes_over_the_wire_then_it_is_plain(rank):
     assert msgspec.json.decode(msgspec.json.encode(state))["forwards"][0]["pieces"] == [[330, 0]]
 
 
+class Store:
+    def __init__(self):
+        self.told = []
+
+    def pause_writes(self):
+        self.told.append("pause")
+
+    def set_write_budget(self, num_bytes):
+        self.told.append("limit")
+
+    def open_writes(self):
+        self.told.append("open")
+
+
+def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes_and_within_prefills(rank):
+    store = Store()
+    rank.planner.pace_writes(store, block_bytes=1)
+    rank.arrive("reads", 330)
+    rank.plan("reads")
+    for moved in ({}, {SourceKind.STORE: 320}):
+        if moved:
+            rank.planner.leased("reads", moved)
+        rank.pieces = ((16, 320),)
+        rank.planner.started(1)
+        # A prefill, then a decode step.
+        for _ in range(2):
+            rank.planner.forward_begins()
+            rank.planner.forward_ended(10.0)
+    assert store.told == ["limit", "open", "pause", "open"]
+
+
 def test_start_when_the_profile_is_of_another_model_then_refused_with_the_way_out(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "is_main_process", lambda: True)
     with pytest.raises(SystemExit):

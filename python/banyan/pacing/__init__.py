@@ -12,6 +12,7 @@ from banyan.pacing.correction import Correction, length_class, nearest, shortest
 from banyan.pacing.forward import ForwardSlack
 from banyan.pacing.gate import MAX_WRITE_DEPTH, DeviceLoad, num_writes_allowed
 from banyan.pacing.layer_times import LayerTimes
+from banyan.pacing.permits import PermittedStore, WritePermits
 from banyan.pacing.slack_table import ForwardShape, SlackTable
 from banyan.pacing.writes import PacedWrites, PageWrite
 
@@ -25,10 +26,12 @@ __all__ = [
     "LayerTimes",
     "PacedWrites",
     "PageWrite",
+    "PermittedStore",
     "SlackTable",
     "Verdict",
     "WriteAdmission",
     "WriteBudget",
+    "WritePermits",
     "length_class",
     "nearest",
     "num_writes_allowed",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from banyan.pacing import ForwardShape, LayerTimes, PermittedStore, WritePermits
 from banyan.planner import (
     Action,
     ForwardSample,
@@ -47,6 +48,15 @@ class RankPlanner:
         self._moving: dict[int, dict[str, Mapping[SourceKind, int]]] = {}
         self._pieces_prepared: tuple[Piece, ...] = ()
         self._pieces_running: tuple[Piece, ...] = ()
+        self._stored_tokens_prepared = 0
+        self._layer_times = None if profiled is None else LayerTimes(profiled.slack)
+        self._permits: WritePermits | None = None
+
+    def pace_writes(self, store: PermittedStore, *, block_bytes: int) -> None:
+        """From now on, tell ``store`` before each prefill what it may write. A second store replaces the first."""
+        self._permits = WritePermits(
+            store, times=self._layer_times, num_layers=self._num_layers, block_bytes=block_bytes
+        )
 
     # ---- plan --------------------------------------------------------------------------------------------------
 
@@ -81,6 +91,7 @@ class RankPlanner:
     def started(self, index: int) -> None:
         """The batch that SGLang has just put together is about to run; ``index`` is that of its moves."""
         self._pieces_prepared = prefill.pieces_of_this_pass()
+        self._stored_tokens_prepared = sum(tokens.get(SourceKind.STORE, 0) for tokens in self._leased.values())
         if self._leased:
             self._moving[index] = self._leased
             self._leased = {}
@@ -98,11 +109,22 @@ class RankPlanner:
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
         self._pieces_running, self._pieces_prepared = self._pieces_prepared, ()
+        if self._permits is None:
+            return
+        if self._pieces_running:
+            shape = ForwardShape.of_batch(self._pieces_running)
+            self._permits.begin_prefill(shape, num_stored_tokens=self._stored_tokens_prepared)
+        else:
+            self._permits.end()
 
     def forward_ended(self, layer_us: float) -> None:
         if self._pieces_running and layer_us > 0:
             self._times.observe(ForwardSample(self._pieces_running, layer_us * self._num_layers))
+            if self._layer_times is not None:
+                self._layer_times.observe(ForwardShape.of_batch(self._pieces_running), layer_us)
         self._pieces_running = ()
+        if self._permits is not None:
+            self._permits.end()
 
     # ---- tell --------------------------------------------------------------------------------------------------
 
