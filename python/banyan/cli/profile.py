@@ -80,6 +80,8 @@ def measure(engine: Engine, grid: Grid, *, rank: int, provenance: dict[str, Any]
     _check_room(info, grid)
     bench = _Bench(engine, rank, random.Random(grid.seed), progress)
     bench.warm_up(max(grid.extend_tokens))
+    if not _state(engine, rank)["forwards"]:
+        raise EngineError("the server times no forwards: only the CPU engine's per-layer clock shows compute time")
     held_out = bench.measure(grid.held_out(page_tokens), 1)
     rounds = [bench.measure(grid.cells(), 1) for _ in range(grid.num_repeats)]
     samples = [sample for found in rounds for sample in found]

@@ -134,7 +134,8 @@ class BanyanLinker(UnifiedCacheLinker):
             num_layers=pool.layer_num,
             counters=self.counters,
             clock=time.perf_counter_ns,
-            ended=self._planner.forward_ended,
+            # On a GPU the ticks are launches: what they time is no lesson.
+            ended=self._planner.forward_ended if pool.device == "cpu" else None,
         )
         self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num)
         self._time_control()

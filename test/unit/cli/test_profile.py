@@ -82,6 +82,13 @@ def test_measure_when_the_pool_is_too_small_then_refused_before_anything_runs():
     assert engine.num_prompts == 0
 
 
+def test_measure_when_the_server_times_no_forwards_then_it_says_so(monkeypatch):
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "ranks", lambda: {0: {"num_layers": 30, "forwards": []}})
+    with pytest.raises(EngineError, match="times no forwards"):
+        run(engine)
+
+
 def test_measure_when_the_rank_does_not_exist_then_the_ranks_are_named():
     with pytest.raises(EngineError, match=r"--rank 3: the server has ranks \[0\]"):
         measure(FakeEngine(), GRID, rank=3, provenance={}, progress=lambda line: None)
