@@ -56,6 +56,7 @@ class Cluster:
         self._kv_bytes = site.model.kv_bytes_per_token
         self._on_turn = on_turn
         self._held: deque[Turn] = deque()
+        self._waiting: dict[int, Turn] = {}
         self._build()
         self._places = places(
             system.placement,
@@ -72,31 +73,44 @@ class Cluster:
         else:
             select = by_quota(attention_cost(site.prefill), self.system.quota_s * 1e6, site.pass_tokens)
         for _ in range(site.num_groups):
-            near = PrefillGroup(sim, site, self.network, self.system, select, self._prefilled)
-            for _ in range(site.prefill_nodes):
-                node = Node(sim, site.spec, f"p{len(self.prefill_nodes)}")
-                self.prefill_nodes.append(node)
+            near: list[PrefillRank] = []
+            for node in self._add_nodes(self.prefill_nodes, "p", site.prefill_nodes):
                 for _ in range(site.spec.num_gpus):
-                    near.add(PrefillRank(sim, near, node, len(near.ranks), site.prefill_room_bytes))
-            far = DecodeGroup(sim, site, self._decoded)
-            for _ in range(site.decode_nodes):
-                node = Node(sim, site.spec, f"d{len(self.decode_nodes)}")
-                self.decode_nodes.append(node)
+                    if not near or not site.steps_together:
+                        self.prefill_groups.append(
+                            PrefillGroup(sim, site, self.network, self.system, select, self._prefilled)
+                        )
+                    near.append(PrefillRank(sim, self.prefill_groups[-1], node, site.prefill_room_bytes))
+            far: list[DecodeRank] = []
+            for node in self._add_nodes(self.decode_nodes, "d", site.decode_nodes):
                 for _ in range(site.spec.num_gpus):
-                    far.add(DecodeRank(sim, far, node, len(far.ranks), site.decode_room_bytes))
-            self.prefill_groups.append(near)
-            self.decode_groups.append(far)
+                    if not far or not site.steps_together:
+                        self.decode_groups.append(DecodeGroup(sim, site, self._decoded))
+                    far.append(DecodeRank(sim, self.decode_groups[-1], node, site.decode_room_bytes))
+
+    def _add_nodes(self, nodes: list[Node], letter: str, number: int) -> list[Node]:
+        added = [Node(self.sim, self.site.spec, f"{letter}{len(nodes) + i}") for i in range(number)]
+        nodes += added
+        return added
 
     # ---- submit and place --------------------------------------------------------------------------------------
 
-    def start(self, trajectory: Trajectory) -> None:
-        """An agent begins now."""
-        self._submit(Agent(trajectory, self.sim.now_s))
+    def start(self, trajectory: Trajectory, from_turn: int = 0) -> None:
+        """An agent begins now, or goes on from a later turn whose context lies in storage."""
+        agent = Agent(trajectory, self.sim.now_s)
+        agent.next_turn = from_turn
+        agent.context_tokens = sum(trajectory.appends[:from_turn]) + sum(trajectory.outputs[:from_turn])
+        self._submit(agent)
+
+    def waiting_turns(self) -> list[Turn]:
+        """Turns without a first token."""
+        return list(self._waiting.values())
 
     def _submit(self, agent: Agent) -> None:
         turn = Turn(agent, self.num_turns, self.sim.now_s)
         self.num_turns += 1
         self.num_under_way += 1
+        self._waiting[turn.number] = turn
         self._held.append(turn)
         if len(self._held) == 1:
             self._place_held()
@@ -119,7 +133,11 @@ class Cluster:
         if self.system.reads is Reads.NOBODY:
             turn.prefill_rank.group.enqueue(turn)
             return
-        far_tokens = turn.decode_side_tokens = decode_side_tokens(self.system.reads, turn)
+        far_tokens = turn.decode_side_tokens = decode_side_tokens(
+            self.system.reads,
+            turn,
+            even_share=self.site.decode_nodes / (self.site.prefill_nodes + self.site.decode_nodes),
+        )
         near, far = turn.prefill_rank.node, turn.decode_rank.node
         near_tokens = turn.cached_tokens - far_tokens
         near.read_queue_tokens += near_tokens
@@ -153,6 +171,7 @@ class Cluster:
     # ---- prefill and hand over ---------------------------------------------------------------------------------
 
     def _prefilled(self, turn: Turn) -> None:
+        del self._waiting[turn.number]
         rank = turn.prefill_rank
         if self.system.reads is Reads.NOBODY:
             rank.release(turn)

@@ -26,13 +26,12 @@ class DecodeRank:
 
     __slots__ = ("context_tokens", "group", "index", "node", "num_running", "ongoing_tokens", "place", "room", "state")
 
-    def __init__(self, sim: Simulation, group: DecodeGroup, node: Node, index: int, room_bytes: float) -> None:
+    def __init__(self, sim: Simulation, group: DecodeGroup, node: Node, room_bytes: float) -> None:
         self.group = group
         self.node = node
-        self.index = index
-        self.place = len(group.ranks)
+        self.place = group.add(self)
         self.state: RankState | None = None
-        self.room = Room(sim, f"decode{index}.hbm", room_bytes)
+        self.room = Room(sim, f"{node.name}.{self.place}.hbm", room_bytes)
         self.ongoing_tokens = 0
         self.num_running = 0
         self.context_tokens = 0
@@ -82,9 +81,11 @@ class DecodeGroup:
         self._sequence = 0
         self._armed_s = float("inf")
 
-    def add(self, rank: DecodeRank) -> None:
+    def add(self, rank: DecodeRank) -> int:
+        """A further rank; its place in the group."""
         self.ranks.append(rank)
         self._rank_s.append(self._step_s)
+        return len(self.ranks) - 1
 
     def join(self, turn: Turn) -> None:
         """Decode what the prefill side left: all tokens but the first."""

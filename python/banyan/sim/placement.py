@@ -142,10 +142,15 @@ _TURNS = POLICIES["round_robin"]()
 _SIDES = (RankState(rank=0), RankState(rank=1))
 
 
-def decode_side_tokens(reads: Reads, turn: Turn) -> int:
-    """How many of the turn's cached tokens the decode side reads; the prefill side reads the others."""
+def decode_side_tokens(reads: Reads, turn: Turn, *, even_share: float) -> int:
+    """How many of the turn's cached tokens the decode side reads; the prefill side reads the others.
+
+    ``even_share`` is the decode side's share of all storage NICs.
+    """
     if reads in (Reads.PREFILL, Reads.NOBODY):
         return 0
+    if reads is Reads.EVEN:
+        return round(turn.cached_tokens * even_share)
     near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
     if reads is Reads.SPLIT:
         return split_read(turn.cached_tokens, prefill_queue_tokens=near, decode_queue_tokens=far)

@@ -30,7 +30,6 @@ class PrefillRank:
 
     __slots__ = (
         "group",
-        "index",
         "node",
         "num_waiting",
         "ongoing_tokens",
@@ -41,13 +40,12 @@ class PrefillRank:
         "state",
     )
 
-    def __init__(self, sim: Simulation, group: PrefillGroup, node: Node, index: int, room_bytes: float) -> None:
+    def __init__(self, sim: Simulation, group: PrefillGroup, node: Node, room_bytes: float) -> None:
         self.group = group
         self.node = node
-        self.index = index
-        self.place = len(group.ranks)
+        self.place = group.add(self)
         self.state: RankState | None = None
-        self.room = Room(sim, f"prefill{index}.hbm", room_bytes)
+        self.room = Room(sim, f"{node.name}.{self.place}.hbm", room_bytes)
         self.ready: deque[Turn] = deque()
         self.ongoing_tokens = 0
         self.pending_tokens = 0
@@ -121,10 +119,12 @@ class PrefillGroup:
         self.balance = Balance()
         self.busy_s = 0.0
 
-    def add(self, rank: PrefillRank) -> None:
+    def add(self, rank: PrefillRank) -> int:
+        """A further rank; its place in the group."""
         self.ranks.append(rank)
         if rank.node not in self.nodes:
             self.nodes.append(rank.node)
+        return len(self.ranks) - 1
 
     @property
     def read_queue_tokens(self) -> int:

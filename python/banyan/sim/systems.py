@@ -20,6 +20,8 @@ class Reads(Enum):
     IN_TURN = "in turn"
     """Prefill and decode side alternate."""
     SHORTER_QUEUE = "shorter queue"
+    EVEN = "even"
+    """Both sides read, in proportion to their storage NICs: what the analysis of the P/D ratio assumes. No system."""
     SPLIT = "split"
     """Both sides read a part each, so that both end together."""
 
@@ -89,7 +91,11 @@ SYSTEMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """A model on P prefill and D decode nodes, in groups whose ranks step together (expert parallelism)."""
+    """A model on P prefill and D decode nodes, ``num_groups`` times.
+
+    Attributes:
+        steps_together: the ranks of a group wait for each other in every layer, as expert parallelism makes them.
+    """
 
     model: Llm
     spec: NodeSpec
@@ -100,6 +106,7 @@ class Deployment:
     decode: DecodeModel
     prefill_room_bytes: float
     decode_room_bytes: float
+    steps_together: bool
     pass_tokens: int = 16_384
     fidelity: Fidelity = Fidelity.UNLOADED
 
@@ -134,5 +141,6 @@ def deployment(
         decode=DecodeModel(model, spec.gpu, model.weight_bytes_on(decode_gpus), rates),
         prefill_room_bytes=kv_room_bytes(model, spec.gpu, num_gpus=prefill_nodes * spec.num_gpus),
         decode_room_bytes=kv_room_bytes(model, spec.gpu, num_gpus=decode_gpus),
+        steps_together=model.expert_params > 0,
         fidelity=fidelity,
     )
