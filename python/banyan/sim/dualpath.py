@@ -44,7 +44,7 @@ class DualPathStudy:
     def _offline(self, system: str, site: Deployment, workload: AgentSet, num_agents: int) -> Outcome:
         outcome = run_offline(SYSTEMS[system], site, workload, num_agents=num_agents, seed=self.seed)
         self.progress(
-            f"{site.model.title} {outcome.site} {outcome.system}: {num_agents} agents, job {outcome.job_s:.0f} s simulated"
+            f"{site.model.title} {outcome.site} {outcome.system}: {num_agents} agents, {outcome.job_s:.0f} s simulated"
         )
         return outcome
 
@@ -178,8 +178,8 @@ class DualPathStudy:
         site = deployment("deepseek-v3-2", prefill_nodes=2, decode_nodes=4)
         base = agent_set("agents-64k")
         for title, workload in (
-            ("append x4", base.scaled(append=4.0)),
-            ("output x4", base.scaled(output=4.0)),
+            ("append x2", base.scaled(append=2.0)),
+            ("output x2", base.scaled(output=2.0)),
         ):
             jobs = [self._offline(s, site, workload, max(1, self.num_agents // 4)).job_s for s in ("basic", "dualpath")]
             yield Figure(

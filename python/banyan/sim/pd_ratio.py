@@ -144,7 +144,7 @@ def figures(ratios: Iterable[tuple[int, int]] = RATIOS) -> list[Figure]:
                 unit="ratio",
                 source=source,
                 within=within,
-                note=f"the outermost ratio tried at which {FULL_SHARE:.0%} of the storage bandwidth are reached; {note}",
+                note=f"the outermost ratio tried that reaches {FULL_SHARE:.0%} of the storage bandwidth; {note}",
             )
             for end, value, got in ends
         ]
