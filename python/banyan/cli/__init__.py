@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
+    from banyan.cli import sim
+
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
     explain.add_argument("--json", action="store_true", help="machine-readable")
     explain.set_defaults(run=_explain)
+    sim.add_parser(commands)
     return parser
 
 
