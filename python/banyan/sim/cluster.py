@@ -85,7 +85,7 @@ class Cluster:
             for node in self._add_nodes(self.decode_nodes, "d", site.decode_nodes):
                 for _ in range(site.spec.num_gpus):
                     if not far or not site.steps_together:
-                        self.decode_groups.append(DecodeGroup(sim, site, self._decoded))
+                        self.decode_groups.append(DecodeGroup(sim, site.decode, self._decoded))
                     far.append(DecodeRank(sim, self.decode_groups[-1], node, site.decode_room_bytes))
 
     def _add_nodes(self, nodes: list[Node], letter: str, number: int) -> list[Node]:

@@ -10,15 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any, Protocol
 
 from banyan.routing import RankState
+from banyan.sim.compute import DecodeModel
 from banyan.sim.engine import FIRST, Simulation
 from banyan.sim.nodes import Node
 from banyan.sim.resources import Room
-from banyan.sim.systems import Deployment
-from banyan.sim.turn import Turn
 
 _SAME_STEP = 1e-6
+
+
+class Decodable(Protocol):
+    """What the decode side knows of a request."""
+
+    begun_decode_s: float
+    decode_rank: DecodeRank
+    output_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int: ...
 
 
 class DecodeRank:
@@ -36,13 +47,13 @@ class DecodeRank:
         self.num_running = 0
         self.context_tokens = 0
 
-    def assign(self, turn: Turn) -> None:
+    def assign(self, turn: Decodable) -> None:
         """The turn counts for this rank from its placement on, long before it decodes."""
         tokens = turn.prompt_tokens + turn.output_tokens
         self.ongoing_tokens += tokens
         self.group.ongoing_tokens += tokens
 
-    def release(self, turn: Turn) -> None:
+    def release(self, turn: Decodable) -> None:
         tokens = turn.prompt_tokens + turn.output_tokens
         self.ongoing_tokens -= tokens
         self.group.ongoing_tokens -= tokens
@@ -56,28 +67,32 @@ class DecodeGroup:
         "_decoded",
         "_ends",
         "_model",
+        "_pause_s",
         "_rank_s",
         "_seen_s",
         "_sequence",
         "_sim",
         "_step_s",
         "_steps",
+        "num_running",
         "ongoing_tokens",
         "ranks",
     )
 
-    def __init__(self, sim: Simulation, site: Deployment, decoded: Callable[[Turn], None]) -> None:
+    def __init__(self, sim: Simulation, model: DecodeModel, decoded: Callable[[Any], None]) -> None:
         """``decoded`` runs for a turn when it has its last token."""
         self._sim = sim
-        self._model = site.decode
+        self._model = model
         self._decoded = decoded
         self.ranks: list[DecodeRank] = []
         self.ongoing_tokens = 0
         self._rank_s: list[float] = []
         self._steps = 0.0
         self._seen_s = 0.0
-        self._step_s = site.decode.fixed_s
-        self._ends: list[tuple[float, int, Turn]] = []
+        self._pause_s = 0.0
+        self.num_running = 0
+        self._step_s = model.fixed_s
+        self._ends: list[tuple[float, int, Decodable]] = []
         self._sequence = 0
         self._armed_s = float("inf")
 
@@ -87,7 +102,7 @@ class DecodeGroup:
         self._rank_s.append(self._step_s)
         return len(self.ranks) - 1
 
-    def join(self, turn: Turn) -> None:
+    def join(self, turn: Decodable) -> None:
         """Decode what the prefill side left: all tokens but the first."""
         turn.begun_decode_s = self._sim.now_s
         self._advance()
@@ -96,13 +111,27 @@ class DecodeGroup:
         self._count(turn, 1)
         self._arm()
 
-    def _count(self, turn: Turn, sign: int) -> None:
+    def _count(self, turn: Decodable, sign: int) -> None:
         rank = turn.decode_rank
         rank.num_running += sign
+        self.num_running += sign
         # The context grows by one token a step: on average half of the answer is there.
         rank.context_tokens += sign * (turn.prompt_tokens + turn.output_tokens // 2)
         self._rank_s[rank.place] = self._model.step_s(num_requests=rank.num_running, context_tokens=rank.context_tokens)
-        self._step_s = max(self._rank_s)
+        self._step_s = max(self._rank_s) + self._pause_s
+
+    @property
+    def own_step_s(self) -> float:
+        """A step without the pause."""
+        return self._step_s - self._pause_s
+
+    def set_pause(self, pause_s: float) -> None:
+        """From now on each step waits so long for something else: a chunk of a prefill on the same GPU."""
+        self._advance()
+        self._step_s += pause_s - self._pause_s
+        self._pause_s = pause_s
+        self._armed_s = float("inf")
+        self._arm()
 
     def _advance(self) -> None:
         self._steps += (self._sim.now_s - self._seen_s) / self._step_s

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Online serving: agents arrive as a Poisson process, and the question is how many per second a system can take.
 
-A run begins in the middle: as many agents as there are on average are already there, each somewhere in its trajectory.
-What is submitted during the first part of the run is not counted.
+A run begins in the middle: as many agents are there as a system that just meets the SLO has, each somewhere in its
+trajectory. A system that can take more works them off while the run warms up; one that cannot never does. What is
+submitted during the first half is not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from banyan.sim.systems import Deployment, System
 from banyan.sim.workload import AgentSet, poisson_arrivals
 
 TTFT_SLO_S, TPOT_SLO_S = 4.0, 0.05
-WARM_S, RUN_S = 200.0, 700.0
+WARM_S, RUN_S = 700.0, 1_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,16 @@ class Service:
 
 
 def serve(
-    system: System, site: Deployment, workload: AgentSet, *, agents_per_s: float, seed: int = 0, run_s: float = RUN_S
+    system: System,
+    site: Deployment,
+    workload: AgentSet,
+    *,
+    agents_per_s: float,
+    seed: int = 0,
+    warm_s: float = WARM_S,
+    run_s: float = RUN_S,
 ) -> Service:
-    """Play arrivals at this rate for ``run_s`` seconds."""
+    """Play arrivals at this rate for ``run_s`` seconds, and count what is submitted after ``warm_s``."""
     sim = Simulation(seed)
     latencies = Latencies()
     cluster = Cluster(sim, site, system, on_turn=latencies.add)
@@ -50,11 +58,11 @@ def serve(
         sim.at(time_s, cluster.start, workload.draw(chance))
     sim.run(until_s=run_s)
     cluster.audit()
-    counted = [i for i, submitted_s in enumerate(latencies.submitted_s) if submitted_s >= WARM_S]
+    counted = [i for i, submitted_s in enumerate(latencies.submitted_s) if submitted_s >= warm_s]
     if not counted:
         return Service(agents_per_s, 0, math.inf, math.inf, math.inf)
     # Turns still waiting count with the time they have waited: else an overloaded system looks quick.
-    waiting = [run_s - turn.submitted_s for turn in cluster.waiting_turns() if turn.submitted_s >= WARM_S]
+    waiting = [run_s - turn.submitted_s for turn in cluster.waiting_turns() if turn.submitted_s >= warm_s]
     ttft_s = [latencies.ttft_s[i] for i in counted] + waiting
     return Service(
         agents_per_s,
@@ -66,9 +74,9 @@ def serve(
 
 
 def _life_s(site: Deployment, workload: AgentSet) -> float:
-    """How long an agent stays at low load: its answers at the fixed step time, and half a second for each prefill."""
+    """How long an agent stays: its answers at the fixed step time, and the SLO's time to first token for each turn."""
     answered = workload.mean_total_tokens * workload.output_share
-    return answered * site.decode.fixed_s + workload.mean_turns * 0.5
+    return answered * site.decode.fixed_s + workload.mean_turns * TTFT_SLO_S
 
 
 def capacity(

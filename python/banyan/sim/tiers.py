@@ -11,6 +11,7 @@ The bubble is the time that the GPU waits for KV: the time of the forward pass l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -209,9 +210,10 @@ class TieredGpu:
         if self._tier.writes is Writes.UNPACED:
             self.drive.write(num_bytes, lambda: None)
             return
-        for _ in range(max(1, round(num_bytes / WRITE_BLOCK_BYTES))):
+        num_blocks = math.ceil(num_bytes / WRITE_BLOCK_BYTES)
+        for _ in range(num_blocks):
             self._num_blocks += 1
-            page = PageWrite(PageKey(str(self._num_blocks)), None, WRITE_BLOCK_BYTES)
+            page = PageWrite(PageKey(str(self._num_blocks)), None, math.ceil(num_bytes / num_blocks))
             self.paced.offer(page, self._sim.clock_ns())
         if not self._polls:
             self._polls = True
@@ -223,7 +225,7 @@ class TieredGpu:
         slack_us = self._slack.layer_slack_us(self._sim.clock_ns())
         for page in self.paced.start(load, slack_us=slack_us):
             self.drive.write(page.num_bytes, self._written, page.key, self._sim.now_s)
-        self._polls = self.paced.num_waiting > 0
+        self._polls = bool(self.paced.num_waiting)
         if self._polls:
             self._sim.after(POLL_S, self._pump)
 
