@@ -23,6 +23,7 @@ class CudaDriver:
             DriverError: when there is no driver.
         """
         self._cuda = bindings or _bindings()
+        self._green_contexts: list[Any] = []
         try:
             self._call("cuInit", 0)
         except RuntimeError as error:
@@ -47,6 +48,22 @@ class CudaDriver:
         lowest, _highest = self._call("cuCtxGetStreamPriorityRange")
         flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
         return int(self._call("cuStreamCreateWithPriority", int(flags), lowest))
+
+    def create_partition_stream(self, num_sms: int) -> tuple[int, int]:
+        """A stream in a green context of at least ``num_sms`` processors (the driver rounds up), and their number."""
+        cuda, device = self._cuda, self.current_device()
+        lowest, _highest = self._call("cuCtxGetStreamPriorityRange")
+        whole = self._call("cuDeviceGetDevResource", device, cuda.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        groups, num_groups, _rest = self._call("cuDevSmResourceSplitByCount", 1, whole, 0, num_sms)
+        if num_groups < 1:
+            raise DriverError("cuDevSmResourceSplitByCount", f"no group of {num_sms} processors")
+        described = self._call("cuDevResourceGenerateDesc", [groups[0]], 1)
+        flags = cuda.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = self._call("cuGreenCtxCreate", described, device, int(flags))
+        self._green_contexts.append(context)
+        flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = self._call("cuGreenCtxStreamCreate", context, int(flags), lowest)
+        return int(stream), int(groups[0].sm.smCount)
 
     def destroy_stream(self, stream: int) -> None:
         self._call("cuStreamDestroy", stream)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the ranks of a GPU server can read each other's pools, and what happens where they cannot: pure.
+
+"Direct": over CUDA IPC. "Staged": pages go down to the host arena and come up again, which every rank can reach.
+"Refused": the server does not start, with the way out. Never silently off: who asked for sharing gets it or a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Route(Enum):
+    DIRECT = "direct"
+    STAGED = "staged"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What a rank finds at its start. Defaults are a GPU that can share."""
+
+    driver_error: str | None = None
+    num_unexportable_extents: int = 0
+    unreachable_devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``line`` says why, and the way out where there is one; empty for the direct route."""
+
+    route: Route
+    line: str = ""
+
+
+def verdict(facts: DeviceFacts, *, has_arena: bool) -> Verdict:
+    """The best route that the facts allow. ``has_arena``: the server was started with a host arena."""
+    if facts.driver_error is not None:
+        return Verdict(Route.REFUSED, f"the CUDA driver cannot be used ({facts.driver_error}): use --banyan-share off")
+    obstacle = _obstacle(facts)
+    if obstacle is None:
+        return Verdict(Route.DIRECT)
+    if has_arena:
+        return Verdict(Route.STAGED, f"{obstacle}: pages go through the host arena")
+    return Verdict(Route.REFUSED, f"{obstacle}: use --banyan-share off")
+
+
+def _obstacle(facts: DeviceFacts) -> str | None:
+    if facts.num_unexportable_extents:
+        return (
+            f"{facts.num_unexportable_extents} buffers of the KV pool have no CUDA IPC handle (virtual memory: "
+            "expandable segments, memory saver, post-capture sizing or a custom pool)"
+        )
+    if facts.unreachable_devices:
+        devices = ", ".join(map(str, facts.unreachable_devices))
+        return f"this GPU cannot read the memory of device {devices} (no peer access)"
+    return None

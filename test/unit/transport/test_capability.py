@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way pages go on a GPU, for every fact that matters; and the stream that copies run on."""
+
+import pytest
+
+from banyan.transport.capability import DeviceFacts, Route, verdict
+from banyan.transport.cuda_ipc.copy_stream import open_copy_stream
+from banyan.transport.cuda_ipc.driver import DriverError
+
+
+@pytest.mark.parametrize(
+    ("facts", "has_arena", "route", "words"),
+    [
+        ({}, False, Route.DIRECT, ""),
+        ({"num_unexportable_extents": 3}, False, Route.REFUSED, "3 buffers"),
+        ({"num_unexportable_extents": 3}, True, Route.STAGED, "host arena"),
+        ({"unreachable_devices": (1, 2)}, False, Route.REFUSED, "device 1, 2"),
+        ({"unreachable_devices": (1,)}, True, Route.STAGED, "no peer access"),
+        ({"driver_error": "cuInit: CUDA_ERROR_NO_DEVICE"}, True, Route.REFUSED, "NO_DEVICE"),
+    ],
+)
+def test_verdict_when_a_fact_stands_in_the_way_then_staged_or_refused_with_the_way_out(facts, has_arena, route, words):
+    found = verdict(DeviceFacts(**facts), has_arena=has_arena)
+    assert found.route is route and words in found.line
+    assert (route is Route.REFUSED) == ("--banyan-share off" in found.line)
+
+
+class Maker:
+    def __init__(self, *, partition=True):
+        self.partition = partition
+
+    def create_stream(self):
+        return 1
+
+    def create_partition_stream(self, num_sms):
+        if not self.partition:
+            raise DriverError("cuGreenCtxCreate", "CUDA_ERROR_NOT_SUPPORTED")
+        return 2, num_sms + 4
+
+
+def test_copy_stream_when_the_driver_partitions_then_its_processors_bound_the_copies():
+    opened = open_copy_stream(Maker(), num_sms=12, try_kernel=lambda stream: None)
+    assert (opened.stream, opened.num_sms, opened.is_partition) == (2, 16, True)
+
+
+def test_copy_stream_when_the_driver_does_not_partition_then_a_plain_one_and_the_reason():
+    opened = open_copy_stream(Maker(partition=False), num_sms=12, try_kernel=lambda stream: None)
+    assert (opened.stream, opened.num_sms, opened.is_partition) == (1, 12, False)
+    assert "NOT_SUPPORTED" in opened.note
+
+
+def test_copy_stream_when_a_kernel_does_not_run_in_the_partition_then_a_plain_one():
+    def try_kernel(stream):
+        if stream == 2:
+            raise DriverError("kv_trans_for_dp", "CUDA_ERROR_INVALID_CONTEXT")
+
+    assert open_copy_stream(Maker(), num_sms=12, try_kernel=try_kernel).stream == 1
+
+
+def test_copy_stream_when_no_stream_runs_a_kernel_then_drivererror():
+    def try_kernel(stream):
+        raise DriverError("kv_trans_for_dp", "CUDA_ERROR_UNKNOWN")
+
+    with pytest.raises(DriverError):
+        open_copy_stream(Maker(), num_sms=12, try_kernel=try_kernel)
