@@ -48,6 +48,8 @@ class Config:
         plan: "measured" moves what is expected to be faster to move; "move" moves whatever is found.
         profile: absolute path of a file that ``banyan profile`` wrote, or None.
         prefill_quota_ms: the time that one prefill forward may take, as predicted by the profile; None: no limit.
+        copy_sms: on a GPU, the processors that copies between pools may take. Not measured yet.
+        copy_layers_per_launch: on a GPU, the layers that one copy kernel moves. Not measured yet.
     """
 
     share: str = "peer"
@@ -59,6 +61,8 @@ class Config:
     plan: str = "measured"
     profile: str | None = None
     prefill_quota_ms: float | None = None
+    copy_sms: int = 16
+    copy_layers_per_launch: int = 4
 
     def __post_init__(self) -> None:
         if self.share not in SHARE_CHOICES:
@@ -85,6 +89,10 @@ class Config:
                 "--banyan-prefill-quota-ms: needs prefill times: write them with `banyan profile` and pass "
                 "--banyan-profile PATH"
             )
+        if self.copy_sms < 1:
+            raise ValueError(f"--banyan-copy-sms {self.copy_sms}: at least 1 processor")
+        if self.copy_layers_per_launch < 1:
+            raise ValueError(f"--banyan-copy-layers-per-launch {self.copy_layers_per_launch}: at least 1 layer")
 
     @property
     def shares(self) -> bool:
@@ -182,6 +190,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
     )
+    group.add_argument(
+        "--banyan-copy-sms",
+        type=int,
+        default=DEFAULT.copy_sms,
+        metavar="N",
+        help="On a GPU: processors (SMs) that copies between pools may take.",
+    )
+    group.add_argument(
+        "--banyan-copy-layers-per-launch",
+        type=int,
+        default=DEFAULT.copy_layers_per_launch,
+        metavar="LAYERS",
+        help="On a GPU: layers that one copy kernel moves. Fewer start earlier, more launch less.",
+    )
 
 
 def take_flags(args: argparse.Namespace) -> Config | None:
@@ -206,6 +228,8 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         plan=values["banyan_plan"],
         profile=os.path.abspath(values["banyan_profile"]) if values["banyan_profile"] is not None else None,
         prefill_quota_ms=values["banyan_prefill_quota_ms"],
+        copy_sms=values["banyan_copy_sms"],
+        copy_layers_per_launch=values["banyan_copy_layers_per_launch"],
     )
 
 

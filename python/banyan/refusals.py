@@ -36,6 +36,7 @@ class ServerFacts:
     enable_unified_memory: bool = False
     enable_memory_saver: bool = False
     expandable_segments: bool = False
+    has_arena: bool = False
     speculative_algorithm: str | None = None
     disaggregation_mode: str = "null"
     kv_cache_dtype: str = "auto"
@@ -57,15 +58,18 @@ _RULES = (
         ),
     ),
     _Rule(
-        lambda f: f.device != "cpu",
+        lambda f: f.device not in ("cpu", "cuda"),
         lambda f: (
-            f"--device {f.device}: pools on this device are not shared yet: "
+            f"--device {f.device}: pools on this device are not shared: "
             "use --banyan-share off or start without --enable-banyan"
         ),
     ),
     _Rule(
-        lambda f: f.device != "cpu" and f.expandable_segments,
-        lambda f: "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: such memory has no CUDA IPC handle: unset it",
+        lambda f: f.device == "cuda" and f.expandable_segments and not f.has_arena,
+        lambda f: (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: such memory has no CUDA IPC handle: unset it, "
+            "or let pages go through the host arena (--banyan-host-gb)"
+        ),
     ),
     _Rule(
         lambda f: f.enable_memory_saver,

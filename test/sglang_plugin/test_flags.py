@@ -32,7 +32,7 @@ REFUSED = {
     "--unified-cache-external-linker-backend": (["--enable-unified-cache-external-linker"], "drop that flag"),
     "--speculative-algorithm": (["--speculative-algorithm", "NGRAM"], "drop that flag"),
     "--disaggregation-mode": (["--disaggregation-mode", "prefill"], "drop that flag"),
-    "--device cuda": (["--device", "cuda"], "--banyan-share off"),
+    "--device xpu": (["--device", "xpu"], "--banyan-share off"),
     "--dp-size": (["--dp", "65"], "--dp-size 64"),
     "--banyan-min-fetch-tokens": (["--banyan-min-fetch-tokens", "0"], "at least 1"),
 }

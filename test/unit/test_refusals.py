@@ -9,7 +9,7 @@ from banyan.refusals import ServerFacts, memory_refusal, pool_refusal, quota_ref
 
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
-    "device": ("cuda", "--device cuda", "--banyan-share off"),
+    "device": ("xpu", "--device xpu", "--banyan-share off"),
     "dp_size": (65, "--dp-size 65", "--dp-size 64"),
     "pp_size": (2, "--pp-size 2", "--pp-size 1"),
     "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
@@ -47,6 +47,11 @@ def test_refusals_when_segments_are_expandable_then_only_cuda_minds():
     assert refusals(ServerFacts(expandable_segments=True)) == []
     lines = refusals(ServerFacts(device="cuda", expandable_segments=True))
     assert any("expandable_segments" in line and "unset it" in line for line in lines)
+    assert refusals(ServerFacts(device="cuda", expandable_segments=True, has_arena=True)) == []
+
+
+def test_refusals_when_the_device_is_a_gpu_then_there_are_none():
+    assert refusals(ServerFacts(device="cuda")) == []
 
 
 def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
@@ -54,7 +59,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
-    covered = {*BAD, "expandable_segments"}
+    covered = {*BAD, "expandable_segments", "has_arena"}
     assert {field.name for field in fields(ServerFacts)} == covered
 
 

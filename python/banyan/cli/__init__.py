@@ -15,6 +15,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 BENCHES = {
     "copy": ("banyan.cli.bench_copy", "page copies against one memcpy of the same bytes"),
     "dispatch": ("banyan.cli.bench_dispatch", "placing one request of 2,000 pages, hashing included"),
+    "gpu": ("banyan.cli.bench_gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
     "directory": ("banyan.cli.bench_directory", "lookups, leases and publications on a directory of realistic size"),
 }
 

@@ -36,7 +36,11 @@ def around_get_paged_allocator_cls(original: Callable[..., Any], platform: Any) 
         return chosen
     if chosen is not None:
         runtime.refuse(f"this platform has its own page allocator ({chosen.__name__}): use --banyan-share off")
-    return QuarantiningAllocator
+    if not runtime.is_on_gpu():
+        return QuarantiningAllocator
+    from banyan.sglang_plugin.device_allocator import DeviceAllocator
+
+    return DeviceAllocator
 
 
 def frame_array(page_ids: torch.Tensor) -> NDArray[np.int64]:
@@ -54,11 +58,16 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
         """From now on freed pages are withdrawn from ``cache`` before reuse."""
         self._cache = cache
 
+    @property
+    def _num_held(self) -> int:
+        """Pages that are free but not handed out yet."""
+        return len(self._quarantine)
+
     def available_size(self) -> int:
-        return super().available_size() + len(self._quarantine) * self.page_size
+        return super().available_size() + self._num_held * self.page_size
 
     def get_all_free_pages(self) -> torch.Tensor:
-        quarantined = torch.tensor(sorted(self._quarantine), dtype=torch.int64, device=self.device)
+        quarantined = self._page_ids(np.array(sorted(self._quarantine), dtype=np.int64))
         return torch.cat((super().get_all_free_pages(), quarantined))
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
@@ -74,7 +83,8 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
         super().clear()
         self._quarantine = frozenset()
         if self._cache is not None:
-            self.free_pages = self._retire(self.free_pages)
+            every_page = np.arange(1, self.num_pages + 1, dtype=np.int64)
+            self.free_pages = self._withdraw(every_page, self.free_pages)
 
     def settle(self) -> None:
         """Wait until no page is in quarantine.
@@ -82,30 +92,34 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
         Raises:
             RuntimeError: when a reader does not let go.
         """
-        self._wait_for_readers(lambda: not self._quarantine)
-        if self._quarantine:
-            raise RuntimeError(f"peers have held {len(self._quarantine)} page(s) for over {READER_PATIENCE_S:g} s")
+        self._wait_for_readers(lambda: not self._num_held)
+        if self._num_held:
+            raise RuntimeError(f"peers have held {self._num_held} page(s) for over {READER_PATIENCE_S:g} s")
 
     def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
         if self._cache is None:
             super()._release_page_ids(*page_ids)
         else:
-            super()._release_page_ids(self._retire(torch.cat(page_ids)))
+            freed = torch.cat(page_ids)
+            super()._release_page_ids(self._withdraw(frame_array(freed), freed))
 
-    def _retire(self, page_ids: torch.Tensor) -> torch.Tensor:
-        """Withdraw pages from the peers; the ones to free now. Those being read stay in quarantine."""
+    def _withdraw(self, frames: NDArray[np.int64], page_ids: torch.Tensor) -> torch.Tensor:
+        """Withdraw pages, given as numbers and as SGLang has them; the ones to free now. Others go to quarantine."""
         assert self._cache is not None
-        frames = frame_array(page_ids)
         reusable = np.frombuffer(self._cache.retire(frames), dtype=np.int64)
         if len(reusable) == len(frames):
             return page_ids
         self._quarantine |= set(frames.tolist()).difference(reusable.tolist())
-        return torch.tensor(reusable, dtype=torch.int64, device=self.device)
+        return self._page_ids(reusable)
+
+    def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
+        """Page numbers as SGLang keeps them."""
+        return torch.tensor(frames, dtype=torch.int64, device=self.device)
 
     def _when_readers_let_go(self, allocate: Callable[[], T | None]) -> T | None:
         """Allocate; when the pool is short, take pages out of quarantine as their readers finish, and try again."""
         slots = allocate()
-        if slots is not None or not self._quarantine:
+        if slots is not None or not self._num_held:
             return slots
 
         def retry() -> bool:
@@ -114,10 +128,10 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
             return slots is not None
 
         self._wait_for_readers(retry)
-        if slots is None and self._quarantine:
+        if slots is None and self._num_held:
             logger.error(
                 "banyan: the pool is short and peers have held %d page(s) for over %g s: is a rank stopped?",
-                len(self._quarantine),
+                self._num_held,
                 READER_PATIENCE_S,
             )
         return slots
@@ -125,7 +139,7 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
     def _wait_for_readers(self, enough: Callable[[], bool]) -> None:
         """Free pages as they leave quarantine until ``enough``, or nothing is left in it, or patience ends."""
         deadline = time.monotonic() + READER_PATIENCE_S
-        while self._quarantine and time.monotonic() < deadline:
+        while self._num_held and time.monotonic() < deadline:
             if not self._take_drained():
                 time.sleep(POLL_S)
             elif enough():
@@ -137,5 +151,5 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
         if len(drained) == 0:
             return False
         self._quarantine -= set(drained.tolist())
-        super()._release_page_ids(torch.tensor(drained, dtype=torch.int64, device=self.device))
+        super()._release_page_ids(self._page_ids(drained))
         return True

@@ -38,7 +38,7 @@ def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse
         runtime.refuse(str(error))
     if wanted is None:
         return original(cls, args)
-    facts = _facts(args)
+    facts = _facts(args, wanted)
     reasons = refusals(facts) if wanted.shares else []
     reasons += _planning_refusals(wanted, args)
     if reasons:
@@ -93,7 +93,7 @@ def _device(args: argparse.Namespace) -> str:
     return args.device or ("cpu" if is_cpu() else "cuda")
 
 
-def _facts(args: argparse.Namespace) -> ServerFacts:
+def _facts(args: argparse.Namespace, wanted: Config) -> ServerFacts:
     return ServerFacts(
         sglang_version=importlib.metadata.version("sglang"),
         device=_device(args),
@@ -114,6 +114,7 @@ def _facts(args: argparse.Namespace) -> ServerFacts:
         enable_unified_memory=args.enable_unified_memory,
         enable_memory_saver=args.enable_memory_saver,
         expandable_segments=config.uses_expandable_segments(),
+        has_arena=wanted.host_bytes > 0,
         speculative_algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
         kv_cache_dtype=args.kv_cache_dtype,

@@ -22,17 +22,23 @@ from sglang.srt.runtime_context import get_parallel
 from banyan import _native
 from banyan.arena.prefetch import Prefetch
 from banyan.cache import NOTHING_QUEUED, STORE, Offer, PrefixCache
+from banyan.config import Config
 from banyan.core import PrefixSpan
 from banyan.layout import BlockGeometry, Namespace
 from banyan.pacing import Admission, WriteAdmission
 from banyan.planner import Run, SourceKind
+from banyan.ports import OwnShelf, Source
 from banyan.refusals import pool_refusal
 from banyan.sglang_plugin import report, requests, runtime, seams
-from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
+from banyan.sglang_plugin.device_pool import DeviceMHAPool, DeviceMLAPool
 from banyan.sglang_plugin.planning import RankPlanner
 from banyan.sglang_plugin.pool import SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.pool_access import HostAccess, PoolAccess
 from banyan.sglang_plugin.tiers import HostTier, Seats, allocate_arena
 from banyan.telemetry import Counters, LayerClock, Stopwatch
+
+POOLS = (SharedMHAPool, SharedMLAPool, DeviceMHAPool, DeviceMLAPool)
 
 _installed: BanyanLinker | None = None
 
@@ -91,7 +97,7 @@ class BanyanLinker(UnifiedCacheLinker):
             runtime.refuse(f"this model caches {names} state; only full attention is shared: use --banyan-share off")
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
-        if not isinstance(pool, SharedMHAPool | SharedMLAPool) or not isinstance(allocator, QuarantiningAllocator):
+        if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
             runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA")))
         config = runtime.config()
         carried = runtime.bookkeeping(server_args)
@@ -104,7 +110,6 @@ class BanyanLinker(UnifiedCacheLinker):
         self._pool = pool
         self._allocator = allocator
         self._weights_epoch = 0
-        self._num_acknowledged = 0
         self._dp_rank = get_parallel().dp_rank or 0
         num_shards = server_args.dp_size * server_args.tp_size
         self._seats = Seats(num_shards, self._dp_rank * server_args.tp_size + get_parallel().tp_rank)
@@ -114,6 +119,7 @@ class BanyanLinker(UnifiedCacheLinker):
         if config.host_bytes:
             self._arena = allocate_arena(config.host_bytes // num_shards, self._block)
         self._tier: HostTier | None = None
+        self._access = self._open_access(config, num_shards)
         self.counters = Counters()
         requests.count_into(self.counters)
         shelf, peers, prefetch = self._join()
@@ -139,13 +145,31 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num)
         self._time_control()
-        allocator.attach(self._cache)
+        self._access.attach(self._published)
+        self._access.guard(allocator, self._cache)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
 
     def _sources(self, *, fetches: bool) -> list[int]:
         """The shelves that this rank takes pages from, the preferred first."""
-        return [*(self._seats.peers if fetches else ()), *(self._seats.arenas if self._tier is not None else ())]
+        pools = self._seats.peers if fetches and self._access.shares_pool else ()
+        return [*pools, *(self._seats.arenas if self._tier is not None else ())]
+
+    def _open_access(self, config: Config, num_shards: int) -> PoolAccess:
+        if isinstance(self._pool, SharedMHAPool | SharedMLAPool):
+            return HostAccess(self._pool, self._page_tokens)
+        # Imported here: it loads Triton and the driver.
+        from banyan.sglang_plugin.device_access import DeviceAccess
+
+        return DeviceAccess(
+            pool=self._pool,
+            page_tokens=self._page_tokens,
+            config=config,
+            num_slots=2 * num_shards,
+            forward_stream=self.forward_stream,
+            record_ready=self.record_offload_ready,
+            arena=self._arena,
+        )
 
     def _time_control(self) -> None:
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
@@ -204,8 +228,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Lease the promised pages for the freshly allocated slots; False makes SGLang compute them."""
         (transfer,) = transfers
-        frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
-        offer = self._cache.admit(rid, transfer.keys, frames)
+        offer = self._cache.admit(rid, transfer.keys, self._access.frames(transfer.device_indices))
         if not self._all_shards(offer is not None):
             self._planner.refused(rid)
             self._cache.cancel(rid)
@@ -257,15 +280,15 @@ class BanyanLinker(UnifiedCacheLinker):
     # ---- publish -----------------------------------------------------------------------------------------------
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
-        """Pages have entered SGLang's tree: offer them. On CPU the forward runs on this thread: they are complete."""
+        """Pages have entered SGLang's tree: offer them once they are complete."""
         (transfer,) = transfers
-        frames = frame_array(transfer.device_indices[:: self._page_tokens] // self._page_tokens)
-        self._cache.publish(frames, transfer.keys)
+        return self._access.offload(transfer.device_indices, transfer.keys)
+
+    def _published(self, frames: Any, keys: list[str]) -> None:
+        self._cache.publish(frames, keys)
         if self._tier is not None:
-            self._learn(transfer.keys[0])
-            self._tier.back_up(transfer.keys)
-        self._num_acknowledged += 1
-        return True
+            self._learn(keys[0])
+            self._tier.back_up(keys)
 
     def _learn(self, key: str) -> None:
         """Make sure that the parent of a new page is known: it follows a prompt, or an answer that was just given."""
@@ -278,15 +301,15 @@ class BanyanLinker(UnifiedCacheLinker):
         # SGLang asks on every scheduling step.
         self._tick()
         report.tick()
-        return self._num_acknowledged
+        return self._access.num_completed
 
     def _tick(self) -> None:
+        self._access.poll()
         if self._tier is not None:
             self._tier.tick()
 
     def pop_completed_offload(self) -> bool:
-        self._num_acknowledged -= 1
-        return True
+        return self._access.pop_completed()
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -301,6 +324,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._cache.quiesce()
         if self._tier is not None:
             self._tier.close()
+        self._access.leave()
         self._allocator.settle()
         self._shelf.reset()
         deadline = time.monotonic() + READER_PATIENCE_S
@@ -316,13 +340,10 @@ class BanyanLinker(UnifiedCacheLinker):
         del self._shelf, self._peers
         self._cache.move_to(self._join)
 
-    def _join(self) -> tuple[_native.Shelf, _native.Peers, Prefetch | None]:
+    def _join(self) -> tuple[OwnShelf, Source, Prefetch | None]:
         """Take this rank's places in the roster, under the namespace of its present weights."""
         namespace = self._namespace().digest()
-        pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
-        slot = self._seats.own
-        self._shelf = _native.Shelf(self._roster, slot, namespace, pool, geometry.num_pages, geometry.table())
-        self._peers = _native.Peers(self._roster, slot, slot, namespace, geometry.table(), pool)
+        self._shelf, self._peers = self._access.join(self._roster, self._seats, namespace)
         if self._arena is None:
             return self._shelf, self._peers, None
         self._tier = HostTier(
@@ -330,6 +351,7 @@ class BanyanLinker(UnifiedCacheLinker):
             seats=self._seats,
             namespace=namespace,
             memory=self._arena,
+            view=self._access.arena_view(self._roster, self._seats, namespace, self._block, self._arena),
             block=self._block,
             store=None,
             admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
@@ -343,7 +365,7 @@ class BanyanLinker(UnifiedCacheLinker):
         if self._tier is not None:
             self._tier.reset()
         self._cache.reset()
-        self._num_acknowledged = 0
+        self._access.forget()
 
     def close(self) -> None:
         self._cache.quiesce()

@@ -25,7 +25,15 @@ def around_get_kv_pool_cls(original: Callable[..., Any], platform: Any, *, kind:
     if not runtime.is_sharing():
         return chosen
     # SGLang asks for kinds that the model does not use; an unknown pool is refused by the linker, when it is built.
-    return chosen or {"mha": SharedMHAPool, "mla": SharedMLAPool}.get(kind)
+    return chosen or _pool_classes().get(kind)
+
+
+def _pool_classes() -> dict[str, type]:
+    if not runtime.is_on_gpu():
+        return {"mha": SharedMHAPool, "mla": SharedMLAPool}
+    from banyan.sglang_plugin.device_pool import DeviceMHAPool, DeviceMLAPool
+
+    return {"mha": DeviceMHAPool, "mla": DeviceMLAPool}
 
 
 def _allocate(geometry: PoolGeometry) -> _native.SharedBytes:

@@ -35,6 +35,11 @@ def is_sharing() -> bool:
     return active is not None and active.shares
 
 
+def is_on_gpu() -> bool:
+    """Whether this server's pools lie on a GPU."""
+    return get_server_args().device == "cuda"
+
+
 def is_main_process() -> bool:
     """Whether this is the process that the user started, as opposed to one that SGLang spawned."""
     return multiprocessing.parent_process() is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import psutil
 
@@ -21,7 +22,7 @@ from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.layout import BlockGeometry
 from banyan.pacing import WriteAdmission
-from banyan.ports import PageStore
+from banyan.ports import PageStore, Source
 from banyan.refusals import arena_refusal
 from banyan.sglang_plugin import runtime
 from banyan.telemetry import Counters
@@ -72,6 +73,14 @@ def allocate_arena(num_bytes: int, block: BlockGeometry) -> _native.SharedBytes:
         runtime.refuse(f"no shared memory of {num_bytes} bytes for the host arena ({error}): lower --banyan-host-gb")
 
 
+class ArenaView(Source, Protocol):
+    """Reads every shelf of the node, also this rank's own pool; its copies land in this rank's part of the arena."""
+
+    def touch(self, match: Any) -> None:
+        """Tell the owners that these pages are wanted."""
+        ...
+
+
 class HostTier:
     """One rank's part of the arena, what fills it and what empties it."""
 
@@ -82,6 +91,7 @@ class HostTier:
         seats: Seats,
         namespace: bytes,
         memory: _native.SharedBytes,
+        view: ArenaView,
         block: BlockGeometry,
         store: PageStore | None,
         admission: WriteAdmission,
@@ -93,8 +103,7 @@ class HostTier:
         self._store = store
         self._counters = counters
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, table, frame_bytes)
-        # Reads every shelf of the node, also this rank's own pool; its copies land in the arena.
-        self._view = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, frame_bytes)
+        self._view = view
         self._residency = Residency(self._shelf, num_frames)
         self.lineage = Lineage()
         self._backup = Backup(

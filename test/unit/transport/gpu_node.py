@@ -46,6 +46,7 @@ class GpuRank:
             driver=self.driver,
             places=self.places,
             page_bytes=(PAGE_BYTES,) * EXTENTS,
+            alignment_bytes=8,
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
         )

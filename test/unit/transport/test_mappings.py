@@ -30,6 +30,7 @@ class Rig:
             driver=self.driver,
             places=self.places,
             page_bytes=(8, 16),
+            alignment_bytes=8,
             announcements=announcements,
             own_rows={7: OWN_ROW},
         )
@@ -137,6 +138,14 @@ def test_acquire_when_the_peer_is_host_memory_then_it_is_registered_until_it_lea
     assert rig.mappings.acquire((3, 2), 4) is None, "no such frame"
     rig.mappings.release((3, 2))
     rig.mappings.keep([])
+    assert rig.driver.calls[-1] == ("unregister_host", memory.address)
+
+
+def test_acquire_when_pages_lie_between_the_words_that_the_kernel_moves_then_barred(rig, caplog):
+    rig.mapped[3, 2] = memory = host_memory(rig, num_frames=4)
+    memory.extents[1] = (12, 32)
+    assert rig.mappings.acquire((3, 2), 0) is None
+    assert "not aligned to 8 bytes" in caplog.text
     assert rig.driver.calls[-1] == ("unregister_host", memory.address)
 
 

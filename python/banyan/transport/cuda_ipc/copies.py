@@ -15,11 +15,14 @@ batch had enqueued runs to its end before its leases are given back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from banyan.transport.cuda_ipc.driver import Streams
+
+POLL_S = 0.0001
 
 
 @runtime_checkable
@@ -171,3 +174,16 @@ class CudaCopy:
             return
         self._streams.wait_event(stream, self._group_events[group])
         self._waited.add((stream, group))
+
+
+class HostBoundCopy(CudaCopy):
+    """A batch that lands in the memory of the host."""
+
+    def finish(self) -> bool:
+        """Wait until nothing writes the host's memory any more; False when the batch failed.
+
+        Immediate once ``has_ended``; a batch whose end is unknown fails at once, its frames stay leased.
+        """
+        while not self.has_ended and not self._is_lost:
+            time.sleep(POLL_S)
+        return not self._has_failed

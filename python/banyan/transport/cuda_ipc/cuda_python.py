@@ -91,6 +91,13 @@ class CudaDriver:
     def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._call("cuMemcpyAsync", target, source, num_bytes, stream)
 
+    def copy_batch(self, targets: list[int], sources: list[int], sizes: list[int], *, stream: int) -> None:
+        """Many copies in one call, each ordered by the stream. CUDA 12.8 or newer; not the default stream."""
+        attributes = self._cuda.CUmemcpyAttributes()
+        attributes.srcAccessOrder = self._cuda.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        addresses = [[self._cuda.CUdeviceptr(address) for address in side] for side in (targets, sources)]
+        self._call("cuMemcpyBatchAsync", *addresses, sizes, len(sizes), [attributes], [0], 1, stream)
+
     # ---- Flags -------------------------------------------------------------------------------------------------
 
     def write_flag(self, stream: int, address: int, value: int) -> None:

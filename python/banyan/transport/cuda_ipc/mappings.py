@@ -78,13 +78,18 @@ class PeerMappings:
         driver: CopyDriver,
         places: PlaceTable,
         page_bytes: tuple[int, ...],
+        alignment_bytes: int,
         announcements: Announcements,
         own_rows: Mapping[int, int],
     ) -> None:
-        """``page_bytes`` of each extent, alike for all of a namespace; ``own_rows``: slot -> row of what is our own."""
+        """``page_bytes`` of each extent, alike for all of a namespace; ``own_rows``: slot -> row of what is our own.
+
+        ``alignment_bytes`` is what the kernel was compiled for: a peer whose pages lie otherwise is not opened.
+        """
         self._driver = driver
         self._places = places
         self._page_bytes = page_bytes
+        self._alignment_bytes = alignment_bytes
         self._announcements = announcements
         self._own_rows = dict(own_rows)
         self._open: dict[Peer, _Mapping] = {}
@@ -148,6 +153,7 @@ class PeerMappings:
         if opened is None:
             return None
         try:
+            self._check_alignment(opened)
             row = self._places.take_row()
             self._places.write(row, opened.bases, opened.strides)
         except (DriverError, ValueError) as error:
@@ -157,6 +163,10 @@ class PeerMappings:
             return None
         mapping = self._open[peer] = _Mapping(row, opened)
         return mapping
+
+    def _check_alignment(self, opened: Opened) -> None:
+        if any(number % self._alignment_bytes for number in (*opened.bases, *opened.strides)):
+            raise ValueError(f"its pages are not aligned to {self._alignment_bytes} bytes")
 
     def _opened(self, peer: Peer) -> Opened | None:
         """Open the pool of ``peer``; None when it has left.

@@ -25,7 +25,7 @@ class PlaceTable:
 
     def __init__(self, driver: CopyDriver, *, stream: int, num_peers: int, num_extents: int) -> None:
         self._driver = driver
-        self._stream = stream
+        self.stream = stream
         self.num_extents = num_extents
         self._row_bytes = 2 * num_extents * WORD_BYTES
         self._num_rows = FIRST_PEER_ROW + num_peers
@@ -53,7 +53,7 @@ class PlaceTable:
             raise ValueError(f"{len(bases)} bases and {len(strides)} strides for {self.num_extents} extents")
         offset = row * self._row_bytes
         (ctypes.c_int64 * len(words)).from_address(self._staging + offset)[:] = words
-        self._driver.copy_async(self.address + offset, self._staging + offset, self._row_bytes, self._stream)
+        self._driver.copy_async(self.address + offset, self._staging + offset, self._row_bytes, self.stream)
 
     def close(self) -> None:
         self._driver.free(self.address)

@@ -8,7 +8,7 @@ events that matter, and taken when they have come.
 Invariants
   1. Numbers are taken in the order in which they were sent.
   2. When a number is taken, everything before the events that it was sent behind is done on the device.
-  3. No page is in one lane twice, so a lane for all pages never runs short.
+  3. No page is wanted from one lane twice. A lane that is flushed may hold each once more: it has room for twice all.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ class ReadbackLane(Generic[Tag]):
     """Lists of page numbers, first in, first out. One thread; the stream is the lane's own."""
 
     def __init__(self, driver: CopyDriver, *, stream: int, num_pages: int) -> None:
+        """``num_pages`` exist in the pool."""
         self._driver = driver
         self._stream = stream
-        self._room = RingSpace(num_pages)
+        self._room = RingSpace(2 * num_pages)
         self._pinned = driver.allocate_pinned(self._room.size * WORD_BYTES)
         self._events = EventPool(driver)
         self._sent: deque[_Sent[Tag]] = deque()
+        self._num_wanted = 0
 
     @property
     def num_pages(self) -> int:
-        """Pages whose numbers have not been taken."""
-        return self._room.num_taken
+        """Pages whose numbers will be taken."""
+        return self._num_wanted
 
-    def frames(self) -> list[DeviceFrames]:
-        """The lists on their way, as they were sent."""
-        return [sent.frames for sent in self._sent]
+    def tags(self) -> list[Tag]:
+        """Of the lists that will be taken, in order."""
+        return [sent.tag for sent in self._sent if sent.is_wanted]
 
     def send(self, tag: Tag, frames: DeviceFrames, *, behind: Sequence[int]) -> None:
         """Send numbers once the events ``behind`` are done. The lane keeps ``frames`` alive.
@@ -71,6 +73,7 @@ class ReadbackLane(Generic[Tag]):
         event = self._events.take()
         self._driver.record_event(event, self._stream)
         self._sent.append(_Sent(tag, frames, offset, event))
+        self._num_wanted += frames.numel()
 
     def take(self) -> tuple[Tag, bytes] | None:
         """The next list that has come, as bytes of int64; None when it has not."""
@@ -81,10 +84,15 @@ class ReadbackLane(Generic[Tag]):
             self._events.give([sent.event])
             self._room.give_back()
             if sent.is_wanted:
+                self._num_wanted -= sent.frames.numel()
                 return sent.tag, numbers
         return None
 
-    def forget(self) -> None:
-        """What is under way will not be taken; its room is free once it has come."""
+    def forget(self) -> int:
+        """What is under way will not be taken; its room is free once it has come. The number of lists forgotten."""
+        num_forgotten = 0
         for sent in self._sent:
+            num_forgotten += sent.is_wanted
             sent.is_wanted = False
+        self._num_wanted = 0
+        return num_forgotten

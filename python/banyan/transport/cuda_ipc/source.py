@@ -21,7 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from banyan.ports import Frames, Match
-from banyan.transport.cuda_ipc.copies import CudaCopy, DeviceFrames, EventPool, LayerGroups, PageKernel, PageLists
+from banyan.transport.cuda_ipc.copies import (
+    CudaCopy,
+    DeviceFrames,
+    EventPool,
+    HostBoundCopy,
+    LayerGroups,
+    PageKernel,
+    PageLists,
+)
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
 from banyan.transport.cuda_ipc.places import OWN_ROW, WORD_BYTES
@@ -36,6 +44,7 @@ class NativeLease(Protocol):
     """A lease of the native directory, which knows the frames behind it."""
 
     num_pages: int
+    runs: list[tuple[int, int]]
 
     def sources(self) -> list[tuple[int, int, bytes]]: ...
 
@@ -49,6 +58,8 @@ class Directory(Protocol):
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match: ...
 
+    def touch(self, match: Any) -> None: ...
+
     def lease(self, match: Any, num_pages: int) -> NativeLease | None: ...
 
     def present(self) -> list[Peer]: ...
@@ -59,6 +70,7 @@ class CudaLease:
     """Pages that may be copied, with the rows of their peers. Implements ``banyan.ports.Lease``."""
 
     num_pages: int
+    runs: list[tuple[int, int]]
     rows: list[tuple[int, bytes]]
     _give_back: Callable[[], None]
     _is_held: bool = True
@@ -107,7 +119,8 @@ class CudaSource:
     ) -> None:
         """``page_bytes`` of a page over all layers; ``num_pages`` of the target bound what can be under way.
 
-        ``target_row`` is the place that copies land in: the own pool, or the own part of the host arena.
+        ``target_row`` is the place that copies land in: the own pool, or the own part of the host arena. What lands
+        in the arena is for processors, which no stream orders: there ``finish`` waits.
         """
         self._directory = directory
         self._driver = driver
@@ -117,6 +130,7 @@ class CudaSource:
         self._order = order
         self._page_bytes = page_bytes
         self._target_row = target_row
+        self._copy_kind = CudaCopy if target_row == OWN_ROW else HostBoundCopy
         self._events = EventPool(driver)
         self._room = RingSpace(num_pages)
         list_bytes = NUM_LISTS * self._room.size * WORD_BYTES
@@ -133,6 +147,10 @@ class CudaSource:
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
         return self._directory.lookup(keys, slots)
+
+    def touch(self, match: Match) -> None:
+        """Tell the owners that these pages are wanted."""
+        self._directory.touch(match)
 
     def lease(self, match: Match, num_pages: int) -> CudaLease | None:
         """As the directory's; None also when a peer's pool cannot be reached or too much is under way."""
@@ -163,22 +181,27 @@ class CudaSource:
             self._num_leased -= num_pages
             give_back()
 
-        return CudaLease(num_pages, rows, release)
+        return CudaLease(num_pages, lease.runs, rows, release)
 
-    def start_copy(self, loads: Sequence[tuple[CudaLease, Frames | DeviceFrames]]) -> CudaCopy:
+    def start_copy(
+        self, loads: Sequence[tuple[CudaLease, Frames | DeviceFrames]], arrivals: Sequence[Any] = ()
+    ) -> CudaCopy:
         """Enqueue the copies of all loads, layer group by layer group, as one batch.
 
         Target frames may be known here (int64 buffers) or to the device only.
 
         Raises:
-            ValueError: when frames and lease differ in number; nothing was enqueued.
+            ValueError: when frames and lease differ in number, or for arrivals: what comes from the store lands in the
+                arena first, and is leased from there. Nothing was enqueued.
         """
+        if arrivals:
+            raise ValueError(f"{len(arrivals)} reads to follow: a pool on a GPU is filled from the arena")
         for lease, frames in loads:
             num_frames = frames.numel() if isinstance(frames, DeviceFrames) else len(frames)
             if num_frames != lease.num_pages:
                 raise ValueError(f"{num_frames} frames for a lease of {lease.num_pages} pages")
         num_pages = sum(lease.num_pages for lease, _ in loads)
-        copy = CudaCopy(
+        copy = self._copy_kind(
             streams=self._driver,
             groups=self._groups,
             num_bytes=num_pages * self._page_bytes,

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a rank reaches its pool and announces it: on the host at once, on a GPU in stream order.
+
+The linker knows ``PoolAccess`` and not the device. All calls come from the scheduler thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from banyan import _native
+from banyan.cache import PrefixCache
+from banyan.layout import BlockGeometry
+from banyan.ports import OwnShelf, Source
+from banyan.sglang_plugin.allocator import QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.tiers import ArenaView, Seats
+
+Publish = Callable[[Any, list[str]], None]
+"""Takes page numbers, an int64 array, and their keys."""
+
+
+class PoolAccess(Protocol):
+    """What differs between a pool on the host and one on a GPU."""
+
+    shares_pool: bool
+    """Whether peers read the pool itself; if not, they find its pages in the host arena."""
+
+    def attach(self, publish: Publish) -> None:
+        """Pages that are complete go to ``publish`` from now on."""
+        ...
+
+    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
+        """From now on ``allocator`` withdraws freed pages from ``cache`` before it hands them out."""
+        ...
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
+        ...
+
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+        """Announce the pool in the roster and open the view of the others."""
+        ...
+
+    def arena_view(
+        self,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        block: BlockGeometry,
+        memory: _native.SharedBytes,
+    ) -> ArenaView:
+        """A view whose copies go down into this rank's part of the host arena."""
+        ...
+
+    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
+        """Publish pages as soon as they are complete; False when that cannot be promised."""
+        ...
+
+    def poll(self) -> None:
+        """Go on with what the device has finished. Called on every scheduling step; never waits."""
+        ...
+
+    @property
+    def num_completed(self) -> int:
+        """Offloads that are done and not popped, counted in the order of ``offload``."""
+        ...
+
+    def pop_completed(self) -> bool:
+        """Take the oldest one; whether it was published."""
+        ...
+
+    def leave(self) -> None:
+        """Before the rank leaves its namespace: wait until nothing of it is under way, drop what is not published."""
+        ...
+
+    def forget(self) -> None:
+        """After a flush: SGLang has forgotten its offloads, so they are neither published nor counted."""
+        ...
+
+
+class HostAccess:
+    """A pool in shared memory. The forward runs on the calling thread: what enters the tree is complete."""
+
+    shares_pool = True
+
+    def __init__(self, pool: Any, page_tokens: int) -> None:
+        self._pool = pool
+        self._page_tokens = page_tokens
+        self._publish: Publish | None = None
+        self._num_completed = 0
+
+    def attach(self, publish: Publish) -> None:
+        self._publish = publish
+
+    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
+        allocator.attach(cache)
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        return frame_array(slots[:: self._page_tokens] // self._page_tokens)
+
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+        pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
+        shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
+        return shelf, _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
+
+    def arena_view(
+        self,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        block: BlockGeometry,
+        memory: _native.SharedBytes,
+    ) -> ArenaView:
+        return _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
+
+    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
+        assert self._publish is not None
+        self._publish(self.frames(slots), keys)
+        self._num_completed += 1
+        return True
+
+    def poll(self) -> None:
+        pass
+
+    @property
+    def num_completed(self) -> int:
+        return self._num_completed
+
+    def pop_completed(self) -> bool:
+        self._num_completed -= 1
+        return True
+
+    def leave(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._num_completed = 0
