@@ -95,8 +95,8 @@ class CudaDriver:
         """Many copies in one call, each ordered by the stream. CUDA 12.8 or newer; not the default stream."""
         attributes = self._cuda.CUmemcpyAttributes()
         attributes.srcAccessOrder = self._cuda.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-        addresses = [[self._cuda.CUdeviceptr(address) for address in side] for side in (targets, sources)]
-        self._call("cuMemcpyBatchAsync", *addresses, sizes, len(sizes), [attributes], [0], 1, stream)
+        to, from_ = ([self._cuda.CUdeviceptr(address) for address in side] for side in (targets, sources))
+        self._call("cuMemcpyBatchAsync", to, from_, sizes, len(sizes), [attributes], [0], 1, stream)
 
     # ---- Flags -------------------------------------------------------------------------------------------------
 
