@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL := build/models/smollm2-135m-instruct
-.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom clean
+.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom clean gpu-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ loom: setup ## model-check the lease protocol
 
 fuzz: setup ## drive the directory against its model with fresh seeds
 	@$(PY) -m pytest test/property -q --hypothesis-seed=random
+
+gpu-check: ## prove the GPU path on a machine with a CUDA GPU; results in build/gpu (nothing is fetched)
+	@scripts/gpu_check.sh
 
 lock: ## pin the newest versions that satisfy requirements/cpu.in
 	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \

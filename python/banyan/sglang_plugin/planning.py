@@ -103,7 +103,8 @@ class RankPlanner:
         for rid, moved in batch.items():
             self._planner.record(rid, "landed" if landed else "failed")
             tokens.update(moved)
-        if landed:
+        # On a GPU nobody knows yet how long a batch takes that has just been enqueued.
+        if landed and copy.copy_s > 0:
             self._rates.observe_batch(tokens, copy.copy_s * 1e6)
 
     def forward_begins(self) -> None:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank on a GPU without the engine: pool, shelf, the door to the peers. What a page holds follows from its key."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+
+import numpy as np
+import torch
+
+from banyan import _native
+from banyan.cli.gpu_pools import Shape, device_place
+from banyan.transport.cuda_ipc.copies import LayerGroups
+from banyan.transport.cuda_ipc.cuda_python import CudaDriver
+from banyan.transport.cuda_ipc.description import describe
+from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
+from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
+from banyan.transport.kv_trans.launch import KvTrans, TileShape
+
+SHAPE = Shape("check", 4, (32768, 32768))
+NUM_PAGES = 64
+NUM_KEYS = 200
+NAMESPACE = b"g" * 32
+
+
+def key(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def content(number: int, extent: int) -> int:
+    return number * 1_000_003 + extent
+
+
+class GpuRank:
+    def __init__(self, roster: _native.Roster, slot: int) -> None:
+        self.driver = CudaDriver()
+        self.extents = [extent.view(torch.int64) for extent in device_place(SHAPE, NUM_PAGES)]
+        addresses = [extent.data_ptr() for extent in self.extents]
+        sizes = SHAPE.extents
+        geometry = [
+            [((2 * layer + side) * NUM_PAGES * 32768, 32768) for side in (0, 1)] for layer in range(SHAPE.num_layers)
+        ]
+        placed = [(address, NUM_PAGES * size) for address, size in zip(addresses, sizes, strict=True)]
+        description = describe(self.driver, self.driver.device_uuid(0), placed)
+        pool = _native.DevicePool(description.encode(), NUM_PAGES * SHAPE.block_bytes)
+        self.shelf = _native.Shelf(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
+        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, geometry, pool)
+        self.copy_stream, self.forward = self.driver.create_stream(), torch.cuda.Stream()
+        places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
+        places.write(OWN_ROW, addresses, sizes)
+        tile = TileShape.fitting(sizes, 256)
+        self._words = torch.tensor([size // tile.word_bytes for size in sizes], device="cuda")
+        kernel = KvTrans(
+            table=places.address,
+            page_words=self._words.data_ptr(),
+            page_bytes=sizes,
+            shape=tile,
+            num_programs=16,
+            on_stream=lambda stream: torch.cuda.stream(torch.cuda.ExternalStream(stream)),
+        )
+        kernel.warm_up(self.copy_stream)
+        self.mappings = PeerMappings(
+            driver=self.driver,
+            places=places,
+            page_bytes=sizes,
+            alignment_bytes=tile.alignment_bytes,
+            announcements=self.peers,
+            own_rows={slot: OWN_ROW},
+        )
+        self.source = CudaSource(
+            directory=self.peers,
+            driver=self.driver,
+            kernel=kernel,
+            mappings=self.mappings,
+            groups=LayerGroups((2,) * SHAPE.num_layers, 2),
+            order=StreamOrder(
+                copy_stream=self.copy_stream,
+                current_stream=lambda: self.forward.cuda_stream,
+                consumers=lambda: (self.forward.cuda_stream,),
+                ready_events=self._ready,
+            ),
+            page_bytes=SHAPE.block_bytes,
+            num_pages=NUM_PAGES,
+        )
+        torch.cuda.synchronize()
+
+    def _ready(self) -> list[int]:
+        self._events = [torch.cuda.Event()]
+        self._events[0].record(self.forward)
+        return [self._events[0].cuda_event]
+
+    def write(self, page: int, number: int) -> None:
+        for extent, words in enumerate(self.extents):
+            words[page].fill_(content(number, extent))
+
+    def mismatches(self, page: int, number: int) -> torch.Tensor:
+        """Words of a page that are not those of the key, counted on the device."""
+        return sum((words[page] != content(number, extent)).sum() for extent, words in enumerate(self.extents))
+
+
+def own(roster_path: str) -> None:
+    """Evict and write pages for ever, whatever peers are reading; a line for each thousand."""
+    rank = GpuRank(_native.Roster.open(roster_path), 0)
+    chance, held = random.Random(1), {}
+    free = list(range(NUM_PAGES))
+    num_written = 0
+    while True:
+        free += np.frombuffer(rank.shelf.drain(), dtype=np.int64).tolist()
+        while len(free) < NUM_PAGES // 2 and held:
+            number = chance.choice(list(held))
+            free += np.frombuffer(rank.shelf.retire(np.array([held.pop(number)])), dtype=np.int64).tolist()
+        page, number = free.pop(), chance.randrange(NUM_KEYS)
+        if number in held:
+            free.append(page)
+            continue
+        rank.write(page, number)
+        torch.cuda.synchronize()
+        rank.shelf.publish(np.array([page]), [key(number)])
+        held[number] = page
+        num_written += 1
+        if num_written % 100 == 0:
+            print(num_written, flush=True)
+
+
+if __name__ == "__main__":
+    own(sys.argv[1])

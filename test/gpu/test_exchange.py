@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes on one GPU: pages fetched while their owner evicts, and an owner that is killed."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test.gpu.gpu_ranks import NUM_KEYS, NUM_PAGES, GpuRank, key
+
+from banyan import _native
+
+ROOT = Path(__file__).parents[2]
+NUM_FETCHES = 500
+HEARTBEAT_S = 1.0
+
+
+@pytest.fixture
+def node():
+    roster = _native.Roster.create(2)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+    owner = subprocess.Popen(
+        [sys.executable, str(ROOT / "test/gpu/gpu_ranks.py"), roster.path],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert owner.stdout.readline().strip() == "100"
+        yield owner, GpuRank(roster, 1)
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+def fetch(rank, number, page):
+    """Start to fetch the page of a key, and count on the device what is wrong with it; None when it cannot be had."""
+    names = [key(number)]
+    lease = rank.source.lease(rank.source.lookup(names), 1) if rank.source.lookup(names).num_pages else None
+    if lease is None:
+        return None
+    frames = torch.tensor([page], device="cuda")
+    torch.cuda.current_stream().wait_stream(rank.forward)
+    rank.forward.wait_stream(torch.cuda.current_stream())
+    copy = rank.source.start_copy([(lease, frames)])
+    with torch.cuda.stream(rank.forward):
+        copy.wait_layer(3)
+        wrong = rank.mismatches(page, number)
+    assert copy.finish()
+    return wrong
+
+
+def test_fetch_when_the_owner_evicts_all_the_time_then_every_word_is_the_keys(node):
+    owner, rank = node
+    chance, counts = random.Random(2), []
+    deadline = time.monotonic() + 120
+    while len(counts) < NUM_FETCHES and time.monotonic() < deadline:
+        wrong = fetch(rank, chance.randrange(NUM_KEYS), chance.randrange(NUM_PAGES))
+        rank.source.settle()
+        if wrong is not None:
+            counts.append(wrong)
+    assert len(counts) == NUM_FETCHES and owner.poll() is None
+    torch.cuda.synchronize()
+    assert sum(int(wrong) for wrong in counts) == 0
+
+
+def test_owner_when_killed_then_its_mapping_is_closed_in_time_and_the_reader_goes_on(node):
+    owner, rank = node
+    while all(fetch(rank, number, 0) is None for number in range(NUM_KEYS)):
+        pass
+    assert rank.mappings.num_open == 1
+    owner.kill()
+    owner.wait()
+    started_s = time.monotonic()
+    while rank.mappings.num_open and time.monotonic() - started_s < 2 * HEARTBEAT_S:
+        rank.source.settle()
+        rank.source.close_absent()
+        time.sleep(0.01)
+    assert rank.mappings.num_open == 0 and time.monotonic() - started_s < HEARTBEAT_S
+    assert all(fetch(rank, number, 0) is None for number in range(NUM_KEYS))
+    rank.write(3, 17)
+    torch.cuda.synchronize()
+    assert int(rank.mismatches(3, 17)) == 0
