@@ -190,6 +190,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
     )
+    _add_gpu_flags(group)
+
+
+def _add_gpu_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--banyan-copy-sms",
         type=int,

@@ -120,6 +120,7 @@ def main() -> int:
             runs[share] = story(server)
         finally:
             server.stop()
+    parts = ("first", "again")
     tokens = {
         share: [[one["tokens"] for one in run[part]] for part in ("first", "again")] for share, run in runs.items()
     }
