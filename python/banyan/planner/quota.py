@@ -35,7 +35,9 @@ class QuotaMeter:
         pages = fitting // self._page_tokens
         if not self._pieces:
             pages = max(1, pages)
-        return min(wanted_tokens, pages * self._page_tokens)
+        allowed = min(wanted_tokens, pages * self._page_tokens)
+        # A chunk of one token would round differently from the same token among others: it goes along.
+        return wanted_tokens if allowed and wanted_tokens - allowed == 1 else allowed
 
     def take(self, piece: Piece) -> None:
         """Count what a request computes in this forward."""

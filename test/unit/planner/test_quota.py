@@ -56,6 +56,12 @@ def test_pack_when_nothing_more_fits_then_the_next_gets_nothing():
     assert ours.is_spent
 
 
+def test_pack_when_one_token_would_be_left_then_it_goes_along():
+    fitting = COST.time_us([(4 * PAGE, 0)])
+    assert pack(meter(fitting), [(4 * PAGE + 1, 0), (1, 0)]) == [(4 * PAGE + 1, 0)]
+    assert pack(meter(fitting), [(4 * PAGE + 2, 0), (1, 0)]) == [(4 * PAGE, 0)]
+
+
 def test_pack_when_times_are_not_known_then_nothing_is_cut():
     assert pack(meter(1.0, PrefillTimes()), [(5000, 0), (5000, 0)]) == [(5000, 0), (5000, 0)]
 
@@ -65,7 +71,10 @@ def test_pack_when_any_queue_comes_then_the_quota_holds_or_one_page_is_all(queue
     taken = pack(meter(quota_us), queue)
     assert bool(taken) == bool(queue)
     if queue and COST.time_us(taken) > quota_us:
-        assert len(taken) == 1 and taken[0][0] <= PAGE
+        *before, (extend, prefix) = taken
+        # The first request's page, or the one token that goes along.
+        is_first_page = not before and extend <= PAGE + 1
+        assert is_first_page or COST.time_us([*before, (extend - 1, prefix)]) <= quota_us
     for (extend, prefix), (wanted, asked_prefix) in zip(taken, queue, strict=False):
         assert prefix == asked_prefix
         assert extend == wanted or (extend % PAGE == 0 and (extend, prefix) == taken[-1])
