@@ -16,7 +16,7 @@ from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 MIN_SAMPLES = 8
 MAX_SAMPLES = 128
 REFIT_EVERY = 32
-"""A fit of 128 samples takes some 5 ms."""
+"""A fit of 128 samples takes some 2 ms."""
 
 
 class PrefillTimes:

@@ -97,7 +97,7 @@ def test_measure_when_the_rank_does_not_exist_then_the_ranks_are_named():
 def test_profile_when_run_then_the_file_is_written_and_the_error_said(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("banyan.cli.engine.Engine", lambda url: FakeEngine())
     path = tmp_path / "profile.json"
-    command = ["profile", "--output", str(path), "--extend", "16,64", "--prefix", "0,512", "--held-out", "3"]
+    command = ["profile", "--output", str(path), "--extend", "16,64,256", "--prefix", "0,512,1024", "--held-out", "3"]
     assert cli.main(command) == 0
     assert profile.load(path).held_out_error < 0.01
     assert "that the fit has not seen: 0.0%" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from banyan.planner import ForwardSample, PrefillCost, mean_relative_error
 
-TRUE = PrefillCost(fixed_us=9000.0, token_us=400.0, pair_us=0.2, context_us=1.5)
+TRUE = PrefillCost(fixed_us=9000.0, token_us=400.0, pair_us=0.2, context_us=1.5, masked_us=0.1)
 GRID = list(itertools.product((16, 64, 256, 1024), (0, 512, 2048, 6144)))
 
 
@@ -19,7 +19,7 @@ def measured(pieces, *, noise=0.0, seed=0):
 
 def test_fit_when_forwards_follow_the_terms_then_their_weights_are_found():
     cost = PrefillCost.fit(measured(GRID))
-    for name in ("fixed_us", "token_us", "pair_us", "context_us"):
+    for name in ("fixed_us", "token_us", "pair_us", "context_us", "masked_us"):
         assert getattr(cost, name) == pytest.approx(getattr(TRUE, name), rel=1e-4)
 
 
