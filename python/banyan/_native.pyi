@@ -329,6 +329,10 @@ class Read:
         """How many leading layers have landed or failed."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether `finish` would return at once."""
+
+    @property
     def num_failed(self) -> int:
         """Pages known to be bad so far."""
 
@@ -472,6 +476,19 @@ def store_check(paths: list[str]) -> dict[str, Any]:
 
 def store_repair(paths: list[str]) -> dict[str, Any]:
     """As `store_check`, and withdraw what is bad. Shelves whose writer lives are only checked."""
+
+def store_evict(paths: list[str], shelf: str | None) -> list[str]:
+    """Remove shelves whose writer is gone, all of them or the one named as `store_survey` does; those removed.
+
+    ValueError for a shelf that is in use or not there.
+    """
+
+def store_ceiling(path: str, kind: str, request_bytes: int, num_requests: int, depth: int) -> float:
+    """Seconds that plain io_uring takes for so many requests of one size to the file at `path` (made if too short).
+
+    `kind` is "read" (each place once, in a shuffled order) or "durable-write" (in order, with fdatasync as often as
+    the store does it). No index, no checksums: what the file system gives. For `banyan bench store`.
+    """
 
 def store_survey(paths: list[str]) -> dict[str, Any]:
     """What is in the store, from its manifests alone; safe while it is in use."""

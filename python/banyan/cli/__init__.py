@@ -16,6 +16,10 @@ BENCHES = {
     "copy": ("banyan.cli.bench_copy", "page copies against one memcpy of the same bytes"),
     "dispatch": ("banyan.cli.bench_dispatch", "placing one request of 2,000 pages, hashing included"),
     "gpu": ("banyan.cli.bench_gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
+    "store": (
+        "banyan.cli.bench_store",
+        "the store against its file system and against other stores (--path)",
+    ),
     "directory": ("banyan.cli.bench_directory", "lookups, leases and publications on a directory of realistic size"),
 }
 
@@ -29,15 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import sim
+    from banyan.cli import sim, store
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
     doctor.set_defaults(run=_doctor)
+    store.add_parsers(commands)
     bench = commands.add_parser("bench", help="measure the native core here")
     bench.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
     bench.add_argument("--json", action="store_true", help="machine-readable")
+    bench.add_argument("--path", help="store: the directory to measure in")
     bench.set_defaults(run=_bench)
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     explain = commands.add_parser("explain", help="say why a request was fetched or computed")
@@ -107,7 +113,10 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     module, _ = BENCHES[args.what]
-    result = importlib.import_module(module).run()
+    if (args.what == "store") != (args.path is not None):
+        raise SystemExit("banyan bench: --path DIR belongs to store, which needs it")
+    run = importlib.import_module(module).run
+    result = run() if args.path is None else run(args.path)
     if args.json:
         print(json.dumps(result, indent=2))
         return 0

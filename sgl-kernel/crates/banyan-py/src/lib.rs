@@ -33,5 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_evict, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_ceiling, module)?)?;
     Ok(())
 }

@@ -83,6 +83,11 @@ impl PyRead {
     }
 
     #[getter]
+    fn has_ended(&self) -> bool {
+        self.ticket.progress.has_ended()
+    }
+
+    #[getter]
     fn num_failed(&self) -> usize {
         self.ticket.failed().len()
     }

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use banyan_store::ceiling::{self, Kind};
 use banyan_store::check::{self, Report, ShelfReport, Treatment};
 use banyan_store::directory::Stripe;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -79,4 +81,53 @@ fn shelf_to_py<'py>(py: Python<'py>, shelf: &ShelfReport) -> PyResult<Bound<'py,
     }
     row.set_item("records_by_namespace", namespaces)?;
     Ok(row)
+}
+
+/// Seconds.
+#[pyfunction]
+pub fn store_ceiling(
+    py: Python<'_>,
+    path: PathBuf,
+    kind: &str,
+    request_bytes: u64,
+    num_requests: u64,
+    depth: usize,
+) -> PyResult<f64> {
+    let kind = match kind {
+        "read" => Kind::Read,
+        "durable-write" => Kind::DurableWrite,
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "there is no kind {kind:?}: choose read or durable-write"
+            )));
+        }
+    };
+    let measured = py.detach(|| {
+        let wanted = request_bytes * num_requests;
+        let len = std::fs::metadata(&path).map_or(0, |data| data.len());
+        if len < wanted {
+            ceiling::prepare(&path, wanted)?;
+        }
+        ceiling::measure(&path, kind, request_bytes, num_requests, depth)
+    });
+    Ok(measured.map_err(to_py)?.as_secs_f64())
+}
+
+#[pyfunction]
+pub fn store_evict(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    shelf: Option<&str>,
+) -> PyResult<Vec<String>> {
+    let shelf = match shelf {
+        None => None,
+        Some(name) => Some(u64::from_str_radix(name, 16).map_err(|_| {
+            PyValueError::new_err(format!(
+                "{name:?} is no shelf as `banyan store ls` names it"
+            ))
+        })?),
+    };
+    let removed = py.detach(|| check::remove_idle(&Stripe::open(&paths)?, shelf));
+    let names = |shelf| format!("{shelf:016x}");
+    Ok(removed.map_err(to_py)?.into_iter().map(names).collect())
 }

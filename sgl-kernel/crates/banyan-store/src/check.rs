@@ -9,12 +9,12 @@ use std::os::unix::fs::FileExt;
 
 use crate::buffer::AlignedBytes;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::Result;
+use crate::error::{Result, invalid};
 use crate::files::{Use, open_direct};
 use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader};
 use crate::geometry::{BLOCK_BYTES, Geometry, Place};
 use crate::growth;
-use crate::manifest::{self, Follower, Tenants};
+use crate::manifest::{self, Follower, Log, Tenants};
 
 #[derive(Clone, Debug)]
 pub struct ShelfReport {
@@ -60,7 +60,10 @@ pub enum Treatment {
 pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
     let mut reports = Vec::new();
     for shelf in stripe.shelves()? {
-        let Some((header, entries)) = load(stripe, shelf)? else {
+        let Some(Loaded {
+            header, entries, ..
+        }) = load(stripe, shelf)?
+        else {
             continue;
         };
         let mut records_by_namespace = BTreeMap::new();
@@ -92,13 +95,24 @@ fn is_in_use(stripe: &Stripe, shelf: ShelfId) -> bool {
     matches!(stripe.try_lock_shelf(shelf), Ok(None))
 }
 
-fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<(FileHeader, Vec<Entry>)>> {
+struct Loaded {
+    header: FileHeader,
+    entries: Vec<Entry>,
+    num_damaged: u64,
+}
+
+fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<Loaded>> {
     let Some(mut follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
         return Ok(None);
     };
     let mut tenants = Tenants::default();
-    follower.read(|entry| tenants.apply(entry, Place::MAX / 2))?;
-    Ok(Some((follower.header, tenants.into_entries())))
+    follower.read(Log::AsIs, |entry| tenants.apply(entry, Place::MAX / 2))?;
+    let num_damaged = follower.num_damaged();
+    Ok(Some(Loaded {
+        header: follower.header,
+        entries: tenants.into_entries(),
+        num_damaged,
+    }))
 }
 
 pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
@@ -107,9 +121,15 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
     let mut keys: HashMap<(Namespace, [u64; 4]), ()> = HashMap::new();
     for shelf in stripe.shelves()? {
         report.num_shelves += 1;
-        let Some((header, entries)) = load(stripe, shelf)? else {
-            let problem = "no manifest that verifies".to_string();
-            add(&mut report, shelf, None, problem);
+        let Some(Loaded {
+            header,
+            entries,
+            num_damaged,
+        }) = load(stripe, shelf)?
+        else {
+            if manifest::has_any(&stripe.shelf(shelf, 0))? {
+                add(&mut report, shelf, "no manifest that verifies".into());
+            }
             continue;
         };
         let bad = check_shelf(stripe, &header, &entries, &mut report)?;
@@ -120,7 +140,7 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
             keys.insert((entry.identity.namespace, entry.identity.key), ());
             parents.push((entry.identity.namespace, entry.parent));
         }
-        settle(stripe, shelf, bad, treatment, &mut report)?;
+        settle(stripe, shelf, bad, num_damaged, treatment, &mut report)?;
     }
     let is_orphan =
         |parent: &&(Namespace, [u64; 4])| parent.1 != [0; 4] && !keys.contains_key(*parent);
@@ -128,10 +148,10 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
     Ok(report)
 }
 
-fn add(report: &mut Report, shelf: ShelfId, place: Option<Place>, problem: String) {
+fn add(report: &mut Report, shelf: ShelfId, problem: String) {
     report.findings.push(Finding {
         shelf,
-        place,
+        place: None,
         problem,
         is_repaired: false,
     });
@@ -219,10 +239,11 @@ fn settle(
     stripe: &Stripe,
     shelf: ShelfId,
     bad: Bad,
+    num_damaged: u64,
     treatment: Treatment,
     report: &mut Report,
 ) -> Result<()> {
-    if bad.is_empty() {
+    if bad.is_empty() && num_damaged == 0 {
         return Ok(());
     }
     let _store_lock = match treatment {
@@ -233,9 +254,22 @@ fn settle(
         Treatment::Repair => stripe.try_lock_shelf(shelf)?,
         Treatment::Check => None,
     };
-    let Some((mut header, entries)) = load(stripe, shelf)? else {
+    let Some(Loaded {
+        mut header,
+        entries,
+        num_damaged,
+    }) = load(stripe, shelf)?
+    else {
         return Ok(());
     };
+    if num_damaged > 0 {
+        report.findings.push(Finding {
+            shelf,
+            place: None,
+            problem: format!("{num_damaged} entries of the manifest do not verify"),
+            is_repaired: lock.is_some(),
+        });
+    }
     let is_bad = |entry: &Entry| {
         let found = bad.get(&entry.place);
         found.filter(|(generation, _)| *generation == entry.identity.generation)
@@ -257,4 +291,24 @@ fn settle(
         manifest::replace(&stripe.shelf(shelf, 0), &header, good)?;
     }
     Ok(())
+}
+
+/// Removes shelves whose writer is gone: all, or the one named. Those that were removed.
+pub fn remove_idle(stripe: &Stripe, named: Option<ShelfId>) -> Result<Vec<ShelfId>> {
+    let _store_lock = stripe.lock()?;
+    let mut removed = Vec::new();
+    for shelf in stripe.shelves()? {
+        if named.is_none_or(|named| named == shelf)
+            && let Some(lock) = stripe.try_lock_shelf(shelf)?
+        {
+            stripe.remove_shelf(shelf, lock)?;
+            removed.push(shelf);
+        }
+    }
+    match named {
+        Some(named) if removed.is_empty() => {
+            invalid!("shelf {named:016x} is not there, or in use: stop its server first")
+        }
+        _ => Ok(removed),
+    }
 }

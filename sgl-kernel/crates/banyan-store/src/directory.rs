@@ -18,6 +18,7 @@ use crate::format::FORMAT;
 
 const SUPERBLOCK: &str = "STORE";
 const FIRST_LINE: &str = "banyan-store";
+const UNNAMED: &str = "new-STORE";
 
 /// Name of one shelf, unique within its store.
 pub type ShelfId = u64;
@@ -40,7 +41,7 @@ impl Stripe {
             private_directory(path)?;
         }
         let _lock = stripe.lock()?;
-        if paths.iter().all(|path| !path.join(SUPERBLOCK).exists()) {
+        if !stripe.first().join(SUPERBLOCK).exists() {
             stripe.format()?;
         }
         stripe.verify()?;
@@ -66,30 +67,38 @@ impl Stripe {
         })
     }
 
+    /// The first path becomes a store last: while it is none, others that are belong to a format that was interrupted.
     fn format(&self) -> Result<()> {
-        for path in &self.paths {
+        for (index, path) in self.paths.iter().enumerate() {
+            let is_unfinished = Superblock::read(path)
+                .is_ok_and(|found| (found.path, found.paths) == (index, self.paths.len()));
             let stray = fs::read_dir(path)
                 .doing("list", path)?
-                .filter_map(|entry| entry.ok())
-                .find(|entry| entry.file_name() != "lock" && entry.file_name() != "lost+found");
+                .filter_map(|entry| Some(entry.ok()?.file_name()))
+                .find(|name| match name.to_str() {
+                    Some("lock" | "lost+found" | UNNAMED) => false,
+                    Some(SUPERBLOCK) => !is_unfinished,
+                    _ => true,
+                });
             if let Some(stray) = stray {
                 return invalid!(
-                    "{} is no store of Banyan and not empty (it holds {:?}): choose an empty directory",
-                    path.display(),
-                    stray.file_name()
+                    "{} is no store of Banyan and not empty (it holds {stray:?}): choose an empty directory",
+                    path.display()
                 );
             }
         }
         let store = fresh_id();
-        for (index, path) in self.paths.iter().enumerate() {
+        for (index, path) in self.paths.iter().enumerate().rev() {
             let count = self.paths.len();
             let text = format!(
                 "{FIRST_LINE}\nformat={FORMAT}\nstore={store:016x}\npath={index}\npaths={count}\n"
             );
-            let target = path.join(SUPERBLOCK);
-            let mut file = private_file(&target).doing("create", &target)?;
-            file.write_all(text.as_bytes()).doing("write", &target)?;
-            file.sync_all().doing("sync", &target)?;
+            let unnamed = path.join(UNNAMED);
+            let mut file = private_file(&unnamed).doing("create", &unnamed)?;
+            file.set_len(0).doing("empty", &unnamed)?;
+            file.write_all(text.as_bytes()).doing("write", &unnamed)?;
+            file.sync_all().doing("sync", &unnamed)?;
+            fs::rename(&unnamed, path.join(SUPERBLOCK)).doing("rename", &unnamed)?;
             sync_directory(path)?;
         }
         Ok(())
@@ -384,6 +393,16 @@ mod tests {
         let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(paths[0].clone()), 0o700);
         assert_eq!(mode(paths[1].join(SUPERBLOCK)), 0o600);
+    }
+
+    #[test]
+    fn format_when_it_was_interrupted_then_finished() {
+        let scratch = Scratch::new();
+        let paths = [scratch.path("a"), scratch.path("b")];
+        Stripe::open_or_create(&paths).unwrap();
+        fs::remove_file(paths[0].join(SUPERBLOCK)).unwrap();
+        Stripe::open_or_create(&paths).unwrap();
+        Stripe::open(&paths).unwrap();
     }
 
     #[test]

@@ -8,8 +8,11 @@ use crate::error::Result;
 use crate::geometry::{BLOCK_BYTES, Segmenting};
 use crate::manifest::Follower;
 
-/// Manifest bytes for each place: its entries may be written twice, and again in the next manifest.
+/// Manifest bytes for each place: two entries, one to grow by, and one in the next manifest.
 const MANIFEST_BYTES_PER_PLACE: u64 = 512;
+
+/// A manifest's head, the entries that it may have beyond that, and the same in the next manifest.
+const MANIFEST_BYTES: u64 = 8 * BLOCK_BYTES as u64;
 
 /// A segment is this part of the quota, within bounds: few files for a large store, small steps for a small one.
 const SEGMENTS_PER_QUOTA: u64 = 64;
@@ -69,18 +72,17 @@ pub fn segment_cost(segmenting: &Segmenting) -> u64 {
 
 /// What a whole shelf counts.
 pub fn shelf_cost(stripe: &Stripe, shelf: ShelfId) -> Result<u64> {
-    let manifest = 2 * BLOCK_BYTES as u64;
     let segments = stripe.segments(shelf)?;
     if let Some(follower) = Follower::open(&stripe.shelf(shelf, 0))? {
         let cost = segment_cost(&follower.header.segmenting());
-        return Ok(manifest + segments.len() as u64 * cost);
+        return Ok(MANIFEST_BYTES + segments.len() as u64 * cost);
     }
     // Without a manifest only the files themselves are there.
     let bytes = segments.iter().map(|segment| {
         let data = fs::metadata(stripe.segment(shelf, *segment));
         data.map_or(0, |data| data.len())
     });
-    Ok(manifest + bytes.sum::<u64>())
+    Ok(MANIFEST_BYTES + bytes.sum::<u64>())
 }
 
 pub fn store_cost(stripe: &Stripe) -> Result<u64> {

@@ -8,6 +8,7 @@
 
 pub mod buffer;
 pub mod catalog;
+pub mod ceiling;
 pub mod check;
 pub mod device;
 pub mod directory;

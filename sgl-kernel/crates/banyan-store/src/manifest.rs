@@ -2,7 +2,7 @@
 //! The log of a shelf: followed by every process, appended by one.
 //!
 //! Invariants
-//! * Entries up to the first that does not verify are the log; whatever follows them does not exist.
+//! * An entry that does not verify does not exist. Behind the last good one there is nothing.
 //! * A manifest is replaced by one of a greater epoch that says the same. It is complete and synced before it gets its name, and the old
 //!   one is removed after: a follower sees that its file has no name any more.
 
@@ -28,6 +28,9 @@ pub struct Follower {
     /// Behind the last entry that verified.
     offset: u64,
     sequence: u64,
+    num_damaged: u64,
+    /// Where the last call found an entry that does not verify.
+    stopped_at: Option<u64>,
     chunk: Vec<u8>,
 }
 
@@ -51,6 +54,8 @@ impl Follower {
                     path,
                     file,
                     offset: BLOCK_BYTES as u64,
+                    num_damaged: 0,
+                    stopped_at: None,
                     chunk: Vec::new(),
                 }));
             }
@@ -77,36 +82,61 @@ impl Follower {
         self.file.metadata().map_or(true, |data| data.nlink() == 0)
     }
 
-    /// Whether there may be entries that `read` has not returned.
+    /// Whether there may be entries that `read` has not returned. A log ends in zeros, or with its file.
     pub fn has_more(&self) -> bool {
-        let len = self.file.metadata().map_or(0, |data| data.len());
-        len >= self.offset + ENTRY_BYTES as u64
+        let mut next = [0; ENTRY_BYTES];
+        self.file.read_exact_at(&mut next, self.offset).is_ok() && next != [0; ENTRY_BYTES]
+    }
+
+    /// Entries before the last good one that do not verify: the medium has damaged them.
+    pub fn num_damaged(&self) -> u64 {
+        self.num_damaged
     }
 
     /// Calls `take` with every entry that has become valid since the last call.
-    pub fn read(&mut self, mut take: impl FnMut(Entry)) -> Result<()> {
-        loop {
-            self.chunk.resize(CHUNK_BYTES, 0);
-            let len =
-                read_up_to(&self.file, &mut self.chunk, self.offset).doing("read", &self.path)?;
-            let mut num_read = 0;
+    ///
+    /// While somebody appends, an entry may be seen half written: `Whole` stops there, and passes over it only when it still
+    /// does not verify at the next call and good ones follow. `AsIs` passes over at once.
+    pub fn read(&mut self, log: Log, mut take: impl FnMut(Entry)) -> Result<()> {
+        let passes_over = log == Log::AsIs || self.stopped_at == Some(self.offset);
+        let mut at = self.offset;
+        self.stopped_at = None;
+        self.chunk.resize(CHUNK_BYTES, 0);
+        'log: loop {
+            let len = read_up_to(&self.file, &mut self.chunk, at).doing("read", &self.path)?;
             for bytes in self.chunk[..len].chunks_exact(ENTRY_BYTES) {
+                at += ENTRY_BYTES as u64;
                 match Entry::decode(self.header.number, bytes) {
                     Some(entry) if entry.sequence > self.sequence => {
+                        self.num_damaged += (at - self.offset) / ENTRY_BYTES as u64 - 1;
                         self.sequence = entry.sequence;
+                        self.offset = at;
                         take(entry);
-                        num_read += ENTRY_BYTES;
                     }
-                    _ => break,
+                    _ if passes_over => {}
+                    _ if bytes == [0; ENTRY_BYTES] => break 'log,
+                    _ => {
+                        self.stopped_at = Some(self.offset);
+                        break 'log;
+                    }
                 }
             }
-            self.offset += num_read as u64;
-            if num_read < CHUNK_BYTES {
-                self.chunk = Vec::new();
-                return Ok(());
+            if len < CHUNK_BYTES {
+                break;
             }
         }
+        self.chunk = Vec::new();
+        Ok(())
     }
+}
+
+/// How a log is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// Its writer may be appending.
+    Whole,
+    /// Nobody appends, or it does not matter what is missed.
+    AsIs,
 }
 
 fn read_up_to(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -120,6 +150,11 @@ fn read_up_to(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         }
     }
     Ok(len)
+}
+
+/// Whether a shelf has a manifest, good or bad. One that has none holds nothing: its writer died before it began, or as it was removed.
+pub fn has_any(directory: &Path) -> Result<bool> {
+    Ok(!manifests(directory)?.is_empty())
 }
 
 /// Manifest files of a shelf, the highest epoch first.
@@ -252,7 +287,7 @@ mod tests {
     fn read_all(follower: &mut Follower) -> Vec<u64> {
         let mut sequences = Vec::new();
         follower
-            .read(|entry| sequences.push(entry.sequence))
+            .read(Log::Whole, |entry| sequences.push(entry.sequence))
             .unwrap();
         sequences
     }
@@ -272,6 +307,24 @@ mod tests {
         file.write_all_at(&bytes, len).unwrap();
         assert_eq!(read_all(&mut follower), [12]);
         assert_eq!(read_all(&mut follower), [0; 0]);
+    }
+
+    #[test]
+    fn entry_when_the_medium_damaged_it_then_those_behind_it_are_still_read() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        let entries = (11..15).map(|sequence| entry(sequence, Kind::Publish, 0, sequence));
+        let (file, _) = replace(&directory, &header(1), entries).unwrap();
+        file.write_all_at(&[0xAA], BLOCK_BYTES as u64 + ENTRY_BYTES as u64 + 50)
+            .unwrap();
+        let mut follower = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(read_all(&mut follower), [11], "it may be half written");
+        assert_eq!(read_all(&mut follower), [13, 14], "it is damaged");
+        let mut other = Follower::open(&directory).unwrap().unwrap();
+        let mut count = 0;
+        other.read(Log::AsIs, |_| count += 1).unwrap();
+        assert_eq!((count, other.num_damaged()), (3, 1));
+        assert_eq!(other.offset(), follower.offset());
     }
 
     #[test]

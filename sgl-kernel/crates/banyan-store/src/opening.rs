@@ -10,7 +10,7 @@ use crate::error::{Doing, Result};
 use crate::format::{Entry, FileHeader, Namespace};
 use crate::geometry::{Geometry, Place};
 use crate::growth::{self, Limits};
-use crate::manifest::{self, Follower, Tenants};
+use crate::manifest::{self, Follower, Log, Tenants};
 use crate::places::{Places, Record, Standing};
 use crate::policy;
 use crate::state::{Own, State};
@@ -57,6 +57,7 @@ pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Resu
 fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>> {
     for shelf in stripe.shelves()? {
         let Some(follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
+            remove_remains(stripe, shelf)?;
             continue;
         };
         let header = &follower.header;
@@ -70,6 +71,16 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>
     Ok(None)
 }
 
+/// What is left of a shelf whose writer died before it had a manifest, or whose removal was interrupted.
+fn remove_remains(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
+    if !manifest::has_any(&stripe.shelf(shelf, 0))?
+        && let Some(lock) = stripe.try_lock_shelf(shelf)?
+    {
+        stripe.remove_shelf(shelf, lock)?;
+    }
+    Ok(())
+}
+
 struct Recovered {
     header: FileHeader,
     segments: Vec<u32>,
@@ -77,6 +88,7 @@ struct Recovered {
     log: fs::File,
     log_bytes: u64,
     sequence: u64,
+    num_damaged: u64,
 }
 
 fn fresh(stripe: &Stripe, wanted: &Wanted<'_>, shelf: ShelfId) -> Result<Recovered> {
@@ -97,6 +109,7 @@ fn fresh(stripe: &Stripe, wanted: &Wanted<'_>, shelf: ShelfId) -> Result<Recover
         log,
         log_bytes,
         sequence: 0,
+        num_damaged: 0,
     })
 }
 
@@ -109,7 +122,7 @@ fn recover(
     let mut tenants = Tenants::default();
     let mut greatest = follower.header.sequence;
     let mut num_entries = 0u64;
-    follower.read(|entry| {
+    follower.read(Log::AsIs, |entry| {
         greatest = greatest.max(entry.sequence).max(entry.identity.generation);
         num_entries += 1;
         tenants.apply(entry, Place::MAX / 2);
@@ -123,15 +136,17 @@ fn recover(
     entries.retain(|entry| segments.contains(&segmenting.locate(entry.place).0));
 
     let sequence = greatest + SKIPPED_NUMBERS;
-    let is_wordy = num_entries > 2 * entries.len() as u64 + 4096;
-    let (log, log_bytes) = if entries.len() != num_known || num_lost > 0 || is_wordy {
-        header.number += 1;
-        header.sequence = 0;
-        let known = entries.iter().copied();
-        manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
-    } else {
-        continue_log(&follower)?
-    };
+    let num_places = segments.len() as u64 * u64::from(segmenting.places_per_segment);
+    let is_wordy = num_entries > 2 * num_places;
+    let (log, log_bytes) =
+        if entries.len() != num_known || num_lost > 0 || is_wordy || follower.num_damaged() > 0 {
+            header.number += 1;
+            header.sequence = 0;
+            let known = entries.iter().copied();
+            manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
+        } else {
+            continue_log(&follower)?
+        };
     for segment in stripe.segments(shelf)? {
         if !segments.contains(&segment) {
             let path = stripe.segment(shelf, segment);
@@ -145,6 +160,7 @@ fn recover(
         log,
         log_bytes,
         sequence,
+        num_damaged: follower.num_damaged(),
     })
 }
 
@@ -213,6 +229,7 @@ fn restore(state: &mut State, wanted: &Wanted<'_>, recovered: &Recovered) -> Res
         places.add(segmenting.places_of(*segment));
     }
     state.counters.adopted_pages = recovered.entries.len() as u64;
+    state.counters.damaged_entries = recovered.num_damaged;
     state.own = Some(Own { index, places });
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::directory::{ShelfId, Stripe};
 use crate::error::Result;
 use crate::format::{Entry, Kind, Namespace};
 use crate::geometry::Geometry;
-use crate::manifest::{Follower, Tenants};
+use crate::manifest::{Follower, Log, Tenants};
 use crate::reading::ReadJob;
 use crate::state::State;
 use crate::traffic::{Claim, Traffic};
@@ -174,7 +174,7 @@ impl Shared {
                 return Ok(());
             }
             let mut entries = Vec::new();
-            follower.read(|entry| entries.push(entry))?;
+            follower.read(Log::Whole, |entry| entries.push(entry))?;
             return self.apply(shelf, entries);
         }
         if matches!(followers.get(&shelf), Some(Followed::Foreign)) {
@@ -188,7 +188,8 @@ impl Shared {
             return Ok(());
         }
         let mut tenants = Tenants::default();
-        follower.read(|entry| tenants.apply(entry, u32::MAX / 2))?;
+        // A half-written line is at the end, where nothing good follows it yet.
+        follower.read(Log::AsIs, |entry| tenants.apply(entry, u32::MAX / 2))?;
         self.replace(shelf, &follower, tenants);
         followers.insert(shelf, Followed::Following(Box::new(follower)));
         Ok(())
@@ -216,6 +217,7 @@ impl Shared {
         let mut state = self.lock();
         let segmenting = follower.header.segmenting();
         let index = state.catalog.add_shelf(shelf, segmenting);
+        state.counters.damaged_entries += follower.num_damaged();
         let stays = |hit: &Hit| {
             let tenant = tenants.get(hit.place);
             tenant.is_some_and(|tenant| tenant.identity.generation == hit.generation)

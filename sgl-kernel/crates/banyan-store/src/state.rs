@@ -115,6 +115,7 @@ counters! {
     no_space_pauses,
     log_failures,
     adopted_pages,
+    damaged_entries,
     invalidations,
 }
 

@@ -42,9 +42,11 @@ const REST: Duration = Duration::from_secs(10);
 const GROWTH_BELIEF: Duration = Duration::from_secs(2);
 /// Places to have free ahead of the writer.
 const MAX_EVICTED_AHEAD: usize = 64;
-/// A manifest is replaced when it is this many times as long as what it has to say.
-const SLACK_FACTOR: u64 = 2;
-const MIN_LOG_ENTRIES: u64 = 4096;
+/// A log is replaced when it has this many entries for each place, and some.
+const ENTRIES_PER_PLACE: u64 = 2;
+const MORE_ENTRIES: u64 = 64;
+/// A log grows by so much at a time, in zeros that entries then replace: a sync of written blocks needs no journal commit.
+const MAX_LOG_STEP_BYTES: u64 = 1 << 20;
 
 /// What kind of operation a token of the writer stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +88,8 @@ enum Commit {
     Appending {
         written: Vec<Written>,
         retired: Retired,
-        bytes: Vec<u8>,
+        /// What the device is reading.
+        _bytes: Vec<u8>,
     },
     SyncingLog {
         written: Vec<Written>,
@@ -129,6 +132,8 @@ pub struct Writer {
     limits: Limits,
     log: FileId,
     log_bytes: u64,
+    /// Blocks up to here have been written, with entries or zeros.
+    log_allocated: u64,
     sequence: u64,
     headers: BufferPool,
     bounces: BufferPool,
@@ -153,6 +158,7 @@ impl Writer {
             segments: opened.segments,
             limits,
             log_bytes: opened.log_bytes,
+            log_allocated: opened.log_bytes,
             sequence: opened.sequence,
             headers: BufferPool::new(BLOCK_BYTES),
             bounces: BufferPool::new(record_bytes),
@@ -642,15 +648,17 @@ impl Writer {
         if written.is_empty() && retired.is_empty() {
             return;
         }
-        let mut bytes = vec![0; (written.len() + retired.len()) * ENTRY_BYTES];
+        let len = (written.len() + retired.len()) * ENTRY_BYTES;
+        let mut bytes = vec![0; self.with_step(len as u64) as usize];
         let gone = retired
             .iter()
             .map(|(place, record)| (Kind::Retire, *place, record.identity, record.parent));
         let come = written
             .iter()
             .map(|record| (Kind::Publish, record.place, record.identity, record.parent));
-        for (target, (kind, place, identity, parent)) in
-            bytes.chunks_exact_mut(ENTRY_BYTES).zip(gone.chain(come))
+        for (target, (kind, place, identity, parent)) in bytes[..len]
+            .chunks_exact_mut(ENTRY_BYTES)
+            .zip(gone.chain(come))
         {
             self.sequence += 1;
             let entry = Entry {
@@ -671,17 +679,31 @@ impl Writer {
         self.commit = Commit::Appending {
             written,
             retired,
-            bytes,
+            _bytes: bytes,
         };
         // SAFETY: the bytes are kept in `commit`, where their heap does not move, until the operation has been reaped.
         unsafe { around.device.push(op) };
     }
 
+    fn num_places(&self) -> u64 {
+        self.segments.len() as u64 * u64::from(self.header.places_per_segment)
+    }
+
+    /// What to write for `len` bytes of entries: more, where the log has to grow.
+    fn with_step(&mut self, len: u64) -> u64 {
+        let end = self.log_bytes + len;
+        if end <= self.log_allocated {
+            return len;
+        }
+        let step =
+            (self.num_places() * ENTRY_BYTES as u64).clamp(BLOCK_BYTES as u64, MAX_LOG_STEP_BYTES);
+        self.log_allocated = (end + step).next_multiple_of(BLOCK_BYTES as u64);
+        self.log_allocated - self.log_bytes
+    }
+
     fn on_appended(&mut self, around: &mut Surroundings<'_>, result: io::Result<()>) {
         let Commit::Appending {
-            written,
-            retired,
-            bytes,
+            written, retired, ..
         } = std::mem::replace(&mut self.commit, Commit::Idle)
         else {
             unreachable!("an append belongs to a commit")
@@ -697,9 +719,9 @@ impl Writer {
             action: Action::Sync,
         };
         self.commit = Commit::SyncingLog {
+            num_bytes: (written.len() + retired.len()) as u64 * ENTRY_BYTES as u64,
             written,
             retired,
-            num_bytes: bytes.len() as u64,
         };
         // SAFETY: no memory.
         unsafe { around.device.push(op) };
@@ -720,14 +742,8 @@ impl Writer {
         }
         self.log_bytes += num_bytes;
         self.publish(around.shared, written, retired);
-        let live = around
-            .shared
-            .lock()
-            .own
-            .as_ref()
-            .map_or(0, |own| own.places.num_published());
         let num_entries = self.log_bytes / ENTRY_BYTES as u64;
-        if num_entries > MIN_LOG_ENTRIES.max(SLACK_FACTOR * live as u64) {
+        if num_entries > ENTRIES_PER_PLACE * self.num_places() + MORE_ENTRIES {
             self.rewrite(around);
         }
     }
@@ -876,6 +892,7 @@ impl Writer {
                 around.device.remove_file(self.log);
                 self.log = file;
                 self.log_bytes = len;
+                self.log_allocated = len;
                 let limbo = std::mem::take(&mut self.limbo);
                 if let Some(own) = &mut around.shared.lock().own {
                     own.places.cooled(retired.iter().map(|(place, _)| *place));

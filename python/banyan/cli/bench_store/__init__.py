@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store against what the file system gives, and against others that store the same blocks as durably.
+
+Everything on one path, in one run, in turn: each round measures every contender once, so that a slow minute of the
+machine hits all of them. Reads are cold (O_DIRECT, or with the page cache dropped). A put counts until it is durable.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from banyan.cli.bench_store.blocks import SHAPES, Blocks, Shape
+from banyan.cli.bench_store.ours import Ceiling, OurStore
+from banyan.cli.bench_store.peers import open_peers
+from banyan.cli.bench_store.provenance import describe
+
+NUM_ROUNDS = 5
+RATIOS = (
+    "layerwise_read_to_ceiling",
+    "durable_write_to_ceiling",
+    "get_to_best_store",
+    "put_to_best_store",
+    "read_to_nixl",
+    "paced_read_share",
+)
+
+Times = dict[tuple[str, str], list[float]]
+"""Seconds of each round by (contender, what it did)."""
+
+
+def run(path: str) -> dict[str, Any]:
+    """Measure below ``path``; the ratios are the worst over the block sizes. Leaves nothing behind."""
+    results = []
+    with tempfile.TemporaryDirectory(dir=path, prefix="banyan-bench-") as folder:
+        for shape in SHAPES:
+            place = Path(folder) / shape.name
+            place.mkdir()
+            results.append(_measure(shape, place))
+            shutil.rmtree(place)
+    worst = {name: _least(result["ratios"][name] for result in results) for name in RATIOS}
+    return {**worst, "num_rounds": NUM_ROUNDS, "blocks": results, **describe(path)}
+
+
+def _least(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return min(known) if known else None
+
+
+def _measure(shape: Shape, place: Path) -> dict[str, Any]:
+    blocks = Blocks(shape)
+    ceiling = Ceiling(shape, place / "plain")
+    ours = OurStore(blocks, place / "store")
+    peers, missing = open_peers(blocks, place)
+    times: Times = {}
+
+    def timed(name: str, what: str, act: Callable[[], float]) -> None:
+        times.setdefault((name, what), []).append(act())
+
+    for _ in range(NUM_ROUNDS):
+        for depth in ceiling.read_depths:
+            timed(f"ceiling, depth {depth}", "layerwise_read", lambda depth=depth: ceiling.read_s(depth))
+        timed("banyan", "put", ours.put_s)
+        for depth in ceiling.write_depths:
+            timed(f"ceiling, depth {depth}", "durable_write", lambda depth=depth: ceiling.write_s(depth))
+        timed("banyan", "layerwise_read", ours.layerwise_read_s)
+        timed("banyan", "get", ours.get_s)
+        for peer in peers:
+            timed(peer.name, "put", peer.put_s)
+            timed(peer.name, "get", peer.get_s)
+    for _ in range(NUM_ROUNDS):
+        timed("banyan", "read_alone", ours.layerwise_read_s)
+        timed("banyan", "read_while_writes_wait", ours.read_with_backlog_s)
+    ours.close()
+    for peer in peers:
+        peer.close()
+    rows = [_row(name, what, seconds, shape) for (name, what), seconds in times.items()]
+    return {
+        "block": shape.name,
+        "num_layers": shape.num_layers,
+        "layer_bytes": shape.layer_bytes,
+        "block_bytes": shape.block_bytes,
+        "num_blocks": shape.num_blocks,
+        "ratios": _ratios(rows),
+        "rows": rows,
+        "missing": missing,
+        "backlog_drained_s": ours.drained_s,
+    }
+
+
+def _row(name: str, what: str, seconds: list[float], shape: Shape) -> dict[str, Any]:
+    speeds = sorted(shape.num_bytes / taken / 1e9 for taken in seconds)
+    return {
+        "store": name,
+        "what": what,
+        "gbps": statistics.median(speeds),
+        "least_gbps": speeds[0],
+        "most_gbps": speeds[-1],
+    }
+
+
+def _ratios(rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    def best(what: str, kind: Callable[[str], bool]) -> float | None:
+        found = [row["gbps"] for row in rows if row["what"] == what and kind(row["store"])]
+        return max(found) if found else None
+
+    def ratio(value: float | None, base: float | None) -> float | None:
+        return value / base if value and base else None
+
+    def is_ours(name: str) -> bool:
+        return name == "banyan"
+
+    def is_ceiling(name: str) -> bool:
+        return name.startswith("ceiling")
+
+    def is_nixl(name: str) -> bool:
+        return name.startswith("nixl")
+
+    def is_store(name: str) -> bool:
+        return not (is_ours(name) or is_ceiling(name) or is_nixl(name))
+
+    return {
+        "layerwise_read_to_ceiling": ratio(best("layerwise_read", is_ours), best("layerwise_read", is_ceiling)),
+        "durable_write_to_ceiling": ratio(best("put", is_ours), best("durable_write", is_ceiling)),
+        "get_to_best_store": ratio(best("get", is_ours), best("get", is_store)),
+        "put_to_best_store": ratio(best("put", is_ours), best("put", is_store)),
+        "read_to_nixl": ratio(best("get", is_ours), best("get", is_nixl)),
+        "paced_read_share": ratio(best("read_while_writes_wait", is_ours), best("read_alone", is_ours)),
+    }

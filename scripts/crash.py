@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Build and run the store's crash harness (sgl-kernel/crates/banyan-store/examples/crash.rs)."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from pathlib import Path
+
+KERNEL = Path(__file__).parents[1] / "sgl-kernel"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seeds", type=int, help="run the seeds 1 to SEEDS")
+    which.add_argument("--seed", type=int, help="run one seed and say what it does")
+    parser.add_argument("--dir", type=Path, help="where the stores are made; a temporary directory if absent")
+    args = parser.parse_args()
+    build = ["cargo", "build", "-q", "--release", "-p", "banyan-store", "--example", "crash"]
+    subprocess.run(build, cwd=KERNEL, check=True)
+    what = [str(args.seeds)] if args.seed is None else ["--seed", str(args.seed)]
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        return subprocess.run([KERNEL / "target/release/examples/crash", folder, *what]).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from banyan._native import SharedBytes, Store
+from banyan.cli import main
+
+FRAME_BYTES = 8192
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with three pages, closed."""
+    path = tmp_path / "store"
+    store = Store.open([str(path)], b"n" * 32, [FRAME_BYTES], quota_bytes=4 << 20, floor_bytes=0)
+    memory = SharedBytes.create(3 * FRAME_BYTES, "arena")
+    store.put([c * 64 for c in "abc"], None, memory, np.arange(3, dtype=np.int64) * FRAME_BYTES)
+    assert store.sync() == 0
+    store.close()
+    return path
+
+
+def run(capsys, *command: object) -> tuple[int, dict]:
+    status = main([*map(str, command), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def damage(path: Path) -> None:
+    (segment,) = path.glob("shelf-*/segment-*")
+    with segment.open("r+b") as file:
+        file.seek(4096 + 4096 + 17)
+        file.write(b"\xff\x00\xff")
+
+
+def test_fsck_when_all_is_well_then_clean(path: Path, capsys) -> None:
+    status, report = run(capsys, "fsck", path)
+    assert (status, report["is_clean"], report["num_records"], report["num_orphans"]) == (0, True, 3, 0)
+
+
+def test_fsck_when_a_record_is_bad_then_found_repaired_and_clean(path: Path, capsys) -> None:
+    damage(path)
+    status, report = run(capsys, "fsck", path)
+    assert (status, len(report["findings"])) == (4, 1)
+    assert run(capsys, "fsck", path, "--repair")[0] == 1
+    status, report = run(capsys, "fsck", path)
+    # Its children stay, and cannot be found until it is stored again.
+    assert (status, report["num_records"], report["num_orphans"]) == (0, 2, 1)
+
+
+def test_fsck_when_the_directory_is_no_store_then_one_line_and_status_8(tmp_path: Path, capsys) -> None:
+    status, report = run(capsys, "fsck", tmp_path)
+    assert status == 8
+    assert str(tmp_path) in report["error"]
+    assert main(["fsck", str(tmp_path)]) == 8
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_store_when_listed_then_shelves_and_totals(path: Path, capsys) -> None:
+    (shelf,) = run(capsys, "store", "ls", path)[1]["shelves"]
+    assert (shelf["num_records"], shelf["is_in_use"]) == (3, False)
+    totals = run(capsys, "store", "stat", path)[1]
+    assert (totals["num_records"], totals["num_shelves"], totals["num_namespaces"]) == (3, 1, 1)
+    assert main(["store", "ls", str(path)]) == 0
+    assert "3 of" in capsys.readouterr().out
+
+
+def test_evict_when_a_shelf_is_in_use_then_it_stays(path: Path, capsys) -> None:
+    shelf = run(capsys, "store", "ls", path)[1]["shelves"][0]["shelf"]
+    store = Store.open([str(path)], b"n" * 32, [FRAME_BYTES], quota_bytes=4 << 20, floor_bytes=0)
+    status, answer = run(capsys, "store", "evict", path, "--shelf", shelf)
+    assert status == 8 and "in use" in answer["error"]
+    store.close()
+    assert run(capsys, "store", "evict", path)[1] == {"removed_shelves": [shelf]}
+    assert run(capsys, "store", "stat", path)[1]["num_records"] == 0
