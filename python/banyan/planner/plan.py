@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 from banyan.planner.move_rates import MoveRates, SourceKind
 from banyan.planner.prefill_times import PrefillTimes
 
 NUM_PARTS = 4
-"""Into how many parts the search for a cut divides the way to the best one's neighbours."""
+"""Into how many parts the search for a cut divides a stretch of pages."""
 
 NEAR = 64
 """The search ends at this part of what was found: the cost is flat around its minimum."""
@@ -121,24 +122,34 @@ class Pricing:
     def best(self, tail: Tail, recompute: Estimated, *, min_pages: int) -> Estimated | None:
         """The cheapest plan that moves at least ``min_pages`` (1 or more); None while a rate is not known.
 
-        A move that hides behind the forward is taken whole. Else the cut is searched: first over lengths that double
-        and the ends of runs, then ever closer around the best of them.
+        A move that hides behind the forward is taken whole. Else the cut is searched run by run: within one source the
+        cost has one valley, and the next source may have another.
         """
         found = tail.num_found
-        best = self.estimate(tail, found, recompute) if found >= min_pages else None
-        if best is None or best.move_us <= best.compute_us:
-            return best
-        tried = {found: best}
-        cuts = _first_cuts(tail, min_pages)
+        whole = self.estimate(tail, found, recompute) if found >= min_pages else None
+        if whole is None or whole.move_us <= whole.compute_us:
+            return whole
+        tried = {found: whole}
+        low = min_pages
+        for high in accumulate(run.num_pages for run in tail.runs):
+            if high >= low:
+                self._search(tail, recompute, range(low, high + 1), tried)
+                low = high
+        # Of equals, the one that moves most.
+        return min(tried.values(), key=lambda estimate: (estimate.total_us, -estimate.num_pages))
+
+    def _search(self, tail: Tail, recompute: Estimated, run: range, tried: dict[int, Estimated]) -> None:
+        """Try cuts within a run, ever closer around the best of them."""
+        cuts = _parts(run[0], run[-1])
         while cuts:
             for cut in cuts:
-                estimate = self.estimate(tail, cut, recompute)
-                if estimate is not None:
+                if cut not in tried:
+                    estimate = self.estimate(tail, cut, recompute)
+                    assert estimate is not None, "known for the whole, known for every part"
                     tried[cut] = estimate
-            # Of equals, the one that moves most.
-            best = min(tried.values(), key=lambda estimate: (estimate.total_us, -estimate.num_pages))
-            cuts = _closer_cuts(sorted(tried), best.num_pages)
-        return best
+            known = sorted(cut for cut in tried if cut in run)
+            best = min(known, key=lambda cut: (tried[cut].total_us, -cut))
+            cuts = _closer_cuts(known, best, near=tail.num_found // NEAR)
 
 
 def _moved(tail: Tail, num_pages: int) -> int:
@@ -146,25 +157,17 @@ def _moved(tail: Tail, num_pages: int) -> int:
     return min(num_pages * tail.page_tokens, tail.prompt_tokens - tail.own_tokens - 1)
 
 
-def _first_cuts(tail: Tail, min_pages: int) -> list[int]:
-    """Lengths that double from ``min_pages``, and the ends of the runs."""
-    ends, end = set(), 0
-    for run in tail.runs:
-        end += run.num_pages
-        ends.add(end)
-    length = min_pages
-    while length < end:
-        ends.add(length)
-        length *= 2
-    return sorted(cut for cut in ends if min_pages <= cut < end)
+def _parts(start: int, end: int) -> list[int]:
+    """Both ends and points evenly between."""
+    return sorted({start + (end - start) * part // NUM_PARTS for part in range(NUM_PARTS + 1)})
 
 
-def _closer_cuts(tried: list[int], best: int) -> list[int]:
+def _closer_cuts(tried: list[int], best: int, *, near: int) -> list[int]:
     """Points between the best cut so far and its neighbours; none when those are near."""
-    place, near = tried.index(best), tried[-1] // NEAR
+    place = tried.index(best)
     neighbours = tried[max(0, place - 1) : place] + tried[place + 1 : place + 2]
-    ways = [other - best for other in neighbours if abs(other - best) > near]
-    return sorted({best + way * part // NUM_PARTS for way in ways for part in range(1, NUM_PARTS)} - set(tried))
+    closer = {cut for other in neighbours if abs(other - best) > near for cut in _parts(*sorted((best, other)))}
+    return sorted(closer - set(tried))
 
 
 def _tokens_by_kind(tail: Tail, num_pages: int) -> Iterator[tuple[SourceKind, int]]:

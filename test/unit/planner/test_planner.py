@@ -178,6 +178,12 @@ def test_plan_when_anything_was_measured_then_never_worse_than_recomputing_by_mo
         assert chosen.total_us <= other.total_us + plan.best.error_us + 1e-6
 
 
+def test_best_when_a_free_page_lies_behind_a_slow_run_then_the_cut_within_that_run_is_still_found():
+    one = tail((PEER, 40), (HOST, 1), new=1)
+    pricing = Pricing(times=PrefillTimes(COST), rates=rates_of(PEER=20.0, HOST=1.0), num_layers=LAYERS)
+    assert 30 < pricing.best(one, pricing.recompute(one), min_pages=1).num_pages < 40
+
+
 @settings(max_examples=30, deadline=None)
 @given(short_tails, st.floats(0.01, 300.0))
 def test_best_when_every_number_of_pages_is_tried_then_the_cut_is_within_a_tenth_of_the_best(one, per_token_us):
