@@ -49,6 +49,12 @@ if ! is_done packages "$packages"; then
     mark packages "$packages"
 fi
 
+others=$(digest requirements/store.txt)
+if ! is_done others "$others"; then
+    timed "installing other stores, to compare and test with" .venv/bin/uv pip install -q --no-deps -r requirements/store.txt
+    mark others "$others"
+fi
+
 stand_in=$(digest sgl-kernel/sgl_kernel_cpu/pyproject.toml sgl-kernel/sgl_kernel_cpu/sgl_kernel/*.py)
 if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1 && ! is_done stand_in "$stand_in"; then
     timed "no CUDA driver: installing the CPU stand-in for sgl_kernel" \
