@@ -22,7 +22,7 @@ from banyan.sim.batching import attention_cost, by_quota, by_tokens
 from banyan.sim.decode import DecodeGroup, DecodeRank
 from banyan.sim.engine import Simulation
 from banyan.sim.nodes import Network, Node
-from banyan.sim.placement import decode_side_tokens, places
+from banyan.sim.placement import ReadSides, places
 from banyan.sim.prefill import PrefillGroup, PrefillRank
 from banyan.sim.resources import UnbalancedBooks
 from banyan.sim.systems import Deployment, Reads, System
@@ -57,6 +57,7 @@ class Cluster:
         self._on_turn = on_turn
         self._held: deque[Turn] = deque()
         self._waiting: dict[int, Turn] = {}
+        self._sides = ReadSides(system.reads, even_share=site.decode_nodes / (site.prefill_nodes + site.decode_nodes))
         self._build()
         self._places = places(
             system.placement,
@@ -133,11 +134,7 @@ class Cluster:
         if self.system.reads is Reads.NOBODY:
             turn.prefill_rank.group.enqueue(turn)
             return
-        far_tokens = turn.decode_side_tokens = decode_side_tokens(
-            self.system.reads,
-            turn,
-            even_share=self.site.decode_nodes / (self.site.prefill_nodes + self.site.decode_nodes),
-        )
+        far_tokens = turn.decode_side_tokens = self._sides.decode_tokens(turn)
         near, far = turn.prefill_rank.node, turn.decode_rank.node
         near_tokens = turn.cached_tokens - far_tokens
         near.read_queue_tokens += near_tokens

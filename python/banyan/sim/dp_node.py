@@ -99,6 +99,7 @@ class _Rank:
         self.ongoing_tokens = 0
         self.pending_tokens = 0
         self.num_requests = 0
+        self.last_turn = -1
 
 
 def _whole_cost(prefill: PrefillModel) -> PrefillCost:
@@ -157,6 +158,7 @@ class DpNode:
             place(self._policy, query, [self._state(rank) for rank in self._ranks], lots=self._lots).rank
         ]
         self._rank_of_session[session] = rank.number
+        rank.last_turn = request.number
         request.uncached_tokens = prompt_tokens - own[rank.number]
         rank.ongoing_tokens += prompt_tokens + output_tokens
         rank.pending_tokens += request.uncached_tokens
@@ -172,6 +174,7 @@ class DpNode:
             num_waiting=waiting,
             pending_prefill_tokens=rank.pending_tokens,
             ongoing_tokens=rank.ongoing_tokens,
+            last_turn=rank.last_turn,
         )
 
     # ---- plan and prefill --------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class DualPathStudy:
             unit="x",
             source=f"{DUALPATH}, load balance: first 5 % of the task",
             within=0.1,
-            note="simulated over all passes: a pass begins as soon as one rank has work, so most have some ranks idle",
+            note="hinges on chunking: a pass begins as soon as one rank has work, whether the others have or not",
         )
 
     def lengths(self) -> Iterator[Figure]:

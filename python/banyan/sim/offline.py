@@ -14,6 +14,8 @@ from banyan.sim.systems import Deployment, System
 from banyan.sim.turn import Turn
 from banyan.sim.workload import AgentSet
 
+BEGINNING_SHARE = 0.05
+
 
 @dataclass(slots=True)
 class Latencies:
@@ -35,7 +37,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run showed. Utilisations are shares of the job's time."""
+    """What one run showed. Utilisations are shares of the job's time; attention is that of its first 5 %."""
 
     system: str
     site: str
@@ -90,7 +92,8 @@ def describe(cluster: Cluster, latencies: Latencies, num_agents: int) -> Outcome
         decode_nic_share=_busy_share(cluster.decode_nodes, job_s),
         prefill_busy_share=sum(group.busy_s for group in groups) / len(groups) / job_s,
         nic_max_over_mean=max(read) * len(read) / sum(read) if sum(read) else 1.0,
-        attention_max_over_mean=sum(group.balance.max_over_mean for group in groups) / len(groups),
+        attention_max_over_mean=sum(group.balance.max_over_mean(BEGINNING_SHARE * job_s) for group in groups)
+        / len(groups),
         read_bytes=sum(read),
         written_bytes=cluster.written_bytes,
         mean_ttft_s=sum(latencies.ttft_s) / max(1, len(latencies.ttft_s)),

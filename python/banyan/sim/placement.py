@@ -39,21 +39,30 @@ class Places(Protocol):
         ...
 
 
+class Circle:
+    """``round_robin`` over so many places, with the memory of past turns that a policy does not have itself."""
+
+    def __init__(self, num_places: int) -> None:
+        self._policy = POLICIES["round_robin"]()
+        self._states = [RankState(rank=place) for place in range(num_places)]
+
+    def next(self, turn: Turn) -> int:
+        query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
+        chosen = self._policy.choose(query, self._states, LOTS).rank
+        self._states[chosen] = RankState(rank=chosen, last_turn=turn.number)
+        return chosen
+
+
 class RoundRobinPlaces:
     """``round_robin`` on both sides."""
 
     def __init__(self, prefill: Sequence[PrefillGroup], decode: Sequence[DecodeGroup]) -> None:
-        self._policy = POLICIES["round_robin"]()
         self._prefill = [rank for group in prefill for rank in group.ranks]
         self._decode = [rank for group in decode for rank in group.ranks]
-        self._prefill_states = [RankState(rank=number) for number in range(len(self._prefill))]
-        self._decode_states = [RankState(rank=number) for number in range(len(self._decode))]
+        self._near, self._far = Circle(len(self._prefill)), Circle(len(self._decode))
 
     def pick(self, turn: Turn) -> tuple[PrefillRank, DecodeRank]:
-        query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
-        near = self._policy.choose(query, self._prefill_states, LOTS).rank
-        far = self._policy.choose(query, self._decode_states, LOTS).rank
-        return self._prefill[near], self._decode[far]
+        return self._prefill[self._near.next(turn)], self._decode[self._far.next(turn)]
 
 
 class DualPathPlaces:
@@ -138,24 +147,25 @@ def places(
     return DualPathPlaces(prefill, decode, policy=policy, kv_bytes_per_token=kv_bytes_per_token)
 
 
-_TURNS = POLICIES["round_robin"]()
-_SIDES = (RankState(rank=0), RankState(rank=1))
+class ReadSides:
+    """Decides which side reads how much of a turn's KV."""
 
+    def __init__(self, reads: Reads, *, even_share: float) -> None:
+        """``even_share`` is the decode side's share of all storage NICs."""
+        self._reads = reads
+        self._even_share = even_share
+        self._sides = Circle(2)
 
-def decode_side_tokens(reads: Reads, turn: Turn, *, even_share: float) -> int:
-    """How many of the turn's cached tokens the decode side reads; the prefill side reads the others.
-
-    ``even_share`` is the decode side's share of all storage NICs.
-    """
-    if reads in (Reads.PREFILL, Reads.NOBODY):
-        return 0
-    if reads is Reads.EVEN:
-        return round(turn.cached_tokens * even_share)
-    near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
-    if reads is Reads.SPLIT:
-        return split_read(turn.cached_tokens, prefill_queue_tokens=near, decode_queue_tokens=far)
-    if reads is Reads.SHORTER_QUEUE:
+    def decode_tokens(self, turn: Turn) -> int:
+        """How many of the turn's cached tokens the decode side reads; the prefill side reads the others."""
+        if self._reads in (Reads.PREFILL, Reads.NOBODY):
+            return 0
+        if self._reads is Reads.EVEN:
+            return round(turn.cached_tokens * self._even_share)
+        if self._reads is Reads.IN_TURN:
+            return turn.cached_tokens * self._sides.next(turn)
+        near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
+        if self._reads is Reads.SPLIT:
+            return split_read(turn.cached_tokens, prefill_queue_tokens=near, decode_queue_tokens=far)
         side = read_side(prefill_queue_tokens=near, decode_queue_tokens=far)
         return turn.cached_tokens if side is ReadSide.DECODE else 0
-    query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
-    return turn.cached_tokens * _TURNS.choose(query, _SIDES, LOTS).rank

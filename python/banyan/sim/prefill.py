@@ -10,9 +10,11 @@ A group: idle -> in a pass -> idle or in the next pass. A pass begins as soon as
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from banyan.routing import RankState
 from banyan.sim.engine import Simulation
@@ -67,15 +69,22 @@ class PrefillRank:
 
 @dataclass(slots=True)
 class Balance:
-    """Attention time of the ranks of a group, summed over passes: the slowest, and the mean."""
+    """Attention time of the ranks of a group in each pass: when it began, the slowest, and the mean."""
 
-    slowest_s: float = 0.0
-    mean_s: float = 0.0
-    num_passes: int = 0
+    began_s: array[float] = field(default_factory=lambda: array("d"))
+    slowest_s: array[float] = field(default_factory=lambda: array("d"))
+    mean_s: array[float] = field(default_factory=lambda: array("d"))
 
-    @property
-    def max_over_mean(self) -> float:
-        return self.slowest_s / self.mean_s if self.mean_s else 1.0
+    def note(self, now_s: float, slowest_s: float, mean_s: float) -> None:
+        self.began_s.append(now_s)
+        self.slowest_s.append(slowest_s)
+        self.mean_s.append(mean_s)
+
+    def max_over_mean(self, until_s: float) -> float:
+        """Of the passes that began until then; 1 is perfect."""
+        number = bisect_right(self.began_s, until_s)
+        mean_s = sum(self.mean_s[:number])
+        return sum(self.slowest_s[:number]) / mean_s if mean_s else 1.0
 
 
 class PrefillGroup:
@@ -164,9 +173,7 @@ class PrefillGroup:
             self._in_pass = False
             return
         compute_s = slowest_s + cost.linear_s(new_tokens) / len(self.ranks)
-        self.balance.slowest_s += slowest_s
-        self.balance.mean_s += sum_s / len(self.ranks)
-        self.balance.num_passes += 1
+        self.balance.note(self._sim.now_s, slowest_s, sum_s / len(self.ranks))
         # A pass launches as many kernels and collectives as a decode step does.
         pass_s = max(compute_s, load_s, self._site.decode.layer_s * self._site.model.num_layers)
         self.busy_s += pass_s
