@@ -48,11 +48,25 @@ def test_policies_when_nothing_is_shared_then_affinity_finds_more_than_round_rob
     assert served("session_sticky", shares=False).hit_share > served("round_robin", shares=False).hit_share + 0.3
 
 
-def test_node_when_it_prefills_then_decode_steps_on_that_rank_wait_and_on_others_do_not():
-    combined, separated = served(shares=True), served(shares=True, num_decode_only=4)
-    assert combined.p90_tpot_s > 0 and separated.p90_tpot_s > 0
-    alone = dp.site(block_tokens=64, shares=True).decode.step_s(num_requests=1, context_tokens=3_000)
-    assert combined.p90_tpot_s > 1.2 * alone
+def answer_s(*, num_decode_only, other):
+    """How long 200 tokens take on a rank that gets another prompt of 20,000 tokens meanwhile, or does not."""
+    sim, ended = Simulation(), {}
+    here = dp.site(block_tokens=64, shares=True, num_decode_only=num_decode_only)
+    node = DpNode(sim, here, POLICIES["session_sticky"](), done=lambda r, now_s: ended.setdefault(r.number, now_s))
+    node.submit("s", ["a"], 100, 200)
+    if other:
+        sim.at(0.1, node.submit, "s", ["b"], 20_000, 2)
+    sim.run()
+    return ended[0]
+
+
+def test_node_when_a_rank_prefills_then_its_decode_steps_wait_and_those_of_decode_ranks_do_not():
+    """Three chunks, each followed by a step: the answer comes later by about the prefill."""
+    prefill = dp.site(block_tokens=64, shares=True).prefill
+    work_s = prefill.linear_s(20_000) + prefill.attention_s(new_tokens=20_000, cached_tokens=0)
+    late_s = answer_s(num_decode_only=0, other=True) - answer_s(num_decode_only=0, other=False)
+    assert late_s == pytest.approx(work_s, rel=0.05)
+    assert answer_s(num_decode_only=4, other=True) == pytest.approx(answer_s(num_decode_only=4, other=False))
 
 
 def test_node_when_a_request_is_alone_then_its_time_is_its_work():
