@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL := build/models/smollm2-135m-instruct
-.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash clean gpu-check
+.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash clean gpu-check sim
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,6 +39,10 @@ fmt: setup ## format Python and Rust
 
 bench: setup ## the full table: at least 200 multi-turn requests, both modes, three alternations (about an hour)
 	@$(PY) -m benchmark.demo --full
+
+sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim
+	@for study in cache-compute pd-ratio tutti cost dp dualpath; do \
+	    $(PY) -m banyan.cli sim $$study --plot build/sim $(ARGS) || exit 1; done
 
 loom: setup ## model-check the lease protocol
 	@$(PY) -m pytest test/native/test_loom.py -q

@@ -79,7 +79,7 @@ def _dualpath(args: argparse.Namespace) -> Iterable[Figure]:
     from banyan.sim.dualpath import DualPathStudy
 
     study = DualPathStudy(num_agents=args.agents, scale_agents=args.scale_agents, seed=args.seed, progress=_say)
-    for part in (study.ablation, study.balance, study.speedups, study.ratios, study.lengths, study.online):
+    for part in (study.ablation, study.balance, study.speedups, study.ratios, study.lengths, study.online, study.split):
         yield from part()
 
 
