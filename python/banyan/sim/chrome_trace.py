@@ -15,6 +15,7 @@ class TurnSpans:
     def __init__(self, max_turns: int = 20_000) -> None:
         self._max_turns = max_turns
         self._num_turns = 0
+        self._pids: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
 
     def add(self, turn: Turn, now_s: float) -> None:
@@ -31,27 +32,26 @@ class TurnSpans:
             ("decode", decode, turn.begun_decode_s, now_s),
         ):
             if end_s > start_s:
-                self._events.append(self._span(turn, phase, node, rank, start_s, end_s))
+                self._span(turn, phase, node, rank, start_s, end_s)
 
-    @staticmethod
-    def _span(turn: Turn, phase: str, node: str, rank: int, start_s: float, end_s: float) -> dict[str, Any]:
-        return {
-            # Phases of different turns overlap on a rank: async spans, one track for each turn.
-            "name": phase,
-            "cat": "simulated",
-            "ph": "X",
-            "pid": node,
-            "tid": f"rank {rank}",
-            "ts": start_s * 1e6,
-            "dur": (end_s - start_s) * 1e6,
-            "args": {
-                "turn": turn.number,
-                "cached_tokens": turn.cached_tokens,
-                "new_tokens": turn.new_tokens,
-                "output_tokens": turn.output_tokens,
-                "decode_side_tokens": turn.decode_side_tokens,
-            },
+    def _span(self, turn: Turn, phase: str, node: str, rank: int, start_s: float, end_s: float) -> None:
+        """Turns overlap on a rank, so that a phase is a pair of asynchronous events under the turn's number."""
+        common = {"name": phase, "cat": "simulated", "id": turn.number, "pid": self._pid(node), "tid": rank}
+        tokens = {
+            "cached_tokens": turn.cached_tokens,
+            "new_tokens": turn.new_tokens,
+            "output_tokens": turn.output_tokens,
+            "decode_side_tokens": turn.decode_side_tokens,
         }
+        self._events.append({**common, "ph": "b", "ts": start_s * 1e6, "args": tokens})
+        self._events.append({**common, "ph": "e", "ts": end_s * 1e6})
+
+    def _pid(self, node: str) -> int:
+        if node not in self._pids:
+            self._pids[node] = len(self._pids) + 1
+            name = {"name": "process_name", "ph": "M", "pid": self._pids[node], "args": {"name": f"{node} (simulated)"}}
+            self._events.append(name)
+        return self._pids[node]
 
     def as_json(self) -> str:
         """The file's content. Times are microseconds of the simulated clock."""

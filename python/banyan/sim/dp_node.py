@@ -100,6 +100,8 @@ class _Rank:
         self.pending_tokens = 0
         self.num_requests = 0
         self.last_turn = -1
+        self.computed_tokens = 0
+        self.computed_s = 0.0
 
 
 def _whole_cost(prefill: PrefillModel) -> PrefillCost:
@@ -175,6 +177,7 @@ class DpNode:
             pending_prefill_tokens=rank.pending_tokens,
             ongoing_tokens=rank.ongoing_tokens,
             last_turn=rank.last_turn,
+            prefill_tokens_per_s=rank.computed_tokens / rank.computed_s if rank.computed_s else None,
         )
 
     # ---- plan and prefill --------------------------------------------------------------------------------------
@@ -196,6 +199,8 @@ class DpNode:
         prefill = self._site.prefill
         work_s = prefill.linear_s(new_tokens) + prefill.attention_s(new_tokens=new_tokens, cached_tokens=cached)
         work_s = self._interfere(rank, work_s, new_tokens)
+        rank.computed_tokens += new_tokens
+        rank.computed_s += work_s
         parts = []
         for run, link in zip(runs, sources, strict=True):
             taken = min(run.num_pages, moved)

@@ -101,6 +101,16 @@ def test_network_when_no_bottleneck_is_expected_then_both_fidelities_agree():
     assert jobs[0] == pytest.approx(jobs[1], rel=0.05)
 
 
+def test_cluster_when_it_grows_with_its_agents_then_each_turn_costs_as_many_events():
+    """Growth is linear in events; what the policies cost for each turn grows with the number of groups they look at."""
+    costs = []
+    for groups in (1, 2, 8):
+        here = deployment("deepseek-v3-2", prefill_nodes=2, decode_nodes=4, num_groups=groups)
+        outcome = run_offline(SYSTEMS["dualpath"], here, WORKLOAD, num_agents=24 * groups)
+        costs.append(outcome.num_events / outcome.num_turns)
+    assert costs == pytest.approx([costs[0]] * 3, rel=0.15) and costs[0] < 10
+
+
 def test_audit_when_a_buffer_is_not_given_back_then_found():
     sim = Simulation()
     cluster = Cluster(sim, site(), SYSTEMS["dualpath"])
