@@ -5,6 +5,7 @@
 mod convert;
 mod copy;
 mod device_pool;
+mod flag_ring;
 mod memory;
 mod page_keys;
 mod peers;
@@ -20,6 +21,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::SharedBytes>()?;
     module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<device_pool::PeerMemory>()?;
+    module.add_class::<flag_ring::PyFlagRing>()?;
+    module.add_class::<flag_ring::PyRingBatch>()?;
     module.add_class::<roster::PyRoster>()?;
     module.add_class::<shelf::PyShelf>()?;
     module.add_class::<page_keys::PyPageKeys>()?;

@@ -18,6 +18,8 @@ pub mod courier;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
+pub mod flag_ring;
+#[cfg(not(loom))]
 pub mod gather;
 #[cfg(not(loom))]
 pub mod geometry;
@@ -39,6 +41,8 @@ pub mod plan;
 pub mod pool;
 #[cfg(not(loom))]
 pub mod progress;
+#[cfg(not(loom))]
+pub mod ring_reads;
 #[cfg(not(loom))]
 pub mod roster;
 #[cfg(not(loom))]
