@@ -58,6 +58,8 @@ def on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
 class DeviceAccess:
     """Implements ``PoolAccess`` on CUDA."""
 
+    follows_reads = False
+
     def __init__(
         self,
         *,

@@ -357,7 +357,7 @@ class BanyanLinker(UnifiedCacheLinker):
             admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
             counters=self.counters,
         )
-        return self._shelf, self._peers, self._tier.prefetch
+        return self._shelf, self._peers, self._tier.prefetch if self._access.follows_reads else None
 
     def reset(self) -> None:
         # The tiers first: their copies read the pool under leases.

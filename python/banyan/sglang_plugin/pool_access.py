@@ -28,6 +28,9 @@ class PoolAccess(Protocol):
     shares_pool: bool
     """Whether peers read the pool itself; if not, they find its pages in the host arena."""
 
+    follows_reads: bool
+    """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""
+
     def attach(self, publish: Publish) -> None:
         """Pages that are complete go to ``publish`` from now on."""
         ...
@@ -85,6 +88,7 @@ class HostAccess:
     """A pool in shared memory. The forward runs on the calling thread: what enters the tree is complete."""
 
     shares_pool = True
+    follows_reads = True
 
     def __init__(self, pool: Any, page_tokens: int) -> None:
         self._pool = pool
