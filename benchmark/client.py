@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import aiohttp
@@ -40,18 +41,31 @@ def open_session(timeout_s: float) -> aiohttp.ClientSession:
 
 class NativeClient:
     """SGLang's `/generate` with token ids in and out: the exact prompt, the exact answer, the rank that
-    served it."""
+    served it. `fields` go into every request as they are."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, fields: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._session = session
         self._url = f"{url}/generate"
+        self._fields = fields
 
-    async def answer(self, messages: Sequence[Message], token_ids: Sequence[int], output_len: int) -> Answer:
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        token_ids: Sequence[int],
+        output_len: int,
+        *,
+        routing_key: str | None = None,
+    ) -> Answer:
         payload = {
+            **self._fields,
             "input_ids": list(token_ids),
             "sampling_params": {"temperature": 0, "max_new_tokens": output_len, "ignore_eos": True},
             "stream": True,
         }
+        if routing_key is not None:
+            payload["routing_key"] = routing_key
         return await _stream(self._session, self._url, payload, _read_native)
 
 

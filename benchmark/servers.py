@@ -24,9 +24,10 @@ from typing import Literal
 
 from benchmark.processes import ProcessSession, send
 
-Share = Literal["on", "off", "stock"]
+Share = Literal["on", "index", "off", "stock"]
 SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
     "on": ("--enable-banyan",),
+    "index": ("--enable-banyan", "--banyan-share", "index"),
     "off": ("--enable-banyan", "--banyan-share", "off"),
     "stock": (),
 }
@@ -40,8 +41,8 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What to start. `share`: Banyan on, Banyan with sharing off, or plain stock; `env` is added to the
-    inherited."""
+    """What to start. `share`: Banyan on, dispatching without fetching, Banyan with sharing off, or plain
+    stock; `env` is added to the inherited."""
 
     label: str
     dp: int

@@ -26,7 +26,13 @@ BENCHES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process exit status."""
-    args = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["replay"]:
+        # Its options are the harness's own.
+        from banyan.cli import replay
+
+        return replay.main(words[1:])
+    args = _parser().parse_args(words)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
@@ -52,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="machine-readable")
     explain.set_defaults(run=_explain)
     sim.add_parser(commands)
+    commands.add_parser("replay", help="play a recorded workload against a server (in a checkout): replay --help")
     return parser
 
 

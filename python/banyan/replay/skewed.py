@@ -24,7 +24,7 @@ class Skew:
     turn_blocks: int = 6
     block_tokens: int = 16
     num_output_tokens: int = 16
-    gap_s: float = 0.5
+    gap_s: float = 0.3
     think_s: float = 1.0
 
 

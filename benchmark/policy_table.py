@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every dispatch policy, with and without sharing, on real servers: two windows of real traces and a skewed one.
+
+    python -m benchmark.policy_table measure --data FOLDER --server peer --repetition 1 --result build/policies.jsonl
+    python -m benchmark.policy_table show --result build/policies.jsonl
+
+One call of `measure` is one fresh server and one repetition, short enough to take turns with other work on a machine.
+Within it, the caches are emptied before every run and the policies take turns, in an order that rotates with the
+repetition. Servers: stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any
+
+from banyan.cli.model import DEFAULT_TARGET, ensure_model
+from banyan.config import POLICY_CHOICES, SGLANG_POLICY
+from benchmark import trace_replay
+from benchmark.plot_policies import plot_policies
+from benchmark.replay_options import SKEWED
+from benchmark.results import read_lines
+from benchmark.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
+from benchmark.trace_replay import AS_SERVED
+
+SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
+    "stock_rr": ("stock", ("--load-balance-method", "round_robin")),
+    "stock_tokens": ("stock", ("--load-balance-method", "total_tokens")),
+    "index": ("index", ()),
+    "peer": ("on", ()),
+}
+POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
+
+# Sized for two ranks of one core each, where SmolLM2-135M computes some 700 prompt tokens a second on each. The real
+# windows are drawn with the seed; lengths shrink with their blocks, so that sharing stays what it was.
+TRACES: dict[str, tuple[str, ...]] = {
+    "mooncake": (
+        *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", "1", "--window-seconds", "600"),
+        *("--sample-ratio", "0.06", "--max-single-turn-ratio", "0.3", "--token-scale", "0.03125"),
+        *("--output-scale", "0.03", "--max-output-tokens", "8", "--max-input-tokens", "3000", "--time-scale", "0.022"),
+    ),
+    "claude_code": (
+        *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", "1", "--window-seconds", "240"),
+        *("--window-start", "7000", "--sample-ratio", "0.2", "--token-scale", "0.015625"),
+        *("--output-scale", "0.03", "--max-output-tokens", "8", "--max-input-tokens", "3000", "--time-scale", "0.05"),
+    ),
+    "skewed": ("--trace", SKEWED, "--seed", "1"),
+}
+
+
+def server_spec(label: str) -> ServerSpec:
+    """Two ranks of the CPU engine."""
+    share, flags = SERVERS[label]
+    return ServerSpec(
+        label=label,
+        dp=2,
+        share=share,
+        args=(
+            *("--device", "cpu", "--max-total-tokens", "14000", "--context-length", "4096", "--page-size", "16"),
+            *("--sleep-on-idle", *flags),
+        ),
+        env=(("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"), ("OMP_NUM_THREADS", "1")),
+    )
+
+
+def _measure(args: argparse.Namespace) -> int:
+    server = Server(server_spec(args.server), ensure_model(DEFAULT_TARGET), args.result.parent / "logs")
+    status = 0
+    with server:
+        wait_ready([server])
+        for name in args.trace or TRACES:
+            play = ["play", "--url", server.url, "--label", args.server, "--result", str(args.result)]
+            if server.spec.share != "stock":
+                play += [option for policy in args.policy or POLICIES for option in ("--policy", policy)]
+            number = ["--first-repetition", str(args.repetition)]
+            status |= trace_replay.main([*_trace_options(name, args.data), "--name", name, *play, *number])
+    return status
+
+
+def _trace_options(name: str, data: Path) -> list[str]:
+    options = list(TRACES[name])
+    if options[1] != SKEWED:
+        options[1] = str(data / options[1])
+    return options
+
+
+def _show(args: argparse.Namespace) -> int:
+    runs = [line for line in read_lines(args.result) if line.get("kind") == "run"]
+    print(table(runs))
+    if args.plot is not None:
+        plot_policies(runs, args.plot)
+    return 0
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a row for each trace, server and policy; medians over repetitions, smallest and largest in brackets."""
+    head = (
+        "| trace | server | policy | n | TTFT mean s | TTFT p90 s | E2E p90 s | cached | imbalance | failed |\n"
+        "|---|---|---|---|---|---|---|---|---|---|"
+    )
+    rows = [_row(key, some) for key, some in grouped(runs).items()]
+    return "\n".join([head, *rows])
+
+
+def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """Repetitions of each trace, server and policy, in the order of the tables above."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["trace"], run["label"], run["policy"]), []).append(run)
+    order = (list(TRACES), list(SERVERS), [AS_SERVED, *POLICIES])
+
+    def place(key: tuple[str, str, str]) -> tuple[int, ...]:
+        pairs = zip(key, order, strict=True)
+        return tuple(known.index(name) if name in known else len(known) for name, known in pairs)
+
+    return {key: groups[key] for key in sorted(groups, key=place)}
+
+
+def _row(key: tuple[str, str, str], runs: Sequence[dict[str, Any]]) -> str:
+    def spread(pick: Callable[[dict[str, Any]], float | None], digits: int) -> str:
+        values = [value for run in runs if (value := pick(run)) is not None]
+        if not values:
+            return "-"
+        return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+    cells = (
+        *key,
+        str(len(runs)),
+        spread(lambda run: run["ttft_s"] and run["ttft_s"]["mean"], 2),
+        spread(lambda run: run["ttft_s"] and run["ttft_s"]["p90"], 2),
+        spread(lambda run: run["latency_s"] and run["latency_s"]["p90"], 2),
+        spread(lambda run: run["cached_share"] and 100 * run["cached_share"], 1),
+        spread(lambda run: run["imbalance"]["prompt_tokens"], 2),
+        str(sum(run["num_errors"] for run in runs)),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="policy_table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    measure = commands.add_parser("measure", help="one server, one repetition of everything")
+    measure.add_argument("--data", type=Path, required=True, help="folder of the traces")
+    measure.add_argument("--server", choices=list(SERVERS), required=True)
+    measure.add_argument("--trace", action="append", choices=list(TRACES), help="default: all")
+    measure.add_argument("--policy", action="append", choices=POLICIES, help="default: all")
+    measure.add_argument("--repetition", type=int, default=1)
+    measure.set_defaults(run=_measure)
+    show = commands.add_parser("show", help="the table, and a picture")
+    show.add_argument("--plot", type=Path, metavar="FILE.png")
+    show.set_defaults(run=_show)
+    for command in (measure, show):
+        command.add_argument("--result", type=Path, required=True, metavar="FILE.jsonl")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    # SIGTERM unwinds, so that the server is stopped.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        status: int = args.run(args)
+    except (ServerFailed, ValueError) as error:
+        print(f"policy_table: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
