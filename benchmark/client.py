@@ -34,7 +34,8 @@ class ChatClient(Protocol):
 def open_session(timeout_s: float) -> aiohttp.ClientSession:
     """One session for a whole run, so that connections are reused and none of them waits for another."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        # uvicorn hangs up on connections that were idle for 5 s; one that is about to be cut must not be reused.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
     )
 

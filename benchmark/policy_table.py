@@ -37,20 +37,21 @@ SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
 }
 POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 
-# Sized for two ranks of one core each, where SmolLM2-135M computes some 700 prompt tokens a second on each. The real
-# windows are drawn with the seed; lengths shrink with their blocks, so that sharing stays what it was.
+# Sized for two ranks of one core each, where SmolLM2-135M computes some 250 prompt tokens a second on each while both
+# prefill and decode: about ten seconds a run. The real windows are contiguous; lengths shrink with their blocks, so
+# that what is shared stays shared.
 TRACES: dict[str, tuple[str, ...]] = {
     "mooncake": (
         *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", "1", "--window-seconds", "600"),
-        *("--sample-ratio", "0.06", "--max-single-turn-ratio", "0.3", "--token-scale", "0.03125"),
-        *("--output-scale", "0.03", "--max-output-tokens", "8", "--max-input-tokens", "3000", "--time-scale", "0.022"),
+        *("--sample-ratio", "0.022", "--max-single-turn-ratio", "0.3", "--token-scale", "0.015625"),
+        *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.014"),
     ),
     "claude_code": (
         *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", "1", "--window-seconds", "240"),
-        *("--window-start", "7000", "--sample-ratio", "0.2", "--token-scale", "0.015625"),
-        *("--output-scale", "0.03", "--max-output-tokens", "8", "--max-input-tokens", "3000", "--time-scale", "0.05"),
+        *("--window-start", "7000", "--sample-ratio", "0.08", "--token-scale", "0.015625"),
+        *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.04"),
     ),
-    "skewed": ("--trace", SKEWED, "--seed", "1"),
+    "skewed": ("--trace", SKEWED, "--seed", "1", "--num-requests", "36", "--max-output-tokens", "4"),
 }
 
 

@@ -19,9 +19,9 @@ class Skew:
     num_sessions: int = 40
     num_turns: int = 2
     hot_ratio: float = 0.8
-    num_cold_prefixes: int = 8
-    prefix_blocks: int = 40
-    turn_blocks: int = 6
+    num_cold_prefixes: int = 4
+    prefix_blocks: int = 30
+    turn_blocks: int = 4
     block_tokens: int = 16
     num_output_tokens: int = 16
     gap_s: float = 0.3
