@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every dispatch policy, with and without sharing, on real servers: two windows of real traces and a skewed one.
 
-    python -m benchmark.policy_table measure --data FOLDER --server peer --repetition 1 --result build/policies.jsonl
+    python -m benchmark.policy_table measure --data FOLDER --server peer --repetitions 3 --result build/policies.jsonl
     python -m benchmark.policy_table show --result build/policies.jsonl
 
-One call of `measure` is one fresh server and one repetition, short enough to take turns with other work on a machine.
-Within it, the caches are emptied before every run and the policies take turns, in an order that rotates with the
-repetition. Servers: stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`.
+One call of `measure` is one fresh server, short enough to take turns with other work on a machine. Within it, the
+caches are emptied before every run and the policies take turns, in an order that rotates with the repetition. Servers:
+stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _measure(args: argparse.Namespace) -> int:
             play = ["play", "--url", server.url, "--label", args.server, "--result", str(args.result)]
             if server.spec.share != "stock":
                 play += [option for policy in args.policy or POLICIES for option in ("--policy", policy)]
-            number = ["--first-repetition", str(args.repetition)]
-            status |= trace_replay.main([*_trace_options(name, args.data), "--name", name, *play, *number])
+            times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
+            status |= trace_replay.main([*_trace_options(name, args.data), "--name", name, *play, *times])
     return status
 
 
@@ -148,12 +148,13 @@ def build_parser() -> argparse.ArgumentParser:
         prog="policy_table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    measure = commands.add_parser("measure", help="one server, one repetition of everything")
+    measure = commands.add_parser("measure", help="one fresh server, and what is played on it")
     measure.add_argument("--data", type=Path, required=True, help="folder of the traces")
     measure.add_argument("--server", choices=list(SERVERS), required=True)
     measure.add_argument("--trace", action="append", choices=list(TRACES), help="default: all")
     measure.add_argument("--policy", action="append", choices=POLICIES, help="default: all")
-    measure.add_argument("--repetition", type=int, default=1)
+    measure.add_argument("--repetition", type=int, default=1, help="number of the first one")
+    measure.add_argument("--repetitions", type=int, default=1)
     measure.set_defaults(run=_measure)
     show = commands.add_parser("show", help="the table, and a picture")
     show.add_argument("--plot", type=Path, metavar="FILE.png")
