@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -24,8 +25,9 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.config import POLICY_CHOICES, SGLANG_POLICY
 from benchmark import trace_replay
 from benchmark.plot_policies import plot_policies
+from benchmark.provenance import provenance
 from benchmark.replay_options import SKEWED
-from benchmark.results import read_lines
+from benchmark.results import append_lines, read_lines
 from benchmark.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
 from benchmark.trace_replay import AS_SERVED
 
@@ -75,6 +77,7 @@ def _measure(args: argparse.Namespace) -> int:
     status = 0
     with server:
         wait_ready([server])
+        _idle(server, args)
         for name in args.trace or TRACES:
             play = ["play", "--url", server.url, "--label", args.server, "--result", str(args.result)]
             if server.spec.share != "stock":
@@ -82,6 +85,15 @@ def _measure(args: argparse.Namespace) -> int:
             times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
             status |= trace_replay.main([*_trace_options(name, args.data), "--name", name, *play, *times])
     return status
+
+
+def _idle(server: Server, args: argparse.Namespace) -> None:
+    """Note what the server's processes cost while nobody asks anything: shares of a core."""
+    before = server.cpu_s()
+    time.sleep(args.idle_seconds)
+    shares = {name: (used_s - before.get(name, 0.0)) / args.idle_seconds for name, used_s in server.cpu_s().items()}
+    line = {"kind": "idle", "label": args.server, "seconds": args.idle_seconds, "core_shares": shares}
+    append_lines(args.result, [{**line, "provenance": provenance()}])
 
 
 def _trace_options(name: str, data: Path) -> list[str]:
@@ -155,6 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--policy", action="append", choices=POLICIES, help="default: all")
     measure.add_argument("--repetition", type=int, default=1, help="number of the first one")
     measure.add_argument("--repetitions", type=int, default=1)
+    measure.add_argument("--idle-seconds", type=float, default=15.0, help="watch the idle server first")
     measure.set_defaults(run=_measure)
     show = commands.add_parser("show", help="the table, and a picture")
     show.add_argument("--plot", type=Path, metavar="FILE.png")

@@ -53,6 +53,16 @@ class ProcessSession:
         """Memory of the session with shared pages counted once per share (PSS), in bytes."""
         return sum(_pss_bytes(PROC / str(pid) / "smaps_rollup") for pid in self.pids())
 
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time that each process of the session has used so far, in seconds, by `pid title`."""
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        used = {}
+        for pid in self.pids():
+            ticks = _cpu_ticks(PROC / str(pid) / "stat")
+            if ticks is not None:
+                used[f"{pid} {_title(PROC / str(pid) / 'cmdline')}"] = ticks / ticks_per_s
+        return used
+
 
 def send(pid: int, number: signal.Signals) -> None:
     """Signal one process; one that has ended meanwhile is no error."""
@@ -68,6 +78,22 @@ def _session_of(stat: Path) -> int | None:
         return None
     # state ppid pgrp session ...; a zombie only waits to be collected.
     return int(fields[3]) if fields[0] != "Z" else None
+
+
+def _cpu_ticks(stat: Path) -> int | None:
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    # utime and stime of proc(5), counted from the state.
+    return int(fields[11]) + int(fields[12])
+
+
+def _title(cmdline: Path) -> str:
+    try:
+        return cmdline.read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
+    except OSError:
+        return "?"
 
 
 def _pss_bytes(rollup: Path) -> int:

@@ -109,6 +109,10 @@ class Server:
         """Memory of all its processes, shared pages counted once."""
         return self._session.memory_bytes()
 
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of each of its processes so far, in seconds."""
+        return self._session.cpu_s()
+
     def asleep(self) -> None:
         self._session.asleep()
 

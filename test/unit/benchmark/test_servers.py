@@ -117,3 +117,18 @@ def test_specs_when_made_then_equal_total_pools_and_the_right_flags() -> None:
     assert set(totals.values()) == {2000}
     assert commands["on"][0] == "env" and "SGLANG_USE_CPU_ENGINE=1" in commands["on"]
     assert 0 < free_port() < 65536
+
+
+def test_cpu_when_a_process_works_then_its_time_grows_under_its_title() -> None:
+    code = "import time; end = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\ntime.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    session = ProcessSession(child.pid)
+    try:
+        deadline = time.monotonic() + 30
+        while sum(session.cpu_s().values()) < 0.2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ((name, used_s),) = session.cpu_s().items()
+        assert used_s >= 0.2 and name.startswith(f"{child.pid} ")
+    finally:
+        session.kill()
+        child.wait()
