@@ -87,7 +87,7 @@ FULL = DemoPlan(
 def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
     """The four servers: same model, same page size, same total pool."""
 
-    def spec(label: str, dp: int, share: Share, cores: str) -> ServerSpec:
+    def spec(label: str, dp: int, share: Share, cores: str, *flags: str) -> ServerSpec:
         tokens = 2 * pool_tokens // dp
         environment = {
             "SGLANG_USE_CPU_ENGINE": "1",
@@ -102,7 +102,7 @@ def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
             share=share,
             args=(
                 *("--device", "cpu", "--max-total-tokens", str(tokens), "--context-length", "8192"),
-                *("--page-size", str(PAGE_SIZE), "--sleep-on-idle"),
+                *("--page-size", str(PAGE_SIZE), "--sleep-on-idle", *flags),
             ),
             env=tuple(environment.items()),
         )
@@ -111,7 +111,8 @@ def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
         "single": spec("single", 1, "off", "0-1"),
         "stock": spec("stock", 2, "stock", "0|1"),
         "off": spec("off", 2, "off", "0|1"),
-        "on": spec("on", 2, "on", "0|1"),
+        # Round robin as the others: what is compared is sharing, not where a request runs.
+        "on": spec("on", 2, "on", "0|1", "--banyan-policy", "sglang"),
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from banyan.replay import Cut, Pace, Scale, Skew, Trace, Vocabulary, cut, load, scaled, skewed_trace
+from banyan.replay import Pace, Sampling, Scale, Skew, Trace, Vocabulary, load, sampled, scaled, skewed_trace
 from banyan.replay.formats import LOADERS
 from benchmark.replay import Workload
 
@@ -16,12 +16,12 @@ SKEWED = "skewed"
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """Trace, cut, scale and pace."""
+    """Trace, sampling, scale and pace."""
     what = parser.add_argument_group("trace")
     what.add_argument("--trace", required=True, help=f"file (.jsonl, .csv, .gz), or `{SKEWED}` for a generated one")
     what.add_argument("--format", choices=sorted(LOADERS), help="default: what the first line looks like")
     what.add_argument("--name", help="what results call it; default: the file's name")
-    part = parser.add_argument_group("cut")
+    part = parser.add_argument_group("sample")
     part.add_argument("--window-seconds", type=float, metavar="S", help="a contiguous window; default: all")
     part.add_argument("--window-start", type=float, metavar="S", help="default: drawn with the seed")
     part.add_argument(
@@ -49,7 +49,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
     Raises:
         ValueError: (TraceError among them) naming the option or the line.
     """
-    wanted = Cut(
+    wanted = Sampling(
         window_s=args.window_seconds,
         start_s=args.window_start,
         sample_ratio=args.sample_ratio,
@@ -64,14 +64,14 @@ def workload_of(args: argparse.Namespace) -> Workload:
         max_output_tokens=args.max_output_tokens,
     )
     pace = Pace(time_scale=args.time_scale, max_inflight_sessions=args.max_inflight_sessions)
-    sample, cut_report = cut(_trace(args), wanted)
+    sample, sample_report = sampled(_trace(args), wanted)
     small, factor, num_too_long = scaled(sample, scale)
     description = {
         "trace": args.name or small.name,
         **asdict(wanted),
         **{f"scale_{name}": value for name, value in asdict(scale).items()},
         **asdict(pace),
-        "cut": asdict(cut_report) | {"survived_ratio": cut_report.survived_ratio},
+        "sample": asdict(sample_report) | {"survived_ratio": sample_report.survived_ratio},
         "token_scale_used": factor,
         "num_too_long": num_too_long,
         "played": played(small),

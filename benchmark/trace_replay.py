@@ -4,7 +4,7 @@
     python -m benchmark.trace_replay --trace FILE --window-seconds 600 --sample-ratio 0.02 describe
     python -m benchmark.trace_replay --trace FILE ... play --url http://127.0.0.1:30000 --result build/replay.jsonl
 
-`describe` sends nothing: it says what the cut left and how much of the sharing survived it. `play` empties the
+`describe` sends nothing: it says what the sample is and how much of the sharing survived it. `play` empties the
 server's caches and plays the trace; several `--policy` are played one after the other, in an order that rotates with
 the repetition (the server must run with Banyan, which takes the policy from each request).
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded workloads, made playable: load, cut, scale, synthesise, pace. Pure; who sends is elsewhere.
+"""Recorded workloads, made playable: load, sample, scale, synthesise, pace. Pure; who sends is elsewhere.
 
 ``trace`` is the vocabulary; ``formats`` reads files; ``sample`` and ``scale`` make them smaller and say what that
 cost; ``synthesis`` makes prompts; ``schedule`` says when.
 """
 
 from banyan.replay.formats import load
-from banyan.replay.sample import Cut, CutReport, cut
+from banyan.replay.sample import SampleReport, Sampling, sampled
 from banyan.replay.scale import Scale, scaled
 from banyan.replay.schedule import Pace
 from banyan.replay.sharing import RequestClass, Sharing, class_of, sharing_of
@@ -15,10 +15,10 @@ from banyan.replay.synthesis import Synthesis, Vocabulary
 from banyan.replay.trace import Trace, TraceError, TraceRequest
 
 __all__ = [
-    "Cut",
-    "CutReport",
     "Pace",
     "RequestClass",
+    "SampleReport",
+    "Sampling",
     "Scale",
     "Sharing",
     "Skew",
@@ -28,8 +28,8 @@ __all__ = [
     "TraceRequest",
     "Vocabulary",
     "class_of",
-    "cut",
     "load",
+    "sampled",
     "scaled",
     "sharing_of",
     "skewed_trace",

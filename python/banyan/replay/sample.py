@@ -2,7 +2,7 @@
 """A small part of a trace that keeps what makes it hard: a contiguous window, thinned by whole sessions.
 
 Drawing single requests at random, or squeezing hours into minutes, destroys what prompts share; "Elastic P2P vs
-PD-Combined" (2.3) lost two thirds of it that way. So the cut is reported with what survived it.
+PD-Combined" (2.3) lost two thirds of it that way. So a sample is reported with what survived it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from banyan.replay.trace import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Sampling:
     """What to keep.
 
     Attributes:
@@ -43,8 +43,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class CutReport:
-    """What the cut left: of the window and of the sample, requests, sessions, and the part of tokens shared."""
+class SampleReport:
+    """What sampling left: of the window and of the sample, requests, sessions, and the part of tokens shared."""
 
     start_s: float
     num_window_requests: int
@@ -60,7 +60,7 @@ class CutReport:
         return self.shared_ratio / self.window_shared_ratio if self.window_shared_ratio else 1.0
 
 
-def cut(trace: Trace, wanted: Cut) -> tuple[Trace, CutReport]:
+def sampled(trace: Trace, wanted: Sampling) -> tuple[Trace, SampleReport]:
     """The sample, and what it cost. Equal arguments, equal samples."""
     rng = random.Random(wanted.seed)
     start_s, window = _window(trace, wanted, rng)
@@ -70,7 +70,7 @@ def cut(trace: Trace, wanted: Cut) -> tuple[Trace, CutReport]:
     kept = _without_excess_singles(kept, sessions, wanted.max_single_turn_ratio, rng)
     chosen = sorted((request for name in kept for request in sessions[name]), key=lambda request: request.at_s)
     sample = window.of(chosen[: wanted.num_requests])
-    report = CutReport(
+    report = SampleReport(
         start_s=start_s,
         num_window_requests=len(window.requests),
         num_window_sessions=len(sessions),
@@ -82,7 +82,7 @@ def cut(trace: Trace, wanted: Cut) -> tuple[Trace, CutReport]:
     return sample, report
 
 
-def _window(trace: Trace, wanted: Cut, rng: random.Random) -> tuple[float, Trace]:
+def _window(trace: Trace, wanted: Sampling, rng: random.Random) -> tuple[float, Trace]:
     if wanted.window_s is None:
         return 0.0, trace
     first_s = trace.requests[0].at_s if trace.requests else 0.0

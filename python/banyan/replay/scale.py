@@ -16,7 +16,7 @@ class Scale:
         tokens: factor of block and prompt lengths. Blocks are whole tokens, so the factor used is rounded.
         output_tokens: factor of answer lengths.
         max_input_tokens: a session ends before the first prompt that is longer.
-        max_output_tokens: longer answers are cut.
+        max_output_tokens: longer answers are shortened to it.
     """
 
     tokens: float = 1.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much the prompts of a trace have in common: what one endless cache could give, whoever serves them.
 
-It judges samples (did the cut destroy what is shared?) and it classes requests by the tokens that are new to the
+It judges samples (did they destroy what is shared?) and it classes requests by the tokens that are new to the
 whole trace, which no configuration changes.
 """
 

@@ -136,7 +136,7 @@ def test_describe_when_called_then_it_says_what_would_be_played_and_sends_nothin
     assert trace_replay.main(["--trace", "skewed", "--num-requests", "9", "describe"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["played"]["num_requests"] == 9
-    assert shown["cut"]["num_window_requests"] == len(skewed_trace(Skew()).requests)
+    assert shown["sample"]["num_window_requests"] == len(skewed_trace(Skew()).requests)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 
 from banyan.replay import (
-    Cut,
     Pace,
     RequestClass,
+    Sampling,
     Scale,
     Skew,
     Trace,
     TraceRequest,
     class_of,
-    cut,
+    sampled,
     scaled,
     sharing_of,
     skewed_trace,
@@ -49,21 +49,21 @@ def test_sharing_when_blocks_come_back_then_only_leading_ones_count():
 
 def test_window_when_cut_then_turns_are_counted_anew_and_the_first_has_no_think_time():
     trace = trace_of(*(ask("a", turn, 10.0 * turn, think_s=5.0 if turn else None) for turn in range(6)))
-    sample, report = cut(trace, Cut(window_s=25.0, start_s=15.0))
+    sample, report = sampled(trace, Sampling(window_s=25.0, start_s=15.0))
     assert [(r.turn, r.at_s, r.think_s) for r in sample.requests] == [(0, 0.0, None), (1, 10.0, 5.0)]
     assert (report.start_s, report.num_window_requests, report.num_sessions) == (15.0, 2, 1)
 
 
 def test_window_when_its_start_is_drawn_then_the_seed_decides_and_it_fits():
     trace = trace_of(*(ask(f"s{n}", 0, float(n)) for n in range(100)))
-    starts = [cut(trace, Cut(window_s=30.0, seed=seed))[1].start_s for seed in (1, 1, 2)]
+    starts = [sampled(trace, Sampling(window_s=30.0, seed=seed))[1].start_s for seed in (1, 1, 2)]
     assert starts[0] == starts[1] != starts[2]
     assert all(0 <= start <= 69 for start in starts)
 
 
 def test_thinning_when_sessions_are_drawn_then_whole_ones_are_kept():
     trace = trace_of(*(ask(f"s{n}", turn, n + turn / 8) for n in range(40) for turn in range(4)))
-    sample, report = cut(trace, Cut(sample_ratio=0.25, seed=3))
+    sample, report = sampled(trace, Sampling(sample_ratio=0.25, seed=3))
     assert report.num_sessions == 10
     assert all(len(requests) == 4 for requests in sample.sessions().values())
 
@@ -72,7 +72,7 @@ def test_thinning_when_sessions_are_drawn_then_whole_ones_are_kept():
 def test_thinning_when_single_turns_abound_then_they_are_limited(max_ratio, num_singles):
     singles = [ask(f"one{n}", 0, float(n)) for n in range(30)]
     others = [ask(f"two{n}", turn, n + turn / 2) for n in range(10) for turn in range(2)]
-    sample, _ = cut(trace_of(*singles, *others), Cut(max_single_turn_ratio=max_ratio))
+    sample, _ = sampled(trace_of(*singles, *others), Sampling(max_single_turn_ratio=max_ratio))
     kept = sample.sessions()
     assert sum(len(requests) == 1 for requests in kept.values()) == num_singles
     assert sum(len(requests) == 2 for requests in kept.values()) == 10
@@ -81,15 +81,15 @@ def test_thinning_when_single_turns_abound_then_they_are_limited(max_ratio, num_
 def test_report_when_thinning_tears_sessions_apart_from_what_they_share_then_it_says_so():
     # Pairs of sessions share a prefix: half of them gone, half of the sharing is.
     trace = trace_of(*(ask(f"s{n}", 0, float(n), blocks=[10 * (n // 2), 10 * (n // 2) + 1]) for n in range(200)))
-    _, whole = cut(trace, Cut())
-    _, half = cut(trace, Cut(sample_ratio=0.5, seed=1))
+    _, whole = sampled(trace, Sampling())
+    _, half = sampled(trace, Sampling(sample_ratio=0.5, seed=1))
     assert whole.survived_ratio == 1.0
     assert half.survived_ratio == pytest.approx(0.5, abs=0.15)
 
 
 def test_cut_when_limited_then_the_earliest_requests_stay():
     trace = trace_of(*(ask(f"s{n}", 0, float(n)) for n in range(9)))
-    assert [r.session for r in cut(trace, Cut(num_requests=3))[0].requests] == ["s0", "s1", "s2"]
+    assert [r.session for r in sampled(trace, Sampling(num_requests=3))[0].requests] == ["s0", "s1", "s2"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_cut_when_limited_then_the_earliest_requests_stay():
 )
 def test_cut_when_it_makes_no_sense_then_refused(wrong):
     with pytest.raises(ValueError, match="--"):
-        Cut(**wrong)
+        Sampling(**wrong)
 
 
 def test_scale_when_blocks_shrink_then_prompts_shrink_by_the_same_factor_and_share_as_before():
