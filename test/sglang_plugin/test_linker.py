@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linker as SGLang drives it, two ranks in one process: offload, lookup, load, start, wait, finish, updates."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from test.unit.directory.rig import keys
+
+from banyan import _native
+from banyan.config import Config
+from banyan.sglang_plugin import linker as module
+from banyan.sglang_plugin.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.linker import BanyanLinker
+from banyan.sglang_plugin.pool import SharedMHAPool
+
+PAGE, TOKENS, LAYERS = 4, 64, 3
+POOL = {
+    "size": TOKENS,
+    "page_size": PAGE,
+    "layer_num": LAYERS,
+    "device": "cpu",
+    "enable_memory_saver": False,
+    "head_num": 2,
+    "head_dim": 8,
+    "enable_alt_stream": False,
+    "dtype": torch.bfloat16,
+}
+SERVER = SimpleNamespace(
+    dp_size=2,
+    tp_size=1,
+    enable_metrics=False,
+    model_path="a-model",
+    revision=None,
+    weight_version="1",
+    json_model_override_args="{}",
+    dtype="bfloat16",
+    quantization=None,
+)
+
+
+def make_rank(monkeypatch, roster, rank, config):
+    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(dp_rank=rank, tp_rank=0, attn_tp_size=1))
+    monkeypatch.setattr(module.seams, "verify", lambda process: None)
+    monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module.runtime, "config", lambda: config)
+    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: {"roster": roster.path})
+    pool = SharedMHAPool(**POOL)
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        buffer.copy_(torch.randn(buffer.shape))
+    allocator = QuarantiningAllocator(
+        size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
+    )
+    params = SimpleNamespace(token_to_kv_pool_allocator=allocator, page_size=PAGE, attn_tp_cache_group=None)
+    built = BanyanLinker(SERVER, params, components={ComponentType.FULL}, extra_config={})
+    return built, pool, allocator
+
+
+@pytest.fixture(params=[0.0, 0.001], ids=["pools", "pools and arena"])
+def ranks(monkeypatch, request):
+    config = Config(min_fetch_tokens=PAGE, host_gb=request.param)
+    roster = _native.Roster.create(4)
+    return roster, [make_rank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+
+
+def transfer(names, slots):
+    return [SimpleNamespace(keys=names, device_indices=slots)]
+
+
+def page(pool, slots):
+    return torch.stack([buffer[slots] for buffer in (*pool.k_buffer, *pool.v_buffer)])
+
+
+def test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes(ranks):
+    _, ((owner, pool, pages), (reader, own_pool, own_pages)) = ranks
+    names, slots = keys(1, 2), pages.alloc(2 * PAGE)
+    assert owner.offload(transfer(names, slots)) and owner.num_completed_offloads() == 1
+    assert owner.pop_completed_offload()
+    assert reader.lookup("r", transfer(names, None)) == [2]
+    targets = own_pages.alloc(2 * PAGE)
+    assert reader.load("r", transfer(names, targets))
+    index = reader.start_layer_wise_loading()
+    reader.layer_done_counter.set_consumer(index)
+    for layer in range(LAYERS):
+        reader.layer_done_counter.wait_until(layer)
+    assert reader.finish_layer_wise_loading(index)
+    assert torch.equal(page(own_pool, targets), page(pool, slots))
+    assert own_pages.available_size() == TOKENS - 2 * PAGE
+
+
+def test_page_when_freed_then_it_is_not_offered_any_more(ranks):
+    _, ((owner, _, pages), (reader, *_)) = ranks
+    slots = pages.alloc(PAGE)
+    owner.offload(transfer(keys(1), slots))
+    owner.reset()
+    pages.free(slots)
+    assert pages.available_size() == TOKENS
+    assert owner.num_completed_offloads() == 0
+    assert reader.lookup("r", transfer(keys(1), None)) == []
+
+
+def test_weights_when_updated_on_one_rank_then_it_shares_nothing_until_the_other_followed(ranks):
+    _, ((owner, _, pages), (reader, *_)) = ranks
+    owner.weights_changed()
+    slots = pages.alloc(PAGE)
+    owner.offload(transfer(keys(1), slots))
+    assert reader.lookup("r", transfer(keys(1), None)) == []
+    reader.weights_changed()
+    assert reader.lookup("s", transfer(keys(1), None)) == [1]
