@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Queued pages become records: at most two writes at a time, as far as the permit goes.
+
+use std::io;
+use std::time::Instant;
+
+use super::{Commit, REST, Surroundings, Writer, WriterToken, Writing, Written, release_claims};
+use crate::device::{Action, Op, Span, Spans};
+use crate::files::{Use, is_no_space};
+use crate::format::{Identity, RecordHeader};
+use crate::geometry::{BLOCK_BYTES, Place};
+use crate::pacing::{self, Load, Permit};
+use crate::shared::Shared;
+use crate::state::{Outcome, Queued, State};
+
+impl Writer {
+    pub(super) fn start_writes(&mut self, around: &mut Surroundings<'_>) {
+        if matches!(self.commit, Commit::Resting(_)) || self.stopped_until.is_some() {
+            let mut state = around.shared.lock();
+            if state.permit == Permit::Draining {
+                let lost = state.fail_queue();
+                drop(state);
+                release_claims(around.shared, &lost);
+            }
+            return;
+        }
+        let record_bytes = self.header.geometry.record_bytes();
+        while self.num_running < pacing::MAX_WRITE_DEPTH {
+            let shared = around.shared.clone();
+            let mut state = shared.lock();
+            let load = Load {
+                writes_here: self.num_running,
+                ..around.load
+            };
+            let Some(front) = state.backlog.queue.front() else {
+                return;
+            };
+            if !pacing::may_write(state.permit, load, record_bytes) {
+                return;
+            }
+            if state.catalog.contains(&front.key) {
+                pass_over(&shared, &mut state);
+                continue;
+            }
+            let place = state.own.as_mut().and_then(|own| own.places.take_free());
+            let Some(place) = place else {
+                drop(state);
+                if !self.make_room(around) {
+                    return;
+                }
+                continue;
+            };
+            let Some(page) = state.backlog.queue.pop_front() else {
+                return;
+            };
+            state.permit = pacing::spend(state.permit, record_bytes);
+            drop(state);
+            self.write(around, page, place);
+        }
+    }
+
+    fn write(&mut self, around: &mut Surroundings<'_>, page: Queued, place: Place) {
+        self.sequence += 1;
+        let generation = self.sequence;
+        let (segment, offset) = self.segmenting().locate(place);
+        let whose = (self.header.shelf, segment);
+        let stripe = &around.shared.stripe;
+        let file = match around.files.get(stripe, around.device, whose, Use::Writing) {
+            Ok(file) => file,
+            Err(error) => {
+                self.fail_write(around, page, place, &error);
+                return;
+            }
+        };
+        let mut writing = Writing {
+            page,
+            place,
+            generation,
+            file,
+            header: self.headers.take(),
+            bounce: None,
+        };
+        let body = self.prepare(&mut writing);
+        let index = match self.running.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.running.push(None);
+                self.running.len() - 1
+            }
+        };
+        let op = Op {
+            token: (around.token)(WriterToken::Record(index)),
+            file,
+            offset,
+            action: Action::Write(Spans([writing.header.span(0, BLOCK_BYTES), body])),
+        };
+        self.running[index] = Some(writing);
+        self.num_running += 1;
+        // SAFETY: header and bounce are kept in `running`; the frame is the store's, and `page.memory` keeps it mapped, until the
+        // operation has been reaped.
+        unsafe { around.device.push(op) };
+    }
+
+    /// Header with the checksums, and the bytes behind it: the frame itself, or a copy with the layers on block boundaries.
+    fn prepare(&mut self, writing: &mut Writing) -> Span {
+        let geometry = &self.header.geometry;
+        let page = &writing.page;
+        let frame = Span {
+            start: page
+                .memory
+                .mapping()
+                .start()
+                .wrapping_add(page.offset as usize),
+            len: geometry.frame_bytes() as usize,
+        };
+        // SAFETY: `Store::put` checked that the frame lies inside its memory; its owner does not write it until it is told so.
+        let bytes = unsafe { frame.bytes() };
+        let identity = Identity {
+            key: page.key,
+            namespace: page.namespace,
+            generation: writing.generation,
+        };
+        let layer_of = |layer: usize| {
+            let place = geometry.in_frame(&(layer..layer + 1));
+            &bytes[place.start as usize..place.end as usize]
+        };
+        let layers = 0..geometry.num_layers();
+        let header = RecordHeader {
+            identity,
+            parent: page.parent,
+            checksums: layers
+                .clone()
+                .map(|layer| identity.checksum(layer, layer_of(layer)))
+                .collect(),
+        };
+        header.encode(writing.header.bytes_mut());
+        if geometry.is_dense() {
+            return frame;
+        }
+        let mut bounce = self.bounces.take();
+        for layer in layers.clone() {
+            let source = layer_of(layer);
+            let at = geometry.in_record(&(layer..layer + 1)).start as usize - BLOCK_BYTES;
+            bounce.bytes_mut()[at..at + source.len()].copy_from_slice(source);
+        }
+        let len = geometry.in_record(&layers);
+        let body = bounce.span(0, (len.end - len.start) as usize);
+        writing.bounce = Some(bounce);
+        body
+    }
+
+    pub(super) fn on_record(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        index: usize,
+        result: io::Result<()>,
+    ) {
+        let Some(writing) = self.running[index].take() else {
+            unreachable!("a completion belongs to a running write")
+        };
+        self.num_running -= 1;
+        self.headers.give_back(writing.header);
+        if let Some(bounce) = writing.bounce {
+            self.bounces.give_back(bounce);
+        }
+        let Queued {
+            key,
+            parent,
+            namespace,
+            ..
+        } = writing.page;
+        if let Err(error) = result {
+            self.fail_write(around, writing.page, writing.place, &error);
+            return;
+        }
+        self.batch_since.get_or_insert_with(Instant::now);
+        self.batch.push(Written {
+            key,
+            parent,
+            identity: Identity {
+                key,
+                namespace,
+                generation: writing.generation,
+            },
+            place: writing.place,
+            file: writing.file,
+        });
+    }
+
+    pub(super) fn fail_write(
+        &mut self,
+        around: &Surroundings<'_>,
+        page: Queued,
+        place: Place,
+        error: &io::Error,
+    ) {
+        let mut state = around.shared.lock();
+        if let Some(own) = &mut state.own {
+            own.places.give_up(place);
+        }
+        if is_no_space(error) {
+            state.counters.no_space_pauses += 1;
+            state.stopped = Some("no space is left on the device");
+            self.stopped_until = Some(Instant::now() + REST);
+        }
+        state.settle(page.key, &page.parent, Outcome::Failed);
+        let mut lost = state.fail_descendants(page.key);
+        drop(state);
+        lost.push(page);
+        release_claims(around.shared, &lost);
+    }
+}
+
+/// The page at the front of the queue was stored by somebody else meanwhile.
+fn pass_over(shared: &Shared, state: &mut State) {
+    if let Some(page) = state.backlog.queue.pop_front() {
+        state.counters.put_present += 1;
+        state.settle(page.key, &page.parent, Outcome::Stored);
+        shared.release_claim(&page.namespace, &page.key);
+    }
+}

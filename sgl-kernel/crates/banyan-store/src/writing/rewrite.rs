@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A manifest of the next epoch, when the log has grown long or can no longer be trusted.
+
+use std::sync::Arc;
+use std::sync::mpsc::{TryRecvError, channel};
+use std::thread;
+use std::time::Instant;
+
+use super::{Commit, REST, Surroundings, Writer};
+use crate::format::{Entry, FileHeader, Kind};
+use crate::geometry::Place;
+use crate::manifest;
+use crate::places::Record;
+
+impl Writer {
+    /// Writes what is published to a manifest of the next epoch, on a thread of its own: for a large shelf it takes a while.
+    pub(super) fn rewrite(&mut self, around: &Surroundings<'_>) {
+        let mut records: Vec<(Place, Record)> = Vec::new();
+        let mut retired = Vec::new();
+        let namespace = {
+            let mut state = around.shared.lock();
+            if let Some(own) = &mut state.own {
+                records.extend(
+                    own.places
+                        .published()
+                        .map(|(place, record)| (place, *record)),
+                );
+                retired = own.places.take_retired();
+            }
+            state.counters.manifest_rewrites += 1;
+            state.namespace
+        };
+        records.sort_unstable_by_key(|(_, record)| record.identity.generation);
+        let header = FileHeader {
+            number: self.header.number + 1,
+            sequence: self.sequence,
+            namespace,
+            ..self.header.clone()
+        };
+        let first = self.sequence + 1;
+        self.sequence += records.len() as u64;
+        let directory = around.shared.stripe.shelf(header.shelf, 0);
+        let epoch = header.number;
+        let (sender, result) = channel();
+        let shared = around.shared.clone();
+        let work = move || {
+            let entries = records
+                .into_iter()
+                .zip(first..)
+                .map(|((place, record), sequence)| Entry {
+                    sequence,
+                    kind: Kind::Publish,
+                    place,
+                    identity: record.identity,
+                    parent: record.parent,
+                });
+            // Nobody receives when the store was closed meanwhile.
+            drop(sender.send(manifest::replace(&directory, &header, entries)));
+            shared.wake();
+        };
+        self.commit = Commit::Rewriting {
+            result,
+            epoch,
+            retired,
+        };
+        let builder = thread::Builder::new().name("banyan-store-manifest".into());
+        // A thread that cannot be started drops the sender, which reads as a failure.
+        drop(builder.spawn(work));
+    }
+
+    pub(super) fn take_manifest(&mut self, around: &mut Surroundings<'_>) {
+        let Commit::Rewriting { result, .. } = &self.commit else {
+            return;
+        };
+        let answer = match result.try_recv() {
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => None,
+            Ok(answer) => Some(answer),
+        };
+        let Commit::Rewriting { epoch, retired, .. } =
+            std::mem::replace(&mut self.commit, Commit::Idle)
+        else {
+            unreachable!("checked above")
+        };
+        let replaced = match answer {
+            Some(Ok((file, len))) => around
+                .device
+                .add_file(Arc::new(file))
+                .map(|file| (file, len))
+                .map_err(|error| error.to_string()),
+            Some(Err(error)) => Err(error.to_string()),
+            None => Err("no thread could be started".to_string()),
+        };
+        // Whether or not it got its name: the next one has to be newer.
+        self.header.number = epoch;
+        match replaced {
+            Ok((file, len)) => {
+                around.device.remove_file(self.log);
+                self.log = file;
+                self.log_bytes = len;
+                self.log_allocated = len;
+                let limbo = std::mem::take(&mut self.limbo);
+                if let Some(own) = &mut around.shared.lock().own {
+                    own.places.cooled(retired.iter().map(|(place, _)| *place));
+                    limbo
+                        .into_iter()
+                        .for_each(|place| own.places.give_up(place));
+                }
+                around.shared.announce();
+            }
+            Err(reason) => {
+                eprintln!(
+                    "banyan: the store's manifest cannot be written ({reason}): no writes for {REST:?}"
+                );
+                let mut state = around.shared.lock();
+                if let Some(own) = &mut state.own {
+                    own.places.put_back_retired(retired);
+                }
+                self.commit = Commit::Resting(Instant::now() + REST);
+            }
+        }
+    }
+
+    /// A new namespace: the manifest's header names it, so that the next owner finds its shelf.
+    pub fn on_namespace(&mut self, around: &Surroundings<'_>) -> bool {
+        if !matches!(self.commit, Commit::Idle) {
+            return false;
+        }
+        self.rewrite(around);
+        true
+    }
+}
