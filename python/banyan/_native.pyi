@@ -297,9 +297,14 @@ class Peers:
     def mapping(self, slot: int, epoch: int) -> PeerMemory | None:
         """That rank's pool as it is mapped here. None when it left, or when its pool is no mapped one."""
 
-    def start_copy(self, loads: list[tuple[Lease, Frames]]) -> Copy:
+    def start_copy(
+        self, loads: list[tuple[Lease, Frames]], arrivals: list[tuple[Read, list[int], Frames]] = []
+    ) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
         layer.
+
+        `arrivals`: pages of a `Read`, by position, and their frames; each layer follows the read. Keep the read until
+        the copy has ended, and ask it which pages were bad: the copy does not know.
 
         A page that several targets want is fetched once. Target frames belong to the copy until it has ended.
         ValueError for a released

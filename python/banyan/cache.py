@@ -191,8 +191,7 @@ class PrefixCache:
         self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
         self._queued.clear()
         self._num_started += 1
-        following = [(item.read, item.positions, item.frames) for item in arrivals]
-        copy = self._source.start_copy(loads, following) if following else self._source.start_copy(loads)
+        copy = self._source.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
         self._moving[self._num_started] = _Batch(copy, arrivals)
         return self._num_started
 

@@ -29,6 +29,7 @@ AUTO_LOAD_BALANCE = "auto"
 """SGLang's default for ``--load-balance-method``: the user has not chosen one."""
 PLAN_CHOICES = ("measured", "move")
 DEFAULT_PAGE_TOKENS = 16
+ADMIT_CHOICES = ("first", "second")
 GIB = 1 << 30
 CPU_ATTENTION_BACKEND = "banyan_cpu"
 
@@ -43,6 +44,10 @@ class Config:
         min_fetch_tokens: shorter matches are computed. One page by default: copying a page beats computing it.
         prefix_hints: whether the dispatcher looks every prompt up and tells the rank what it saw.
         host_gb: DRAM of the node for pages that have left the pools, in GiB, over all ranks; 0: none.
+        store: folders over which the store is striped, in this order; empty: no store.
+        store_gb: what all servers on these folders may occupy together, in GiB.
+        store_admit: "first" writes every page, "second" those that were seen twice.
+        store_write_gb_per_day: what this server may write, in GiB a day, for the drive's endurance; 0: no limit.
         policy: who chooses a request's rank: one of ``banyan.routing.POLICIES``, or "sglang" for its own method.
         hot_rank_factor: no request goes to a rank with more than this times the others' mean of ongoing tokens.
         plan: "measured" moves what is expected to be faster to move; "move" moves whatever is found.
@@ -56,6 +61,10 @@ class Config:
     min_fetch_tokens: int = DEFAULT_PAGE_TOKENS
     prefix_hints: bool = True
     host_gb: float = 0.0
+    store: tuple[str, ...] = ()
+    store_gb: float = 100.0
+    store_admit: str = "second"
+    store_write_gb_per_day: float = 0.0
     policy: str = SGLANG_POLICY
     hot_rank_factor: float = 2.0
     plan: str = "measured"
@@ -71,6 +80,14 @@ class Config:
             raise ValueError(f"--banyan-min-fetch-tokens {self.min_fetch_tokens}: at least 1 token")
         if not 0 <= self.host_gb < float("inf"):
             raise ValueError(f"--banyan-host-gb {self.host_gb}: a size in GiB, or 0 for no host arena")
+        if self.store and not self.host_gb:
+            raise ValueError("--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well")
+        if not 0 < self.store_gb < float("inf"):
+            raise ValueError(f"--banyan-store-gb {self.store_gb}: a size in GiB")
+        if self.store_admit not in ADMIT_CHOICES:
+            raise ValueError(f"--banyan-store-admit {self.store_admit}: choose one of {', '.join(ADMIT_CHOICES)}")
+        if not 0 <= self.store_write_gb_per_day < float("inf"):
+            raise ValueError(f"--banyan-store-write-gb-per-day {self.store_write_gb_per_day}: GiB, or 0 for no limit")
         if self.policy not in POLICY_CHOICES:
             raise ValueError(f"--banyan-policy {self.policy}: choose one of {', '.join(POLICY_CHOICES)}")
         if not self.hot_rank_factor >= 1:
@@ -103,6 +120,15 @@ class Config:
     def host_bytes(self) -> int:
         """Bytes of the host arena over all ranks."""
         return int(self.host_gb * GIB)
+
+    @property
+    def store_bytes(self) -> int:
+        return int(self.store_gb * GIB)
+
+    @property
+    def store_write_bytes_per_day(self) -> int:
+        """What this server may write; 0: no limit."""
+        return int(self.store_write_gb_per_day * GIB)
 
     @property
     def fetches(self) -> bool:
@@ -147,6 +173,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="Compute, do not fetch, matches shorter than this.",
     )
+    _add_tier_flags(group)
+    _add_decision_flags(group)
+    _add_gpu_flags(group)
+
+
+def _add_tier_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--banyan-host-gb",
         type=float,
@@ -154,6 +186,36 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         help="Keep pages that leave the pools in this much DRAM, one copy for all ranks of the node. 0: none.",
     )
+    group.add_argument(
+        "--banyan-store",
+        type=lambda text: tuple(path for path in text.split(",") if path),
+        default=DEFAULT.store,
+        metavar="PATH[,PATH...]",
+        help="Keep pages in these folders, across restarts; several servers of the same model may use them at once.",
+    )
+    group.add_argument(
+        "--banyan-store-gb",
+        type=float,
+        default=DEFAULT.store_gb,
+        metavar="GIB",
+        help="What the store may occupy, by all its servers together.",
+    )
+    group.add_argument(
+        "--banyan-store-admit",
+        choices=ADMIT_CHOICES,
+        default=DEFAULT.store_admit,
+        help="Write a page when it is seen the first time, or only when it is asked for a second time.",
+    )
+    group.add_argument(
+        "--banyan-store-write-gb-per-day",
+        type=float,
+        default=DEFAULT.store_write_gb_per_day,
+        metavar="GIB",
+        help="Write no more than this in a day, for the drive's endurance. 0: no limit.",
+    )
+
+
+def _add_decision_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--banyan-no-prefix-hints",
         action="store_true",
@@ -190,7 +252,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
     )
-    _add_gpu_flags(group)
 
 
 def _add_gpu_flags(group: argparse._ArgumentGroup) -> None:
@@ -226,6 +287,10 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         share=share,
         min_fetch_tokens=values["banyan_min_fetch_tokens"],
         host_gb=values["banyan_host_gb"],
+        store=values["banyan_store"],
+        store_gb=values["banyan_store_gb"],
+        store_admit=values["banyan_store_admit"],
+        store_write_gb_per_day=values["banyan_store_write_gb_per_day"],
         prefix_hints=prefix_hints,
         policy=values["banyan_policy"] or (DEFAULT_POLICY if looks_up and leaves_it_open else SGLANG_POLICY),
         hot_rank_factor=values["banyan_hot_rank_factor"],

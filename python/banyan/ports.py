@@ -148,7 +148,7 @@ class StoreRead(Protocol):
 class PageStore(Protocol):
     """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict`` and ``close`` wait for a device."""
 
-    def lookup(self, keys: Sequence[str]) -> StoreFound:
+    def lookup(self, keys: list[str], /) -> StoreFound:
         """The longest run of leading pages."""
         ...
 

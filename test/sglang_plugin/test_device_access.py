@@ -90,7 +90,7 @@ class Rank:
             record_ready=self.record_ready,
             arena=arena,
         )
-        self.seats = Seats(2, slot)
+        self.seats = Seats(2, 1, slot, 0)
         self.roster, self.arena = roster, arena
         self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
         self.cache = PrefixCache(shelf=self.shelf, source=self.source, counters=Counters(), min_fetch_pages=1)

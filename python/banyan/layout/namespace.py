@@ -19,14 +19,17 @@ FORMAT_VERSION = 1
 class Namespace:
     """The identity of KV content. Every field is part of the digest.
 
-    ``weights_epoch`` counts the weight updates this process has taken since its start: two ranks share again as soon
-    as both have taken the same ones.
+    ``weights_epoch`` counts the weight updates this process has taken since its start: two ranks of a server share
+    again as soon as both have taken the same ones. What the updates brought is known to this server only, so
+    ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
     """
 
     model: str
     revision: str
     weight_version: str
+    weights_sha256: str
     weights_epoch: int
+    server: str
     model_config_sha256: str
     kv_dtype: str
     page_tokens: int

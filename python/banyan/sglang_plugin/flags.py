@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import logging
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def _inject(original: Callable[..., Any], cls: type, args: argparse.Namespace, w
         # A second seat for each shard: its part of the host arena.
         _roster = _native.Roster.create(args.dp_size * args.tp_size * (2 if wanted.host_bytes else 1))
         carried["roster"] = _roster.path
+        carried["server"] = uuid.uuid4().hex
     server_args = original(cls, args)
     setattr(server_args, runtime.BOOKKEEPING, carried)
     logger.info("banyan: on, share=%s, %d rank(s), page size %d", wanted.share, args.dp_size, args.page_size)

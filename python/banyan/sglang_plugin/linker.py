@@ -8,8 +8,6 @@ the decisions are in ``banyan.cache``. Everything runs on the scheduler thread.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from typing import Any
 
@@ -19,23 +17,18 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_parallel
 
-from banyan import _native
-from banyan.arena.prefetch import Prefetch
-from banyan.cache import NOTHING_QUEUED, STORE, Offer, PrefixCache
+from banyan.cache import STORE, Offer, PrefixCache
 from banyan.config import Config
 from banyan.core import PrefixSpan
-from banyan.layout import BlockGeometry, Namespace
-from banyan.pacing import Admission, WriteAdmission
 from banyan.planner import Run, SourceKind
-from banyan.ports import OwnShelf, Source
 from banyan.refusals import pool_refusal
 from banyan.sglang_plugin import report, requests, runtime, seams
-from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
+from banyan.sglang_plugin.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.device_pool import DeviceMHAPool, DeviceMLAPool
+from banyan.sglang_plugin.layer_wait import LayerWait
+from banyan.sglang_plugin.membership import Membership
 from banyan.sglang_plugin.planning import RankPlanner
 from banyan.sglang_plugin.pool import SharedMHAPool, SharedMLAPool
-from banyan.sglang_plugin.pool_access import HostAccess, PoolAccess
-from banyan.sglang_plugin.tiers import HostTier, Seats, allocate_arena
 from banyan.telemetry import Counters, LayerClock, Stopwatch
 
 POOLS = (SharedMHAPool, SharedMLAPool, DeviceMHAPool, DeviceMLAPool)
@@ -54,30 +47,6 @@ def installed() -> BanyanLinker:
     return _installed
 
 
-class LayerWait:
-    """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock."""
-
-    def __init__(self, cache: PrefixCache, clock: LayerClock, planner: RankPlanner, num_layers: int) -> None:
-        self.num_layers = num_layers
-        self.consumer_index = NOTHING_QUEUED
-        self._cache = cache
-        self._clock = clock
-        self._planner = planner
-        self._copy: Any = None
-
-    def set_consumer(self, index: int) -> None:
-        """The next forward consumes batch ``index``; -1: it waits for nothing."""
-        self.consumer_index = index
-        self._copy = self._cache.moving(index)
-        self._planner.forward_begins()
-        self._clock.begin()
-
-    def wait_until(self, layer: int) -> None:
-        """Return once ``layer`` of the current batch is in place."""
-        waited_s = 0.0 if self._copy is None else self._copy.wait_layer(layer)
-        self._clock.tick(layer, waited_s)
-
-
 class BanyanLinker(UnifiedCacheLinker):
     """One rank's door to its peers. Built by SGLang once for each worker process."""
 
@@ -92,13 +61,9 @@ class BanyanLinker(UnifiedCacheLinker):
     ) -> None:
         global _installed
         seams.verify("scheduler")
-        if components != {ComponentType.FULL}:
-            names = ", ".join(sorted(component.name for component in components))
-            runtime.refuse(f"this model caches {names} state; only full attention is shared: use --banyan-share off")
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
-        if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
-            runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA")))
+        _check_shareable(components, pool, allocator)
         config = runtime.config()
         carried = runtime.bookkeeping(server_args)
         assert config is not None and carried is not None
@@ -106,36 +71,46 @@ class BanyanLinker(UnifiedCacheLinker):
         self.forward_stream = forward_stream
         self._page_tokens = params.page_size
         self._tp_group = params.attn_tp_cache_group
-        self._server_args = server_args
-        self._pool = pool
         self._allocator = allocator
-        self._weights_epoch = 0
-        self._dp_rank = get_parallel().dp_rank or 0
-        num_shards = server_args.dp_size * server_args.tp_size
-        self._seats = Seats(num_shards, self._dp_rank * server_args.tp_size + get_parallel().tp_rank)
-        self._roster = _native.Roster.open(carried["roster"])
-        self._block = BlockGeometry.of_pool(pool.banyan_geometry)
-        self._arena = None
-        if config.host_bytes:
-            self._arena = allocate_arena(config.host_bytes // num_shards, self._block)
-        self._tier: HostTier | None = None
-        self._access = self._open_access(config, num_shards)
         self.counters = Counters()
         requests.count_into(self.counters)
-        shelf, peers, prefetch = self._join()
+        self._member = Membership(
+            server_args=server_args,
+            config=config,
+            carried=carried,
+            pool=pool,
+            page_tokens=self._page_tokens,
+            forward_stream=forward_stream,
+            record_ready=self.record_offload_ready,
+            counters=self.counters,
+        )
+        self._access = self._member.access
+        self._seats = self._member.seats
+        shelf, peers, prefetch = self._member.join()
         self._cache = PrefixCache(
             shelf=shelf,
             source=peers,
             counters=self.counters,
             min_fetch_pages=1,
-            slots=self._sources(fetches=config.fetches),
+            slots=self._member.sources(),
             prefetch=prefetch,
         )
+        self._plan_with(config, pool)
+        self._time_control()
+        self._access.attach(self._published)
+        self._access.guard(allocator, self._cache)
+        report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
+        _installed = self
+
+    def _plan_with(self, config: Config, pool: Any) -> None:
+        """Measure layers and moves, decide by them, and let the store write beside them."""
         self._planner = RankPlanner(
             num_layers=pool.layer_num,
             page_tokens=self._page_tokens,
             min_pages=-(-config.min_fetch_tokens // self._page_tokens),
         )
+        if self._member.store is not None:
+            self._planner.pace_writes(self._member.store, block_bytes=self._member.block.block_bytes)
         clock = LayerClock(
             num_layers=pool.layer_num,
             counters=self.counters,
@@ -144,32 +119,6 @@ class BanyanLinker(UnifiedCacheLinker):
             ended=self._planner.forward_ended if pool.device == "cpu" else None,
         )
         self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num)
-        self._time_control()
-        self._access.attach(self._published)
-        self._access.guard(allocator, self._cache)
-        report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
-        _installed = self
-
-    def _sources(self, *, fetches: bool) -> list[int]:
-        """The shelves that this rank takes pages from, the preferred first."""
-        pools = self._seats.peers if fetches and self._access.shares_pool else ()
-        return [*pools, *(self._seats.arenas if self._tier is not None else ())]
-
-    def _open_access(self, config: Config, num_shards: int) -> PoolAccess:
-        if isinstance(self._pool, SharedMHAPool | SharedMLAPool):
-            return HostAccess(self._pool, self._page_tokens)
-        # Imported here: it loads Triton and the driver.
-        from banyan.sglang_plugin.device_access import DeviceAccess
-
-        return DeviceAccess(
-            pool=self._pool,
-            page_tokens=self._page_tokens,
-            config=config,
-            num_slots=2 * num_shards,
-            forward_stream=self.forward_stream,
-            record_ready=self.record_offload_ready,
-            arena=self._arena,
-        )
 
     def _time_control(self) -> None:
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
@@ -185,10 +134,10 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def arrive(self, rid: str) -> None:
         """A request has come to this rank's queue: let the tiers below prepare for it."""
-        keys = requests.prompt_keys(rid, self._page_tokens) if self._tier is not None else None
+        keys = requests.prompt_keys(rid, self._page_tokens) if self._member.tier is not None else None
         if keys:
-            assert self._tier is not None
-            self._tier.arrive(keys)
+            assert self._member.tier is not None
+            self._member.tier.arrive(keys)
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
@@ -223,7 +172,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def _holder(self, offer: Offer) -> int:
         """The rank whose pool or arena part supplies most of the offer; this one when it comes from the store."""
         slot = max(offer.runs, key=lambda run: run[1], default=(STORE, 0))[0]
-        return self._dp_rank if slot == STORE else slot % self._seats.num_shards // self._server_args.tp_size
+        return self._seats.dp_rank if slot == STORE else self._seats.rank_of(slot)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Lease the promised pages for the freshly allocated slots; False makes SGLang compute them."""
@@ -286,16 +235,16 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _published(self, frames: Any, keys: list[str]) -> None:
         self._cache.publish(frames, keys)
-        if self._tier is not None:
+        if self._member.tier is not None:
             self._learn(keys[0])
-            self._tier.back_up(keys)
+            self._member.tier.back_up(keys)
 
     def _learn(self, key: str) -> None:
         """Make sure that the parent of a new page is known: it follows a prompt, or an answer that was just given."""
-        assert self._tier is not None
-        if self._tier.lineage.parent(key) is None:
+        assert self._member.tier is not None
+        if self._member.tier.lineage.parent(key) is None:
             for keys in requests.grown_chains(self._page_tokens):
-                self._tier.lineage.learn(keys)
+                self._member.tier.lineage.learn(keys)
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
@@ -305,8 +254,8 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _tick(self) -> None:
         self._access.poll()
-        if self._tier is not None:
-            self._tier.tick()
+        if self._member.tier is not None:
+            self._member.tier.tick()
 
     def pop_completed_offload(self) -> bool:
         return self._access.pop_completed()
@@ -322,57 +271,23 @@ class BanyanLinker(UnifiedCacheLinker):
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._cache.quiesce()
-        if self._tier is not None:
-            self._tier.close()
-        self._access.leave()
+        self._member.leave_tier()
         self._allocator.settle()
-        self._shelf.reset()
-        deadline = time.monotonic() + READER_PATIENCE_S
-        while self._shelf.num_quarantined:
-            if time.monotonic() > deadline:
-                held = self._shelf.num_quarantined
-                raise RuntimeError(f"weights update: peers have held {held} page(s) for over {READER_PATIENCE_S:g} s")
-            self._shelf.drain()
-            time.sleep(POLL_S)
-        self._shelf.close()
-        self._weights_epoch += 1
-        self._tier = None
-        del self._shelf, self._peers
-        self._cache.move_to(self._join)
-
-    def _join(self) -> tuple[OwnShelf, Source, Prefetch | None]:
-        """Take this rank's places in the roster, under the namespace of its present weights."""
-        namespace = self._namespace().digest()
-        self._shelf, self._peers = self._access.join(self._roster, self._seats, namespace)
-        if self._arena is None:
-            return self._shelf, self._peers, None
-        self._tier = HostTier(
-            roster=self._roster,
-            seats=self._seats,
-            namespace=namespace,
-            memory=self._arena,
-            view=self._access.arena_view(self._roster, self._seats, namespace, self._block, self._arena),
-            block=self._block,
-            store=None,
-            admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
-            counters=self.counters,
-        )
-        return self._shelf, self._peers, self._tier.prefetch if self._access.follows_reads else None
+        self._member.leave()
+        self._cache.move_to(self._member.rejoin)
 
     def reset(self) -> None:
         # The tiers first: their copies read the pool under leases.
         self._cache.quiesce()
-        if self._tier is not None:
-            self._tier.reset()
+        self._member.empty()
         self._cache.reset()
         self._access.forget()
 
     def close(self) -> None:
         self._cache.quiesce()
-        if self._tier is not None:
-            self._tier.close()
+        self._member.leave_tier()
         self._cache.reset()
-        self._shelf.close()
+        self._member.close()
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
@@ -382,40 +297,16 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
-        return {
-            "dp_rank": self._dp_rank,
-            "namespace": self._namespace().digest().hex()[:16],
-            "num_published_pages": self._shelf.num_published,
-            "num_quarantined_pages": self._shelf.num_quarantined,
-            "peers": [member for member in self._roster.members() if member["slot"] in self._seats.peers],
-            **(self._tier.state() if self._tier is not None else {}),
-            **self.counters_now().as_dict(),
-            **self._planner.state(),
-        }
+        return {**self._member.state(), **self.counters_now().as_dict(), **self._planner.state()}
 
     def _labels(self) -> dict[str, str]:
-        return {"dp_rank": str(self._dp_rank), "tp_rank": str(get_parallel().tp_rank)}
-
-    def _namespace(self) -> Namespace:
-        args, pool = self._server_args, self._pool
-        return Namespace(
-            model=args.model_path,
-            revision=args.revision or "",
-            weight_version=str(args.weight_version),
-            weights_epoch=self._weights_epoch,
-            model_config_sha256=_config_digest(args),
-            kv_dtype=str(pool.dtype),
-            page_tokens=self._page_tokens,
-            first_layer=pool.start_layer,
-            num_layers=pool.layer_num,
-            page_bytes_by_layer=pool.banyan_geometry.shape_key(),
-            pool_layout=f"{type(pool).__name__}/{getattr(pool, 'kv_cache_layout', 'latent')}",
-            tp_size=args.tp_size,
-            tp_rank=get_parallel().tp_rank,
-        )
+        return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
 
 
-def _config_digest(server_args: Any) -> str:
-    """Digest of what changes a model's KV beside its weights: the overrides and the quantisation asked for."""
-    asked = [server_args.json_model_override_args, server_args.dtype, server_args.quantization]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+def _check_shareable(components: set[Any], pool: Any, allocator: Any) -> None:
+    """Refuse what Banyan does not know how to share."""
+    if components != {ComponentType.FULL}:
+        names = ", ".join(sorted(component.name for component in components))
+        runtime.refuse(f"this model caches {names} state; only full attention is shared: use --banyan-share off")
+    if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
+        runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA")))

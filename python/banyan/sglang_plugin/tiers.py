@@ -7,6 +7,7 @@ A `HostTier` lives for one namespace; after a weights update the rank makes anot
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from banyan.refusals import arena_refusal
 from banyan.sglang_plugin import runtime
 from banyan.telemetry import Counters
 
+logger = logging.getLogger("banyan")
+
 MAX_BACKUP_BYTES = 256 << 20
 """On their way down at once: some 700 pages of a small model, 50 of a 70B. More is dropped, never waited for."""
 
@@ -38,8 +41,22 @@ MAX_READ_BYTES = 1 << 30
 class Seats:
     """Roster slots: shard ``i`` of the node has its pool in slot ``i`` and its part of the arena ``num_shards`` on."""
 
-    num_shards: int
-    own: int
+    num_ranks: int
+    tp_size: int
+    dp_rank: int
+    tp_rank: int
+
+    @property
+    def num_shards(self) -> int:
+        return self.num_ranks * self.tp_size
+
+    @property
+    def own(self) -> int:
+        return self.dp_rank * self.tp_size + self.tp_rank
+
+    def rank_of(self, slot: int) -> int:
+        """The rank whose pool, or part of the arena, has this slot."""
+        return slot % self.num_shards // self.tp_size
 
     @property
     def own_arena(self) -> int:
@@ -165,7 +182,7 @@ class HostTier:
             self._archive.poll()
 
     def reset(self) -> None:
-        """Forget every page. Copies that follow a read have ended."""
+        """Forget every page of the arena. Copies that follow a read have ended."""
         self._backup.quiesce()
         if self.prefetch is not None:
             self.prefetch.quiesce()

@@ -25,13 +25,22 @@ ARENAS = [NUM_RANKS + rank for rank in range(NUM_RANKS)]
 class Host:
     """A rank with its part of the arena."""
 
-    def __init__(self, roster: Roster, slot: int, num_frames: int = 8, max_pages: int = 100) -> None:
-        self.rank = Rank(roster, slot)
-        self.memory = SharedBytes.create(num_frames * BLOCK.frame_bytes, f"arena-{slot}")
+    def __init__(
+        self,
+        roster: Roster,
+        slot: int,
+        *,
+        num_frames: int = 8,
+        max_pages: int = 100,
+        page_bytes: int = PAGE_BYTES,
+        block: BlockGeometry = BLOCK,
+    ) -> None:
+        self.rank = Rank(roster, slot, page_bytes=page_bytes)
+        self.memory = SharedBytes.create(num_frames * block.frame_bytes, f"arena-{slot}")
         seat = NUM_RANKS + slot
-        table = BLOCK.table()
-        self.shelf = Shelf(roster, seat, NAMESPACE, self.memory, num_frames, table, BLOCK.frame_bytes)
-        self.view = Peers(roster, None, seat, NAMESPACE, table, self.memory, BLOCK.frame_bytes)
+        table = block.table()
+        self.shelf = Shelf(roster, seat, NAMESPACE, self.memory, num_frames, table, block.frame_bytes)
+        self.view = Peers(roster, None, seat, NAMESPACE, table, self.memory, block.frame_bytes)
         self.residency = Residency(self.shelf, num_frames)
         self.counters = Counters()
         self.backup = Backup(

@@ -15,6 +15,7 @@ use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::{PyPageKeys, prior_of, tokens_of};
 use crate::roster::PyRoster;
+use crate::store::PyRead;
 
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
 pub struct PyPeers {
@@ -118,7 +119,12 @@ impl PyPeers {
         PeerMemory::of(self.peers.neighbour(slot, epoch)?)
     }
 
-    fn start_copy(&self, loads: Vec<(PyRef<'_, PyLease>, Bound<'_, PyAny>)>) -> PyResult<PyCopy> {
+    #[pyo3(signature = (loads, arrivals = Vec::new()))]
+    fn start_copy(
+        &self,
+        loads: Vec<(PyRef<'_, PyLease>, Bound<'_, PyAny>)>,
+        arrivals: Vec<(PyRef<'_, PyRead>, Vec<usize>, Bound<'_, PyAny>)>,
+    ) -> PyResult<PyCopy> {
         let Some(home) = self.peers.home() else {
             return Err(PyValueError::new_err(
                 "only a rank with a pool can copy pages",
@@ -134,6 +140,12 @@ impl PyPeers {
             };
             wanted.push(Load {
                 source: Source::Leased(held),
+                frames: targets_of(frames)?,
+            });
+        }
+        for (read, positions, frames) in &arrivals {
+            wanted.push(Load {
+                source: Source::Arriving(read.arrival(positions)?),
                 frames: targets_of(frames)?,
             });
         }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use banyan_shm::frame::Key;
+use banyan_shm::memory::SharedMemory;
+use banyan_shm::plan::Arrival;
 use banyan_store::device::Faults;
 use banyan_store::error::StoreError;
 use banyan_store::growth::Limits;
@@ -59,6 +61,8 @@ impl PyFound {
 pub struct PyRead {
     ticket: Arc<ReadTicket>,
     num_layers: usize,
+    memory: Arc<SharedMemory>,
+    offsets: Vec<u64>,
     /// The store's thread stays while a read wants it, even when the `Store` object is gone.
     _store: Arc<Store>,
 }
@@ -67,6 +71,21 @@ impl PyRead {
     /// What a later stage waits for.
     pub fn ticket(&self) -> &Arc<ReadTicket> {
         &self.ticket
+    }
+
+    /// Some of its pages, for a copy that follows layer by layer.
+    pub fn arrival(&self, positions: &[usize]) -> PyResult<Arrival> {
+        let offset = |position: &usize| {
+            self.offsets.get(*position).copied().ok_or_else(|| {
+                let num_pages = self.offsets.len();
+                PyValueError::new_err(format!("page {position} of a read of {num_pages} pages"))
+            })
+        };
+        Ok(Arrival {
+            memory: self.memory.clone(),
+            offsets: positions.iter().map(offset).collect::<PyResult<_>>()?,
+            gate: self.ticket.progress.clone(),
+        })
     }
 }
 
@@ -263,6 +282,8 @@ impl PyStore {
         Ok(PyRead {
             ticket: read.map_err(to_py)?,
             num_layers: self.num_layers,
+            memory: memory.memory.clone(),
+            offsets: offsets[..num_pages].to_vec(),
             _store: self.store.clone(),
         })
     }

@@ -19,11 +19,20 @@ use crate::geometry::{Extent, Geometry};
 use crate::memory::SharedMemory;
 use crate::neighbour::Neighbour;
 use crate::peers::{Home, Lease};
+use crate::progress::LayerProgress;
 
 /// Lets a copy follow whatever fills its source, layer by layer.
 pub trait Gate: Send + Sync {
     /// Blocks until `layer` is complete in the source; `false` when it never will be, or `stop` is set.
     fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool;
+}
+
+impl Gate for LayerProgress {
+    /// Passes a layer that came with failed pages too: whoever moves the layers says so at its end.
+    fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool {
+        self.wait_layer(layer);
+        self.num_done() > layer && !stop.load(Ordering::Relaxed)
+    }
 }
 
 /// Pages that something is still bringing into this process's memory, each as a Full Block: the layers one after another without gaps.

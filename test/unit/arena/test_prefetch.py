@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Down to the store and up again, over the real native core and a real file system: ranks of one or two servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test.unit.arena.test_backup import ARENAS, Host
+from test.unit.directory.rig import NAMESPACE, frames, keys
+
+from banyan._native import Roster, Store
+from banyan.arena.archive import Archive
+from banyan.arena.lineage import Lineage
+from banyan.arena.prefetch import Prefetch
+from banyan.cache import STORE, PrefixCache
+from banyan.layout import BlockGeometry
+from banyan.pacing import Admission, WriteAdmission
+
+LAYER_BYTES = 4096
+BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)
+
+
+class StoreHost(Host):
+    """A rank with arena part and store."""
+
+    def __init__(
+        self, roster: Roster, slot: int, folder: Path, *, admission: Admission = Admission.FIRST_SIGHT, **limits: int
+    ) -> None:
+        super().__init__(roster, slot, page_bytes=LAYER_BYTES // 2, block=BLOCK, num_frames=limits.get("num_frames", 8))
+        self.store = Store.open(
+            [str(folder)], NAMESPACE, BLOCK.layer_bytes, quota_bytes=64 << 20, share_bytes=32 << 20, floor_bytes=0
+        )
+        self.lineage = Lineage()
+        shared = {
+            "store": self.store,
+            "residency": self.residency,
+            "memory": self.memory,
+            "frame_bytes": BLOCK.frame_bytes,
+            "counters": self.counters,
+        }
+        self.archive = Archive(
+            **shared,
+            lineage=self.lineage,
+            admission=WriteAdmission(admission, budget=None),
+            block_bytes=BLOCK.block_bytes,
+            clock=time.monotonic_ns,
+        )
+        max_pages = limits.get("max_pages", 100)
+        self.prefetch = Prefetch(**shared, view=self.view, arena_slots=ARENAS, max_pages=max_pages)
+        self.cache = PrefixCache(
+            shelf=self.rank.shelf,
+            source=self.rank.peers,
+            counters=self.counters,
+            min_fetch_pages=1,
+            slots=[1 - slot, *ARENAS],
+            prefetch=self.prefetch,
+        )
+
+    def save(self, targets: list[int], names: list[str]) -> None:
+        """Publish pages of the pool, back them up, and wait until they are stored."""
+        self.lineage.learn(names)
+        self.rank.shelf.publish(frames(*targets), names)
+        self.backup.offer(names)
+        for landed in self.settle():
+            self.archive.sight(landed.keys)
+        self.until(lambda: self.archive.num_writing == 0)
+
+    def lose(self) -> None:
+        """Everything but the store forgets."""
+        self.rank.shelf.reset()
+        self.residency.reset()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+            self.archive.poll()
+            self.prefetch.poll()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[StoreHost]:
+    made = StoreHost(Roster.create(4), 0, tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_page_when_only_the_store_holds_it_then_it_streams_into_the_pool_and_stays_in_the_arena(
+    host: StoreHost,
+) -> None:
+    before = [host.rank.pages(frame) for frame in (3, 4, 5)]
+    host.save([3, 4, 5], keys(1, 2, 3))
+    assert host.counters.archived_pages == 3
+    host.lose()
+    assert host.fetch(keys(1, 2, 3, 4), frames(9, 1, 7, 2)) == ((STORE, 3),)
+    assert [host.rank.pages(frame) for frame in (9, 1, 7)] == before
+    host.until(lambda: host.residency.num_resident == 3)
+    assert host.fetch(keys(1, 2, 3), frames(10, 11, 12)) == ((2, 3),), "now it comes from the arena"
+    assert [host.rank.pages(frame) for frame in (10, 11, 12)] == before
+
+
+def test_want_when_the_request_waits_then_the_pages_are_there_before_its_turn(host: StoreHost) -> None:
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    host.prefetch.want(keys(1, 2))
+    host.prefetch.want(keys(1, 2))
+    host.until(lambda: host.residency.num_resident == 2)
+    assert host.counters.reads == 1 and host.counters.read_pages == 2
+
+
+def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_rest(host: StoreHost) -> None:
+    before = [host.rank.pages(frame) for frame in (3, 4, 5)]
+    host.save([3, 4, 5], keys(1, 2, 3))
+    host.rank.shelf.reset()
+    host.residency.drop(keys(3))
+    assert host.fetch(keys(1, 2, 3), frames(9, 1, 7)) == ((2, 2), (STORE, 1))
+    assert [host.rank.pages(frame) for frame in (9, 1, 7)] == before
+
+
+def test_two_requests_when_they_want_the_same_read_then_both_follow_it(host: StoreHost) -> None:
+    before = [host.rank.pages(frame) for frame in (3, 4)]
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    for rid, targets in (("a", (6, 7)), ("b", (8, 9))):
+        assert host.cache.lookup(rid, keys(1, 2))
+        assert host.cache.admit(rid, keys(1, 2), frames(*targets)) is not None
+    assert host.cache.finish(host.cache.start())
+    assert host.counters.reads == 1
+    assert [host.rank.pages(frame) for frame in (6, 7)] == before == [host.rank.pages(frame) for frame in (8, 9)]
+
+
+def test_finish_when_a_record_is_damaged_then_the_batch_fails_and_the_page_is_never_offered_again(
+    host: StoreHost, tmp_path: Path
+) -> None:
+    host.save([3, 4, 5], keys(1, 2, 3))
+    host.lose()
+    second_layer = host.rank.page(4, 1)
+    (segment,) = [path for path in tmp_path.rglob("*") if path.is_file() and second_layer in path.read_bytes()]
+    content = bytearray(segment.read_bytes())
+    content[content.index(second_layer)] ^= 1
+    segment.write_bytes(content)
+    assert host.cache.lookup("r", keys(1, 2, 3))
+    assert host.cache.admit("r", keys(1, 2, 3), frames(9, 1, 7)) is not None
+    assert not host.cache.finish(host.cache.start())
+    host.until(lambda: host.residency.num_filling == 0)
+    assert host.counters.read_failed_pages == 1
+    offer = host.cache.lookup("again", keys(1, 2, 3))
+    assert offer is not None and offer.num_pages == 1
+
+
+def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: StoreHost) -> None:
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    assert host.cache.lookup("r", keys(1, 2))
+    assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
+    assert host.cache.cancel("r")
+    host.until(lambda: host.residency.num_resident == 2)
+
+
+def test_quiesce_when_reads_are_under_way_then_their_frames_are_free(host: StoreHost) -> None:
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    host.prefetch.want(keys(1, 2))
+    host.cache.quiesce()
+    host.prefetch.quiesce()
+    assert host.residency.num_filling == 0 and host.prefetch.num_arriving(keys(1)) == 0
+
+
+def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes_nothing(tmp_path: Path) -> None:
+    host = StoreHost(Roster.create(4), 0, tmp_path, admission=Admission.SECOND_SIGHT)
+    host.save([3, 4], keys(1, 2))
+    assert host.counters.archived_pages == 0
+    host.archive.sight(keys(1, 2))
+    host.until(lambda: host.counters.archived_pages == 2)
+    host.store.close()
+
+
+def test_sight_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
+    host.rank.shelf.publish(frames(3), keys(1))
+    host.backup.offer(keys(1))
+    for landed in host.settle():
+        host.archive.sight(landed.keys)
+    assert host.archive.num_writing == 0 and host.counters.archive_refused_pages == 1
+
+
+def test_two_servers_when_they_share_a_path_then_a_page_is_written_once_and_read_by_both(tmp_path: Path) -> None:
+    one, two = (StoreHost(Roster.create(4), 0, tmp_path) for _ in range(2))
+    before = [one.rank.pages(frame) for frame in (3, 4)]
+    one.save([3, 4], keys(1, 2))
+    two.until(lambda: two.store.lookup(keys(1, 2)).num_pages == 2)
+    two.save([3, 4], keys(1, 2))
+    assert one.counters.archived_pages == 2 and two.counters.archived_pages == 0
+    two.lose()
+    assert two.fetch(keys(1, 2), frames(8, 9)) == ((STORE, 2),)
+    assert [two.rank.pages(frame) for frame in (8, 9)] == before
+    for server in (one, two):
+        server.store.close()
