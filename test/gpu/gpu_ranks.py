@@ -18,7 +18,7 @@ from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
 from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
-from banyan.transport.kv_trans.launch import KvTrans, TileShape
+from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 SHAPE = Shape("check", 4, (32768, 32768))
 NUM_PAGES = 64
@@ -59,7 +59,7 @@ class GpuRank:
             page_bytes=sizes,
             shape=tile,
             num_programs=16,
-            on_stream=lambda stream: torch.cuda.stream(torch.cuda.ExternalStream(stream)),
+            on_stream=on_torch_stream,
         )
         kernel.warm_up(self.copy_stream)
         self.mappings = PeerMappings(

@@ -6,16 +6,13 @@ import torch
 from test.kernels.kv_pools import GEOMETRIES, arena, launch, pool
 
 from banyan.cli.gpu_pools import model_shapes
+from banyan.transport.kv_trans.launch import on_torch_stream
 from banyan.transport.kv_trans.reference import kv_trans_reference
 
 SHAPES = {
     **{name: tuple(sizes) for name, sizes in GEOMETRIES.items()},
     **{shape.name: shape.page_bytes * 3 for tokens in (16, 64) for shape in model_shapes(tokens)},
 }
-
-
-def on_stream(stream):
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream))
 
 
 def check(places, page_bytes, lists, *, target_row=0, groups=None, num_programs=16):
@@ -34,7 +31,7 @@ def check(places, page_bytes, lists, *, target_row=0, groups=None, num_programs=
         groups=groups,
         num_programs=num_programs,
         tile_bytes=32768,
-        on_stream=on_stream,
+        on_stream=on_torch_stream,
         stream=torch.cuda.current_stream().cuda_stream,
     )
     for mine, theirs in zip(places, expected, strict=True):
@@ -86,7 +83,7 @@ def test_arena_when_pages_go_down_and_up_then_equal():
             groups=[range(len(page_bytes))],
             num_programs=16,
             tile_bytes=32768,
-            on_stream=on_stream,
+            on_stream=on_torch_stream,
             stream=torch.cuda.current_stream().cuda_stream,
         )
         torch.cuda.synchronize()

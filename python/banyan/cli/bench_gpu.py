@@ -167,7 +167,7 @@ def _launches(torch: Any) -> dict[str, Any]:
 
 def _waits(torch: Any, driver: CudaDriver) -> dict[str, Any]:
     """What waiting for a layer that has landed costs the calling thread, and a flag of mapped memory the stream."""
-    stream = torch.cuda.current_stream().cuda_stream
+    stream = driver.create_stream()
     event = driver.create_event()
     driver.record_event(event, stream)
     torch.cuda.synchronize()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan.transport.cuda_ipc.copies import PageLists
-from banyan.transport.kv_trans.launch import TILE_BYTES, KvTrans, TileShape
+from banyan.transport.kv_trans.launch import TILE_BYTES, KvTrans, TileShape, on_torch_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Pools:
             page_bytes=self.shape.extents,
             shape=tile,
             num_programs=num_programs,
-            on_stream=lambda stream: torch.cuda.stream(torch.cuda.ExternalStream(stream)),
+            on_stream=on_torch_stream,
         )
 
 

@@ -9,7 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import deque
@@ -39,7 +38,7 @@ from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
-from banyan.transport.kv_trans.launch import KvTrans, TileShape
+from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 logger = logging.getLogger("banyan")
 
@@ -49,10 +48,6 @@ ABSENCE_PERIOD_S = 0.1
 
 def current_stream() -> int:
     return torch.cuda.current_stream().cuda_stream
-
-
-def on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream))
 
 
 class DeviceAccess:
@@ -143,7 +138,7 @@ class DeviceAccess:
             page_bytes=self._page_bytes,
             shape=shape,
             num_programs=config.copy_sms,
-            on_stream=on_stream,
+            on_stream=on_torch_stream,
         )
         opened = open_copy_stream(driver, num_sms=config.copy_sms, try_kernel=self._kernel.warm_up)
         self._copy_stream = self._places.stream = opened.stream

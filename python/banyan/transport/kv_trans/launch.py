@@ -124,6 +124,13 @@ class KvTrans:
             raise DriverError("kv_trans_for_dp", str(error)) from error
 
 
+def on_torch_stream(stream: int) -> AbstractContextManager[Any]:
+    """Make ``stream`` torch's current one, and so Triton's; 0 is the default stream."""
+    import torch
+
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream())
+
+
 def _compiled() -> Any:
     from banyan.transport.kv_trans.kernel import kv_trans_for_dp
 
