@@ -5,11 +5,12 @@
 //! * The device is used by this thread only. Every operation in flight is in `transfers` or known to the writer.
 //! * Freed depth is filled again before what came back is verified, so that the device works while checksums are computed.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{AlignedBytes, BufferPool};
-use crate::device::{Action, Completion, Device, Op, Span, Spans, Token};
+use crate::device::{Action, Completion, Device, FileId, Op, Span, Spans, Token};
 use crate::files::{Files, Use};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::pacing::Load;
@@ -77,7 +78,7 @@ fn whose(token: Token) -> Whose {
     let number = token >> 3;
     Whose::Writer(match token >> 1 & 3 {
         0 => WriterToken::Record(number as usize),
-        1 => WriterToken::SegmentSync(crate::device::FileId(number as u32)),
+        1 => WriterToken::SegmentSync(FileId(number as u32)),
         2 => WriterToken::Append,
         _ => WriterToken::LogSync,
     })
@@ -135,7 +136,7 @@ impl Engine {
     fn take_inbox(&mut self) -> bool {
         let mut inbox = self.shared.inbox();
         let reads = std::mem::take(&mut inbox.reads);
-        let vanished = if self.num_in_flight == 0 {
+        let vanished = if self.jobs.iter().all(Option::is_none) {
             std::mem::take(&mut inbox.vanished)
         } else {
             Vec::new()
@@ -214,7 +215,14 @@ impl Engine {
             && (self.bytes_in_flight < READ_BYTES || self.num_in_flight < 2)
     }
 
-    fn start_transfer(&mut self, index: usize, planned: Planned) {
+    /// File and byte offset of a record; looked up for the first of its layers.
+    fn locate(&mut self, index: usize, planned: Planned) -> io::Result<(FileId, u64)> {
+        let known = self.jobs[index]
+            .as_ref()
+            .and_then(|job| job.location(planned.page));
+        if let Some(location) = known {
+            return Ok(location);
+        }
         let (shelf, segmenting) = {
             let state = self.shared.lock();
             let shelf = planned.hit.shelf;
@@ -223,7 +231,7 @@ impl Engine {
                 state.catalog.segmenting(shelf),
             )
         };
-        let (segment, record_offset) = segmenting.locate(planned.hit.place);
+        let (segment, offset) = segmenting.locate(planned.hit.place);
         let purpose = match &self.writer {
             Some(writer) if writer.shelf() == shelf => Use::Writing,
             _ => Use::Reading,
@@ -231,18 +239,25 @@ impl Engine {
         let stripe = &self.shared.stripe;
         let file = self
             .files
-            .get(stripe, &mut *self.device, (shelf, segment), purpose);
+            .get(stripe, &mut *self.device, (shelf, segment), purpose)?;
+        Ok((file, offset))
+    }
+
+    fn start_transfer(&mut self, index: usize, planned: Planned) {
+        let located = self.locate(index, planned);
         let Some(job) = &mut self.jobs[index] else {
             return;
         };
-        let file = match file {
-            Ok(file) => file,
+        let (file, record_offset) = match located {
+            Ok(location) => location,
             Err(error) => {
-                let is_gone = error.kind() == std::io::ErrorKind::NotFound;
-                job.on_error(planned, if is_gone { Reason::Gone } else { Reason::Io });
+                let is_gone = error.kind() == io::ErrorKind::NotFound;
+                let reason = if is_gone { Reason::Gone } else { Reason::Io };
+                job.on_error(planned, reason);
                 return;
             }
         };
+        job.set_location(planned.page, (file, record_offset));
         let layers = job.layers_of(planned.step);
         let in_record = self.geometry.in_record(&layers);
         let mut body = job.target(planned.page, planned.step);
@@ -285,7 +300,7 @@ impl Engine {
         unsafe { self.device.push(op) };
     }
 
-    fn on_read(&mut self, slot: usize, result: std::io::Result<()>) {
+    fn on_read(&mut self, slot: usize, result: io::Result<()>) {
         let Some(transfer) = self.transfers[slot].take() else {
             unreachable!("a completion belongs to a transfer")
         };

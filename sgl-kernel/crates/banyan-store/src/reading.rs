@@ -17,7 +17,7 @@ use banyan_shm::plan::Gate;
 use banyan_shm::progress::LayerProgress;
 
 use crate::catalog::Hit;
-use crate::device::Span;
+use crate::device::{FileId, Span};
 use crate::format::{Identity, Namespace, RecordHeader};
 use crate::geometry::Geometry;
 
@@ -102,6 +102,8 @@ impl Gate for ReadTicket {
 struct Page {
     hit: Hit,
     offset: u64,
+    /// File and byte offset of the record, once the first transfer has looked them up.
+    location: Option<(FileId, u64)>,
     checksums: Option<Vec<u64>>,
     /// Steps that landed before the header.
     early: Vec<usize>,
@@ -143,6 +145,7 @@ impl ReadJob {
         let page = |(hit, offset)| Page {
             hit,
             offset,
+            location: None,
             checksums: None,
             early: Vec::new(),
             failed: None,
@@ -169,6 +172,15 @@ impl ReadJob {
 
     pub fn hits(&self) -> Vec<Hit> {
         self.pages.iter().map(|page| page.hit).collect()
+    }
+
+    pub fn location(&self, page: usize) -> Option<(FileId, u64)> {
+        self.pages[page].location
+    }
+
+    /// Valid while the read lasts: files are not let go of before.
+    pub fn set_location(&mut self, page: usize, location: (FileId, u64)) {
+        self.pages[page].location = Some(location);
     }
 
     pub fn layers_of(&self, step: usize) -> Range<usize> {
