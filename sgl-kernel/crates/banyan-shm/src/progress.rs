@@ -70,15 +70,6 @@ impl LayerProgress {
         self.wait(|ended| !ended && self.num_done() <= layer)
     }
 
-    /// As `wait_layer`, for so long at most: for waiters that also watch something else.
-    pub fn wait_layer_for(&self, layer: usize, patience: Duration) {
-        let not_yet = |ended: &mut bool| !*ended && self.num_done() <= layer;
-        let waited = self
-            .change
-            .wait_timeout_while(self.lock(), patience, not_yet);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
-    }
-
     /// Blocks until the end; the time waited.
     pub fn wait_end(&self) -> Duration {
         self.wait(|ended| !ended)

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use banyan_shm::memory::SharedMemory;
-use banyan_shm::plan::Gate;
 use banyan_shm::progress::LayerProgress;
 
 use crate::catalog::Hit;
@@ -74,28 +73,6 @@ impl ReadTicket {
 
     pub fn read_time(&self) -> Duration {
         Duration::from_nanos(self.elapsed_ns.load(Ordering::Relaxed))
-    }
-}
-
-/// How often a copy that follows a read looks whether it was told to stop.
-const STOP_PATIENCE: Duration = Duration::from_millis(20);
-
-/// A copy out of the frames may follow the read layer by layer. It stops at the first failed page: what has been copied of it is void.
-impl Gate for ReadTicket {
-    fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool {
-        while self.progress.num_done() <= layer {
-            if stop.load(Ordering::Relaxed) || self.progress.has_ended() {
-                break;
-            }
-            self.progress.wait_layer_for(layer, STOP_PATIENCE);
-        }
-        self.progress.num_done() > layer
-            && !stop.load(Ordering::Relaxed)
-            && self
-                .failed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .is_empty()
     }
 }
 
@@ -459,19 +436,6 @@ mod tests {
         assert_eq!(job.reclassify(|_| true), [hit(1)]);
         assert!(job.reclassify(|_| false).is_empty());
         assert_eq!(job.ticket.failed(), [(1, Reason::Gone)]);
-    }
-
-    #[test]
-    fn copy_that_follows_when_a_page_fails_or_it_is_told_to_stop_then_ends() {
-        let mut job = job(1);
-        let plans = plan_all(&mut job);
-        let block = arrive(&job, 0);
-        let (go_on, stop) = (AtomicBool::new(false), AtomicBool::new(true));
-        assert!(!job.ticket.wait_layer(1, &stop));
-        job.on_landed(plans[0], Some(&block));
-        assert!(job.ticket.wait_layer(0, &go_on));
-        job.on_error(plans[1], Reason::Io);
-        assert!(!job.ticket.wait_layer(1, &go_on));
     }
 
     #[test]
