@@ -75,7 +75,6 @@ pub struct Store {
     purpose: Purpose,
     max_queued: usize,
     engine: String,
-    segment_places: u32,
 }
 
 impl Store {
@@ -132,7 +131,6 @@ impl Store {
             purpose: options.purpose,
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
             engine: format!("{engine}, {way}"),
-            segment_places,
         })
     }
 
@@ -336,7 +334,9 @@ impl Store {
             stats.push(("own_records", own.places.num_published() as u64));
             stats.push(("own_places", own.places.num_places() as u64));
             stats.push(("free_places", own.places.num_free() as u64));
-            let segments = own.places.num_places() as u64 / u64::from(self.segment_places);
+            let per_segment = state.catalog.segmenting(own.index).places_per_segment;
+            let per_segment = u64::from(per_segment);
+            let segments = own.places.num_places() as u64 / per_segment;
             stats.push(("num_segments", segments));
         }
         stats.push(("is_stopped", u64::from(state.stopped.is_some())));
