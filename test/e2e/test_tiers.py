@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages that have left every pool come back from DRAM, and after a restart from the store: one server, started twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test.e2e.conftest import ARGS, CPU, MODEL, Client
+
+from benchmark.servers import Server, ServerSpec, wait_ready
+
+pytestmark = pytest.mark.e2e
+
+PAGE = 16
+STORE_ARGS = ("--banyan-host-gb", "1", "--banyan-store-gb", "4", "--banyan-store-admit", "first")
+
+
+class Restartable:
+    """The server under test; ``restart`` stops it and starts it again on the same store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "store"
+        self._logs = folder / "logs"
+        self.client = self._start()
+
+    def _start(self) -> Client:
+        spec = ServerSpec("tiers", 2, "on", (*ARGS, *STORE_ARGS, "--banyan-store", str(self.store)), CPU)
+        self.server = Server(spec, MODEL, self._logs)
+        wait_ready([self.server])
+        return Client(self.server)
+
+    def restart(self) -> None:
+        self.server.stop()
+        self.client = self._start()
+
+
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory) -> Iterator[Restartable]:
+    started = Restartable(tmp_path_factory.mktemp("tiers"))
+    yield started
+    started.server.stop()
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.2)
+
+
+def crowd_out(client: Client, prompt, name: str) -> None:
+    """Fill both pools with other prompts."""
+    for number in range(3):
+        for rank in (0, 1):
+            client.first_token(prompt(f"{name}-{number}-{rank}", 2500), rank=rank)
+
+
+def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_arena(tiers, prompt):
+    client = tiers.client
+    ids = prompt("arena", 1200)
+    token, log_probability = client.first_token(ids, rank=0)
+    crowd_out(client, prompt, "crowd")
+    for rank in (1, 0):
+        before = client.total("backed_up_pages")
+        _, meta = client.generate(ids, rank=rank, num_tokens=1)
+        details = meta["cached_tokens_details"]
+        assert details["host"] >= 1200 - 2 * PAGE, f"rank {rank}: {details}"
+        assert client.total("backed_up_pages") == before, "what the arena holds is not copied down again"
+        crowd_out(client, prompt, f"again-{rank}")
+    again, log_probability_again = client.first_token(ids, rank=1)
+    assert again == token and log_probability_again == pytest.approx(log_probability, abs=0.02)
+
+
+def test_arena_when_both_ranks_hold_the_same_prompt_then_one_copy_for_the_node(tiers, prompt):
+    client = tiers.client
+    ids = prompt("once", 800)
+    client.first_token(ids, rank=0)
+    until(lambda: client.total("num_arena_pages") >= 800 // PAGE)
+    client.first_token(prompt("gap", 100), rank=0)
+    pages = client.total("num_arena_pages")
+    client.first_token(ids, rank=1)
+    client.first_token(ids, rank=1)
+    time.sleep(1)
+    client.get("/server_info")
+    assert client.total("num_arena_pages") - pages <= 1
+
+
+def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_the_same_tokens(tiers, prompt):
+    asked = {name: prompt(name, 1500) for name in ("monday", "tuesday", "wednesday")}
+    computed = {name: tiers.client.generate(ids, rank=0) for name, ids in asked.items()}
+    num_pages = sum(len(ids) // PAGE for ids in asked.values())
+    until(lambda: tiers.client.total("archived_pages") >= num_pages)
+    tiers.restart()
+    for name, ids in asked.items():
+        output, meta = tiers.client.generate(ids, rank=1)
+        assert meta["cached_tokens_details"]["storage"] >= 0.97 * (len(ids) - PAGE), name
+        assert output == computed[name][0], name
+    assert tiers.client.total("read_failed_pages") == 0
+    output, meta = tiers.client.generate(asked["monday"], rank=0)
+    assert meta["cached_tokens_details"]["storage"] == 0, "it is read once for the node"
+    assert output == computed["monday"][0]
+
+
+def test_request_when_its_pages_are_damaged_on_disk_then_it_is_answered_all_the_same(tiers, prompt):
+    ids = prompt("thursday", 1500)
+    expected, _ = tiers.client.generate(ids, rank=0)
+    before = tiers.client.total("archived_pages")
+    until(lambda: tiers.client.total("archived_pages") == tiers.client.total("backed_up_pages") or before > 0)
+    time.sleep(2)
+    tiers.server.stop()
+    damage(tiers.store)
+    tiers.restart()
+    output, meta = tiers.client.generate(ids, rank=0)
+    assert output == expected and tiers.client.total("read_failed_pages") > 0
+    assert meta["cached_tokens_details"]["storage"] == 0, "run again without the cache"
+
+
+def damage(store: Path) -> None:
+    """Flip a bit in every 64 KiB of every segment."""
+    for path in store.rglob("segment-*"):
+        if path.is_file():
+            with path.open("r+b") as file:
+                for offset in range(40_000, path.stat().st_size, 1 << 16):
+                    file.seek(offset)
+                    byte = file.read(1)
+                    file.seek(offset)
+                    file.write(bytes([byte[0] ^ 1]))
+
+
+def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
+    ids = prompt("friday", 800)
+    tiers.client.first_token(ids, rank=0)
+    tiers.client.first_token(prompt("gap-2", 100), rank=0)
+    tiers.client.post("/flush_cache", {})
+    _, meta = tiers.client.generate(ids, rank=1, num_tokens=1)
+    assert meta["cached_tokens"] == 0
