@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that have left every pool come back from DRAM, and after a restart from the store: one server, started twice."""
+"""Pages that left every pool come back from DRAM, and after a restart from the store: one server, started again."""
 
 from __future__ import annotations
 
