@@ -387,6 +387,7 @@ class Store:
         policy: str = "lru",
         engine: str = "auto",
         faults: str | None = None,
+        read_bytes_per_s: int | None = None,
     ) -> Store:
         """Open or create the store that is striped over `paths` (the same list for all its users).
 
@@ -402,6 +403,7 @@ class Store:
             access: "read-write", or "read" (no shelf of its own, `put` raises).
             policy: "lru" or "s3fifo"; in both children go before their parents.
             engine: "auto" (io_uring, else threads), "uring" or "threads".
+            read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.
             faults: a seeded fault plan, for tests only (see docs/format.md).
 
         Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, or paths that

@@ -48,6 +48,8 @@ class Config:
         store_gb: what all servers on these folders may occupy together, in GiB.
         store_admit: "first" writes every page, "second" those that were seen twice.
         store_write_gb_per_day: what this server may write, in GiB a day, for the drive's endurance; 0: no limit.
+        store_read_mb_per_s: each rank reads no faster than this, in 10^6 bytes a second; 0: no limit.
+        store_layers_per_read: layers in one submission; 1 streams layer by layer, 0 reads all layers at once.
         policy: who chooses a request's rank: one of ``banyan.routing.POLICIES``, or "sglang" for its own method.
         hot_rank_factor: no request goes to a rank with more than this times the others' mean of ongoing tokens.
         plan: "measured" moves what is expected to be faster to move; "move" moves whatever is found.
@@ -65,6 +67,8 @@ class Config:
     store_gb: float = 100.0
     store_admit: str = "second"
     store_write_gb_per_day: float = 0.0
+    store_read_mb_per_s: float = 0.0
+    store_layers_per_read: int = 1
     policy: str = SGLANG_POLICY
     hot_rank_factor: float = 2.0
     plan: str = "measured"
@@ -88,6 +92,10 @@ class Config:
             raise ValueError(f"--banyan-store-admit {self.store_admit}: choose one of {', '.join(ADMIT_CHOICES)}")
         if not 0 <= self.store_write_gb_per_day < float("inf"):
             raise ValueError(f"--banyan-store-write-gb-per-day {self.store_write_gb_per_day}: GiB, or 0 for no limit")
+        if not 0 <= self.store_read_mb_per_s < float("inf"):
+            raise ValueError(f"--banyan-store-read-mb-per-s {self.store_read_mb_per_s}: a rate, or 0 for no limit")
+        if self.store_layers_per_read < 0:
+            raise ValueError(f"--banyan-store-layers-per-read {self.store_layers_per_read}: at least 0")
         if self.policy not in POLICY_CHOICES:
             raise ValueError(f"--banyan-policy {self.policy}: choose one of {', '.join(POLICY_CHOICES)}")
         if not self.hot_rank_factor >= 1:
@@ -213,6 +221,20 @@ def _add_tier_flags(group: argparse._ArgumentGroup) -> None:
         metavar="GIB",
         help="Write no more than this in a day, for the drive's endurance. 0: no limit.",
     )
+    group.add_argument(
+        "--banyan-store-read-mb-per-s",
+        type=float,
+        default=DEFAULT.store_read_mb_per_s,
+        metavar="MB",
+        help="Each rank reads no faster than this, where others use the drive too. 0: no limit.",
+    )
+    group.add_argument(
+        "--banyan-store-layers-per-read",
+        type=int,
+        default=DEFAULT.store_layers_per_read,
+        metavar="LAYERS",
+        help="Layers in one submission: 1 streams layer by layer, 0 reads whole pages before the forward pass.",
+    )
 
 
 def _add_decision_flags(group: argparse._ArgumentGroup) -> None:
@@ -291,6 +313,8 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         store_gb=values["banyan_store_gb"],
         store_admit=values["banyan_store_admit"],
         store_write_gb_per_day=values["banyan_store_write_gb_per_day"],
+        store_read_mb_per_s=values["banyan_store_read_mb_per_s"],
+        store_layers_per_read=values["banyan_store_layers_per_read"],
         prefix_hints=prefix_hints,
         policy=values["banyan_policy"] or (DEFAULT_POLICY if looks_up and leaves_it_open else SGLANG_POLICY),
         hot_rank_factor=values["banyan_hot_rank_factor"],

@@ -152,8 +152,10 @@ class PageStore(Protocol):
         """The longest run of leading pages."""
         ...
 
-    def read(self, found: StoreFound, num_pages: int, memory: object, offsets: Frames) -> StoreRead:
-        """Start to read the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``."""
+    def read(
+        self, found: StoreFound, num_pages: int, memory: object, offsets: Frames, *, layers_per_step: int
+    ) -> StoreRead:
+        """Start to read the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``, step by step."""
         ...
 
     def put(self, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames) -> list[str]:

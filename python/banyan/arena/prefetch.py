@@ -48,6 +48,7 @@ class Prefetch:
         view: finds pages on this node's shelves.
         memory: the bytes of this rank's part of the arena; frame ``f`` begins at ``f * frame_bytes``.
         max_pages: bound on the pages that are on their way.
+        layers_per_read: layers in one submission; 1 streams layer by layer.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Prefetch:
         memory: object,
         frame_bytes: int,
         max_pages: int,
+        layers_per_read: int,
         counters: Counters,
     ) -> None:
         self._store = store
@@ -69,6 +71,7 @@ class Prefetch:
         self._memory = memory
         self._frame_bytes = frame_bytes
         self._max_pages = max_pages
+        self._layers_per_read = layers_per_read
         self._counters = counters
         self._fetches: list[_Fetch] = []
         self._place_of: dict[str, tuple[_Fetch, int]] = {}
@@ -87,7 +90,7 @@ class Prefetch:
         if not frames:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
-        read = self._store.read(found, len(frames), self._memory, offsets)
+        read = self._store.read(found, len(frames), self._memory, offsets, layers_per_step=self._layers_per_read)
         fetch = _Fetch(keys[: len(frames)], frames, read)
         self._fetches.append(fetch)
         self._place_of.update((key, (fetch, position)) for position, key in enumerate(fetch.keys))

@@ -112,6 +112,7 @@ class Membership:
             block=self.block,
             store=self.store,
             admission=make_admission(self._config, num_shards=self.seats.num_shards),
+            layers_per_read=self._config.store_layers_per_read,
             counters=self._counters,
         )
         return self._shelf, self._peers, self.tier.prefetch if self.access.follows_reads else None

@@ -29,6 +29,7 @@ def open_store(config: Config, *, namespace: bytes, block: BlockGeometry, num_sh
             block.layer_bytes,
             quota_bytes=config.store_bytes,
             share_bytes=config.store_bytes // num_shards,
+            read_bytes_per_s=int(config.store_read_mb_per_s * 1e6) or None,
         )
     except (OSError, ValueError) as error:
         runtime.refuse(f"--banyan-store {','.join(config.store)}: {error}")

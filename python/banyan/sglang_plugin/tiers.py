@@ -112,6 +112,7 @@ class HostTier:
         block: BlockGeometry,
         store: PageStore | None,
         admission: WriteAdmission,
+        layers_per_read: int,
         counters: Counters,
     ) -> None:
         num_frames = block.num_frames(memory.num_bytes)
@@ -142,6 +143,7 @@ class HostTier:
                 memory=memory,
                 frame_bytes=frame_bytes,
                 max_pages=max(1, MAX_READ_BYTES // frame_bytes),
+                layers_per_read=layers_per_read or len(table),
                 counters=counters,
             )
             self._archive = Archive(

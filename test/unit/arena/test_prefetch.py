@@ -49,7 +49,9 @@ class StoreHost(Host):
             clock=time.monotonic_ns,
         )
         max_pages = limits.get("max_pages", 100)
-        self.prefetch = Prefetch(**shared, view=self.view, arena_slots=ARENAS, max_pages=max_pages)
+        self.prefetch = Prefetch(
+            **shared, view=self.view, arena_slots=ARENAS, max_pages=max_pages, layers_per_read=limits.get("layers", 1)
+        )
         self.cache = PrefixCache(
             shelf=self.rank.shelf,
             source=self.rank.peers,

@@ -198,7 +198,7 @@ pub struct PyStore {
 impl PyStore {
     #[staticmethod]
     #[pyo3(signature = (paths, namespace, layer_bytes, *, quota_bytes, share_bytes=None, floor_bytes=1 << 30, segment_bytes=None,
-                        backlog_bytes=256 << 20, access="read-write", policy="lru", engine="auto", faults=None))]
+                        backlog_bytes=256 << 20, access="read-write", policy="lru", engine="auto", faults=None, read_bytes_per_s=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of one Python call"
@@ -217,6 +217,7 @@ impl PyStore {
         policy: &str,
         engine: &str,
         faults: Option<&str>,
+        read_bytes_per_s: Option<u64>,
     ) -> PyResult<Self> {
         let purpose = match access {
             "read-write" => Purpose::ReadWrite,
@@ -242,6 +243,7 @@ impl PyStore {
             backlog_bytes,
             policy: policy.into(),
             engine: engine_of(engine, faults)?,
+            read_bytes_per_s,
         };
         let store = py.detach(|| Store::open(&options)).map_err(to_py)?;
         Ok(Self {

@@ -126,6 +126,7 @@ fn options(directory: &Path, plan: &Plan, engine: EngineChoice) -> Options {
         }
         .into(),
         engine,
+        read_bytes_per_s: None,
     }
 }
 

@@ -44,6 +44,7 @@ fn main() -> Result<()> {
         backlog_bytes: 1 << 20,
         policy: "lru".into(),
         engine: EngineChoice::Auto,
+        read_bytes_per_s: None,
     };
     let mut seconds = Vec::new();
     for _ in 0..5 {

@@ -11,7 +11,7 @@ use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
 
 use crate::catalog::Hit;
-use crate::device::{Device, Faults, FaultyDevice, ThreadsDevice, UringDevice};
+use crate::device::{Device, Faults, FaultyDevice, ThreadsDevice, ThrottledDevice, UringDevice};
 use crate::directory::Stripe;
 use crate::engine::Engine;
 use crate::error::{Result, StoreError, invalid};
@@ -59,6 +59,8 @@ pub struct Options {
     pub backlog_bytes: u64,
     pub policy: String,
     pub engine: EngineChoice,
+    /// Read no faster than this.
+    pub read_bytes_per_s: Option<u64>,
 }
 
 /// Where leading pages were, and in which namespace.
@@ -423,8 +425,9 @@ fn start(
 ) -> Result<(JoinHandle<()>, String)> {
     let (sender, receiver) = channel();
     let (shared, choice, limits) = (shared.clone(), options.engine.clone(), options.limits);
+    let read_bytes_per_s = options.read_bytes_per_s;
     let work = move || {
-        let made = make_device(&choice).and_then(|(mut device, name)| {
+        let made = make_device(&choice, read_bytes_per_s).and_then(|(mut device, name)| {
             let writer = opened.map(|opened| Writer::new(opened, limits, &mut *device));
             let writer = writer
                 .transpose()
@@ -451,7 +454,21 @@ fn start(
     }
 }
 
-fn make_device(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
+fn make_device(
+    choice: &EngineChoice,
+    read_bytes_per_s: Option<u64>,
+) -> Result<(Box<dyn Device>, String)> {
+    let (device, name) = make_engine(choice)?;
+    Ok(match read_bytes_per_s {
+        None | Some(0) => (device, name),
+        Some(rate) => (
+            Box::new(ThrottledDevice::new(device, rate)),
+            format!("{name}, reads at most {} MB/s", rate / 1_000_000),
+        ),
+    })
+}
+
+fn make_engine(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
     let threads = || -> Result<Box<dyn Device>> {
         let device = ThreadsDevice::open(NUM_IO_THREADS);
         Ok(Box::new(device.map_err(|cause| {

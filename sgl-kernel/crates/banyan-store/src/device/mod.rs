@@ -6,6 +6,7 @@
 
 mod faulty;
 mod threads;
+mod throttled;
 mod transfer;
 mod uring;
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 pub use faulty::{Faults, FaultyDevice};
 pub use threads::ThreadsDevice;
+pub use throttled::ThrottledDevice;
 pub use transfer::{Span, Spans};
 pub use uring::UringDevice;
 

@@ -55,6 +55,7 @@ pub fn options(path: &Path) -> Options {
         backlog_bytes: 64 << 20,
         policy: "lru".into(),
         engine: EngineChoice::Auto,
+        read_bytes_per_s: None,
     }
 }
 
