@@ -11,6 +11,7 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.sglang_plugin import linker as module
+from banyan.sglang_plugin import membership
 from banyan.sglang_plugin.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.linker import BanyanLinker
 from banyan.sglang_plugin.pool import SharedMHAPool
@@ -40,12 +41,18 @@ SERVER = SimpleNamespace(
 )
 
 
+def be_rank(monkeypatch, rank):
+    parallel = SimpleNamespace(dp_rank=rank, tp_rank=0, attn_tp_size=1)
+    for user in (module, membership):
+        monkeypatch.setattr(user, "get_parallel", lambda: parallel)
+
+
 def make_rank(monkeypatch, roster, rank, config):
-    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(dp_rank=rank, tp_rank=0, attn_tp_size=1))
+    be_rank(monkeypatch, rank)
     monkeypatch.setattr(module.seams, "verify", lambda process: None)
     monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(module.runtime, "config", lambda: config)
-    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: {"roster": roster.path})
+    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: {"roster": roster.path, "server": "s"})
     pool = SharedMHAPool(**POOL)
     for buffer in (*pool.k_buffer, *pool.v_buffer):
         buffer.copy_(torch.randn(buffer.shape))

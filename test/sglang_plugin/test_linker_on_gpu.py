@@ -23,8 +23,7 @@ PAGE, TOKENS, LAYERS = rig.PAGE, rig.TOKENS, rig.LAYERS
 
 class GpuRank:
     def __init__(self, monkeypatch, gpu, roster, rank):
-        parallel = SimpleNamespace(dp_rank=rank, tp_rank=0, attn_tp_size=1)
-        monkeypatch.setattr(rig.module, "get_parallel", lambda: parallel)
+        rig.be_rank(monkeypatch, rank)
         self.gpu, self.driver = gpu, Device(gpu)
         self.pool = DeviceMHAPool(**rig.POOL)
         for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
@@ -70,7 +69,7 @@ def ranks(monkeypatch):
     monkeypatch.setattr(rig.module.report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(rig.module.runtime, "config", lambda: Config(min_fetch_tokens=PAGE))
     roster = _native.Roster.create(4)
-    monkeypatch.setattr(rig.module.runtime, "bookkeeping", lambda args: {"roster": roster.path})
+    monkeypatch.setattr(rig.module.runtime, "bookkeeping", lambda args: {"roster": roster.path, "server": "s"})
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
