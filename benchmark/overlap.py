@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the store's I/O the forward pass hides: layer by layer against loading everything first.
+
+    python -m benchmark.overlap --rates 500,1000,2000
+
+For each read rate (a device throttled in software) and each way of reading, a server of one rank is started on the same
+store. Each cell is a prompt of `--tokens` tokens of which a share lies in the store. `stall_s` is the time that the
+forward pass waited for layers, as the server counts it; `io_s` the bytes over the rate; `compute_s` the same new tokens
+behind the same prefix, which then lies in the rank's own pool. Hidden is what of the I/O time was not waited for.
+Writes build/overlap/report.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from banyan.cli.model import DEFAULT_TARGET, ensure_model
+from banyan.planner import Action
+from benchmark.provenance import provenance
+from benchmark.store_server import StoreServer, prompts
+
+PAGE_TOKENS = 16
+HIT_PERCENTS = (0, 50, 75, 90, 95, 98)
+FLAGS = ("--max-total-tokens", "16000", "--banyan-host-gb", "2", "--banyan-store-gb", "16")
+WAYS = {"layer_wise": "1", "everything_first": "0"}
+
+
+def split(num_tokens: int, hit_percent: int) -> int:
+    """Tokens of the stored prefix: whole pages."""
+    return num_tokens * hit_percent // 100 // PAGE_TOKENS * PAGE_TOKENS
+
+
+def write_prefixes(
+    store: Path, model: Path, logs: Path, asked: dict[tuple[str, int, int, int], list[int]], num_tokens: int
+) -> None:
+    """Fill the store with the prefix of every cell."""
+    with StoreServer("writer", store, model, logs, dp=1, args=(*FLAGS, "--banyan-host-gb", "4")) as server:
+        num_pages = 0
+        for (_, _, hit_percent, _), ids in asked.items():
+            num_cached = split(num_tokens, hit_percent)
+            if num_cached:
+                server.ask([*ids[:num_cached], 5], rank=0)
+                num_pages += num_cached // PAGE_TOKENS
+        if server.wait_stored(num_pages) < num_pages:
+            raise RuntimeError(f"{server.total('archived_pages')} of {num_pages} pages were stored")
+
+
+def measure(server: StoreServer, ids: list[int], num_cached: int, rate_mb_per_s: int) -> dict[str, Any]:
+    """One prefill behind a stored prefix, then the same new tokens behind the same prefix in the pool."""
+    before = {name: server.total(name) for name in ("wait_us", "read_bytes")}
+    answer = server.ask(ids, rank=0, action=Action.MOVE)
+    after = {name: server.total(name) for name in before}
+    if answer.details.get("storage", 0) < num_cached - PAGE_TOKENS:
+        raise RuntimeError(f"{num_cached} tokens should have come from the store: {answer.details}")
+    # Other new tokens of the same number behind the prefix, which the pool holds now.
+    computed = server.ask([*ids[:num_cached], *reversed(ids[num_cached:])], rank=0)
+    io_s = num_cached * (after["read_bytes"] - before["read_bytes"]) / max(1, num_cached) / (rate_mb_per_s * 1e6)
+    return {
+        "ttft_s": answer.ttft_s,
+        "stall_s": (after["wait_us"] - before["wait_us"]) / 1e6,
+        "io_s": io_s,
+        "compute_s": computed.ttft_s,
+    }
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians of each cell, and how much of the I/O each way hides."""
+    cells = []
+    for key in dict.fromkeys((row["rate_mb_per_s"], row["hit_percent"], row["way"]) for row in rows):
+        same = [row for row in rows if (row["rate_mb_per_s"], row["hit_percent"], row["way"]) == key]
+        figures = {
+            name: statistics.median(row[name] for row in same) for name in ("ttft_s", "stall_s", "io_s", "compute_s")
+        }
+        hidden = 1 - figures["stall_s"] / figures["io_s"] if figures["io_s"] else None
+        cells.append(
+            {
+                **dict(zip(("rate_mb_per_s", "hit_percent", "way"), key, strict=True)),
+                **figures,
+                "hidden_share": hidden,
+                "io_below_compute": figures["io_s"] < figures["compute_s"],
+                "num_repeats": len(same),
+            }
+        )
+    return cells
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.overlap", description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", type=lambda text: [int(part) for part in text.split(",")], default=[500, 1000, 2000])
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("build/overlap"))
+    args = parser.parse_args(argv)
+    # An exception, so that the server is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    model = ensure_model(DEFAULT_TARGET)
+    keys = [
+        (way, rate, hit, repeat)
+        for rate in args.rates
+        for way in WAYS
+        for hit in HIT_PERCENTS
+        for repeat in range(args.repeats)
+    ]
+    # Every server starts with empty pools, so all of them may read the same prefixes.
+    texts = prompts(model, [args.tokens] * (len(HIT_PERCENTS) * args.repeats), seed=args.seed)
+    cells = [(hit, repeat) for hit in HIT_PERCENTS for repeat in range(args.repeats)]
+    cell_of = dict(zip(cells, texts, strict=True))
+    store = args.out / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    asked = {("", 0, hit, repeat): ids for (hit, repeat), ids in cell_of.items()}
+    write_prefixes(store, model, args.out / "logs", asked, args.tokens)
+    rows = []
+    for rate in args.rates:
+        for way, layers in WAYS.items():
+            flags = (*FLAGS, "--banyan-store-read-mb-per-s", str(rate), "--banyan-store-layers-per-read", layers)
+            with StoreServer(f"{way}-{rate}", store, model, args.out / "logs", dp=1, args=flags) as server:
+                server.ask(list(range(1000, 1400)), rank=0)
+                for _, _, hit, repeat in [key for key in keys if key[:2] == (way, rate)]:
+                    row = measure(server, cell_of[hit, repeat], split(args.tokens, hit), rate)
+                    rows.append({"rate_mb_per_s": rate, "way": way, "hit_percent": hit, "repeat": repeat, **row})
+    report = {"cells": summarise(rows), "rows": rows, "config": vars(args) | {"out": None}, "provenance": provenance()}
+    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    shutil.rmtree(store, ignore_errors=True)
+    for cell in report["cells"]:
+        hidden = "-" if cell["hidden_share"] is None else f"{cell['hidden_share']:.0%}"
+        times = "  ".join(f"{name} {cell[name]:.3f}" for name in ("stall_s", "io_s", "compute_s", "ttft_s"))
+        print(f"{cell['rate_mb_per_s']:5d} MB/s {cell['hit_percent']:3d} % {cell['way']:16s} {times}  hidden {hidden}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

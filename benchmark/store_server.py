@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store's server benchmarks share: prompts of plain words, a server on a store, and one timed request."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from banyan.cli.engine import Engine
+from banyan.planner import Action, asked
+from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.workload.generated import ChatShape, generate_conversations
+
+CPU = (("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"), ("OMP_NUM_THREADS", "1"))
+
+
+def prompts(model: Path, lengths: Sequence[int], *, seed: int) -> list[list[int]]:
+    """Token ids of plain text, one prompt for each length; no two share a page."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    shape = ChatShape(num_turns=2, mean_question_words=50, mean_answer_words=max(lengths), spread=0.05)
+    made = []
+    for number, (length, chat) in enumerate(
+        zip(lengths, generate_conversations(len(lengths), seed=seed, shape=shape), strict=True)
+    ):
+        text = f"Chat {seed}-{number}. " + " ".join(message.content for message in chat.messages)
+        ids = tokenizer(text)["input_ids"][:length]
+        assert len(ids) == length, f"{len(ids)} tokens of text for {length}"
+        made.append(ids)
+    return made
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request's answer. ``ttft_s`` is the client's time to an answer of one token, connection included."""
+
+    tokens: tuple[int, ...]
+    details: dict[str, int]
+    ttft_s: float
+
+
+class StoreServer:
+    """One server on a store; ``ask`` times one request at a time."""
+
+    def __init__(self, label: str, store: Path, model: Path, logs: Path, *, dp: int, args: Sequence[str]) -> None:
+        flags = ("--banyan-store", str(store), "--banyan-store-admit", "first", *args)
+        common = ("--device", "cpu", "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
+        self._server = Server(ServerSpec(label, dp, "on", (*common, *flags), CPU), model, logs)
+
+    def __enter__(self) -> StoreServer:
+        try:
+            wait_ready([self._server])
+        except BaseException:
+            self._server.stop()
+            raise
+        self.engine = Engine(self._server.url)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
+
+    def ask(
+        self, ids: Sequence[int], *, rank: int, num_tokens: int = 1, action: Action | None = None, salt: str = ""
+    ) -> Answer:
+        """Greedy tokens; a salt makes a prompt that nobody has seen of one that somebody has."""
+        body: dict[str, Any] = {
+            "input_ids": list(ids),
+            "routed_dp_rank": rank,
+            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
+        }
+        if salt:
+            body["cache_salt"] = salt
+        if action is not None:
+            wish = {"action_id": "b", "action_type": asked.ACTION_TYPE, "action_version": asked.ACTION_VERSION}
+            body["kv_hints"] = {
+                "protocol_version": "1",
+                "message_id": "b",
+                "actions": [{**wish, "payload": asked.payload(action)}],
+            }
+        request = urllib.request.Request(
+            self._server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        start_s = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=600) as response:
+            answer = json.loads(response.read())
+        elapsed_s = time.perf_counter() - start_s
+        return Answer(tuple(answer["output_ids"]), answer["meta_info"]["cached_tokens_details"] or {}, elapsed_s)
+
+    def total(self, counter: str) -> int:
+        """A counter over all ranks."""
+        return sum(rank[counter] for rank in self.engine.ranks().values())
+
+    def wait_stored(self, num_pages: int, *, timeout_s: float = 120) -> int:
+        """Wait until so many pages are durable; how many are."""
+        deadline = time.monotonic() + timeout_s
+        while (stored := self.total("archived_pages")) < num_pages and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return stored
