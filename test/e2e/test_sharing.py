@@ -18,10 +18,10 @@ def test_prefix_when_the_other_rank_holds_it_then_it_is_fetched_and_reported_as_
     second, meta = banyan.generate(ids, rank=1)
     assert second == first
     assert meta["cached_tokens"] == 992
-    assert meta["cached_tokens_details"] == {"device": 0, "host": 0, "peer": 992}
+    assert meta["cached_tokens_details"] == {"device": 0, "host": 0, "peer": 992, "storage": 0}
     third, meta = banyan.generate(ids, rank=1)
     assert third == first
-    assert meta["cached_tokens_details"] == {"device": 992, "host": 0, "peer": 0}
+    assert meta["cached_tokens_details"] == {"device": 992, "host": 0, "peer": 0, "storage": 0}
 
 
 def test_prefix_when_this_rank_holds_its_beginning_then_only_the_rest_is_fetched(banyan, prompt):
