@@ -107,15 +107,12 @@ def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_
 def test_request_when_its_pages_are_damaged_on_disk_then_it_is_answered_all_the_same(tiers, prompt):
     ids = prompt("thursday", 1500)
     expected, _ = tiers.client.generate(ids, rank=0)
-    before = tiers.client.total("archived_pages")
-    until(lambda: tiers.client.total("archived_pages") == tiers.client.total("backed_up_pages") or before > 0)
-    time.sleep(2)
     tiers.server.stop()
     damage(tiers.store)
     tiers.restart()
     output, meta = tiers.client.generate(ids, rank=0)
     assert output == expected and tiers.client.total("read_failed_pages") > 0
-    assert meta["cached_tokens_details"]["storage"] == 0, "run again without the cache"
+    assert meta["cached_tokens"] == 0, "run again without the cache"
 
 
 def damage(store: Path) -> None:
