@@ -164,7 +164,6 @@ class DualPathStudy:
                 unit="x",
                 source=f"{DUALPATH}, load balance",
                 within=0.15,
-                note="of the whole run; the source's is of time windows" if system != "dualpath" else "",
             )
         yield Figure(
             name="660B 2P4D 64K: attention time of ranks, max over mean, DualPath",
@@ -173,7 +172,6 @@ class DualPathStudy:
             unit="x",
             source=f"{DUALPATH}, load balance: first 5 % of the task",
             within=0.1,
-            note="hinges on chunking: a pass begins as soon as one rank has work, whether the others have or not",
         )
 
     def lengths(self) -> Iterator[Figure]:
