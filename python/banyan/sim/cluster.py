@@ -138,6 +138,7 @@ class Cluster:
         near, far = turn.prefill_rank.node, turn.decode_rank.node
         near_tokens = turn.cached_tokens - far_tokens
         near.read_queue_tokens += near_tokens
+        turn.prefill_rank.group.read_queue_tokens += near_tokens
         far.read_queue_tokens += far_tokens
         if not self.system.layerwise:
             # The prompt's KV is in HBM as a whole, what is loaded and what is computed.
@@ -156,6 +157,8 @@ class Cluster:
 
     def _was_read(self, turn: Turn, node: Node, tokens: int) -> None:
         node.read_queue_tokens -= tokens
+        if node is turn.prefill_rank.node:
+            turn.prefill_rank.group.read_queue_tokens -= tokens
         turn.num_reads_left -= 1
         if turn.num_reads_left:
             return
@@ -230,6 +233,7 @@ class Cluster:
         ranks += [rank for group in self.decode_groups for rank in group.ranks]
         rooms = [node.buffer for node in self.prefill_nodes + self.decode_nodes] + [rank.room for rank in ranks]
         loads = [rank.ongoing_tokens for rank in ranks] + [group.ongoing_tokens for group in self.prefill_groups]
+        loads += [group.read_queue_tokens for group in self.prefill_groups]
         left = [room.name for room in rooms if room.held > 1 or room.num_waiting]
         if left or any(loads) or self._held:
             raise UnbalancedBooks(f"idle, but {left} hold bytes and loads are {sum(loads)} tokens")

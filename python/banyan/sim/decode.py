@@ -77,6 +77,7 @@ class DecodeGroup:
         "num_running",
         "ongoing_tokens",
         "ranks",
+        "state",
     )
 
     def __init__(self, sim: Simulation, model: DecodeModel, decoded: Callable[[Any], None]) -> None:
@@ -86,6 +87,7 @@ class DecodeGroup:
         self._decoded = decoded
         self.ranks: list[DecodeRank] = []
         self.ongoing_tokens = 0
+        self.state: RankState | None = None
         self._rank_s: list[float] = []
         self._steps = 0.0
         self._seen_s = 0.0

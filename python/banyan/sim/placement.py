@@ -102,7 +102,7 @@ class DualPathPlaces:
         groups = self._decode
         group = groups[0]
         if len(groups) > 1:
-            totals = {i: (RankState(rank=i, ongoing_tokens=g.ongoing_tokens),) for i, g in enumerate(groups)}
+            totals = {i: (_decode_group_state(i, g),) for i, g in enumerate(groups)}
             group = groups[decode_rank(query, totals, num_tokens, LOTS)]
         states = [self._decode_state(rank) for rank in group.ranks]
         return group.ranks[decode_rank(query, {0: states}, num_tokens, LOTS)]
@@ -131,7 +131,19 @@ def _prefill_state(rank: PrefillRank) -> RankState:
 
 
 def _group_state(number: int, group: PrefillGroup) -> RankState:
-    return RankState(rank=number, ongoing_tokens=group.ongoing_tokens, read_queue_tokens=group.read_queue_tokens)
+    state, ongoing_tokens, queue_tokens = group.state, group.ongoing_tokens, group.read_queue_tokens
+    if state is None or state.ongoing_tokens != ongoing_tokens or state.read_queue_tokens != queue_tokens:
+        state = RankState(rank=number, ongoing_tokens=ongoing_tokens, read_queue_tokens=queue_tokens)
+        group.state = state
+    return state
+
+
+def _decode_group_state(number: int, group: DecodeGroup) -> RankState:
+    state = group.state
+    if state is None or state.ongoing_tokens != group.ongoing_tokens:
+        state = RankState(rank=number, ongoing_tokens=group.ongoing_tokens)
+        group.state = state
+    return state
 
 
 def places(

@@ -103,6 +103,8 @@ class PrefillGroup:
         "nodes",
         "ongoing_tokens",
         "ranks",
+        "read_queue_tokens",
+        "state",
     )
 
     def __init__(
@@ -125,6 +127,8 @@ class PrefillGroup:
         self.ranks: list[PrefillRank] = []
         self.nodes: list[Node] = []
         self.ongoing_tokens = 0
+        self.read_queue_tokens = 0
+        self.state: RankState | None = None
         self.balance = Balance()
         self.busy_s = 0.0
 
@@ -134,10 +138,6 @@ class PrefillGroup:
         if rank.node not in self.nodes:
             self.nodes.append(rank.node)
         return len(self.ranks) - 1
-
-    @property
-    def read_queue_tokens(self) -> int:
-        return sum(node.read_queue_tokens for node in self.nodes)
 
     def enqueue(self, turn: Turn) -> None:
         """The turn's KV is at hand; it joins the next pass that has room for it."""

@@ -45,7 +45,7 @@ def test_sim_when_it_uses_a_shipped_name_then_it_imports_it():
 def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_to_a_policy():
     """Comparing loads is deciding. Loads are compared in ``banyan.routing`` only."""
     loads = {"read_queue_tokens", "ongoing_tokens", "pending_tokens", "num_waiting", "free_tokens", "num_running"}
-    caching = {"_prefill_state", "_decode_state", "audit", "step_s"}
+    caching = {"_prefill_state", "_decode_state", "_group_state", "_decode_group_state", "audit", "step_s"}
     found = []
     for path, tree in trees():
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
