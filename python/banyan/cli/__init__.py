@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from banyan.router import settings
+
 DEFAULT_URL = "http://127.0.0.1:30000"
 
 BENCHES = {
@@ -52,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--path", help="store: the directory to measure in")
     bench.set_defaults(run=_bench)
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
+    route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
+    settings.add_flags(route)
+    route.set_defaults(run=_route)
     explain = commands.add_parser("explain", help="say why a request was fetched or computed")
     explain.add_argument("rid", help="the request's id (`meta_info.id` of its answer), or: all")
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
@@ -99,6 +104,17 @@ def _profile(args: argparse.Namespace) -> int:
     print(f"{args.output}: {measured.cost}")
     print(f"mean error on {len(measured.held_out)} points that the fit has not seen: {measured.held_out_error:.1%}")
     return 0
+
+
+def _route(args: argparse.Namespace) -> int:
+    try:
+        chosen = settings.take_flags(args)
+    except (ValueError, OSError) as error:
+        print(f"banyan route: {error}", file=sys.stderr)
+        return 2
+    from banyan.router.run import serve
+
+    return serve(chosen)
 
 
 def _explain(args: argparse.Namespace) -> int:

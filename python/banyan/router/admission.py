@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue in front of the servers: first come, first served, bounded in length and in time.
+
+Invariants
+  1. A place is taken in the same step in which a waiting request is told: nobody can take it in between.
+  2. Nobody overtakes: while someone waits, a new request waits behind.
+  3. A place that nobody is there to use any more is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """Too many are waiting already."""
+
+
+class WaitedTooLong(Exception):
+    """No server had room in time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[T]):
+    take: Callable[[], T | None]
+    place: asyncio.Future[T]
+
+
+class Admission(Generic[T]):
+    """Gives out places. ``T`` is whatever ``take`` gives: the place, already counted, or None when there is none."""
+
+    def __init__(self, max_waiting: int, give_back: Callable[[T], None]) -> None:
+        self._max_waiting = max_waiting
+        self._give_back = give_back
+        self._waiting: deque[_Waiting[T]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    async def enter(self, take: Callable[[], T | None], timeout_s: float) -> T:
+        """A place, at once or after waiting.
+
+        Raises:
+            QueueFull: at once.
+            WaitedTooLong: after ``timeout_s``.
+        """
+        if not self._waiting and (place := take()) is not None:
+            return place
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFull
+        waiting = _Waiting(take, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            await asyncio.wait((waiting.place,), timeout=timeout_s)
+            if waiting.place.done():
+                return waiting.place.result()
+            raise WaitedTooLong
+        except BaseException:
+            self._leave(waiting)
+            if waiting.place.done():
+                # The client went away in the step in which its turn came.
+                self._give_back(waiting.place.result())
+            raise
+
+    def wake(self) -> None:
+        """Something has changed: give places to those in front, as long as there are any."""
+        while self._waiting:
+            place = self._waiting[0].take()
+            if place is None:
+                return
+            self._waiting.popleft().place.set_result(place)
+
+    def _leave(self, waiting: _Waiting[T]) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+
+
+class Rate:
+    """Events per second, lately: those of the last ``window_s`` seconds."""
+
+    def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._times_s: deque[float] = deque(maxlen=4096)
+
+    def happened(self) -> None:
+        self._times_s.append(self._clock())
+
+    def per_s(self) -> float:
+        oldest_s = self._clock() - self._window_s
+        while self._times_s and self._times_s[0] < oldest_s:
+            self._times_s.popleft()
+        return len(self._times_s) / self._window_s

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router as an ASGI application: SGLang's endpoints, passed on, and the router's own.
+
+``/health`` and ``/metrics`` are the router's; ``/router/...`` answers this machine only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import aiohttp
+import zmq.asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from banyan.router import models, prompt
+from banyan.router.fleet import Fleet, Server
+from banyan.router.forward import Forwarder
+from banyan.router.health import Health
+from banyan.router.metrics import Metrics
+from banyan.router.probes import Probes
+from banyan.router.settings import Settings
+from banyan.router.subscription import follow
+from banyan.router.tokens import Tokens
+from banyan.router.verdict import error_body
+from banyan.routing import POLICIES, Dispatcher, HotRankGuard
+
+
+class Router:
+    """Everything that one router is made of. ``run`` is open while it serves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        dispatcher = Dispatcher(0, POLICIES[settings.policy](), guard=HotRankGuard(settings.hot_rank_factor))
+        servers = [Server(url, Health(settings.failures_to_down)) for url in settings.servers]
+        self.fleet = Fleet(servers, dispatcher, max_in_flight=settings.max_in_flight)
+        self.is_stopping = False
+        self._session: aiohttp.ClientSession
+        self._context: zmq.asyncio.Context
+        self.forwarder: Forwarder
+        self.tokens: Tokens
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._following: dict[str, list[asyncio.Task[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def run(self, app: Starlette) -> AsyncIterator[None]:
+        """Starlette's lifespan: connections, probes and subscriptions."""
+        settings = self.settings
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=timeout,
+            # What a server compresses is passed on compressed.
+            auto_decompress=False,
+            skip_auto_headers=("user-agent", "accept-encoding", "content-type"),
+        ) as session:
+            self._session = session
+            self._context = zmq.asyncio.Context()
+            self.forwarder = Forwarder(self.fleet, settings, session, self.metrics)
+            self.tokens = Tokens(self.fleet, settings, session, self.metrics)
+            wake = self.forwarder.admission.wake
+            probes = Probes(self.fleet, settings, session, changed=wake, restarted=self._follow)
+            for server in self.fleet.servers:
+                self._start(probes.watch(server))
+                self._start(probes.check_engine(server))
+            try:
+                yield
+            finally:
+                for task in list(self._tasks):
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                self._context.destroy(linger=0)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _follow(self, server: Server) -> None:
+        """Listen to a server that has (re)started."""
+        for task in self._following.pop(server.url, ()):
+            task.cancel()
+        batches = self.metrics.event_batches.labels(server.url)
+        assert server.description is not None
+        self._following[server.url] = [
+            self._start(follow(self._context, source, feed, batches.inc))
+            for source, feed in zip(server.description.sources, server.feeds, strict=True)
+        ]
+
+    # ---- passed on ---------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> Response:
+        """Any of ``prompt.PATHS``."""
+        if self.is_stopping:
+            return _error("the router is stopping", "stopping", 503, {"retry-after": "1"})
+        try:
+            body = await _body(request, self.settings.max_body_bytes)
+        except _TooLarge:
+            return _error(f"more than {self.settings.max_body_bytes} bytes", "too_large", 413)
+        path = request.url.path
+        response = await _unless_gone(request, self._answer(path, body, request))
+        self.metrics.requests.labels(path, str(response.status_code) if response is not None else "gone").inc()
+        # Nobody reads it.
+        return response if response is not None else Response(status_code=499)
+
+    async def _answer(self, path: str, body: bytes, request: Request) -> Response:
+        asked = await self.tokens.of(prompt.read(path, body, request.headers), request.headers)
+        target = f"{path}?{request.url.query}" if request.url.query else path
+        return await self.forwarder.forward(target, asked, body, dict(request.headers))
+
+    async def models(self, request: Request) -> Response:
+        """The models of all servers that are up, each once."""
+        urls = [server.url for server in self.fleet.servers if server.takes_requests]
+        return await models.models(self._session, urls, request.headers)
+
+    # ---- its own -----------------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        """200 while requests are taken and somebody can be sent to."""
+        well = not self.is_stopping and any(server.takes_requests for server in self.fleet.servers)
+        return Response(status_code=200 if well else 503)
+
+    async def render_metrics(self, request: Request) -> Response:
+        text = self.metrics.render(self.fleet, self.forwarder.admission.num_waiting)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def servers(self, request: Request) -> Response:
+        """How each server is, as the router sees it."""
+        if not _is_local(request):
+            return _error("/router answers this machine only", "forbidden", 403)
+        return JSONResponse([_state(server) for server in self.fleet.servers])
+
+    async def drain(self, request: Request) -> Response:
+        """Send a server (``?server=URL``) nothing more; what it is doing goes on to its end."""
+        return self._set_draining(request, True)
+
+    async def resume(self, request: Request) -> Response:
+        """Undo ``drain``."""
+        return self._set_draining(request, False)
+
+    def _set_draining(self, request: Request, is_draining: bool) -> Response:
+        if not _is_local(request):
+            return _error("/router answers this machine only", "forbidden", 403)
+        url = request.query_params.get("server", "").rstrip("/")
+        for server in self.fleet.servers:
+            if server.url == url:
+                server.is_draining = is_draining
+                self.forwarder.admission.wake()
+                return JSONResponse(_state(server))
+        return _error(f"no server {url!r}: one of {', '.join(self.settings.servers)}", "not_found", 404)
+
+
+def build(settings: Settings) -> tuple[Starlette, Router]:
+    """The application and what it is made of."""
+    router = Router(settings)
+    routes = [
+        *(Route(path, router.generate, methods=["POST"]) for path in prompt.PATHS),
+        Route(models.PATH, router.models),
+        Route("/health", router.health),
+        Route("/metrics", router.render_metrics),
+        Route("/router/servers", router.servers),
+        Route("/router/drain", router.drain, methods=["POST"]),
+        Route("/router/resume", router.resume, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, lifespan=router.run), router
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    parts, num_bytes = [], 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise _TooLarge
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
+    """The result of ``work``, or None when the client went away first: then it is cancelled."""
+    answer = asyncio.create_task(work)
+    gone = asyncio.create_task(request.receive())
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await answer if answer.done() else None
+    finally:
+        for task in (answer, gone):
+            task.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+def _is_local(request: Request) -> bool:
+    try:
+        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+def _error(message: str, kind: str, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(error_body(message, kind, status), status, headers, "application/json")
+
+
+def _state(server: Server) -> dict[str, Any]:
+    return {
+        "server": server.url,
+        "state": server.health.state.value,
+        "is_draining": server.is_draining,
+        "num_in_flight": len(server.in_flight),
+        "num_targets": len(server.targets),
+        "known_blocks": [len(feed.blocks) for feed in server.feeds],
+        "last_error": server.health.last_error,
+    }

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server says of itself (``/server_info``) and of its load (``/v1/loads``), in Banyan's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from banyan.routing import LoadReport
+
+_WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where a rank publishes its KV events; ``replay`` gives earlier ones again, None where it does not."""
+
+    rank: int
+    endpoint: str
+    replay: str | None
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One server.
+
+    Attributes:
+        num_ranks: its data-parallel ranks.
+        places_itself: its ranks share pages, and its own dispatcher knows them: the router leaves the rank to it.
+        block_tokens: tokens of a page in its events; 0 without events.
+        sources: one for each rank that publishes; none without events.
+        started: how long each step of its start took; differs between two starts, so that a restart is noticed.
+    """
+
+    num_ranks: int = 1
+    places_itself: bool = False
+    block_tokens: int = 0
+    sources: tuple[EventSource, ...] = ()
+    started: str = ""
+
+    @classmethod
+    def read(cls, info: Mapping[str, Any], url: str) -> Description:
+        """From an answer of ``/server_info`` of the server at ``url``.
+
+        Raises:
+            ValueError: when the answer is not one of SGLang's.
+        """
+        try:
+            num_ranks = max(1, int(info["dp_size"]))
+            states = info.get("internal_states") or ()
+            events = info.get("kv_events")
+            shares = any(isinstance(state, dict) and state.get("banyan") for state in states)
+            started = repr(info.get("startup_time"))
+            if not events or events.get("publisher") != "zmq":
+                return cls(num_ranks, shares, started=started)
+            sources = tuple(_source(events, rank, url) for rank in range(int(events["dp_size"])))
+            return cls(num_ranks, shares, int(events["block_size"]), sources, started)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
+
+
+def _source(events: Mapping[str, Any], rank: int, url: str) -> EventSource:
+    host = str(events["endpoint_host"])
+    if host in _WILDCARDS:
+        host = urlsplit(url).hostname or "127.0.0.1"
+        host = f"[{host}]" if ":" in host else host
+    replay = events.get("replay_endpoint_port_base")
+    return EventSource(
+        rank=rank,
+        endpoint=f"tcp://{host}:{int(events['endpoint_port_base']) + rank}",
+        replay=f"tcp://{host}:{int(replay) + rank}" if replay is not None else None,
+        topic=str(events.get("topic") or ""),
+    )
+
+
+def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadReport]:
+    """Rank -> its load, from an answer of ``/v1/loads`` to a question of time ``asked_s`` on the router's clock.
+
+    A report's age is taken on the server's clock and subtracted on the router's: clocks may differ.
+
+    Raises:
+        ValueError: when the answer is not one of SGLang's.
+    """
+    try:
+        server_now_s = datetime.fromisoformat(str(answer["timestamp"])).timestamp()
+        return {
+            int(load["dp_rank"]): LoadReport(
+                taken_s=asked_s - max(0.0, server_now_s - float(load["timestamp"])),
+                num_running=int(load["num_running_reqs"]),
+                num_waiting=int(load["num_waiting_reqs"]),
+                pending_prefill_tokens=int(load["num_waiting_uncached_tokens"]),
+                ongoing_tokens=int(load["num_total_tokens"]),
+                free_tokens=max(0, int(load["max_total_num_tokens"]) - int(load["num_used_tokens"])),
+                total_prefill_tokens=int(load.get("total_prefill_uncached_tokens") or 0),
+                total_prefill_us=int(load.get("total_prefill_busy_us") or 0),
+            )
+            for load in answer["loads"]
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"/v1/loads is not as SGLang 0.5.23 answers: {error!r}") from None
+
+
+def together(reports: Mapping[int, LoadReport]) -> LoadReport:
+    """The load of a server as one target: sums, as new as the newest: an idle rank does not report."""
+    if not reports:
+        return LoadReport()
+    every = list(reports.values())
+    return LoadReport(
+        taken_s=max(report.taken_s for report in every),
+        num_running=sum(report.num_running for report in every),
+        num_waiting=sum(report.num_waiting for report in every),
+        pending_prefill_tokens=sum(report.pending_prefill_tokens for report in every),
+        ongoing_tokens=sum(report.ongoing_tokens for report in every),
+        free_tokens=sum(report.free_tokens for report in every),
+        read_queue_tokens=sum(report.read_queue_tokens for report in every),
+        # Ranks prefill beside each other: the tokens add up, the time is the mean.
+        total_prefill_tokens=sum(report.total_prefill_tokens for report in every),
+        total_prefill_us=sum(report.total_prefill_us for report in every) // len(every),
+    )

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's KV events: the wire format, and one rank's feed of them.
+
+Invariants
+  1. ``blocks`` holds nothing that was removed: after a hole that could not be filled it starts again empty. Too
+     little known costs a cache hit, too much would send requests after pages that are gone.
+  2. Batches are applied in order, each once.
+
+A feed is new (``next_seq`` is None), in step, or behind: ``first_missing`` says from where to ask again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from banyan.router.blocks import RankBlocks
+
+DEVICE = "GPU"
+"""Medium of events that name none."""
+
+
+class BlockStored(msgspec.Struct, tag=True, gc=False):
+    """Pages entered a rank's cache. Token ids and what else the event carries are not read."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, gc=False):
+    """Pages left one medium."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
+    """The rank has forgotten everything."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, gc=False):
+    """What a rank's publisher sends as one message. ``ts``: seconds since the epoch, the rank's clock."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    attn_dp_rank: int | None = None
+
+
+_decoder = msgspec.msgpack.Decoder(EventBatch)
+
+
+def read_batch(payload: bytes) -> EventBatch:
+    """Raises msgspec.DecodeError for anything that is not a batch of known events."""
+    return _decoder.decode(payload)
+
+
+class EventFeed:
+    """What one rank holds, kept up to date by its numbered batches."""
+
+    def __init__(self) -> None:
+        self.blocks = RankBlocks()
+        self.next_seq: int | None = None
+        self.num_holes = 0
+        self._last_ts = 0.0
+
+    def first_missing(self, seq: int, batch: EventBatch) -> int | None:
+        """The number to ask for again before ``batch`` is applied; None when nothing is missing.
+
+        A number that goes back, on a batch that is new, means that the rank has restarted: what it held is gone.
+        """
+        if self.next_seq is not None and seq < self.next_seq and batch.ts > self._last_ts:
+            self.forget()
+        expected = self.next_seq or 0
+        return expected if seq > expected else None
+
+    def apply(self, seq: int, batch: EventBatch) -> None:
+        """Take note of a batch; one that was applied before (a replay overlaps what is sent live) is passed over."""
+        if self.next_seq is not None:
+            if seq < self.next_seq:
+                return
+            if seq > self.next_seq:
+                self.num_holes += 1
+                self.blocks.clear()
+        self.next_seq = seq + 1
+        self._last_ts = batch.ts
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    self.blocks.stored(event.block_hashes, event.medium or DEVICE)
+                case BlockRemoved():
+                    self.blocks.removed(event.block_hashes, event.medium or DEVICE)
+                case AllBlocksCleared():
+                    self.blocks.clear()
+
+    def forget(self) -> None:
+        """Start again: the rank has gone, or nothing is known of it any more."""
+        self.blocks.clear()
+        self.next_seq = None
+        self._last_ts = 0.0

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers, what they are divided into for placing, and what is in flight at each.
+
+A *target* is what a request is sent to: one rank of a stock server, pinned by a header, or a whole server whose ranks
+share their pages and whose own dispatcher knows better which one. Targets are the policies' ranks.
+
+Invariants
+  1. Targets keep their numbers for ever. A server that comes back with another number of ranks gets new ones.
+  2. A request counts as in flight at exactly one target from ``take`` until ``release``.
+  3. Requests in flight at a server that has fallen silent are told so, once each.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from banyan.router.blocks import block_ids, leading_blocks
+from banyan.router.description import Description, together
+from banyan.router.events import EventFeed
+from banyan.router.health import Health, State
+from banyan.router.prompt import Request
+from banyan.router.sent import BYTES_PER_TOKEN, SentPieces, piece_ids
+from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
+
+
+@dataclass(eq=False)
+class Server:
+    """One server. ``in_flight``: what to call when it is given up, for each request there."""
+
+    url: str
+    health: Health
+    description: Description | None = None
+    is_draining: bool = False
+    targets: list[int] = field(default_factory=list)
+    feeds: list[EventFeed] = field(default_factory=list)
+    in_flight: dict[int, Callable[[str], None]] = field(default_factory=dict)
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.health.state is State.UP and self.description is not None and not self.is_draining
+
+
+@dataclass(eq=False)
+class Target:
+    """One row of the policies' table. ``rank`` is None for a server that places requests itself."""
+
+    number: int
+    server: Server
+    rank: int | None
+    num_in_flight: int = 0
+    num_prompt_tokens: int = 0
+    sent: SentPieces = field(default_factory=SentPieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with what was found out about it: ``token_ids`` are those of its prompt, None when not known."""
+
+    request: Request
+    token_ids: array[int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be."""
+        row = self.request.text or b""
+        one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
+        return one * (1 + self.request.num_others)
+
+
+@dataclass(eq=False)
+class Place:
+    """The right to send one request to a target, until it is released."""
+
+    target: Target
+    choice: Choice
+    num_tokens: int
+    cached_tokens: int
+    is_released: bool = False
+
+
+class Fleet:
+    """Who can be sent to, and who is chosen."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        dispatcher: Dispatcher,
+        *,
+        max_in_flight: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.servers = list(servers)
+        self.targets: list[Target] = []
+        self._dispatcher = dispatcher
+        self._max_in_flight = max_in_flight
+        self._clock = clock
+
+    # ---- what servers say --------------------------------------------------------------------------------------
+
+    def described(self, server: Server, description: Description) -> bool:
+        """A server has said what it is; whether that is a new start of it, whose caches are empty."""
+        old = server.description
+        if old == description:
+            return False
+        server.description = description
+        for feed in server.feeds:
+            feed.forget()
+        for number in server.targets:
+            self.targets[number].sent.forget()
+        if old is None or (old.num_ranks, old.places_itself) != (description.num_ranks, description.places_itself):
+            ranks: list[int | None] = [None] if description.places_itself else list(range(description.num_ranks))
+            server.targets = [self._add(server, rank) for rank in ranks]
+        server.feeds = [EventFeed() for _ in description.sources]
+        return True
+
+    def _add(self, server: Server, rank: int | None) -> int:
+        self.targets.append(Target(len(self.targets), server, rank))
+        return len(self.targets) - 1
+
+    def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
+        """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""
+        for number in server.targets:
+            target = self.targets[number]
+            if not reports:
+                report = LoadReport(
+                    taken_s=asked_s, num_running=target.num_in_flight, ongoing_tokens=target.num_prompt_tokens
+                )
+            else:
+                report = together(reports) if target.rank is None else reports.get(target.rank, LoadReport())
+                if target.num_in_flight == 0:
+                    # An idle rank stops reporting; nothing can be on its way to it.
+                    report = replace(report, taken_s=asked_s)
+            self._dispatcher.reported(number, report)
+
+    def gave_up(self, server: Server, why: str) -> None:
+        """The server is silent: tell the requests that wait for it."""
+        for tell in list(server.in_flight.values()):
+            tell(why)
+        server.in_flight.clear()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether any server that takes requests tells what it holds."""
+        return any(server.takes_requests and server.feeds for server in self.servers)
+
+    # ---- who is chosen -----------------------------------------------------------------------------------------
+
+    def active(self, avoid: Collection[str]) -> list[int]:
+        """Targets with room at servers that take requests; those at ``avoid`` only when there is no other server."""
+        willing = [server for server in self.servers if server.takes_requests]
+        fresh = [server for server in willing if server.url not in avoid]
+        return [
+            number
+            for server in fresh or willing
+            for number in server.targets
+            if self.targets[number].num_in_flight < self._max_in_flight
+        ]
+
+    def take(self, asked: Asked, avoid: Collection[str] = ()) -> Place | None:
+        """Choose a target and count the request there; None when none has room."""
+        active = self.active(avoid)
+        if not active:
+            return None
+        cached = self.cached_tokens(asked)
+        num_tokens = asked.num_tokens
+        prompt = Prompt(num_tokens, cached_tokens=cached, session=asked.request.session)
+        choice = self._dispatcher.place(prompt, active, self._clock())
+        target = self.targets[choice.rank]
+        target.num_in_flight += 1
+        target.num_prompt_tokens += num_tokens
+        row = asked.request.row()
+        if row is not None:
+            target.sent.sent(list(piece_ids(row, asked.request.namespace.encode())))
+        return Place(target, choice, num_tokens, cached[choice.rank])
+
+    def release(self, place: Place) -> None:
+        """The request has ended, however that was. Twice is fine."""
+        if place.is_released:
+            return
+        place.is_released = True
+        place.target.num_in_flight -= 1
+        place.target.num_prompt_tokens -= place.num_tokens
+
+    # ---- what targets hold -------------------------------------------------------------------------------------
+
+    def cached_tokens(self, asked: Asked) -> list[int]:
+        """Leading tokens of the prompt at each target: as its events tell, else as far as it was sent before."""
+        cached = [0] * len(self.targets)
+        row = asked.request.row()
+        pieces = list(piece_ids(row, asked.request.namespace.encode())) if row is not None else []
+        guessed = [target for target in self.targets if not self._is_told(target, asked)]
+        for target in guessed:
+            cached[target.number] = min(target.sent.leading_tokens(pieces), asked.num_tokens)
+        for block_tokens in {self._block_tokens(target) for target in self.targets} - {0}:
+            self._read_events(asked, block_tokens, cached)
+        return cached
+
+    def _is_told(self, target: Target, asked: Asked) -> bool:
+        return asked.token_ids is not None and asked.request.is_salted_only and self._block_tokens(target) > 0
+
+    @staticmethod
+    def _block_tokens(target: Target) -> int:
+        description = target.server.description
+        return description.block_tokens if description is not None and description.sources else 0
+
+    def _read_events(self, asked: Asked, block_tokens: int, cached: list[int]) -> None:
+        """Fill in the targets whose events name pages of that size: the best of its ranks for a whole server."""
+        told = [
+            (target.number, feed)
+            for target in self.targets
+            if self._block_tokens(target) == block_tokens and self._is_told(target, asked)
+            for rank, feed in enumerate(target.server.feeds)
+            if target.rank is None or target.rank == rank
+        ]
+        if not told or asked.token_ids is None:
+            return
+        ids = block_ids(asked.token_ids, block_tokens, asked.request.cache_salt)
+        for (number, _), num_blocks in zip(told, leading_blocks(ids, [feed.blocks for _, feed in told]), strict=True):
+            cached[number] = max(cached[number], num_blocks * block_tokens)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to an answer: wait for a place, try a server, try another, or say why there is no answer.
+
+Invariants
+  1. Every request gets an answer: a server's, or an error that lists what was tried.
+  2. After the first byte has been passed on there is no other attempt; a stream that breaks ends with an error event.
+  3. A place is released exactly when its attempt is closed, whoever went away first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from banyan.router.admission import Admission, QueueFull, Rate, WaitedTooLong
+from banyan.router.fleet import Asked, Fleet, Place, Target
+from banyan.router.metrics import Metrics
+from banyan.router.probes import nobody_listens
+from banyan.router.prompt import RANK_HEADER
+from banyan.router.settings import Settings
+from banyan.router.upstream import NOT_SENT_ON, Attempt, Lost, Unreached
+from banyan.router.verdict import (
+    RETRYABLE_STATUSES,
+    Outcome,
+    Tried,
+    account,
+    error_body,
+    error_event,
+    may_retry,
+    retry_after_s,
+)
+
+logger = logging.getLogger("banyan.router")
+
+
+@dataclass(eq=False)
+class _Sent:
+    """A place, and the attempt that uses it."""
+
+    place: Place
+    attempt: Attempt
+
+
+class Forwarder:
+    """Brings requests to servers. ``session`` is the caller's, and open for as long as this is used."""
+
+    def __init__(self, fleet: Fleet, settings: Settings, session: aiohttp.ClientSession, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._session = session
+        self._metrics = metrics
+        self._rate = Rate()
+        self.admission: Admission[Place] = Admission(settings.max_waiting, self._release)
+
+    async def forward(self, path: str, asked: Asked, body: bytes, headers: Mapping[str, str]) -> Response:
+        """The answer to one request. Cancel it when the client has gone."""
+        tried: list[Tried] = []
+        start_s = time.monotonic()
+        while True:
+            avoid = {one.server for one in tried}
+            try:
+                place = await self.admission.enter(
+                    lambda avoid=avoid: self._fleet.take(asked, avoid), self._settings.queue_timeout_s
+                )
+            except QueueFull:
+                return self._refuse(429, f"{self.admission.num_waiting} requests are waiting already", tried)
+            except WaitedTooLong:
+                return self._refuse(503, self._no_room(), tried)
+            sent = _Sent(place, Attempt(self._session, idle_timeout_s=self._settings.idle_timeout_s))
+            failure = await self._try(sent, path, asked, body, headers)
+            if failure is not None:
+                tried.append(failure)
+            if failure is None or not self._may_retry(tried):
+                break
+            self._metrics.retries.inc()
+        self._metrics.first_byte.observe(time.monotonic() - start_s)
+        # A server that refuses has said so itself, and better.
+        if failure is None or failure.outcome is Outcome.REFUSED:
+            return self._relay(sent)
+        return self._fail(tried)
+
+    async def _try(self, sent: _Sent, path: str, asked: Asked, body: bytes, headers: Mapping[str, str]) -> Tried | None:
+        """One attempt; None when it gave an answer, else why not. Without an answer the place is free again."""
+        server, attempt = sent.place.target.server, sent.attempt
+        server.in_flight[id(attempt)] = attempt.give_up
+        onward = self._onward(sent.place.target, asked, headers)
+        self._metrics.placed(sent.place)
+        try:
+            await attempt.open(server.url + path, body, onward)
+        except Unreached as error:
+            self._end(sent, Outcome.UNREACHED)
+            if error.__cause__ is not None and nobody_listens(error.__cause__):
+                logger.warning("%s is down: %s", server.url, error)
+                server.health.refused(str(error))
+            return Tried(server.url, Outcome.UNREACHED, str(error))
+        except Lost as error:
+            self._end(sent, Outcome.LOST)
+            return Tried(server.url, Outcome.LOST, str(error))
+        except BaseException:
+            self._end(sent, Outcome.LEFT)
+            raise
+        if attempt.status in RETRYABLE_STATUSES:
+            self._end(sent, Outcome.REFUSED)
+            return Tried(server.url, Outcome.REFUSED, f"HTTP {attempt.status}")
+        return None
+
+    @staticmethod
+    def _onward(target: Target, asked: Asked, headers: Mapping[str, str]) -> dict[str, str]:
+        """The client's headers for the server, and the rank where that is the router's to choose."""
+        onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
+        if target.rank is not None and len(target.server.targets) > 1 and not asked.request.names_rank:
+            onward[RANK_HEADER] = str(target.rank)
+        return onward
+
+    def _may_retry(self, tried: list[Tried]) -> bool:
+        return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._fleet.servers))
+
+    def _relay(self, sent: _Sent) -> Response:
+        attempt = sent.attempt
+        if not attempt.is_stream:
+            self._end(sent, Outcome.ANSWERED)
+            response = Response(attempt.first, attempt.status)
+        else:
+            response = _Relay(self, sent)
+        # Together with content-length, which the response has set.
+        response.raw_headers.extend(
+            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in attempt.headers
+        )
+        if attempt.status in RETRYABLE_STATUSES and "retry-after" not in response.headers:
+            response.headers["retry-after"] = str(self._retry_after_s())
+        return response
+
+    async def relay(self, sent: _Sent) -> AsyncIterator[bytes]:
+        """The bytes of a stream as they come; its last event says so when it broke."""
+        try:
+            yield sent.attempt.first
+            while chunk := await sent.attempt.read():
+                yield chunk
+        except Lost as error:
+            url = sent.place.target.server.url
+            self._end(sent, Outcome.BROKEN)
+            logger.warning("a stream from %s broke: %s", url, error)
+            yield error_event(f"the server was lost in the middle of its answer, which is not complete: {error}")
+        else:
+            self._end(sent, Outcome.ANSWERED)
+
+    def left(self, sent: _Sent) -> None:
+        """The client has its answer, or has gone."""
+        self._end(sent, Outcome.LEFT)
+
+    def _end(self, sent: _Sent, outcome: Outcome) -> None:
+        place = sent.place
+        if place.is_released:
+            return
+        sent.attempt.close()
+        place.target.server.in_flight.pop(id(sent.attempt), None)
+        self._rate.happened()
+        self._metrics.ended(place.target.server.url, outcome)
+        self._release(place)
+
+    def _release(self, place: Place) -> None:
+        self._fleet.release(place)
+        self.admission.wake()
+
+    # ---- refusals ----------------------------------------------------------------------------------------------
+
+    def _no_room(self) -> str:
+        states = ", ".join(
+            f"{server.url} {'draining' if server.is_draining else server.health.state.value}"
+            for server in self._fleet.servers
+        )
+        return f"no server had room within {self._settings.queue_timeout_s:g} s: {states}"
+
+    def _retry_after_s(self) -> int:
+        return retry_after_s(self.admission.num_waiting, self._rate.per_s())
+
+    def _refuse(self, status: int, message: str, tried: list[Tried]) -> Response:
+        self._metrics.refused.labels(str(status)).inc()
+        message = f"{message}; tried before: {account(tried)}" if tried else message
+        kind = "queue_full" if status == 429 else "no_server"
+        return Response(
+            error_body(message, kind, status),
+            status,
+            {"retry-after": str(self._retry_after_s())},
+            "application/json",
+        )
+
+    def _fail(self, tried: list[Tried]) -> Response:
+        logger.warning("a request failed: %s", account(tried))
+        message = f"no server answered: {account(tried)}"
+        return Response(error_body(message, "server_lost", 502), 502, media_type="application/json")
+
+
+class _Relay(StreamingResponse):
+    """A stream that gives its place back also when it was never begun."""
+
+    def __init__(self, forwarder: Forwarder, sent: _Sent) -> None:
+        super().__init__(forwarder.relay(sent), sent.attempt.status)
+        self._forwarder = forwarder
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._forwarder.left(self._sent)

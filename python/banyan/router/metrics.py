@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``/metrics`` tells of the router. One registry for each router: a process may hold several (tests do)."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from banyan.router.fleet import Fleet, Place
+from banyan.router.verdict import Outcome
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """Counters are told; gauges are read when they are asked for."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = {"registry": self.registry, "namespace": "banyan_router"}
+        self.requests = Counter("requests", "Requests, by path and status.", ("path", "status"), **made)
+        self.attempts = Counter("attempts", "Requests sent on, by how they ended.", ("server", "outcome"), **made)
+        self.retries = Counter("retries", "Requests that went on to another server.", **made)
+        self.refused = Counter("refused", "Requests that no server was asked about, by status.", ("status",), **made)
+        self.choices = Counter("choices", "Placements, by what decided.", ("server", "reason"), **made)
+        self.prompt_tokens = Counter("prompt_tokens", "Tokens of placed prompts.", **made)
+        self.cached_tokens = Counter("cached_tokens", "Of these, expected in the cache of the chosen target.", **made)
+        self.untokenised = Counter("untokenised", "Text prompts that were placed without their tokens.", **made)
+        self.event_batches = Counter("event_batches", "KV event batches, by server.", ("server",), **made)
+        self.event_holes = Counter("event_holes", "Times when events were missed for good.", ("server",), **made)
+        self.first_byte = Histogram(
+            "first_byte_seconds", "From the request to its answer's first byte.", buckets=SECONDS, **made
+        )
+        self._up = Gauge("server_up", "1: takes requests.", ("server",), **made)
+        self._in_flight = Gauge("in_flight", "Requests at a server.", ("server",), **made)
+        self._blocks = Gauge("known_blocks", "Blocks that a server's ranks hold, as events tell.", ("server",), **made)
+        self._waiting = Gauge("waiting", "Requests that wait in the router.", **made)
+
+    def placed(self, place: Place) -> None:
+        self.choices.labels(place.target.server.url, place.choice.reason.value).inc()
+        self.prompt_tokens.inc(place.num_tokens)
+        self.cached_tokens.inc(place.cached_tokens)
+
+    def ended(self, server: str, outcome: Outcome) -> None:
+        self.attempts.labels(server, outcome.value).inc()
+
+    def render(self, fleet: Fleet, num_waiting: int) -> bytes:
+        """All of them, in Prometheus' text format."""
+        self._waiting.set(num_waiting)
+        for server in fleet.servers:
+            self._up.labels(server.url).set(server.takes_requests)
+            self._in_flight.labels(server.url).set(len(server.in_flight))
+            self._blocks.labels(server.url).set(sum(len(feed.blocks) for feed in server.feeds))
+        return generate_latest(self.registry)

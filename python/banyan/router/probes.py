@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks servers how they are: what they are, whether their engines answer, and how busy they are."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from banyan.router.description import Description, read_loads
+from banyan.router.fleet import Fleet, Server
+from banyan.router.health import Probe, State
+from banyan.router.settings import Settings
+
+logger = logging.getLogger("banyan.router")
+
+
+class BadAnswer(Exception):
+    """The server answered, and not well."""
+
+
+def nobody_listens(error: Exception) -> bool:
+    """Whether a connection was refused, rather than not made for another reason."""
+    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
+
+
+class Probes:
+    """Keeps the fleet's knowledge of one server fresh, until cancelled.
+
+    Args:
+        changed: called when requests that wait may have a place now.
+        restarted: called with a server whose description is new.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        *,
+        changed: Callable[[], None],
+        restarted: Callable[[Server], None],
+    ) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._session = session
+        self._changed = changed
+        self._restarted = restarted
+
+    async def watch(self, server: Server) -> None:
+        """Look at a server's load again and again; bring it up when it can be."""
+        while True:
+            if server.health.state is State.UP:
+                await self._checked(server, Probe.LOAD, self._look_at_load(server))
+            else:
+                await self._checked(server, Probe.ENGINE, self._bring_up(server))
+            await asyncio.sleep(self._settings.probe_interval_s)
+
+    async def check_engine(self, server: Server) -> None:
+        """Have the engine of a server that is up make a token, now and then."""
+        while True:
+            await asyncio.sleep(self._settings.health_interval_s)
+            if server.health.state is State.UP:
+                await self._checked(server, Probe.ENGINE, self._look_at_engine(server))
+
+    async def _checked(self, server: Server, probe: Probe, look: Any) -> None:
+        try:
+            await look
+        except (aiohttp.ClientError, TimeoutError, BadAnswer, ValueError) as error:
+            was = server.health.state
+            said = f"{probe.value}: {type(error).__name__}: {error}"
+            if nobody_listens(error):
+                server.health.refused(said)
+            elif server.health.failed(probe, said):
+                self._fleet.gave_up(server, f"it does not answer ({said})")
+            if was is State.UP and server.health.state is State.DOWN:
+                logger.warning("%s is down: %s", server.url, said)
+        else:
+            server.health.passed(probe)
+
+    async def _bring_up(self, server: Server) -> None:
+        await self._look_at_engine(server)
+        info = await self._get(server, "/server_info", self._settings.probe_timeout_s)
+        if self._fleet.described(server, Description.read(info, server.url)):
+            self._restarted(server)
+        await self._look_at_load(server)
+        server.health.came_up()
+        logger.info("%s is up: %s", server.url, server.description)
+        self._changed()
+
+    async def _look_at_engine(self, server: Server) -> None:
+        await self._get(server, "/health", self._settings.health_timeout_s)
+
+    async def _look_at_load(self, server: Server) -> None:
+        asked_s = time.time()
+        try:
+            answer = await self._get(server, "/v1/loads?include=core", self._settings.probe_timeout_s)
+            reports = read_loads(answer, asked_s)
+        except aiohttp.ClientResponseError as error:
+            if error.status != 404:
+                raise
+            reports = {}
+        self._fleet.reported(server, reports, asked_s)
+
+    async def _get(self, server: Server, path: str, timeout_s: float) -> Any:
+        """The JSON of an answer, None for an empty one."""
+        key = self._settings.api_key
+        headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+        async with asyncio.timeout(timeout_s):
+            async with self._session.get(server.url + path, headers=headers, raise_for_status=True) as response:
+                body = await response.read()
+        try:
+            return msgspec.json.decode(body) if body else None
+        except msgspec.DecodeError as error:
+            raise BadAnswer(f"{path}: {error}") from None

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the router reads of a request. The body itself is passed on byte for byte.
+
+Nothing here refuses: a body that cannot be read is the server's to refuse, in its own words.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from banyan.router.blocks import pack
+
+GENERATE = "/generate"
+COMPLETIONS = "/v1/completions"
+CHAT_COMPLETIONS = "/v1/chat/completions"
+PATHS = (GENERATE, COMPLETIONS, CHAT_COMPLETIONS)
+
+RANK_HEADER = "x-override-routed-dp-rank"
+"""SGLang's header that pins a rank; it leaves the body alone."""
+
+ROUTING_KEY_HEADER = "x-smg-routing-key"
+
+_BEYOND_TOKENS = ("input_embeds", "image_data", "audio_data", "video_data")
+"""Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One request, as far as placing it needs.
+
+    Attributes:
+        token_ids: of the prompt, where the client gave them.
+        text: the prompt as text, or None; it tokenises as ``tokenize`` says.
+        tokenize: body for a server's ``/tokenize``, or None where the tokens would not tell what is cached.
+        num_others: further prompts of a batch, which is placed by its first.
+        session: names the conversation; None when the client does not say.
+        cache_salt: keeps equal prompts apart; None for none.
+        namespace: everything that keeps equal prompts apart, as text; "" for nothing.
+        names_rank: the client has pinned a rank of whichever server it gets.
+    """
+
+    token_ids: array[int] | None = None
+    text: bytes | None = None
+    tokenize: Mapping[str, Any] | None = None
+    num_others: int = 0
+    session: str | None = None
+    cache_salt: str | None = None
+    namespace: str = ""
+    names_rank: bool = False
+
+    @property
+    def is_salted_only(self) -> bool:
+        """Whether events name its pages in a way that can be computed here: LoRA and extra keys are not."""
+        return self.namespace == (self.cache_salt or "")
+
+    def row(self) -> bytes | None:
+        """The prompt as the row of bytes that ``sent`` cuts; None when nothing is known of it."""
+        return self.token_ids.tobytes() if self.token_ids is not None else self.text
+
+
+def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
+    """Read a request to ``path``; one that says nothing is placed by load alone."""
+    try:
+        fields = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return Request()
+    if not isinstance(fields, dict):
+        return Request()
+    prompt = _chat(fields) if path == CHAT_COMPLETIONS else _completion(fields, "prompt")
+    if path == GENERATE:
+        prompt = _completion(fields, "input_ids" if fields.get("input_ids") is not None else "text")
+        if any(fields.get(name) is not None for name in _BEYOND_TOKENS):
+            prompt = {}
+    salt = fields.get("cache_salt")
+    salt = salt if isinstance(salt, str) else None
+    apart = [salt or "", *(str(fields[name]) for name in ("extra_key", "lora_path", "lora_name") if fields.get(name))]
+    return Request(
+        **prompt,
+        session=_session(fields, headers),
+        cache_salt=salt,
+        namespace="\0".join(apart),
+        names_rank=RANK_HEADER in headers
+        or fields.get("routed_dp_rank") is not None
+        or fields.get("data_parallel_rank") is not None,
+    )
+
+
+def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The prompt of a completion: text, token ids, or a list of either."""
+    prompt = fields.get(name)
+    num_others = 0
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        num_others, prompt = len(prompt) - 1, prompt[0]
+    if isinstance(prompt, str):
+        tokenize = {"prompt": prompt}
+        return {"text": prompt.encode(errors="replace"), "tokenize": tokenize, "num_others": num_others}
+    token_ids = pack(prompt)
+    return {"token_ids": token_ids, "num_others": num_others} if token_ids else {}
+
+
+def _chat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat as text that grows at its end from turn to turn, and the fields that decide how it is rendered."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return {}
+    encode = msgspec.json.Encoder(order="sorted").encode
+    text = b"\n".join(encode(item) for item in (fields.get("tools"), *messages))
+    # The server reads from the body what it reads from a chat completion, so that both render alike.
+    tokenize = {name: value for name, value in fields.items() if name not in ("prompt", "stream", "stream_options")}
+    return {"text": text, "tokenize": tokenize if all(map(_is_text_only, messages)) else None}
+
+
+def _is_text_only(message: object) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    return not isinstance(content, list) or all(
+        isinstance(part, dict) and part.get("type", "text") == "text" for part in content
+    )
+
+
+def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """As the engine's dispatcher: SGLang's session, else the routing key."""
+    params = fields.get("session_params")
+    names = (fields.get("session_id"), params.get("id") if isinstance(params, dict) else None)
+    named = next((name for name in names if name is not None), None)
+    return str(named) if named is not None else headers.get(ROUTING_KEY_HEADER)

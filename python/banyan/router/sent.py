@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each target may hold, guessed from what was sent there: for servers without KV events, and for prompts whose
+tokens are not known.
+
+A prompt is a row of bytes, cut into pieces of ``PIECE_BYTES``; a piece's id is chained to the one before. The least
+recently sent pieces are forgotten first, at about the number of tokens that the target has room for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+PIECE_BYTES = 256
+BYTES_PER_TOKEN = 4
+"""Exact for packed token ids; for text the usual rule of thumb."""
+
+PIECE_TOKENS = PIECE_BYTES // BYTES_PER_TOKEN
+DEFAULT_CAPACITY_TOKENS = 1 << 22
+"""For a target that does not say how much it has room for."""
+
+
+def piece_ids(prompt: bytes, namespace: bytes = b"") -> Iterator[bytes]:
+    """Ids of the full pieces. Different namespaces have no id in common."""
+    digest = hashlib.blake2b(namespace, digest_size=16).digest()
+    for start in range(0, len(prompt) - PIECE_BYTES + 1, PIECE_BYTES):
+        digest = hashlib.blake2b(prompt[start : start + PIECE_BYTES], digest_size=16, key=digest).digest()
+        yield digest
+
+
+class SentPieces:
+    """The pieces that went to one target, the latest last."""
+
+    def __init__(self, capacity_tokens: int = DEFAULT_CAPACITY_TOKENS) -> None:
+        self._capacity = max(1, capacity_tokens // PIECE_TOKENS)
+        self._pieces: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def leading_tokens(self, ids: list[bytes]) -> int:
+        """Tokens of the longest leading run that was sent here."""
+        num_pieces = 0
+        for piece in ids:
+            if piece not in self._pieces:
+                break
+            num_pieces += 1
+        return num_pieces * PIECE_TOKENS
+
+    def sent(self, ids: list[bytes]) -> None:
+        """Take note. The front of a prompt is forgotten last: without it the rest is of no use."""
+        for piece in reversed(ids):
+            self._pieces.pop(piece, None)
+            self._pieces[piece] = None
+        while len(self._pieces) > self._capacity:
+            del self._pieces[next(iter(self._pieces))]
+
+    def forget(self) -> None:
+        self._pieces.clear()

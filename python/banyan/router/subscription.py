@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listens to the KV events of one rank, and asks for what it missed.
+
+The wire is SGLang's: a PUB socket sends ``[topic, number, batch]``, a ROUTER socket gives earlier ones again, from a
+number on, and ends with number -1. ZeroMQ connects again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from banyan.router.description import EventSource
+from banyan.router.events import EventFeed, read_batch
+
+logger = logging.getLogger("banyan.router")
+
+REPLAY_TIMEOUT_S = 2.0
+"""Between two messages of a replay; the publisher looks for requests about ten times a second."""
+
+
+async def follow(
+    context: zmq.asyncio.Context, source: EventSource, feed: EventFeed, applied: Callable[[], None]
+) -> None:
+    """Keep ``feed`` in step until cancelled; ``applied`` is called after each batch."""
+    with context.socket(zmq.SUB) as socket:
+        socket.set(zmq.LINGER, 0)
+        socket.subscribe(source.topic)
+        socket.connect(source.endpoint)
+        # A router that starts late asks for what was before it.
+        await _replay(context, source, feed, 0)
+        while True:
+            try:
+                _, number, payload = await socket.recv_multipart()
+                batch = read_batch(payload)
+            except (ValueError, msgspec.DecodeError) as error:
+                logger.warning("%s sends what is no KV event, its blocks are forgotten: %s", source.endpoint, error)
+                feed.forget()
+                continue
+            seq = int.from_bytes(number, "big")
+            missing = feed.first_missing(seq, batch)
+            if missing is not None:
+                await _replay(context, source, feed, missing)
+            feed.apply(seq, batch)
+            applied()
+
+
+async def _replay(context: zmq.asyncio.Context, source: EventSource, feed: EventFeed, first: int) -> None:
+    """Apply earlier batches from ``first`` on, as far as the publisher still has them. The feed notices what fails."""
+    if source.replay is None:
+        return
+    with context.socket(zmq.DEALER) as socket:
+        socket.set(zmq.LINGER, 0)
+        socket.connect(source.replay)
+        await socket.send_multipart((b"", first.to_bytes(8, "big")))
+        try:
+            while True:
+                async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                    _, _, number, payload = await socket.recv_multipart()
+                seq = int.from_bytes(number, "big", signed=True)
+                if seq < 0:
+                    return
+                feed.apply(seq, read_batch(payload))
+        except (TimeoutError, ValueError, msgspec.DecodeError) as error:
+            logger.warning("%s did not replay from %d: %s: %s", source.replay, first, type(error).__name__, error)

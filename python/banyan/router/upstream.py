@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One attempt to get an answer from one server.
+
+States: *opening* until ``open`` returns with the first bytes (of a stream) or all of them (of anything else), then
+*relaying* until ``read`` gives ``b""``, then closed. It can be told to give up, because the server is silent:
+whoever waits gets ``Lost`` at once, also when the server's socket is still open and merely silent.
+
+Owned by the request that made it; ``close`` ends the connection, with which the server aborts what it was doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
+
+import aiohttp
+
+from banyan.router.verdict import WholeEvents
+
+T = TypeVar("T")
+
+EVENT_STREAM = "text/event-stream"
+
+HOP_BY_HOP = frozenset(
+    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
+)
+"""Headers between two neighbours (RFC 9110, 7.6.1). Never passed on."""
+
+NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
+NOT_SENT_BACK = HOP_BY_HOP | {"content-length", "date", "server"}
+
+
+class Unreached(Exception):
+    """No connection: the server has seen nothing of the request."""
+
+
+class Lost(Exception):
+    """The server had the request, and there is no (whole) answer."""
+
+
+class Attempt:
+    """One request at one server."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, idle_timeout_s: float) -> None:
+        self._session = session
+        self._idle_timeout_s = idle_timeout_s
+        self._response: aiohttp.ClientResponse | None = None
+        self._events: WholeEvents | None = None
+        self._waiting: asyncio.Timeout | None = None
+        self._why_lost: str | None = None
+        self.status = 0
+        self.headers: list[tuple[str, str]] = []
+        self.first = b""
+
+    @property
+    def is_stream(self) -> bool:
+        return self._events is not None
+
+    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send the request; return when ``status``, ``headers`` and ``first`` hold the beginning of an answer.
+
+        Raises:
+            Unreached, Lost: as their names say; the attempt is closed.
+        """
+        try:
+            response = await self._wait(self._session.post(url, data=body, headers=headers, allow_redirects=False))
+            self._response = response
+            self.status = response.status
+            self.headers = [
+                (name, value) for name, value in response.headers.items() if name.lower() not in NOT_SENT_BACK
+            ]
+            if response.content_type == EVENT_STREAM and response.status == 200:
+                self._events = WholeEvents()
+                self.first = await self.read()
+            else:
+                self.first = await self._wait(response.read())
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            self.close()
+            raise Unreached(str(error)) from error
+        except aiohttp.ClientError as error:
+            self.close()
+            raise Lost(_said(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    async def read(self) -> bytes:
+        """The next whole events of a stream, ``b""`` at its end.
+
+        Raises:
+            Lost: the stream broke off.
+        """
+        assert self._response is not None and self._events is not None
+        while True:
+            try:
+                chunk = await self._wait(self._response.content.readany())
+            except aiohttp.ClientError as error:
+                raise Lost(_said(error)) from error
+            if not chunk:
+                return self._events.close()
+            if events := self._events.feed(chunk):
+                return events
+
+    def give_up(self, why: str) -> None:
+        """Whoever waits for this attempt gets ``Lost``, now or when they next ask."""
+        self._why_lost = why
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """Let go of the connection. After a whole answer it is used again."""
+        if self._response is not None:
+            if self._response.content.at_eof():
+                self._response.release()
+            else:
+                self._response.close()
+
+    async def _wait(self, step: Awaitable[T]) -> T:
+        """``step``, unless the attempt is given up or nothing moves for too long."""
+        if self._why_lost is not None:
+            if asyncio.iscoroutine(step):
+                step.close()
+            raise Lost(self._why_lost)
+        try:
+            async with asyncio.timeout(self._idle_timeout_s) as self._waiting:
+                return await step
+        except aiohttp.ClientError:
+            # Some of them are TimeoutErrors too.
+            raise
+        except TimeoutError as error:
+            raise Lost(self._why_lost or f"nothing came for {self._idle_timeout_s:g} s") from error
+        finally:
+            self._waiting = None
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of an attempt, and what a client is told when there is no other.
+
+A request moves to another server only before its first byte was passed on. Attempts that did not reach a server are
+free. Of those that did and were lost there is a limit: a request that brings servers down must not visit them all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+RETRYABLE_STATUSES = (429, 503)
+"""The server has not begun: it is full, starting or going down. Any other answer is an answer."""
+
+MAX_RETRY_AFTER_S = 60
+
+
+class Outcome(StrEnum):
+    """How one attempt ended, in the words of the metrics."""
+
+    ANSWERED = "answered"
+    UNREACHED = "unreached"
+    """No connection: nothing was sent."""
+    REFUSED = "refused"
+    """Answered with one of ``RETRYABLE_STATUSES``."""
+    LOST = "lost"
+    """The connection broke, or the server went down, before the first byte."""
+    BROKEN = "broken"
+    """The same, after the first byte: the client is told in the stream."""
+    LEFT = "left"
+    """The client went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One attempt that gave no answer."""
+
+    server: str
+    outcome: Outcome
+    error: str
+
+
+def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:
+    """Whether another attempt is due after those in ``tried``."""
+    num_reached = sum(one.outcome is not Outcome.UNREACHED for one in tried)
+    # A server that cannot be reached is down from then on; the bound is for one that comes and goes.
+    return num_reached <= max_retries and len(tried) <= num_servers + max_retries
+
+
+def error_body(message: str, kind: str, code: int) -> bytes:
+    """An error as OpenAI's clients and SGLang's own read it."""
+    return json.dumps({"error": {"message": message, "type": kind, "code": code, "param": None}}).encode()
+
+
+def error_event(message: str) -> bytes:
+    """The last event of a stream that broke. No ``[DONE]`` follows: the answer is not complete."""
+    return b"data: " + error_body(message, "server_lost", 502) + b"\n\n"
+
+
+def account(tried: Sequence[Tried]) -> str:
+    """What was tried, for people."""
+    return "; ".join(f"{one.server}: {one.outcome.value} ({one.error})" for one in tried)
+
+
+def retry_after_s(num_waiting: int, completions_per_s: float) -> int:
+    """When a queue of that length will have moved on, in whole seconds between 1 and ``MAX_RETRY_AFTER_S``."""
+    if completions_per_s <= 0:
+        return MAX_RETRY_AFTER_S if num_waiting else 1
+    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(num_waiting / completions_per_s)))
+
+
+class WholeEvents:
+    """Passes server-sent events on as soon as each is whole.
+
+    A client can do nothing with part of an event, so this delays nothing; and what is passed on can always be
+    followed by another event.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Everything up to the end of the last whole event."""
+        arrived = self._rest + chunk
+        end = max(arrived.rfind(mark) + len(mark) if mark in arrived else 0 for mark in (b"\n\n", b"\r\n\r\n"))
+        self._rest = arrived[end:]
+        return arrived[:end]
+
+    def close(self) -> bytes:
+        """What is left when the stream ended well."""
+        rest, self._rest = self._rest, b""
+        return rest

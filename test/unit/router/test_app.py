@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client sees of a router whose servers are well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import operator
+from functools import partial
+
+import aiohttp
+import pytest
+from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
+
+from banyan.router.blocks import block_ids, pack
+from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
+
+PROMPT = "a prompt of some length, long enough for pages"
+
+
+def ids(text=PROMPT):
+    return list(block_ids(pack(list(text.encode())), BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_request_when_forwarded_then_body_and_headers_arrive_as_they_were(path):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            raw = b'{"text":  "caf\xc3\xa9", "odd": 1.50}'
+            headers = {"authorization": "Bearer key", "content-type": "application/json"}
+            async with rig.client.post(f"{rig.served.url}{path}?x=1", data=raw, headers=headers) as response:
+                assert (await response.json())["path"] == path
+            body, seen = rig.servers[0].seen[0]
+            assert body == raw and seen["authorization"] == "Bearer key"
+            assert "x-override-routed-dp-rank" not in seen
+
+    asyncio.run(scenario())
+
+
+def test_stream_when_an_event_is_there_then_it_is_passed_on_before_the_next():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].gate.clear()
+            async with rig.client.post(f"{rig.served.url}/generate", json={"text": "hi", "stream": True}) as response:
+                first = await response.content.readuntil(b"\n\n")
+                assert json.loads(first[6:])["number"] == 0
+                assert response.content_type == "text/event-stream"
+                rig.servers[0].gate.set()
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("banyan", [False, True])
+def test_request_when_a_server_has_ranks_then_one_is_pinned_unless_banyan_places_there(banyan):
+    async def scenario():
+        async with running([FakeServer("a", num_ranks=2, banyan=banyan)]) as rig:
+            for _ in range(4):
+                await rig.ask(text="hi")
+            pinned = [headers.get("x-override-routed-dp-rank") for _, headers in rig.servers[0].seen]
+            assert sorted(pinned, key=str) == ([None] * 4 if banyan else ["0", "0", "1", "1"])
+
+    asyncio.run(scenario())
+
+
+def test_request_when_the_client_pins_a_rank_then_the_pin_stays():
+    async def scenario():
+        async with running([FakeServer("a", num_ranks=2)]) as rig:
+            await rig.ask(text="hi", routed_dp_rank=1)
+            assert "x-override-routed-dp-rank" not in rig.servers[0].seen[0][1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"path": "/generate", "input_ids": list(PROMPT.encode())},
+        {"path": "/generate", "text": PROMPT},
+        {"path": "/v1/chat/completions", "messages": [{"role": "user", "content": PROMPT}]},
+    ],
+)
+def test_request_when_events_say_who_holds_its_prefix_then_it_goes_there(fields):
+    async def scenario():
+        servers = [FakeServer(name, events=True) for name in "abc"]
+        async with running(servers, policy="lmetric") as rig:
+            for holder, gone in ((2, BlockRemoved(ids())), (0, AllBlocksCleared())):
+                publisher, blocks = servers[holder].publishers[0], rig.router.fleet.servers[holder].feeds[0].blocks
+                await publisher.send(BlockStored(ids()))
+                await until(partial(len, blocks))
+                for _ in range(3):
+                    assert json.loads((await rig.ask(**fields))[2])["text"] == servers[holder].name
+                await publisher.send(gone)
+                await until(partial(operator.not_, blocks))
+
+    asyncio.run(scenario())
+
+
+def test_events_when_the_router_starts_late_or_misses_some_then_it_asks_for_them_again():
+    async def scenario():
+        server = FakeServer("a", events=True)
+        publisher = server.publishers[0]
+        first, second, third = ids()[:1], ids()[1:2], ids()[2:3]
+        await publisher.send(BlockStored(first))
+        async with running([server]) as rig:
+            feed = rig.router.fleet.servers[0].feeds[0]
+            await until(lambda: len(feed.blocks) == 1)
+            await publisher.send(BlockStored(second), lose=True)
+            await publisher.send(BlockStored(third))
+            await until(lambda: len(feed.blocks) == 3)
+            assert feed.num_holes == 0
+
+    asyncio.run(scenario())
+
+
+def test_request_when_servers_send_no_events_then_it_goes_where_its_text_went():
+    async def scenario():
+        async with running([FakeServer(name) for name in "abc"], policy="lmetric") as rig:
+            text = "x" * 3000
+            first = json.loads((await rig.ask(text=text))[2])["text"]
+            assert [json.loads((await rig.ask(text=text + str(turn)))[2])["text"] for turn in range(6)] == [first] * 6
+
+    asyncio.run(scenario())
+
+
+def test_queue_when_it_is_full_then_429_and_when_it_stands_still_then_503():
+    async def scenario():
+        async with running([FakeServer("a")], max_in_flight=1, max_waiting=1, queue_timeout_s=0.2) as rig:
+            (a,) = rig.servers
+            a.gate.clear()
+            running_one = asyncio.create_task(rig.ask(text="one"))
+            await until(lambda: a.num_running == 1)
+            waiting = asyncio.create_task(rig.ask(text="two"))
+            await until(lambda: rig.router.forwarder.admission.num_waiting == 1)
+            status, headers, body = await rig.ask(text="three")
+            assert status == 429 and int(headers["retry-after"]) >= 1 and b"waiting" in body
+            status, headers, body = await waiting
+            assert status == 503 and "retry-after" in headers and a.url.encode() in body
+            a.gate.set()
+            assert (await running_one)[0] == 200
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_client_when_it_goes_away_then_the_server_is_told_and_the_place_is_free():
+    async def scenario():
+        async with running([FakeServer("a")], max_in_flight=1) as rig:
+            (a,) = rig.servers
+            a.gate.clear()
+            for stream in (True, False):
+                asked = asyncio.create_task(rig.ask(text="hi", stream=stream))
+                await until(lambda: a.num_running == 1)
+                asked.cancel()
+                await until(lambda: not rig.router.fleet.servers[0].in_flight)
+                rig.assert_idle()
+                if stream:
+                    await until(lambda: a.num_left == 1 and a.num_running == 0)
+
+    asyncio.run(scenario())
+
+
+def test_drain_when_asked_for_then_nothing_new_goes_there_and_what_runs_ends_well():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        async with running([a, b]) as rig:
+            a.gate.clear()
+            b.gate.clear()
+            begun = [asyncio.create_task(rig.ask(text="hi")) for _ in range(2)]
+            await until(lambda: rig.num_seen() == [1, 1])
+            assert (await rig.post(f"/router/drain?server={a.url}"))[0] == 200
+            a.gate.set()
+            b.gate.set()
+            assert [status for status, _, _ in await asyncio.gather(*begun)] == [200, 200]
+            for _ in range(3):
+                await rig.ask(text="hi")
+            assert rig.num_seen() == [1, 4]
+            await rig.post(f"/router/resume?server={a.url}")
+            for _ in range(2):
+                await rig.ask(text="hi")
+            assert rig.num_seen() == [2, 5]
+            assert (await rig.post("/router/drain?server=http://nobody"))[0] == 404
+
+    asyncio.run(scenario())
+
+
+def test_router_when_it_stops_then_new_requests_get_503_and_running_ones_end():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].gate.clear()
+            begun = asyncio.create_task(rig.ask(text="hi"))
+            await until(lambda: rig.servers[0].num_running == 1)
+            rig.router.is_stopping = True
+            status, headers, _ = await rig.ask(text="hi")
+            assert status == 503 and "retry-after" in headers
+            assert (await rig.get("/health"))[0] == 503
+            rig.servers[0].gate.set()
+            assert (await begun)[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_load_when_a_server_does_not_tell_it_then_the_routers_own_books_do():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        a.loads_status = b.loads_status = 404
+        async with running([a, b], policy="lmetric") as rig:
+            a.gate.clear()
+            b.gate.clear()
+            asked = [asyncio.create_task(rig.ask(text="hi")) for _ in range(8)]
+            await until(lambda: sum(rig.num_seen()) == 8)
+            assert rig.num_seen() == [4, 4]
+            a.gate.set()
+            b.gate.set()
+            await asyncio.gather(*asked)
+
+    asyncio.run(scenario())
+
+
+def test_models_when_listed_then_those_of_all_servers_once():
+    async def scenario():
+        async with running([FakeServer("a"), FakeServer("b")]) as rig:
+            status, body = await rig.get("/v1/models")
+            assert status == 200
+            assert sorted(card["id"] for card in json.loads(body)["data"]) == ["only-a", "only-b", "shared"]
+
+    asyncio.run(scenario())
+
+
+def test_metrics_when_read_then_attempts_and_tokens_are_counted():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            await rig.ask(input_ids=[1, 2, 3])
+            _, body = await rig.get("/metrics")
+            url = rig.servers[0].url
+            assert f'banyan_router_attempts_total{{outcome="answered",server="{url}"}} 1.0' in body.decode()
+            assert f'banyan_router_server_up{{server="{url}"}} 1.0' in body.decode()
+            assert "banyan_router_prompt_tokens_total 3.0" in body.decode()
+
+    asyncio.run(scenario())
+
+
+def test_servers_when_listed_then_their_state_and_last_error():
+    async def scenario():
+        async with running([FakeServer("a")], is_up=False) as rig:
+            await rig.servers[0].kill()
+            await until(lambda: "connect" in rig.router.fleet.servers[0].health.last_error)
+            (state,) = json.loads((await rig.get("/router/servers"))[1])
+            assert state["server"] == rig.servers[0].url and state["state"] != "up"
+
+    asyncio.run(scenario())
+
+
+def test_body_when_it_is_too_large_then_413_and_no_server_is_asked():
+    async def scenario():
+        async with running([FakeServer("a")], max_body_bytes=1000) as rig:
+            assert (await rig.ask(text="x" * 2000))[0] == 413
+            assert rig.num_seen() == [0]
+
+    asyncio.run(scenario())
+
+
+def test_client_when_it_accepts_compression_then_nothing_is_decoded_on_the_way():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            async with aiohttp.ClientSession(auto_decompress=False) as client:
+                headers = {"accept-encoding": "zstd"}
+                async with client.post(f"{rig.served.url}/generate", json={"text": "hi"}, headers=headers) as response:
+                    await response.read()
+            assert rig.servers[0].seen[0][1]["accept-encoding"] == "zstd"
+
+    asyncio.run(scenario())

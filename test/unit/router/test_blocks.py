@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of pages, and who holds how many of them from the front."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from itertools import islice
+
+from banyan.router.blocks import RankBlocks, block_ids, leading_blocks, pack
+
+TOKENS = array("I", range(1, 18))
+
+
+def test_ids_when_computed_then_the_first_bits_of_the_chained_sha256():
+    first = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in TOKENS[:4])).digest()
+    second = hashlib.sha256(first + b"".join(token.to_bytes(4, "little") for token in TOKENS[4:8])).digest()
+    expected = [int.from_bytes(digest[:8], "big", signed=True) for digest in (first, second)]
+    assert list(islice(block_ids(TOKENS, 4), 2)) == expected
+
+
+def test_ids_when_the_last_page_is_just_full_then_its_last_token_keeps_it_out():
+    assert [len(list(block_ids(TOKENS[:num], 4))) for num in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+
+
+def test_ids_when_salted_then_no_page_is_shared():
+    plain, salted = set(block_ids(TOKENS, 4)), set(block_ids(TOKENS, 4, "a"))
+    assert not plain & salted and not salted & set(block_ids(TOKENS, 4, "b"))
+
+
+def test_pack_when_it_is_no_list_of_tokens_then_none():
+    assert pack([1, 2]) == array("I", [1, 2])
+    assert [pack(value) for value in ([-1], [1 << 32], [1.5], "12", None, [[1]])] == [None] * 6
+
+
+def test_leading_when_ranks_hold_different_lengths_then_each_its_own_and_no_more_is_hashed():
+    ranks = [RankBlocks() for _ in range(3)]
+    ranks[0].stored([1, 2, 4], "GPU")
+    ranks[1].stored([1, 2, 3, 4], "GPU")
+    asked = []
+
+    def ids():
+        for block_id in (1, 2, 3, 9, 4):
+            asked.append(block_id)
+            yield block_id
+
+    assert leading_blocks(ids(), ranks) == [2, 3, 0]
+    assert asked == [1, 2, 3, 9]
+
+
+def test_blocks_when_removed_from_one_medium_then_the_other_still_holds_them():
+    blocks = RankBlocks()
+    blocks.stored([1], "GPU")
+    blocks.stored([1], "CPU_PINNED")
+    blocks.stored([2], "EXTERNAL")
+    blocks.removed([1, 7], "GPU")
+    assert 1 in blocks and 2 not in blocks
+    blocks.removed([1], "CPU_PINNED")
+    assert not len(blocks)

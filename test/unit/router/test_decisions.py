@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions, health, verdicts, the queue and the settings: no socket, no clock."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from banyan import cli
+from banyan.router.admission import Admission, QueueFull, Rate, WaitedTooLong
+from banyan.router.description import Description, read_loads, together
+from banyan.router.health import Health, Probe, State
+from banyan.router.settings import Settings
+from banyan.router.verdict import Outcome, Tried, WholeEvents, may_retry, retry_after_s
+
+URL = "http://node7:30000"
+EVENTS = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "block_size": 16, "dp_size": 2}
+
+
+def test_description_when_the_host_is_a_wildcard_then_that_of_the_url():
+    found = Description.read({"dp_size": 2, "kv_events": EVENTS | {"replay_endpoint_port_base": 6000}}, URL)
+    assert [source.endpoint for source in found.sources] == ["tcp://node7:5557", "tcp://node7:5558"]
+    assert [source.replay for source in found.sources] == ["tcp://node7:6000", "tcp://node7:6001"]
+    named = Description.read({"dp_size": 2, "kv_events": EVENTS | {"endpoint_host": "10.0.0.9"}}, URL)
+    assert named.sources[1].endpoint == "tcp://10.0.0.9:5558" and named.sources[1].replay is None
+
+
+def test_description_when_there_are_no_events_then_no_sources():
+    assert Description.read({"dp_size": 1, "kv_events": None}, URL).sources == ()
+
+
+@pytest.mark.parametrize("info", [{}, {"dp_size": "x"}, None, {"dp_size": 1, "kv_events": {"publisher": "zmq"}}])
+def test_description_when_it_is_not_sglangs_then_an_error_that_says_so(info):
+    with pytest.raises(ValueError, match="server_info"):
+        Description.read(info, URL)
+
+
+def load(rank, timestamp, **fields):
+    names = "num_running_reqs num_waiting_reqs num_waiting_uncached_tokens num_used_tokens num_total_tokens"
+    return dict.fromkeys(names.split(), 0) | {
+        "max_total_num_tokens": 1000, "dp_rank": rank, "timestamp": timestamp, **fields
+    }  # fmt: skip
+
+
+def test_loads_when_the_servers_clock_is_off_then_only_their_age_counts():
+    there_s = 50_000.0
+    answer = {
+        "timestamp": datetime.fromtimestamp(there_s, UTC).isoformat(),
+        "loads": [load(0, there_s - 2.0, num_running_reqs=3, num_used_tokens=400), load(1, there_s + 9.0)],
+    }
+    reports = read_loads(answer, asked_s=7.0)
+    assert (reports[0].taken_s, reports[0].num_running, reports[0].free_tokens) == (5.0, 3, 600)
+    assert reports[1].taken_s == 7.0
+    both = together(reports)
+    assert (both.taken_s, both.num_running, both.free_tokens) == (7.0, 3, 1600)
+
+
+def test_health_when_probes_fail_in_a_row_then_down_and_only_then():
+    health = Health(3)
+    assert health.state is State.STARTING and not health.failed(Probe.LOAD, "x")
+    health.came_up()
+    assert [health.failed(Probe.LOAD, "x") for _ in range(2)] == [False, False]
+    health.passed(Probe.LOAD)
+    assert [health.failed(probe, "x") for probe in (Probe.LOAD, Probe.LOAD, Probe.ENGINE)] == [False] * 3
+    assert health.state is State.UP
+    assert health.failed(Probe.LOAD, "x") and health.state is State.DOWN
+
+
+def test_health_when_nobody_listens_then_down_at_once_but_a_start_is_no_fall():
+    health = Health(3)
+    health.refused("x")
+    assert health.state is State.STARTING
+    health.came_up()
+    health.refused("x")
+    assert health.state is State.DOWN
+
+
+def test_retry_when_servers_were_not_reached_then_it_is_free_and_otherwise_counted():
+    unreached, lost = (Tried(URL, outcome, "x") for outcome in (Outcome.UNREACHED, Outcome.LOST))
+    assert may_retry([unreached] * 3, max_retries=0, num_servers=3)
+    assert not may_retry([unreached] * 4, max_retries=0, num_servers=3)
+    assert not may_retry([lost], max_retries=0, num_servers=3)
+    assert may_retry([unreached, lost], max_retries=1, num_servers=3)
+    assert not may_retry([lost, lost], max_retries=1, num_servers=3)
+
+
+def test_retry_after_when_the_queue_moves_then_its_length_over_its_speed():
+    assert [retry_after_s(*args) for args in ((0, 0.0), (5, 0.0), (5, 2.0), (1000, 0.1))] == [1, 60, 3, 60]
+
+
+@pytest.mark.parametrize("mark", [b"\n\n", b"\r\n\r\n"])
+def test_events_when_cut_anywhere_then_only_whole_ones_are_passed_on(mark):
+    stream = mark.join((b"data: one", b"data: two", b"data: rest"))
+    for cut in range(len(stream)):
+        events = WholeEvents()
+        passed = [events.feed(stream[:cut]), events.feed(stream[cut:])]
+        assert all(not part or part.endswith(mark) for part in passed)
+        assert b"".join(passed) == stream[: -len(b"data: rest")]
+        assert events.close() == b"data: rest"
+
+
+def scripted(places):
+    """A ``take`` that gives what is in the list, None while it is empty."""
+    return lambda: places.pop(0) if places else None
+
+
+def test_queue_when_places_come_then_first_come_first_served():
+    async def scenario():
+        places, given_back = [], []
+        queue = Admission(2, given_back.append)
+        order = []
+
+        async def enter(name):
+            order.append((name, await queue.enter(scripted(places), 5.0)))
+
+        first, second = asyncio.create_task(enter("first")), asyncio.create_task(enter("second"))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await queue.enter(scripted(places), 5.0)
+        places += ["A", "B"]
+        queue.wake()
+        await asyncio.gather(first, second)
+        assert order == [("first", "A"), ("second", "B")] and not given_back
+
+    asyncio.run(scenario())
+
+
+def test_queue_when_someone_waits_then_nobody_overtakes():
+    async def scenario():
+        places = []
+        queue = Admission(5, places.append)
+        first = asyncio.create_task(queue.enter(scripted(places), 5.0))
+        await asyncio.sleep(0)
+        places.append("A")
+        late = asyncio.create_task(queue.enter(scripted(places), 0.01))
+        await asyncio.sleep(0)
+        queue.wake()
+        assert await first == "A"
+        with pytest.raises(WaitedTooLong):
+            await late
+        assert queue.num_waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_queue_when_the_client_goes_as_its_turn_comes_then_the_place_is_given_back():
+    async def scenario():
+        places, given_back = [], []
+        queue = Admission(5, given_back.append)
+        waiting = asyncio.create_task(queue.enter(scripted(places), 5.0))
+        await asyncio.sleep(0)
+        places.append("A")
+        queue.wake()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert given_back == ["A"] and queue.num_waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_rate_when_time_passes_then_old_events_do_not_count():
+    now_s = [0.0]
+    rate = Rate(10.0, lambda: now_s[0])
+    for now_s[0] in (0.0, 5.0, 9.0):
+        rate.happened()
+    assert rate.per_s() == 0.3
+    now_s[0] = 12.0
+    assert rate.per_s() == 0.2
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"servers": ()}, "--server"),
+        ({"servers": ("node:30000",)}, "--server"),
+        ({"servers": (URL, URL)}, "--server"),
+        ({"policy": "best"}, "--policy"),
+        ({"max_in_flight": 0}, "--max-in-flight"),
+        ({"queue_timeout_s": 0.0}, "--queue-timeout-s"),
+    ],
+)
+def test_settings_when_out_of_range_then_the_error_names_the_flag(values, flag):
+    with pytest.raises(ValueError, match=flag):
+        Settings(**({"servers": (URL,)} | values))
+
+
+def test_route_when_a_flag_is_wrong_then_exit_2_and_one_line(capsys):
+    assert cli.main(["route", "--server", "nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("banyan route: --server nonsense")

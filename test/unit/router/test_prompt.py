@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read of a body, and that nothing odd stops a request."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from banyan.router.prompt import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, Request, read
+
+
+def ask(path, headers=None, **fields):
+    return read(path, json.dumps(fields).encode(), headers or {})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "num_others"),
+    [
+        (GENERATE, {"input_ids": [1, 2, 3]}, 0),
+        (GENERATE, {"input_ids": [[1, 2, 3], [4]], "text": None}, 1),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 0),
+        (COMPLETIONS, {"prompt": [[1, 2, 3], [4], [5]]}, 2),
+    ],
+)
+def test_tokens_when_given_then_those_of_the_first_prompt(path, fields, num_others):
+    asked = ask(path, **fields)
+    assert list(asked.token_ids) == [1, 2, 3] and asked.num_others == num_others
+
+
+@pytest.mark.parametrize(("path", "fields"), [(GENERATE, {"text": "héllo"}), (COMPLETIONS, {"prompt": ["héllo"]})])
+def test_text_when_given_then_it_is_tokenised_alone(path, fields):
+    asked = ask(path, **fields)
+    assert asked.text == "héllo".encode() and asked.tokenize == {"prompt": "héllo"}
+
+
+def test_chat_when_it_grows_then_its_text_grows_at_the_end():
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    short, long = (ask(CHAT_COMPLETIONS, messages=messages[:num], stream=True, temperature=0) for num in (1, 2))
+    assert long.text.startswith(short.text)
+    assert "stream" not in long.tokenize and long.tokenize["messages"] == messages
+
+
+def test_chat_when_tools_differ_then_its_text_does_from_the_start():
+    messages = [{"role": "user", "content": "a"}]
+    with_tools = ask(CHAT_COMPLETIONS, messages=messages, tools=[{"type": "function"}])
+    assert not with_tools.text.startswith(ask(CHAT_COMPLETIONS, messages=messages).text)
+
+
+def test_images_when_sent_then_tokens_would_not_tell():
+    parts = [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": "data:x"}}]
+    assert ask(CHAT_COMPLETIONS, messages=[{"role": "user", "content": parts}]).tokenize is None
+    assert ask(CHAT_COMPLETIONS, messages=[{"role": "user", "content": parts[:1]}]).tokenize is not None
+    assert ask(GENERATE, input_ids=[1, 2], image_data="x").token_ids is None
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b'{"prompt": 5, "input_ids": {}, "messages": "x"}'])
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS, CHAT_COMPLETIONS])
+def test_body_when_it_says_nothing_then_it_is_the_servers_to_refuse(path, body):
+    asked = read(path, body, {})
+    assert (asked.token_ids, asked.text, asked.session) == (None, None, None)
+
+
+def test_namespace_when_a_lora_or_an_extra_key_is_named_then_events_do_not_tell():
+    assert ask(GENERATE, text="x", cache_salt="s").is_salted_only
+    assert Request().is_salted_only
+    assert not ask(GENERATE, text="x", cache_salt="s", extra_key="k").is_salted_only
+    assert not ask(GENERATE, text="x", lora_path="adapter").is_salted_only
+
+
+def test_session_when_named_then_as_the_engine_does():
+    header = {"x-smg-routing-key": "key"}
+    assert ask(GENERATE, header, text="x").session == "key"
+    assert ask(GENERATE, header, text="x", session_params={"id": "s"}).session == "s"
+    assert ask(GENERATE, text="x").session is None
+
+
+def test_rank_when_the_client_names_one_then_it_is_noticed():
+    assert ask(GENERATE, text="x", routed_dp_rank=0).names_rank
+    assert ask(GENERATE, {"x-override-routed-dp-rank": "1"}, text="x").names_rank
+    assert not ask(GENERATE, text="x").names_rank
