@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import inspect
+import time
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+import zmq.asyncio
 from sglang.srt.disaggregation import kv_events
 from sglang.srt.entrypoints import request_headers
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, get_hash_str, hash_str_to_int64
 
 from banyan.router import prompt
 from banyan.router.blocks import SALT_TAG, block_ids, pack
-from banyan.router.description import read_loads
-from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, read_batch
+from banyan.router.description import EventSource, read_loads
+from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFeed, read_batch
+from banyan.router.subscription import follow
+from benchmark.servers import free_port
 
 TOKENS = list(range(100, 165))
 
@@ -56,7 +65,47 @@ def test_loads_when_sglang_gives_them_then_every_field_is_there():
     assert (report.taken_s, report.num_running, report.free_tokens) == (499.0, 2, 60)
 
 
-def test_rank_header_when_sglang_reads_headers_then_it_pins_a_rank():
-    asked = SimpleNamespace(routed_dp_rank=None)
-    request_headers.apply_header_overrides(asked, {prompt.RANK_HEADER: "1"})
-    assert asked.routed_dp_rank == 1
+@pytest.mark.parametrize("request_type", [GenerateReqInput, CompletionRequest, ChatCompletionRequest])
+def test_pin_when_sglang_reads_a_request_then_it_is_a_field_of_it(request_type):
+    names = getattr(request_type, "model_fields", None) or request_type.__dataclass_fields__
+    assert prompt.RANK_FIELDS[0] in names
+
+
+def test_pin_headers_when_sglang_reads_headers_then_they_are_those():
+    assert request_headers._HEADER_OVERRIDES[prompt.RANK_HEADERS[1]][0] == prompt.RANK_FIELDS[0]
+    assert prompt.RANK_HEADERS[0] in inspect.getsource(OpenAIServingBase.extract_routed_dp_rank_from_header)
+
+
+def test_publisher_when_followed_then_what_was_before_and_what_comes_is_known():
+    ports = [free_port(), free_port()]
+    publisher = kv_events.ZmqEventPublisher(
+        0, f"tcp://127.0.0.1:{ports[0]}", replay_endpoint=f"tcp://127.0.0.1:{ports[1]}", bind=True
+    )
+
+    def publish(*ids):
+        event = kv_events.BlockStored(list(ids), None, [], 16, None)
+        publisher.publish(kv_events.KVEventBatch(ts=time.time(), events=[event]))
+
+    async def scenario():
+        context, feed, applied = zmq.asyncio.Context(), EventFeed(), asyncio.Event()
+        source = EventSource(0, f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", "")
+        following = asyncio.create_task(follow(context, source, feed, applied.set))
+        try:
+            async with asyncio.timeout(20):
+                while 1 not in feed.blocks:
+                    await asyncio.sleep(0.01)
+                publish(2)
+                await applied.wait()
+            assert 2 in feed.blocks and feed.num_holes == 0
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            context.destroy(linger=0)
+
+    try:
+        publish(1)
+        while not publisher._buffer:
+            time.sleep(0.01)
+        asyncio.run(scenario())
+    finally:
+        publisher.shutdown()

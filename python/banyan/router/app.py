@@ -189,14 +189,15 @@ async def _body(request: Request, max_bytes: int) -> bytes:
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
     """The result of ``work``, or None when the client went away first: then it is cancelled."""
-    answer = asyncio.create_task(work)
-    gone = asyncio.create_task(request.receive())
+    answer = asyncio.ensure_future(work)
+    # The body has been read, so that the next message can only be that the client has gone.
+    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         return await answer if answer.done() else None
     finally:
-        for task in (answer, gone):
-            task.cancel()
+        answer.cancel()
+        gone.cancel()
         await asyncio.gather(answer, gone, return_exceptions=True)
 
 

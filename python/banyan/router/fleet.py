@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The servers, what they are divided into for placing, and what is in flight at each.
 
-A *target* is what a request is sent to: one rank of a stock server, pinned by a header, or a whole server whose ranks
-share their pages and whose own dispatcher knows better which one. Targets are the policies' ranks.
+A *target* is what a request is sent to: one rank of a stock server, named in the request, or a whole server whose
+ranks share their pages and whose own dispatcher knows better which one. Targets are the policies' ranks.
 
 Invariants
   1. Targets keep their numbers for ever. A server that comes back with another number of ranks gets new ones.

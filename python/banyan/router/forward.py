@@ -13,16 +13,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from banyan.router.admission import Admission, QueueFull, Rate, WaitedTooLong
-from banyan.router.fleet import Asked, Fleet, Place, Target
+from banyan.router.fleet import Asked, Fleet, Place
 from banyan.router.metrics import Metrics
 from banyan.router.probes import nobody_listens
-from banyan.router.prompt import RANK_HEADER
+from banyan.router.prompt import pin
 from banyan.router.settings import Settings
 from banyan.router.upstream import NOT_SENT_ON, Attempt, Lost, Unreached
 from banyan.router.verdict import (
@@ -66,7 +67,7 @@ class Forwarder:
             avoid = {one.server for one in tried}
             try:
                 place = await self.admission.enter(
-                    lambda avoid=avoid: self._fleet.take(asked, avoid), self._settings.queue_timeout_s
+                    partial(self._fleet.take, asked, avoid), self._settings.queue_timeout_s
                 )
             except QueueFull:
                 return self._refuse(429, f"{self.admission.num_waiting} requests are waiting already", tried)
@@ -89,13 +90,16 @@ class Forwarder:
         """One attempt; None when it gave an answer, else why not. Without an answer the place is free again."""
         server, attempt = sent.place.target.server, sent.attempt
         server.in_flight[id(attempt)] = attempt.give_up
-        onward = self._onward(sent.place.target, asked, headers)
+        onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
+        rank = sent.place.target.rank
+        if rank is not None and len(server.targets) > 1 and asked.request.may_pin:
+            body = pin(body, rank)
         self._metrics.placed(sent.place)
         try:
             await attempt.open(server.url + path, body, onward)
         except Unreached as error:
             self._end(sent, Outcome.UNREACHED)
-            if error.__cause__ is not None and nobody_listens(error.__cause__):
+            if nobody_listens(error.__cause__):
                 logger.warning("%s is down: %s", server.url, error)
                 server.health.refused(str(error))
             return Tried(server.url, Outcome.UNREACHED, str(error))
@@ -109,14 +113,6 @@ class Forwarder:
             self._end(sent, Outcome.REFUSED)
             return Tried(server.url, Outcome.REFUSED, f"HTTP {attempt.status}")
         return None
-
-    @staticmethod
-    def _onward(target: Target, asked: Asked, headers: Mapping[str, str]) -> dict[str, str]:
-        """The client's headers for the server, and the rank where that is the router's to choose."""
-        onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
-        if target.rank is not None and len(target.server.targets) > 1 and not asked.request.names_rank:
-            onward[RANK_HEADER] = str(target.rank)
-        return onward
 
     def _may_retry(self, tried: list[Tried]) -> bool:
         return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._fleet.servers))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from banyan.router.fleet import Fleet, Place
@@ -16,7 +18,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        made = {"registry": self.registry, "namespace": "banyan_router"}
+        made: dict[str, Any] = {"registry": self.registry, "namespace": "banyan_router"}
         self.requests = Counter("requests", "Requests, by path and status.", ("path", "status"), **made)
         self.attempts = Counter("attempts", "Requests sent on, by how they ended.", ("server", "outcome"), **made)
         self.retries = Counter("retries", "Requests that went on to another server.", **made)
@@ -26,13 +28,13 @@ class Metrics:
         self.cached_tokens = Counter("cached_tokens", "Of these, expected in the cache of the chosen target.", **made)
         self.untokenised = Counter("untokenised", "Text prompts that were placed without their tokens.", **made)
         self.event_batches = Counter("event_batches", "KV event batches, by server.", ("server",), **made)
-        self.event_holes = Counter("event_holes", "Times when events were missed for good.", ("server",), **made)
         self.first_byte = Histogram(
             "first_byte_seconds", "From the request to its answer's first byte.", buckets=SECONDS, **made
         )
         self._up = Gauge("server_up", "1: takes requests.", ("server",), **made)
         self._in_flight = Gauge("in_flight", "Requests at a server.", ("server",), **made)
         self._blocks = Gauge("known_blocks", "Blocks that a server's ranks hold, as events tell.", ("server",), **made)
+        self._holes = Gauge("event_holes", "Times since a server's start when events were lost.", ("server",), **made)
         self._waiting = Gauge("waiting", "Requests that wait in the router.", **made)
 
     def placed(self, place: Place) -> None:
@@ -49,5 +51,6 @@ class Metrics:
         for server in fleet.servers:
             self._up.labels(server.url).set(server.takes_requests)
             self._in_flight.labels(server.url).set(len(server.in_flight))
+            self._holes.labels(server.url).set(sum(feed.num_holes for feed in server.feeds))
             self._blocks.labels(server.url).set(sum(len(feed.blocks) for feed in server.feeds))
         return generate_latest(self.registry)

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -25,7 +25,7 @@ class BadAnswer(Exception):
     """The server answered, and not well."""
 
 
-def nobody_listens(error: Exception) -> bool:
+def nobody_listens(error: BaseException | None) -> bool:
     """Whether a connection was refused, rather than not made for another reason."""
     return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
 
@@ -69,7 +69,7 @@ class Probes:
             if server.health.state is State.UP:
                 await self._checked(server, Probe.ENGINE, self._look_at_engine(server))
 
-    async def _checked(self, server: Server, probe: Probe, look: Any) -> None:
+    async def _checked(self, server: Server, probe: Probe, look: Awaitable[None]) -> None:
         try:
             await look
         except (aiohttp.ClientError, TimeoutError, BadAnswer, ValueError) as error:

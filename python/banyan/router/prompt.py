@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the router reads of a request. The body itself is passed on byte for byte.
+"""What the router reads of a request. The body itself is passed on byte for byte; ``pin`` adds one field to it.
 
 Nothing here refuses: a body that cannot be read is the server's to refuse, in its own words.
 """
@@ -20,8 +20,11 @@ COMPLETIONS = "/v1/completions"
 CHAT_COMPLETIONS = "/v1/chat/completions"
 PATHS = (GENERATE, COMPLETIONS, CHAT_COMPLETIONS)
 
-RANK_HEADER = "x-override-routed-dp-rank"
-"""SGLang's header that pins a rank; it leaves the body alone."""
+RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
+"""Fields that pin a rank; the second is the old name of the first."""
+
+RANK_HEADERS = ("x-data-parallel-rank", "x-override-routed-dp-rank")
+"""Headers that do; which of them counts depends on the endpoint and on the server's environment."""
 
 ROUTING_KEY_HEADER = "x-smg-routing-key"
 
@@ -41,7 +44,7 @@ class Request:
         session: names the conversation; None when the client does not say.
         cache_salt: keeps equal prompts apart; None for none.
         namespace: everything that keeps equal prompts apart, as text; "" for nothing.
-        names_rank: the client has pinned a rank of whichever server it gets.
+        may_pin: whether the rank is the router's to name; a client's own pin stays.
     """
 
     token_ids: array[int] | None = None
@@ -51,7 +54,7 @@ class Request:
     session: str | None = None
     cache_salt: str | None = None
     namespace: str = ""
-    names_rank: bool = False
+    may_pin: bool = False
 
     @property
     def is_salted_only(self) -> bool:
@@ -84,10 +87,16 @@ def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
         session=_session(fields, headers),
         cache_salt=salt,
         namespace="\0".join(apart),
-        names_rank=RANK_HEADER in headers
-        or fields.get("routed_dp_rank") is not None
-        or fields.get("data_parallel_rank") is not None,
+        may_pin=bool(fields)
+        and all(fields.get(name) is None for name in RANK_FIELDS)
+        and not any(name in headers for name in RANK_HEADERS),
     )
+
+
+def pin(body: bytes, rank: int) -> bytes:
+    """The body of a request that ``may_pin``, with its rank as the first field."""
+    start = body.index(b"{") + 1
+    return b'%b"%b":%d,%b' % (body[:start], RANK_FIELDS[0].encode(), rank, body[start:])
 
 
 def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -32,7 +32,6 @@ def test_request_when_forwarded_then_body_and_headers_arrive_as_they_were(path):
                 assert (await response.json())["path"] == path
             body, seen = rig.servers[0].seen[0]
             assert body == raw and seen["authorization"] == "Bearer key"
-            assert "x-override-routed-dp-rank" not in seen
 
     asyncio.run(scenario())
 
@@ -57,8 +56,8 @@ def test_request_when_a_server_has_ranks_then_one_is_pinned_unless_banyan_places
         async with running([FakeServer("a", num_ranks=2, banyan=banyan)]) as rig:
             for _ in range(4):
                 await rig.ask(text="hi")
-            pinned = [headers.get("x-override-routed-dp-rank") for _, headers in rig.servers[0].seen]
-            assert sorted(pinned, key=str) == ([None] * 4 if banyan else ["0", "0", "1", "1"])
+            pinned = [json.loads(body).get("routed_dp_rank") for body, _ in rig.servers[0].seen]
+            assert sorted(pinned, key=str) == ([None] * 4 if banyan else [0, 0, 1, 1])
 
     asyncio.run(scenario())
 
@@ -66,8 +65,9 @@ def test_request_when_a_server_has_ranks_then_one_is_pinned_unless_banyan_places
 def test_request_when_the_client_pins_a_rank_then_the_pin_stays():
     async def scenario():
         async with running([FakeServer("a", num_ranks=2)]) as rig:
-            await rig.ask(text="hi", routed_dp_rank=1)
-            assert "x-override-routed-dp-rank" not in rig.servers[0].seen[0][1]
+            for _ in range(3):
+                await rig.ask(text="hi", routed_dp_rank=1)
+            assert [json.loads(body)["routed_dp_rank"] for body, _ in rig.servers[0].seen] == [1, 1, 1]
 
     asyncio.run(scenario())
 

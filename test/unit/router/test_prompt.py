@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from banyan.router.prompt import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, Request, read
+from banyan.router.prompt import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, Request, pin, read
 
 
 def ask(path, headers=None, **fields):
@@ -75,7 +75,17 @@ def test_session_when_named_then_as_the_engine_does():
     assert ask(GENERATE, text="x").session is None
 
 
-def test_rank_when_the_client_names_one_then_it_is_noticed():
-    assert ask(GENERATE, text="x", routed_dp_rank=0).names_rank
-    assert ask(GENERATE, {"x-override-routed-dp-rank": "1"}, text="x").names_rank
-    assert not ask(GENERATE, text="x").names_rank
+def test_rank_when_the_client_names_one_then_it_stays():
+    assert not ask(GENERATE, text="x", routed_dp_rank=0).may_pin
+    assert not ask(COMPLETIONS, prompt="x", data_parallel_rank=1).may_pin
+    assert not ask(GENERATE, {"x-override-routed-dp-rank": "1"}, text="x").may_pin
+    assert not ask(COMPLETIONS, {"x-data-parallel-rank": "1"}, prompt="x").may_pin
+    assert not read(GENERATE, b"{}", {}).may_pin and not read(GENERATE, b"[{}]", {}).may_pin
+
+
+def test_pin_when_added_then_everything_else_is_as_it_was():
+    body = b' { "text" : "{caf\\u00e9}", "x":1.50}'
+    assert read(GENERATE, body, {}).may_pin
+    pinned = pin(body, 3)
+    assert json.loads(pinned) == {"routed_dp_rank": 3} | json.loads(body)
+    assert pinned.endswith(body[2:])

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets, places and what is expected to be cached, without a socket."""
+
+from __future__ import annotations
+
+import pytest
+
+from banyan.router.blocks import block_ids, pack
+from banyan.router.description import Description, EventSource
+from banyan.router.events import BlockStored, EventBatch
+from banyan.router.fleet import Asked, Fleet, Server
+from banyan.router.health import Health
+from banyan.router.prompt import Request
+from banyan.routing import POLICIES, Dispatcher, LoadReport
+
+TOKENS = pack(list(range(65)))
+PROMPT = Asked(Request(token_ids=TOKENS), TOKENS)
+
+
+def told(num_ranks=1, *, places_itself=False, block_tokens=16, started="1"):
+    sources = tuple(EventSource(rank, "tcp://x", None, "") for rank in range(num_ranks))
+    return Description(num_ranks, places_itself, block_tokens, sources, started)
+
+
+def fleet(*descriptions, policy="lmetric", max_in_flight=4):
+    servers = [Server(f"http://s{number}", Health(3)) for number in range(len(descriptions))]
+    made = Fleet(servers, Dispatcher(0, POLICIES[policy]()), max_in_flight=max_in_flight, clock=lambda: 100.0)
+    for server, description in zip(servers, descriptions, strict=True):
+        made.described(server, description)
+        made.reported(server, {}, 1.0)
+        server.health.came_up()
+    return made
+
+
+def holds(made, server, rank, num_blocks, block_tokens=16):
+    ids = list(block_ids(TOKENS, block_tokens))[:num_blocks]
+    made.servers[server].feeds[rank].apply(0, EventBatch(1.0, [BlockStored(ids)]))
+
+
+def test_cached_when_ranks_are_targets_then_each_its_own():
+    made = fleet(told(2), told(1))
+    holds(made, 0, 1, 3)
+    holds(made, 1, 0, 2)
+    assert made.cached_tokens(PROMPT) == [0, 48, 32]
+    assert made.take(PROMPT).target.rank == 1
+
+
+def test_cached_when_a_server_places_itself_then_the_best_of_its_ranks():
+    made = fleet(told(2, places_itself=True), told(2))
+    holds(made, 0, 0, 1)
+    holds(made, 0, 1, 4)
+    assert made.cached_tokens(PROMPT) == [64, 0, 0]
+
+
+def test_cached_when_servers_have_pages_of_different_sizes_then_each_by_its_own():
+    made = fleet(told(block_tokens=16), told(block_tokens=32))
+    holds(made, 0, 0, 1, 16)
+    holds(made, 1, 0, 1, 32)
+    assert made.cached_tokens(PROMPT) == [16, 32]
+
+
+@pytest.mark.parametrize("apart", [{"namespace": "lora"}, {"cache_salt": "s", "namespace": "s"}])
+def test_cached_when_a_namespace_keeps_prompts_apart_then_no_page_of_another(apart):
+    made = fleet(told())
+    holds(made, 0, 0, 4)
+    assert made.cached_tokens(Asked(Request(token_ids=TOKENS, **apart), TOKENS)) == [0]
+
+
+def test_cached_when_there_are_no_events_then_what_was_sent_and_never_more_than_the_prompt():
+    made = fleet(Description(), Description())
+    text = Asked(Request(text=b"x" * 2000))
+    first = made.take(text).target.number
+    assert made.cached_tokens(text)[first] == 448 and made.cached_tokens(text)[1 - first] == 0
+    assert made.take(text).target.number == first
+
+
+def test_place_when_all_are_full_then_none_until_one_is_released_once():
+    made = fleet(Description(), max_in_flight=2)
+    places = [made.take(PROMPT) for _ in range(2)]
+    assert made.take(PROMPT) is None
+    made.release(places[0])
+    made.release(places[0])
+    assert made.take(PROMPT) is not None and made.take(PROMPT) is None
+
+
+def test_place_when_a_server_was_tried_then_another_unless_there_is_none():
+    made = fleet(Description(), Description(), policy="round_robin")
+    assert {made.take(PROMPT, {"http://s0"}).target.number for _ in range(3)} == {1}
+    made.servers[1].is_draining = True
+    assert made.take(PROMPT, {"http://s0"}).target.number == 0
+
+
+def test_restart_when_noticed_then_nothing_of_before_is_believed():
+    made = fleet(told())
+    holds(made, 0, 0, 4)
+    assert not made.described(made.servers[0], told())
+    assert made.described(made.servers[0], told(started="2"))
+    assert made.cached_tokens(PROMPT) == [0] and made.servers[0].targets == [0]
+
+
+def test_restart_when_the_ranks_are_others_then_they_are_new_targets():
+    made = fleet(told(1), told(1))
+    made.described(made.servers[0], told(2, started="2"))
+    made.reported(made.servers[0], {}, 2.0)
+    assert made.servers[0].targets == [2, 3]
+    assert sorted(made.active(())) == [1, 2, 3]
+
+
+def test_reported_when_nothing_is_in_flight_then_an_old_report_clears_what_was_on_its_way():
+    made = fleet(Description())
+    (server,) = made.servers
+    made.release(made.take(PROMPT))
+    made.reported(server, {0: LoadReport(taken_s=50.0)}, 200.0)
+    assert made._dispatcher.states({0})[0].num_requests == 0
+
+
+def test_gave_up_when_a_server_is_silent_then_each_request_there_is_told_once():
+    made = fleet(Description())
+    (server,) = made.servers
+    said = []
+    server.in_flight = {1: said.append, 2: said.append}
+    made.gave_up(server, "silent")
+    made.gave_up(server, "silent")
+    assert said == ["silent"] * 2
