@@ -71,7 +71,7 @@ def test_cached_when_there_are_no_events_then_what_was_sent_and_never_more_than_
     text = Asked(Request(text=b"x" * 2000))
     first = made.take(text).target.number
     assert made.cached_tokens(text)[first] == 448 and made.cached_tokens(text)[1 - first] == 0
-    assert made.take(text).target.number == first
+    assert made.cached_tokens(Asked(Request(text=b"x" * 300)))[first] == 64
 
 
 def test_place_when_all_are_full_then_none_until_one_is_released_once():
