@@ -57,7 +57,7 @@ class Router:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=timeout,
-            # What a server compresses is passed on compressed.
+            # A server that compresses though it was not asked to is passed on as it is.
             auto_decompress=False,
             skip_auto_headers=("user-agent", "accept-encoding", "content-type"),
         ) as session:

@@ -91,6 +91,8 @@ class Forwarder:
         server, attempt = sent.place.target.server, sent.attempt
         server.in_flight[id(attempt)] = attempt.give_up
         onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
+        # A compressed stream could not be ended with an event that says that it broke.
+        onward["accept-encoding"] = "identity"
         rank = sent.place.target.rank
         if rank is not None and len(server.targets) > 1 and asked.request.may_pin:
             body = pin(body, rank)

@@ -11,6 +11,8 @@ import uvicorn
 from banyan.router.app import Router, build
 from banyan.router.settings import Settings
 
+logger = logging.getLogger("banyan.router")
+
 
 class _Server(uvicorn.Server):
     """uvicorn, which tells the router that it stops: requests on open connections get 503 from then on."""
@@ -28,6 +30,7 @@ def serve(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     app, router = build(settings)
+    logger.info("http://%s:%d, %s, in front of %s", settings.host, settings.port, settings.policy, settings.servers)
     config = uvicorn.Config(
         app,
         host=settings.host,
