@@ -91,7 +91,7 @@ class Probes:
             self._restarted(server)
         await self._look_at_load(server)
         server.health.came_up()
-        logger.info("%s is up: %s", server.url, server.description)
+        logger.info("%s is up: %d targets, KV events of %d ranks", server.url, len(server.targets), len(server.feeds))
         self._changed()
 
     async def _look_at_engine(self, server: Server) -> None:
