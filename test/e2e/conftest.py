@@ -79,6 +79,20 @@ class Client:
         return sum(rank[counter] for rank in self.ranks().values())
 
 
+_SHARED: list[Server] = []
+"""The two servers, once they are up."""
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A module with a server of its own has the machine for itself: stock's dispatcher alone would keep a core busy."""
+    for server in _SHARED:
+        server.asleep()
+    yield
+    for server in _SHARED:
+        server.awake()
+
+
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory):
     logs = tmp_path_factory.mktemp("servers")
@@ -86,7 +100,9 @@ def _servers(tmp_path_factory):
     stock = Server(ServerSpec("stock", 2, "stock", (*ARGS, "--page-size", "16"), CPU), MODEL, logs)
     with on, stock:
         wait_ready([on, stock])
+        _SHARED.extend([on, stock])
         yield Client(on), Client(stock)
+        _SHARED.clear()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Restartable:
 
 
 @pytest.fixture(scope="module")
-def tiers(tmp_path_factory) -> Iterator[Restartable]:
+def tiers(alone, tmp_path_factory) -> Iterator[Restartable]:
     started = Restartable(tmp_path_factory.mktemp("tiers"))
     yield started
     started.server.stop()
