@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from banyan.planner import Action, asked
 from benchmark.servers import Server, ServerSpec, wait_ready
 
 MODEL = Path("build/models/smollm2-135m-instruct")
@@ -24,6 +25,21 @@ POOL_TOKENS = 6000
 ARGS = ("--device", "cpu", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
 
 
+# What is found is moved: what the planner has learnt from other tests is not these tests' business.
+MOVE = {
+    "protocol_version": "1",
+    "message_id": "test",
+    "actions": [
+        {
+            "action_id": "test",
+            "action_type": asked.ACTION_TYPE,
+            "action_version": asked.ACTION_VERSION,
+            "payload": asked.payload(Action.MOVE),
+        }
+    ],
+}
+
+
 class Client:
     """Talks to one server with token ids, greedily."""
 
@@ -36,6 +52,7 @@ class Client:
         body = {
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
+            "kv_hints": MOVE,
         }
         if rank is not None:
             body["routed_dp_rank"] = rank
@@ -52,6 +69,7 @@ class Client:
             "sampling_params": {"max_new_tokens": 1, "temperature": 0},
             "return_logprob": True,
             "logprob_start_len": -1,
+            "kv_hints": MOVE,
         }
         if rank is not None:
             body["routed_dp_rank"] = rank
