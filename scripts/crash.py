@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -22,8 +23,13 @@ def main() -> int:
     build = ["cargo", "build", "-q", "--release", "-p", "banyan-store", "--example", "crash"]
     subprocess.run(build, cwd=KERNEL, check=True)
     what = [str(args.seeds)] if args.seed is None else ["--seed", str(args.seed)]
-    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        return subprocess.run([KERNEL / "target/release/examples/crash", folder, *what]).returncode
+    folder = tempfile.mkdtemp(prefix="banyan-crash-", dir=args.dir)
+    status = subprocess.run([KERNEL / "target/release/examples/crash", folder, *what]).returncode
+    if status == 0:
+        shutil.rmtree(folder)
+    else:
+        print(f"the stores of the failed seeds are kept in {folder}")
+    return status
 
 
 if __name__ == "__main__":

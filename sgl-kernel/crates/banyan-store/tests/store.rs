@@ -220,6 +220,30 @@ fn page_when_a_bit_on_disk_flips_then_named_as_bad_and_never_found_again() {
 }
 
 #[test]
+fn page_when_its_read_fails_then_withdrawn_for_good_though_its_reader_says_nothing() {
+    let scratch = Scratch::new();
+    let honest = options(scratch.path());
+    Rig::open(&honest).keep(None, &[0, 1]);
+    {
+        let engine = EngineChoice::Faulty(Faults::parse("eio=1").unwrap());
+        let rig = Rig::open(&Options {
+            engine,
+            ..honest.clone()
+        });
+        let found = rig.store.lookup(&[key(0)]);
+        let offset = rig.offset(0);
+        let _ticket = rig
+            .store
+            .read(&found, 1, &rig.memory, &[offset], 9)
+            .unwrap();
+        // Nobody has looked at the ticket when the next process comes.
+    }
+    let rig = Rig::open(&honest);
+    assert_eq!((rig.num_found(&[0]), rig.num_found(&[1])), (0, 1));
+    assert_eq!(rig.fetch(&[1], 1), []);
+}
+
+#[test]
 fn namespace_when_it_changes_then_nothing_of_the_old_is_found_and_its_records_go_first() {
     let scratch = Scratch::new();
     let mut options = options(scratch.path());

@@ -6,9 +6,11 @@
 //!
 //! A seed is two lives of one or two writers on one directory, each ended by `kill -9` or a power cut, or run into errors. The parent
 //! then opens the directory with an honest device and checks: no page has a wrong byte; every page whose durability was announced is
-//! there (unless its place was needed, or the device had damaged it); `fsck` has no finding; the store can be written again.
+//! there (unless its place was needed, or the device had damaged it: see `claims`); `fsck` has no finding; the store can be written again.
 //! The plan of a seed is fixed: workers, space, faults and their odds, the operation or the microsecond of the end. How far a worker has
 //! come by then is the machine's affair, so a failing seed may have to be run some times.
+
+mod claims;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -26,6 +28,7 @@ use banyan_store::growth::Limits;
 use banyan_store::reading::Reason;
 use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Options, Purpose, Store};
+use claims::{Claims, Reads, Said, num_bad_lines};
 
 const LAYER_BYTES: [u64; 3] = [4096, 512, 8192];
 const STRIDE: u64 = 16384;
@@ -97,6 +100,14 @@ impl Plan {
     /// Bits that flipped when they were written may still be met in the next life.
     fn flips(&self) -> bool {
         self.faults.as_ref().is_some_and(|faults| faults.flip > 0)
+    }
+
+    /// What flipped in an earlier life was found and withdrawn by the parent after it.
+    fn reads(&self) -> Reads {
+        match &self.faults {
+            Some(faults) if faults.eio > 0 || faults.flip > 0 => Reads::MayFail,
+            _ => Reads::Reliable,
+        }
     }
 }
 
@@ -185,7 +196,7 @@ fn content(page: u64, position: usize) -> u64 {
 
 // ---- the worker ----------------------------------------------------------------------------------------------------
 
-/// Lives until it is killed or has done its steps. Says what is durable ("S page") and what was found bad ("D page").
+/// Lives until it is killed or has done its steps, and says on the way what `claims` has to know.
 fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), String> {
     let plan = Plan::of(seed, life);
     let engine = match &plan.faults {
@@ -196,8 +207,12 @@ fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), Strin
         None if seed.is_multiple_of(2) => EngineChoice::Auto,
         None => EngineChoice::Threads,
     };
-    let store =
-        Store::open(&options(directory, &plan, engine)).map_err(|error| error.to_string())?;
+    let options = options(directory, &plan, engine);
+    if plan.flips() {
+        // Of a writer that is dead already and whose shelf may become ours. Before there is a store, there are none.
+        say(&Said::BadLines(num_bad_lines(&options.paths).unwrap_or(0)));
+    }
+    let store = Store::open(&options).map_err(|error| error.to_string())?;
     let mut dice = Dice(seed * 77 + life * 7 + worker);
     let mut arena = Arena::new();
     let mut num_queued = 0;
@@ -229,14 +244,17 @@ fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), Strin
 }
 
 fn report(store: &Store) {
-    let mut out = std::io::stdout().lock();
     for (key, outcome) in store.completed() {
         if let (Outcome::Stored, Some(page)) = (outcome, page_of(&key)) {
-            // A parent that is gone cannot be told.
-            drop(writeln!(out, "S {page}"));
+            say(&Said::Stored(page));
         }
     }
-    drop(out.flush());
+}
+
+/// One line, written at once.
+fn say(said: &Said) {
+    // A parent that is gone cannot be told.
+    drop(writeln!(std::io::stdout().lock(), "{}", said.line()));
 }
 
 fn chain(dice: &mut Dice) -> Vec<u64> {
@@ -266,10 +284,11 @@ fn put(store: &Store, arena: &mut Arena, dice: &mut Dice) -> Result<usize, Strin
 
 fn fetch(store: &Store, arena: &mut Arena, dice: &mut Dice) -> Result<(), String> {
     let pages = chain(dice);
+    say(&Said::Reading(pages.clone()));
     let failed = read_chain(store, arena, &pages, 1 + dice.roll(3) as usize)?;
-    for (page, _) in failed {
-        println!("D {page}");
-    }
+    say(&Said::Failed(
+        failed.into_iter().map(|(page, _)| page).collect(),
+    ));
     Ok(())
 }
 
@@ -302,12 +321,6 @@ fn read_chain(
 
 // ---- the parent ----------------------------------------------------------------------------------------------------
 
-#[derive(Default)]
-struct Claims {
-    durable: BTreeSet<u64>,
-    damaged: BTreeSet<u64>,
-}
-
 fn run_seed(root: &Path, seed: u64, is_verbose: bool) -> Result<(), String> {
     let directory = root.join(format!("seed-{seed}"));
     drop(std::fs::remove_dir_all(&directory));
@@ -320,14 +333,16 @@ fn run_seed(root: &Path, seed: u64, is_verbose: bool) -> Result<(), String> {
         if is_verbose {
             println!("seed {seed}, life {life}: {plan:?}");
         }
-        let end = live(&directory, seed, life, &plan, &mut claims)?;
+        let end = live(&directory, seed, life, &plan, &mut claims)
+            .map_err(|reason| format!("life {life}: {reason}"))?;
         if is_verbose {
             println!(
                 "  ended: {end}; {} pages announced as durable",
                 claims.durable.len()
             );
         }
-        judge(&directory, &plan, &mut claims, has_flipped)?;
+        judge(&directory, &plan, &mut claims, has_flipped)
+            .map_err(|reason| format!("after life {life}: {reason}"))?;
     }
     std::fs::remove_dir_all(&directory).map_err(|error| error.to_string())
 }
@@ -364,25 +379,18 @@ fn live(
     }
     let mut ends = Vec::new();
     for child in children {
-        ends.push(bury(child, claims)?);
+        ends.push(bury(child, plan, claims)?);
     }
     Ok(ends.join(", "))
 }
 
-fn bury(mut child: Child, claims: &mut Claims) -> Result<String, String> {
+fn bury(mut child: Child, plan: &Plan, claims: &mut Claims) -> Result<String, String> {
     let out = child.stdout.take().ok_or("the worker has no output")?;
-    for line in BufReader::new(out).lines() {
-        let line = line.map_err(|error| error.to_string())?;
-        match line
-            .split_once(' ')
-            .map(|(word, page)| (word, page.parse()))
-        {
-            Some(("S", Ok(page))) => drop(claims.durable.insert(page)),
-            Some(("D", Ok(page))) => drop(claims.damaged.insert(page)),
-            // The last line of a killed worker may be cut off.
-            _ => {}
-        }
-    }
+    let lines: std::io::Result<Vec<String>> = BufReader::new(out).lines().collect();
+    let lines = lines.map_err(|error| error.to_string())?;
+    // The last line of a killed worker may be cut off.
+    let said = lines.iter().filter_map(|line| Said::parse(line));
+    claims.take(said, plan.reads());
     let status = child.wait().map_err(|error| error.to_string())?;
     match status.code() {
         Some(0) | Some(137) | None => Ok(status.to_string()),
@@ -397,6 +405,10 @@ fn judge(
     has_flipped: bool,
 ) -> Result<(), String> {
     let honest = options(directory, plan, EngineChoice::Auto);
+    if has_flipped {
+        let num_bad = num_bad_lines(&honest.paths).map_err(|error| error.to_string())?;
+        claims.num_bad_lines += num_bad;
+    }
     let store = Store::open(&honest).map_err(|error| error.to_string())?;
     let mut arena = Arena::new();
     let mut found = BTreeSet::new();
@@ -417,26 +429,16 @@ fn judge(
             }
         }
     }
-    let is_lost = |page: &&u64| !found.contains(*page) && !claims.damaged.contains(*page);
-    let lost: Vec<&u64> = claims.durable.iter().filter(is_lost).collect();
-    // A bit may have flipped in a line of the manifest; each such line costs its page. In the last line of a shelf it cannot be told
-    // from one that was torn.
     let stats = store.stats();
     let num_damaged = stats.iter().find(|(name, _)| *name == "damaged_entries");
-    let num_excused = num_damaged.map_or(0, |(_, count)| *count as usize);
-    if num_excused > 0 && !has_flipped {
+    if num_damaged.is_some_and(|(_, count)| *count > 0) && !has_flipped {
         return Err("the manifest is damaged, and no bit was flipped".into());
     }
-    let num_last_lines = if has_flipped {
-        plan.num_workers as usize
-    } else {
-        0
-    };
-    if plan.has_ample_space && lost.len() > num_excused + num_last_lines {
+    let lost = claims.lost(&found);
+    if plan.has_ample_space && lost.len() > claims.num_bad_lines {
         return Err(format!("announced as durable, but lost: {lost:?}"));
     }
-    claims.durable = found;
-    claims.damaged.clear();
+    claims.settle(found);
     put_one(&store, &mut arena)?;
     store.close();
     fsck(&honest, has_flipped)
