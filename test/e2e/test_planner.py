@@ -37,8 +37,11 @@ def test_plan_when_forwards_and_moves_were_measured_then_a_long_prefix_is_moved_
     ids = prompt("measured", 1200)
     engine.prefill(ids, rank=0)
     meta = engine.prefill(ids, rank=1)
-    assert meta["cached_tokens_details"]["peer"] == 1184
     (plan,) = decisions(engine, meta["id"])
+    assert plan["found"] == [["peer", 74]]
+    # On a busy machine a copy may look slow enough for the last pages to be computed beside it.
+    assert 37 <= plan["moved_pages"] <= 74
+    assert meta["cached_tokens_details"]["peer"] == 16 * plan["moved_pages"]
     assert plan["reason"] == "expected to be faster"
     assert plan["outcome"] == "landed"
     assert 0 < plan["expected_us"] < plan["recompute_us"] < 120e6

@@ -164,8 +164,8 @@ def test_place_when_the_client_names_a_policy_then_that_one_decides(node):
     wish.payload["policy"] = "round_robin"
     placer.place(req, [0, 1])
     assert req.kv_hints.protocol_version == "7"
-    assert [action.action_type for action in req.kv_hints.actions] == [hint.POLICY_ACTION, hint.ACTION_TYPE]
-    assert req.kv_hints.actions[-1].payload["reason"] == "turn"
+    assert [action.action_type for action in req.kv_hints.actions] == [hint.ACTION_TYPE, hint.POLICY_ACTION]
+    assert req.kv_hints.actions[0].payload["reason"] == "turn"
 
 
 @pytest.mark.parametrize(

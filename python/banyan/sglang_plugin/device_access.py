@@ -27,7 +27,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
 from banyan.sglang_plugin.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pool_access import Publish
-from banyan.sglang_plugin.tiers import ArenaView, Seats
+from banyan.sglang_plugin.tiers import Seats
 from banyan.transport.capability import DeviceFacts, Route, verdict
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.copy_stream import open_copy_stream
@@ -184,7 +184,7 @@ class DeviceAccess:
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
-    ) -> ArenaView:
+    ) -> Source:
         assert self._arena_address is not None
         num_frames = block.num_frames(memory.num_bytes)
         table = block.table()

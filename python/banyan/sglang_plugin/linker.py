@@ -22,7 +22,7 @@ from banyan.config import Config
 from banyan.core import PrefixSpan
 from banyan.planner import Run, SourceKind
 from banyan.refusals import pool_refusal
-from banyan.sglang_plugin import report, requests, runtime, seams
+from banyan.sglang_plugin import page_hash, report, requests, runtime, seams
 from banyan.sglang_plugin.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.device_pool import DeviceMHAPool, DeviceMLAPool
 from banyan.sglang_plugin.layer_wait import LayerWait
@@ -64,6 +64,7 @@ class BanyanLinker(UnifiedCacheLinker):
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
         _check_shareable(components, pool, allocator)
+        page_hash.prepare(params.page_size)
         config = runtime.config()
         carried = runtime.bookkeeping(server_args)
         assert config is not None and carried is not None
@@ -143,31 +144,28 @@ class BanyanLinker(UnifiedCacheLinker):
         """Prefix lengths of the tail, in pages, that the peers can supply."""
         keys = transfers[0].keys
         offer = self._cache.lookup(rid, keys) or Offer(())
-        self._record_span(rid, len(keys), offer)
         found = [Run(self._kind(slot), length) for slot, length in offer.runs]
-        num_pages = self._num_exact(rid, len(keys), self._planner.num_pages(rid, len(keys), found))
+        num_pages = self._planner.num_pages(rid, len(keys), found)
+        num_tokens = requests.num_prompt_tokens(rid)
+        if num_tokens is not None:
+            num_own_pages = (num_tokens - 1) // self._page_tokens - len(keys)
+            self._record_span(rid, num_own_pages, offer)
+            num_pages = self._num_exact(num_tokens, num_own_pages, num_pages)
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
         return [num_pages] if get_parallel().attn_tp_size == 1 else list(range(1, num_pages + 1))
 
-    def _num_exact(self, rid: str, num_keys: int, num_pages: int) -> int:
+    def _record_span(self, rid: str, num_own_pages: int, offer: Offer) -> None:
+        own_tokens = num_own_pages * self._page_tokens
+        max_tokens = own_tokens + offer.num_pages * self._page_tokens
+        requests.record_span(rid, PrefixSpan(own_tokens, max_tokens, self._holder(offer)))
+
+    def _num_exact(self, num_tokens: int, num_own_pages: int, num_pages: int) -> int:
         """One page less when a single token would be left to compute: torch rounds a matrix times one row differently
         from the same row among others (docs/design/0003), and a hit must give the tokens of a miss."""
-        num_tokens = requests.num_prompt_tokens(rid)
-        if num_tokens is None or not num_pages:
-            return num_pages
-        num_origin_pages = (num_tokens - 1) // self._page_tokens - num_keys
-        num_left = num_tokens - (num_origin_pages + num_pages) * self._page_tokens
-        return num_pages - (num_left == 1)
-
-    def _record_span(self, rid: str, num_keys: int, offer: Offer) -> None:
-        num_tokens = requests.num_prompt_tokens(rid)
-        if num_tokens is None:
-            return
-        origin_tokens = ((num_tokens - 1) // self._page_tokens - num_keys) * self._page_tokens
-        max_tokens = origin_tokens + offer.num_pages * self._page_tokens
-        requests.record_span(rid, PrefixSpan(origin_tokens, max_tokens, self._holder(offer)))
+        num_left = num_tokens - (num_own_pages + num_pages) * self._page_tokens
+        return num_pages - (num_pages > 0 and num_left == 1)
 
     def _holder(self, offer: Offer) -> int:
         """The rank whose pool or arena part supplies most of the offer; this one when it comes from the store."""
@@ -236,15 +234,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def _published(self, frames: Any, keys: list[str]) -> None:
         self._cache.publish(frames, keys)
         if self._member.tier is not None:
-            self._learn(keys[0])
-            self._member.tier.back_up(keys)
-
-    def _learn(self, key: str) -> None:
-        """Make sure that the parent of a new page is known: it follows a prompt, or an answer that was just given."""
-        assert self._member.tier is not None
-        if self._member.tier.lineage.parent(key) is None:
-            for keys in requests.grown_chains(self._page_tokens):
-                self._member.tier.lineage.learn(keys)
+            self._member.tier.back_up(keys, lambda: requests.grown_chains(self._page_tokens))
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.

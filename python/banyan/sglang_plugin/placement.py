@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
-from sglang.srt.mem_cache.utils import storage_namespace_seed
-
 from banyan import _native
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Policy, PrefixHint, Prompt, hint
 from banyan.routing.hint import Decision
+from banyan.sglang_plugin.kv_hints import payload_of, with_action
+from banyan.sglang_plugin.page_hash import namespace_seed
 
 logger = logging.getLogger("banyan")
 
@@ -63,10 +62,8 @@ class PrefixScout:
         num_pages = (len(req.input_ids) - 1) // self._page_tokens
         # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
-        seed = storage_namespace_seed(extra_key, req.cache_salt)
-        pages_by_slot = peers.prefix_lens_of(
-            self._page_keys, bytes.fromhex(seed) if seed else None, req.input_ids[: num_pages * self._page_tokens]
-        )
+        seed = namespace_seed(extra_key, req.cache_salt)
+        pages_by_slot = peers.prefix_lens_of(self._page_keys, seed, req.input_ids[: num_pages * self._page_tokens])
         pools, arenas = pages_by_slot[: self._num_shards], pages_by_slot[self._num_shards :]
         most_fetchable = max([*(pools if self._fetches else ()), *arenas], default=0)
         return Found(
@@ -177,27 +174,19 @@ def session_of(req: Any) -> str | None:
 
 def wished_policy(req: Any) -> str | None:
     """The policy that the client names for this request."""
-    for action in req.kv_hints.actions if req.kv_hints is not None else ():
-        if action.action_type == hint.POLICY_ACTION and action.action_version == hint.ACTION_VERSION:
-            return str(action.payload.get("policy"))
-    return None
+    payload = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION)
+    return None if payload is None else str(payload.get("policy"))
 
 
 def add_hint(req: Any, seen: PrefixHint) -> None:
     """Add the hint to what the client may have sent."""
-    action = KvHintAction(
+    req.kv_hints = with_action(
+        req.kv_hints,
         action_id=f"banyan-{req.rid}",
         action_type=hint.ACTION_TYPE,
         action_version=hint.ACTION_VERSION,
         payload=seen.payload(),
     )
-    old = req.kv_hints
-    if old is None:
-        req.kv_hints = KvHintsEnvelope(protocol_version="1", message_id=str(req.rid), actions=[action])
-    else:
-        req.kv_hints = KvHintsEnvelope(
-            protocol_version=old.protocol_version, message_id=old.message_id, actions=[*old.actions, action]
-        )
 
 
 class FailureLog:

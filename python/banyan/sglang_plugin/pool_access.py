@@ -16,7 +16,7 @@ from banyan.cache import PrefixCache
 from banyan.layout import BlockGeometry
 from banyan.ports import OwnShelf, Source
 from banyan.sglang_plugin.allocator import QuarantiningAllocator, frame_array
-from banyan.sglang_plugin.tiers import ArenaView, Seats
+from banyan.sglang_plugin.tiers import Seats
 
 Publish = Callable[[Any, list[str]], None]
 """Takes page numbers, an int64 array, and their keys."""
@@ -54,7 +54,7 @@ class PoolAccess(Protocol):
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
-    ) -> ArenaView:
+    ) -> Source:
         """A view whose copies go down into this rank's part of the host arena."""
         ...
 
@@ -117,7 +117,7 @@ class HostAccess:
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
-    ) -> ArenaView:
+    ) -> Source:
         return _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
 
     def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sglang.srt.mem_cache.utils import storage_namespace_seed
 
 from banyan import _native
 from banyan.core import PrefixSpan
@@ -19,6 +18,8 @@ from banyan.planner import Action, asked
 from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.kv_hints import payload_of
+from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.telemetry import Counters
 
 NUM_REMEMBERED_CHUNKS = 4096
@@ -108,9 +109,9 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
     global _page_keys
     if _page_keys is None:
         _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS)
-    seed = storage_namespace_seed(req.extra_key, req.cache_salt)
+    seed = namespace_seed(req.extra_key, req.cache_salt)
     try:
-        return _page_keys.of(bytes.fromhex(seed) if seed else None, np.asarray(tokens, dtype=np.int64))
+        return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
     except ValueError:
         # Image placeholders: such pages have keys of another kind.
         return None
@@ -128,15 +129,11 @@ def asked_action(rid: str) -> Action | None:
     return None if req is None else req.banyan_asked
 
 
-def _hint_of(envelope: Any) -> PrefixHint | None:
-    for action in envelope.actions if envelope is not None else ():
-        if action.action_type == hint.ACTION_TYPE and action.action_version == hint.ACTION_VERSION:
-            return PrefixHint.from_payload(action.payload)
-    return None
+def _hint_of(hints: Any) -> PrefixHint | None:
+    payload = payload_of(hints, hint.ACTION_TYPE, hint.ACTION_VERSION)
+    return None if payload is None else PrefixHint.from_payload(payload)
 
 
-def _asked_of(envelope: Any) -> Action | None:
-    for action in envelope.actions if envelope is not None else ():
-        if action.action_type == asked.ACTION_TYPE and action.action_version == asked.ACTION_VERSION:
-            return asked.from_payload(action.payload)
-    return None
+def _asked_of(hints: Any) -> Action | None:
+    payload = payload_of(hints, asked.ACTION_TYPE, asked.ACTION_VERSION)
+    return None if payload is None else asked.from_payload(payload)

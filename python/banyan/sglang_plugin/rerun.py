@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import HTTPException
-from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
+from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
 from banyan.planner import Action, asked
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.kv_hints import with_action
 
 logger = logging.getLogger("banyan")
 
@@ -65,24 +66,16 @@ def _is_load_failure(answer: Any) -> bool:
 
 def _computed(obj: Any) -> Any:
     """The request, marked so that nothing is loaded for it."""
-    action = KvHintAction(
+    hints = obj.kv_hints
+    obj.kv_hints = [_to_compute(one) for one in hints] if isinstance(hints, list) else _to_compute(hints)
+    return obj
+
+
+def _to_compute(hints: Any) -> KvHintsEnvelope:
+    return with_action(
+        decode_kv_hints_envelope(hints) if hints else None,
         action_id=f"banyan-{uuid.uuid4().hex}",
         action_type=asked.ACTION_TYPE,
         action_version=asked.ACTION_VERSION,
         payload=asked.payload(Action.COMPUTE),
-    )
-    hints = obj.kv_hints
-    obj.kv_hints = [_add(one, action) for one in hints] if isinstance(hints, list) else _add(hints, action)
-    return obj
-
-
-def _add(hints: Any, action: KvHintAction) -> KvHintsEnvelope:
-    if not hints:
-        return KvHintsEnvelope(protocol_version="1", message_id=action.action_id, actions=[action])
-    envelope = decode_kv_hints_envelope(hints)
-    return KvHintsEnvelope(
-        protocol_version=envelope.protocol_version,
-        message_id=envelope.message_id,
-        # The first of its type counts.
-        actions=[action, *envelope.actions],
     )

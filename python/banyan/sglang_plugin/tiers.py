@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import psutil
 
@@ -90,16 +89,11 @@ def allocate_arena(num_bytes: int, block: BlockGeometry) -> _native.SharedBytes:
         runtime.refuse(f"no shared memory of {num_bytes} bytes for the host arena ({error}): lower --banyan-host-gb")
 
 
-class ArenaView(Source, Protocol):
-    """Reads every shelf of the node, also this rank's own pool; its copies land in this rank's part of the arena."""
-
-    def touch(self, match: Any) -> None:
-        """Tell the owners that these pages are wanted."""
-        ...
-
-
 class HostTier:
-    """One rank's part of the arena, what fills it and what empties it."""
+    """One rank's part of the arena, what fills it and what empties it.
+
+    ``view`` reads every shelf of the node, also this rank's own pool; its copies land in this rank's part of the arena.
+    """
 
     def __init__(
         self,
@@ -108,7 +102,7 @@ class HostTier:
         seats: Seats,
         namespace: bytes,
         memory: _native.SharedBytes,
-        view: ArenaView,
+        view: Source,
         block: BlockGeometry,
         store: PageStore | None,
         admission: WriteAdmission,
@@ -123,7 +117,8 @@ class HostTier:
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, table, frame_bytes)
         self._view = view
         self._residency = Residency(self._shelf, num_frames)
-        self.lineage = Lineage()
+        # Only the store needs to know which page comes before which.
+        self._lineage = Lineage() if store is not None else None
         self._backup = Backup(
             residency=self._residency,
             view=self._view,
@@ -134,7 +129,7 @@ class HostTier:
         )
         self.prefetch: Prefetch | None = None
         self._archive: Archive | None = None
-        if store is not None:
+        if store is not None and self._lineage is not None:
             self.prefetch = Prefetch(
                 store=store,
                 residency=self._residency,
@@ -149,7 +144,7 @@ class HostTier:
             self._archive = Archive(
                 store=store,
                 residency=self._residency,
-                lineage=self.lineage,
+                lineage=self._lineage,
                 admission=admission,
                 memory=memory,
                 frame_bytes=frame_bytes,
@@ -160,7 +155,8 @@ class HostTier:
 
     def arrive(self, keys: Sequence[str]) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds, before it is its turn."""
-        self.lineage.learn(keys)
+        if self._lineage is not None:
+            self._lineage.learn(keys)
         # What the arena holds is wanted again, also when this rank's own pool holds it too.
         self._view.touch(self._view.lookup(keys, self._seats.arenas))
         if self._archive is not None:
@@ -169,8 +165,12 @@ class HostTier:
             held = self._view.lookup(keys, [self._seats.own, *self._seats.peers, *self._seats.arenas])
             self.prefetch.want(keys[held.num_pages :])
 
-    def back_up(self, keys: Sequence[str]) -> None:
-        """This rank's pool has published a chain of pages."""
+    def back_up(self, keys: Sequence[str], chains: Callable[[], Iterable[Sequence[str]]]) -> None:
+        """This rank's pool has published a chain of pages. It follows a prompt that has arrived, or an answer that was
+        just given: ``chains`` gives those, from their roots."""
+        if self._lineage is not None and self._lineage.parent(keys[0]) is None:
+            for chain in chains():
+                self._lineage.learn(chain)
         self._backup.offer(keys)
 
     def tick(self) -> None:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's page hash is ready before the first request, and a machine that cannot have it is told so at the start."""
+
+import numpy as np
+import pytest
+from sglang.srt.mem_cache.utils import get_hash_str
+
+from banyan import _native
+from banyan.sglang_plugin import page_hash
+from banyan.sglang_plugin.runtime import Refused
+
+
+def test_prepare_when_the_extension_cannot_be_built_then_the_server_refuses_and_says_what_to_install(
+    monkeypatch, capsys
+):
+    def fail(*args, **kwargs):
+        raise RuntimeError("Failed to load") from OSError("openssl/sha.h: No such file\nmore")
+
+    monkeypatch.setattr(page_hash, "get_hash_str", fail)
+    with pytest.raises((SystemExit, Refused)):
+        page_hash.prepare(16)
+    line = capsys.readouterr().err
+    assert "openssl/sha.h: No such file)" in line and "libssl-dev" in line and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("namespace", [(None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant")])
+def test_namespace_seed_when_keys_start_from_it_then_they_are_sglangs(namespace):
+    page_hash.prepare(16)
+    seed = page_hash.namespace_seed(*namespace)
+    tokens = list(range(100, 148))
+    ours = _native.PageKeys(16, 4).of(seed, np.array(tokens, dtype=np.int64))
+    assert list(ours) == get_hash_str(tokens, seed.hex() if seed else None, page_size=16)
