@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from banyan.cli.engine import Engine
-from banyan.planner import Action, asked
+from banyan.planner import Action
 from benchmark.servers import Server, ServerSpec, wait_ready
 from benchmark.workload.generated import ChatShape, generate_conversations
 
@@ -66,29 +63,17 @@ class StoreServer:
         self._server.stop()
 
     def ask(
-        self, ids: Sequence[int], *, rank: int, num_tokens: int = 1, action: Action | None = None, salt: str = ""
+        self,
+        ids: Sequence[int],
+        *,
+        rank: int,
+        num_tokens: int = 1,
+        action: Action | None = None,
+        salt: str | None = None,
     ) -> Answer:
         """Greedy tokens; a salt makes a prompt that nobody has seen of one that somebody has."""
-        body: dict[str, Any] = {
-            "input_ids": list(ids),
-            "routed_dp_rank": rank,
-            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
-        }
-        if salt:
-            body["cache_salt"] = salt
-        if action is not None:
-            wish = {"action_id": "b", "action_type": asked.ACTION_TYPE, "action_version": asked.ACTION_VERSION}
-            body["kv_hints"] = {
-                "protocol_version": "1",
-                "message_id": "b",
-                "actions": [{**wish, "payload": asked.payload(action)}],
-            }
-        request = urllib.request.Request(
-            self._server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         start_s = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=600) as response:
-            answer = json.loads(response.read())
+        answer = self.engine.generate(ids, rank=rank, num_tokens=num_tokens, action=action, cache_salt=salt)
         elapsed_s = time.perf_counter() - start_s
         return Answer(tuple(answer["output_ids"]), answer["meta_info"]["cached_tokens_details"] or {}, elapsed_s)
 

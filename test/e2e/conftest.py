@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from banyan.planner import Action, asked
+from banyan.cli.engine import plan_hints
+from banyan.planner import Action
 from benchmark.servers import Server, ServerSpec, wait_ready
 
 MODEL = Path("build/models/smollm2-135m-instruct")
@@ -23,21 +24,8 @@ CPU = (
 )
 POOL_TOKENS = 6000
 ARGS = ("--device", "cpu", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
-
-
 # What is found is moved: what the planner has learnt from other tests is not these tests' business.
-MOVE = {
-    "protocol_version": "1",
-    "message_id": "test",
-    "actions": [
-        {
-            "action_id": "test",
-            "action_type": asked.ACTION_TYPE,
-            "action_version": asked.ACTION_VERSION,
-            "payload": asked.payload(Action.MOVE),
-        }
-    ],
-}
+MOVE = plan_hints(Action.MOVE)
 
 
 class Client:
