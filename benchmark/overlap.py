@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import Any
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
 from benchmark.provenance import provenance
+from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import StoreServer, prompts
 
 PAGE_TOKENS = 16
@@ -100,8 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/overlap"))
     args = parser.parse_args(argv)
-    # An exception, so that the server is stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     # Every server starts with empty pools, so all of them may read the same prefixes.
     keys = list(product(HIT_PERCENTS, range(args.repeats)))

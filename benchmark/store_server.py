@@ -10,10 +10,8 @@ from pathlib import Path
 
 from banyan.cli.engine import Engine
 from banyan.planner import Action
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 from benchmark.workload.generated import ChatShape, generate_conversations
-
-CPU = (("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"), ("OMP_NUM_THREADS", "1"))
 
 
 def prompts(model: Path, lengths: Sequence[int], *, seed: int) -> list[list[int]]:
@@ -48,7 +46,7 @@ class StoreServer:
     def __init__(self, label: str, store: Path, model: Path, logs: Path, *, dp: int, args: Sequence[str]) -> None:
         flags = ("--banyan-store", str(store), "--banyan-store-admit", "first", *args)
         common = ("--device", "cpu", "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
-        self._server = Server(ServerSpec(label, dp, "on", (*common, *flags), CPU), model, logs)
+        self._server = Server(ServerSpec(label, dp, "on", (*common, *flags), cpu_env(dp=dp)), model, logs)
 
     def __enter__(self) -> StoreServer:
         try:

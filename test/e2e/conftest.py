@@ -12,13 +12,11 @@ import pytest
 
 from banyan.cli.engine import plan_hints
 from banyan.planner import Action
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 
 MODEL = Path("build/models/smollm2-135m-instruct")
 CPU = (
-    ("SGLANG_USE_CPU_ENGINE", "1"),
-    ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
-    ("OMP_NUM_THREADS", "1"),
+    *cpu_env(dp=2),
     # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
 )
