@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from banyan.cli.engine import Engine
 
-def control_costs(url: str, *, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+
+def control_costs(url: str) -> list[dict[str, Any]]:
     """Per rank that shares: its control and forward time since the start; empty for a server that does not.
 
-    Raises OSError when the server does not answer.
+    Raises EngineError when the server does not answer.
     """
-    with urllib.request.urlopen(f"{url}/server_info", timeout=timeout_s) as response:
-        return costs_in(json.load(response))
+    return costs_in(Engine(url).server_info())
 
 
 def costs_in(server_info: Mapping[str, Any]) -> list[dict[str, Any]]:

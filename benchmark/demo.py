@@ -14,14 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -35,13 +33,12 @@ from benchmark.measure import RunResult, Workload
 from benchmark.provenance import provenance
 from benchmark.report import NAMES, RUNS, build_report, number, percent, render_html
 from benchmark.results import append_lines
-from benchmark.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
+from benchmark.servers import Server, ServerFailed, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.workload.conversation import ChatTokenizer, Conversation
-from benchmark.workload.generated import ChatShape, generate_conversations
+from benchmark.workload.generated import GENERATED, ChatShape, generate_conversations
 from benchmark.workload.scripts import ScriptLimits, history_scripts, session_scripts
 from benchmark.workload.sharegpt import DatasetError, load_conversations, openings
 
-GENERATED = "generated"
 PAGE_SIZE = 16
 console = Console(stderr=True, highlight=False)
 
@@ -87,15 +84,8 @@ FULL = DemoPlan(
 def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
     """The four servers: same model, same page size, same total pool."""
 
-    def spec(label: str, dp: int, share: Share, cores: str, *flags: str) -> ServerSpec:
+    def spec(label: str, dp: int, share: Share, *flags: str) -> ServerSpec:
         tokens = 2 * pool_tokens // dp
-        environment = {
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_CPU_OMP_THREADS_BIND": cores,
-            # The binding above only takes effect with AMX. Without it every rank starts a thread per core, and
-            # the threads of two ranks wait for each other in turns: three times slower on two cores.
-            "OMP_NUM_THREADS": str(2 // dp),
-        }
         return ServerSpec(
             label=label,
             dp=dp,
@@ -104,15 +94,15 @@ def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
                 *("--device", "cpu", "--max-total-tokens", str(tokens), "--context-length", "8192"),
                 *("--page-size", str(PAGE_SIZE), "--sleep-on-idle", *flags),
             ),
-            env=tuple(environment.items()),
+            env=cpu_env(dp=dp, cores_per_rank=2 // dp),
         )
 
     return {
-        "single": spec("single", 1, "off", "0-1"),
-        "stock": spec("stock", 2, "stock", "0|1"),
-        "off": spec("off", 2, "off", "0|1"),
+        "single": spec("single", 1, "off"),
+        "stock": spec("stock", 2, "stock"),
+        "off": spec("off", 2, "off"),
         # Round robin as the others: what is compared is sharing, not where a request runs.
-        "on": spec("on", 2, "on", "0|1", "--banyan-policy", "sglang"),
+        "on": spec("on", 2, "on", "--banyan-policy", "sglang"),
     }
 
 
@@ -308,16 +298,11 @@ def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Wor
     }
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    # An exception, so that servers are stopped on the way out.
-    raise SystemExit(128 + number)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     out = args.out or Path("build/bench" if args.full else "build/demo")
     start_s = time.monotonic()
-    signal.signal(signal.SIGTERM, _on_signal)
+    unwind_on_sigterm()
     try:
         plan = plan_of(args)
         model = ensure_model(args.model)

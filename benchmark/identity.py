@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,12 +24,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
-from benchmark.demo import GENERATED, SHORT, make_workloads, server_specs
+from benchmark.demo import SHORT, make_workloads, server_specs
 from benchmark.measure import RunResult, Workload, measure
 from benchmark.outputs import compare_outputs
 from benchmark.provenance import provenance
-from benchmark.servers import Server, wait_ready
+from benchmark.servers import Server, unwind_on_sigterm, wait_ready
 from benchmark.workload.conversation import Message
+from benchmark.workload.generated import GENERATED
 
 LABELS = ("stock", "on")
 
@@ -63,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/identity"))
     args = parser.parse_args(argv)
     args.concurrency = 1
-    # An exception, so that the servers are stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     from benchmark.workload.tokenizer import HuggingFaceTokenizer
 
     model = ensure_model(DEFAULT_TARGET)

@@ -15,21 +15,22 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
 from benchmark.provenance import provenance
+from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import StoreServer, prompts
 
 PAGE_TOKENS = 16
 HIT_PERCENTS = (0, 50, 75, 90, 95, 98)
-FLAGS = ("--max-total-tokens", "16000", "--banyan-host-gb", "2", "--banyan-store-gb", "16")
+FLAGS = ("--max-total-tokens", "16000", "--banyan-store-gb", "16")
 WAYS = {"layer_wise": "1", "everything_first": "0"}
 
 
@@ -39,12 +40,12 @@ def split(num_tokens: int, hit_percent: int) -> int:
 
 
 def write_prefixes(
-    store: Path, model: Path, logs: Path, asked: dict[tuple[str, int, int, int], list[int]], num_tokens: int
+    store: Path, model: Path, logs: Path, cells: dict[tuple[int, int], list[int]], num_tokens: int
 ) -> None:
-    """Fill the store with the prefix of every cell."""
+    """Fill the store with the prefix of every cell, a prompt by hit share and repeat."""
     with StoreServer("writer", store, model, logs, dp=1, args=(*FLAGS, "--banyan-host-gb", "4")) as server:
         num_pages = 0
-        for (_, _, hit_percent, _), ids in asked.items():
+        for (hit_percent, _), ids in cells.items():
             num_cached = split(num_tokens, hit_percent)
             if num_cached:
                 server.ask([*ids[:num_cached], 5], rank=0)
@@ -62,11 +63,10 @@ def measure(server: StoreServer, ids: list[int], num_cached: int, rate_mb_per_s:
         raise RuntimeError(f"{num_cached} tokens should have come from the store: {answer.details}")
     # Other new tokens of the same number behind the prefix, which the pool holds now.
     computed = server.ask([*ids[:num_cached], *reversed(ids[num_cached:])], rank=0)
-    io_s = num_cached * (after["read_bytes"] - before["read_bytes"]) / max(1, num_cached) / (rate_mb_per_s * 1e6)
     return {
         "ttft_s": answer.ttft_s,
         "stall_s": (after["wait_us"] - before["wait_us"]) / 1e6,
-        "io_s": io_s,
+        "io_s": (after["read_bytes"] - before["read_bytes"]) / (rate_mb_per_s * 1e6),
         "compute_s": computed.ttft_s,
     }
 
@@ -100,32 +100,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/overlap"))
     args = parser.parse_args(argv)
-    # An exception, so that the server is stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
-    keys = [
-        (way, rate, hit, repeat)
-        for rate in args.rates
-        for way in WAYS
-        for hit in HIT_PERCENTS
-        for repeat in range(args.repeats)
-    ]
     # Every server starts with empty pools, so all of them may read the same prefixes.
-    texts = prompts(model, [args.tokens] * (len(HIT_PERCENTS) * args.repeats), seed=args.seed)
-    cells = [(hit, repeat) for hit in HIT_PERCENTS for repeat in range(args.repeats)]
-    cell_of = dict(zip(cells, texts, strict=True))
+    keys = list(product(HIT_PERCENTS, range(args.repeats)))
+    cells = dict(zip(keys, prompts(model, [args.tokens] * len(keys), seed=args.seed), strict=True))
     store = args.out / "store"
     shutil.rmtree(store, ignore_errors=True)
-    asked = {("", 0, hit, repeat): ids for (hit, repeat), ids in cell_of.items()}
-    write_prefixes(store, model, args.out / "logs", asked, args.tokens)
+    write_prefixes(store, model, args.out / "logs", cells, args.tokens)
     rows = []
     for rate in args.rates:
         for way, layers in WAYS.items():
-            flags = (*FLAGS, "--banyan-store-read-mb-per-s", str(rate), "--banyan-store-layers-per-read", layers)
+            throttle = ("--banyan-store-read-mb-per-s", str(rate), "--banyan-store-layers-per-read", layers)
+            flags = (*FLAGS, "--banyan-host-gb", "2", *throttle)
             with StoreServer(f"{way}-{rate}", store, model, args.out / "logs", dp=1, args=flags) as server:
                 server.ask(list(range(1000, 1400)), rank=0)
-                for _, _, hit, repeat in [key for key in keys if key[:2] == (way, rate)]:
-                    row = measure(server, cell_of[hit, repeat], split(args.tokens, hit), rate)
+                for (hit, repeat), ids in cells.items():
+                    row = measure(server, ids, split(args.tokens, hit), rate)
                     rows.append({"rate_mb_per_s": rate, "way": way, "hit_percent": hit, "repeat": repeat, **row})
     report = {"cells": summarise(rows), "rows": rows, "config": vars(args) | {"out": None}, "provenance": provenance()}
     (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")

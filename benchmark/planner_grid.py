@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import statistics
 import sys
 import time
@@ -30,11 +29,10 @@ from banyan.cli.engine import Engine
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
 from benchmark.provenance import provenance
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
+from benchmark.workload.generated import random_ids
 
 READER, HOLDER = 1, 0
-PAGE_TOKENS = 16
-CPU = (("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"), ("OMP_NUM_THREADS", "1"))
 SERVER_ARGS = ("--device", "cpu", "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
 
 
@@ -91,7 +89,7 @@ class Grid:
 
     def ask(self, cell: Cell, action: Action | None) -> None:
         """One fresh prompt of the cell's shape, with or without a wish."""
-        tokens = [100 + self._rng.randrange(1000) for _ in range(cell.own + cell.found + cell.new)]
+        tokens = random_ids(self._rng, cell.own + cell.found + cell.new)
         if cell.own:
             self._engine.prefill([*tokens[: cell.own], 1], rank=READER, action=Action.COMPUTE)
         self._engine.prefill([*tokens[: cell.own + cell.found], 1], rank=HOLDER, action=Action.MOVE)
@@ -138,11 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/planner-grid"))
     args = parser.parse_args(argv)
-    # An exception, so that the server is stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     cells = [Cell("peer", own, found, new) for own, found, new in product(args.own, args.found, args.new)]
-    with Server(ServerSpec("planner-grid", 2, "on", SERVER_ARGS, CPU), model, args.out / "logs") as server:
+    with Server(ServerSpec("planner-grid", 2, "on", SERVER_ARGS, cpu_env(dp=2)), model, args.out / "logs") as server:
         wait_ready([server])
         engine = Engine(server.url)
         grid = Grid(engine, args.seed)

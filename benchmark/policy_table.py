@@ -12,13 +12,11 @@ stock SGLang with either of its methods, `index` (Banyan places, nobody fetches)
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any
 
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
@@ -28,7 +26,7 @@ from benchmark.plot_policies import plot_policies
 from benchmark.provenance import provenance
 from benchmark.replay_options import SKEWED
 from benchmark.results import append_lines, read_lines
-from benchmark.servers import Server, ServerFailed, ServerSpec, Share, wait_ready
+from benchmark.servers import Server, ServerFailed, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.trace_replay import AS_SERVED
 
 SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
@@ -68,7 +66,7 @@ def server_spec(label: str) -> ServerSpec:
             *("--device", "cpu", "--max-total-tokens", "14000", "--context-length", "4096", "--page-size", "16"),
             *("--sleep-on-idle", *flags),
         ),
-        env=(("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"), ("OMP_NUM_THREADS", "1")),
+        env=cpu_env(dp=2),
     )
 
 
@@ -179,18 +177,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    # SIGTERM unwinds, so that the server is stopped.
-    signal.signal(signal.SIGTERM, _leave)
+    unwind_on_sigterm()
     try:
         status: int = args.run(args)
     except (ServerFailed, ValueError) as error:
         print(f"policy_table: {error}", file=sys.stderr)
         return 2
     return status
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

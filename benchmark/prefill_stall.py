@@ -16,12 +16,12 @@ import argparse
 import asyncio
 import json
 import random
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
 from benchmark.provenance import provenance
 from benchmark.records import Answer
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
+from benchmark.workload.generated import random_ids
 
-CPU = (("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0"), ("OMP_NUM_THREADS", "1"))
 SERVER_ARGS = ("--device", "cpu", "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
 DECODE_PROMPT_TOKENS = 64
 TIMEOUT_S = 300.0
@@ -46,12 +46,12 @@ async def one_turn(url: str, args: argparse.Namespace, rng: random.Random) -> di
     first = _num_forwards(url)
     async with open_session(TIMEOUT_S) as session:
         client = NativeClient(session, url)
-        decode = asyncio.create_task(client.answer((), _random_ids(rng, DECODE_PROMPT_TOKENS), args.decode_tokens))
+        decode = asyncio.create_task(client.answer((), random_ids(rng, DECODE_PROMPT_TOKENS), args.decode_tokens))
         await asyncio.sleep(args.head_start_s)
         heavy: list[Answer] = []
         start_s = time.perf_counter()
         for _ in range(args.num_heavy):
-            heavy.append(await client.answer((), _random_ids(rng, args.heavy_tokens), 1))
+            heavy.append(await client.answer((), random_ids(rng, args.heavy_tokens), 1))
         heavy_s = time.perf_counter() - start_s
         still_decoding = not decode.done()
         answer = await decode
@@ -80,10 +80,6 @@ def summarise(turns: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _random_ids(rng: random.Random, length: int) -> list[int]:
-    return [100 + rng.randrange(1000) for _ in range(length)]
-
-
 def _num_forwards(url: str) -> int:
     return max((one["number"] + 1 for one in Engine(url).ranks()[0]["forwards"]), default=0)
 
@@ -95,11 +91,12 @@ def _longest_forward_s(url: str, first: int) -> float:
 
 def _specs(args: argparse.Namespace) -> list[ServerSpec]:
     profile = ("--banyan-profile", str(args.profile.resolve()))
+    plain = ServerSpec("no quota", 1, "on", (*SERVER_ARGS, *profile), cpu_env(dp=1))
     quotas = [
-        ServerSpec(f"quota {ms:g} ms", 1, "on", (*SERVER_ARGS, *profile, "--banyan-prefill-quota-ms", str(ms)), CPU)
+        replace(plain, label=f"quota {ms:g} ms", args=(*plain.args, "--banyan-prefill-quota-ms", str(ms)))
         for ms in args.quota_ms
     ]
-    return [ServerSpec("no quota", 1, "on", (*SERVER_ARGS, *profile), CPU), *quotas]
+    return [plain, *quotas]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,8 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/prefill-stall"))
     args = parser.parse_args(argv)
-    # An exception, so that the servers are stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     turns: list[dict[str, Any]] = []
     with ExitStack() as stack:

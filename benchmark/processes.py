@@ -71,22 +71,24 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 def _session_of(stat: Path) -> int | None:
-    try:
-        # The command's name may hold spaces and brackets: the fields begin after the last closing one.
-        fields = stat.read_text().rpartition(")")[2].split()
-    except (OSError, UnicodeDecodeError):
-        return None
+    fields = _fields(stat)
     # state ppid pgrp session ...; a zombie only waits to be collected.
-    return int(fields[3]) if fields[0] != "Z" else None
+    return int(fields[3]) if fields and fields[0] != "Z" else None
 
 
 def _cpu_ticks(stat: Path) -> int | None:
-    try:
-        fields = stat.read_text().rpartition(")")[2].split()
-    except (OSError, UnicodeDecodeError):
-        return None
+    fields = _fields(stat)
     # utime and stime of proc(5), counted from the state.
-    return int(fields[11]) + int(fields[12])
+    return int(fields[11]) + int(fields[12]) if fields else None
+
+
+def _fields(stat: Path) -> list[str]:
+    """What follows the command's name in proc(5)'s stat; nothing for a process that has ended."""
+    try:
+        # The name may hold spaces and brackets: the fields begin after the last closing one.
+        return stat.read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _title(cmdline: Path) -> str:

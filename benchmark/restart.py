@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
 from benchmark.metrics import spread
 from benchmark.provenance import provenance
+from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import StoreServer, prompts
 
 PAGE_TOKENS = 16
@@ -80,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/restart"))
     args = parser.parse_args(argv)
-    # An exception, so that the server is stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     asked = prompts(model, args.lengths or [2000, 3000, 4000, 5000, 6000, 7000], seed=args.seed)
     store = args.out / "store"

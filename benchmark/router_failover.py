@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,8 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
 from benchmark.processes import ProcessSession
 from benchmark.provenance import provenance
-from benchmark.servers import Server, ServerSpec, answers, free_port, wait_ready
+from benchmark.servers import Server, ServerSpec, answers, cpu_env, free_port, unwind_on_sigterm, wait_ready
+from benchmark.workload.generated import random_ids
 
 REQUEST_TIMEOUT_S = 120.0
 """A request that takes longer counts as hanging."""
@@ -50,8 +50,8 @@ def server_spec(label: str, core: int) -> ServerSpec:
     """One server on one core, whose events anyone on this machine can read."""
     events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
     events["replay_endpoint"] = f"tcp://127.0.0.1:{free_port()}"
-    env = (("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", str(core)), ("OMP_NUM_THREADS", "1"))
-    return ServerSpec(label, 1, "off", (*SERVER_ARGS, "--kv-events-config", json.dumps(events)), env)
+    args = (*SERVER_ARGS, "--kv-events-config", json.dumps(events))
+    return ServerSpec(label, 1, "off", args, cpu_env(dp=1, first_core=core))
 
 
 @contextmanager
@@ -131,7 +131,7 @@ class Load:
             if tokens is None:
                 return
             rng = random.Random(f"{self.seed}-{one}-{turn}")
-            tokens += [100 + rng.randrange(1000) for _ in range(self.turn_tokens)]
+            tokens += random_ids(rng, self.turn_tokens)
             sent_s = time.perf_counter()
             answer = await client.answer((), tokens, self.output_len)
             kind = self._kind(answer.error, len(answer.output_ids))
@@ -212,8 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/router-failover"))
     args = parser.parse_args(argv)
-    # An exception, so that the servers are stopped on the way out.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     with (
         Server(server_spec("first", 0), model, args.out) as first,

@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Literal
 
 from benchmark.processes import ProcessSession, send
@@ -37,6 +37,19 @@ NUM_LOG_LINES = 30
 
 class ServerFailed(RuntimeError):
     """A server did not come up; the message ends with the last lines of its log."""
+
+
+def cpu_env(*, dp: int, cores_per_rank: int = 1, first_core: int = 0) -> tuple[tuple[str, str], ...]:
+    """Variables of SGLang's CPU engine for `dp` ranks on cores of their own, counted from `first_core`."""
+    starts = range(first_core, first_core + dp * cores_per_rank, cores_per_rank)
+    cores = [str(start) if cores_per_rank == 1 else f"{start}-{start + cores_per_rank - 1}" for start in starts]
+    return (
+        ("SGLANG_USE_CPU_ENGINE", "1"),
+        ("SGLANG_CPU_OMP_THREADS_BIND", "|".join(cores)),
+        # The binding above only takes effect with AMX. Without it every rank starts a thread per core, and the
+        # threads of two ranks wait for each other in turns: three times slower on two cores.
+        ("OMP_NUM_THREADS", str(cores_per_rank)),
+    )
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,15 @@ def wait_ready(
             late = missing[0]
             raise ServerFailed(f"server {late.spec.label} does not answer after {elapsed_s:.0f} s\n{late.log_tail()}")
         time.sleep(poll_s)
+
+
+def unwind_on_sigterm() -> None:
+    """Make SIGTERM an exception of the main thread, so that servers are stopped on the way out."""
+    signal.signal(signal.SIGTERM, _exit_by_signal)
+
+
+def _exit_by_signal(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def answers(url: str, *, timeout_s: float) -> bool:

@@ -29,11 +29,9 @@ from benchmark.processes import ProcessSession
 from benchmark.provenance import provenance
 from benchmark.results import append_lines
 from benchmark.workload.conversation import ChatTokenizer, Conversation
-from benchmark.workload.generated import ChatShape, generate_conversations
+from benchmark.workload.generated import GENERATED, ChatShape, generate_conversations
 from benchmark.workload.scripts import ScriptLimits, history_scripts, session_scripts
 from benchmark.workload.sharegpt import DatasetError, load_conversations, openings
-
-GENERATED = "generated"
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from banyan.cli.engine import Engine
-from banyan.planner import Action, asked
-from benchmark.servers import Server, ServerSpec, wait_ready
+from banyan.planner import Action
+from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 from benchmark.workload.generated import ChatShape, generate_conversations
-
-CPU = (("SGLANG_USE_CPU_ENGINE", "1"), ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"), ("OMP_NUM_THREADS", "1"))
 
 
 def prompts(model: Path, lengths: Sequence[int], *, seed: int) -> list[list[int]]:
@@ -51,7 +46,7 @@ class StoreServer:
     def __init__(self, label: str, store: Path, model: Path, logs: Path, *, dp: int, args: Sequence[str]) -> None:
         flags = ("--banyan-store", str(store), "--banyan-store-admit", "first", *args)
         common = ("--device", "cpu", "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
-        self._server = Server(ServerSpec(label, dp, "on", (*common, *flags), CPU), model, logs)
+        self._server = Server(ServerSpec(label, dp, "on", (*common, *flags), cpu_env(dp=dp)), model, logs)
 
     def __enter__(self) -> StoreServer:
         try:
@@ -66,29 +61,17 @@ class StoreServer:
         self._server.stop()
 
     def ask(
-        self, ids: Sequence[int], *, rank: int, num_tokens: int = 1, action: Action | None = None, salt: str = ""
+        self,
+        ids: Sequence[int],
+        *,
+        rank: int,
+        num_tokens: int = 1,
+        action: Action | None = None,
+        salt: str | None = None,
     ) -> Answer:
         """Greedy tokens; a salt makes a prompt that nobody has seen of one that somebody has."""
-        body: dict[str, Any] = {
-            "input_ids": list(ids),
-            "routed_dp_rank": rank,
-            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
-        }
-        if salt:
-            body["cache_salt"] = salt
-        if action is not None:
-            wish = {"action_id": "b", "action_type": asked.ACTION_TYPE, "action_version": asked.ACTION_VERSION}
-            body["kv_hints"] = {
-                "protocol_version": "1",
-                "message_id": "b",
-                "actions": [{**wish, "payload": asked.payload(action)}],
-            }
-        request = urllib.request.Request(
-            self._server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         start_s = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=600) as response:
-            answer = json.loads(response.read())
+        answer = self.engine.generate(ids, rank=rank, num_tokens=num_tokens, action=action, cache_salt=salt)
         elapsed_s = time.perf_counter() - start_s
         return Answer(tuple(answer["output_ids"]), answer["meta_info"]["cached_tokens_details"] or {}, elapsed_s)
 

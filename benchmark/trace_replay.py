@@ -23,6 +23,7 @@ if not __package__:
     # Run as a file: Python then looks for modules beside it, not where `benchmark` itself is found.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from banyan.routing import hint
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.provenance import provenance
@@ -111,8 +112,8 @@ def policy_fields(policy: str) -> dict[str, Any]:
         return {}
     action = {
         "action_id": "replay",
-        "action_type": "banyan.policy",
-        "action_version": "1",
+        "action_type": hint.POLICY_ACTION,
+        "action_version": hint.ACTION_VERSION,
         "payload": {"policy": policy},
     }
     return {"kv_hints": {"protocol_version": "1", "message_id": "replay", "actions": [action]}}

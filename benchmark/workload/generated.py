@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from benchmark.workload.conversation import Conversation, Message
 
+GENERATED = "generated"
+"""What `--dataset` calls these chats."""
+
 _COMMON_WORDS = """
     about above account across action after again against agree air allow almost along already
     although always amount animal another answer appear apply area argue around arrive article
@@ -68,6 +71,11 @@ def generate_conversations(num_conversations: int, *, seed: int, shape: ChatShap
     for."""
     shape = shape or ChatShape()
     return [_conversation(index, random.Random(f"{seed}/{index}"), shape) for index in range(num_conversations)]
+
+
+def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
+    """A prompt that nobody has cached, of ordinary token ids."""
+    return [100 + rng.randrange(1000) for _ in range(num_tokens)]
 
 
 def _conversation(index: int, rng: random.Random, shape: ChatShape) -> Conversation:

@@ -10,34 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from banyan.planner import Action, asked
-from benchmark.servers import Server, ServerSpec, wait_ready
+from banyan.cli.engine import plan_hints
+from banyan.planner import Action
+from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 
 MODEL = Path("build/models/smollm2-135m-instruct")
 CPU = (
-    ("SGLANG_USE_CPU_ENGINE", "1"),
-    ("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
-    ("OMP_NUM_THREADS", "1"),
+    *cpu_env(dp=2),
     # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
 )
 POOL_TOKENS = 6000
 ARGS = ("--device", "cpu", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
-
-
 # What is found is moved: what the planner has learnt from other tests is not these tests' business.
-MOVE = {
-    "protocol_version": "1",
-    "message_id": "test",
-    "actions": [
-        {
-            "action_id": "test",
-            "action_type": asked.ACTION_TYPE,
-            "action_version": asked.ACTION_VERSION,
-            "payload": asked.payload(Action.MOVE),
-        }
-    ],
-}
+MOVE = plan_hints(Action.MOVE)
 
 
 class Client:

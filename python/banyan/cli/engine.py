@@ -14,8 +14,8 @@ from banyan.planner import Action, asked
 TIMEOUT_S = 600.0
 
 
-def _hints(action: Action) -> dict[str, Any]:
-    """SGLang's envelope around one action."""
+def plan_hints(action: Action) -> dict[str, Any]:
+    """The ``kv_hints`` of a request that asks for ``action``: SGLang's envelope around it, as it goes into the body."""
     asked_for = {
         "action_id": "banyan-plan",
         "action_type": asked.ACTION_TYPE,
@@ -57,15 +57,39 @@ class Engine:
 
         ``action`` asks for what is to be done with what other ranks hold of the prompt.
         """
+        meta: dict[str, Any] = self.generate(token_ids, rank=rank, action=action)["meta_info"]
+        return meta
+
+    def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        rank: int | None = None,
+        num_tokens: int = 1,
+        action: Action | None = None,
+        cache_salt: str | None = None,
+    ) -> dict[str, Any]:
+        """Have ``num_tokens`` tokens generated greedily, past any end of text; the whole answer, once it is there.
+
+        ``rank`` is the data-parallel rank that answers; without one the server chooses. ``action`` asks for what is to
+        be done with what other ranks hold of the prompt; without one the planner decides. Under a ``cache_salt`` only
+        what was computed under the same one counts as cached.
+
+        Raises:
+            EngineError: when the server refuses, or does not answer within ``TIMEOUT_S``.
+        """
         body: dict[str, Any] = {
             "input_ids": list(token_ids),
-            "routed_dp_rank": rank,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
         }
+        if rank is not None:
+            body["routed_dp_rank"] = rank
         if action is not None:
-            body["kv_hints"] = _hints(action)
-        meta: dict[str, Any] = self._call("/generate", body)["meta_info"]
-        return meta
+            body["kv_hints"] = plan_hints(action)
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
+        answer: dict[str, Any] = self._call("/generate", body)
+        return answer
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -9,7 +9,7 @@ import pytest
 from benchmark import servers
 from benchmark.demo import server_specs
 from benchmark.processes import ProcessSession
-from benchmark.servers import Server, ServerFailed, ServerSpec, free_port, wait_ready
+from benchmark.servers import Server, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
 
 TREE = """
 import subprocess, sys, time
@@ -117,6 +117,24 @@ def test_specs_when_made_then_equal_total_pools_and_the_right_flags() -> None:
     assert set(totals.values()) == {2000}
     assert commands["on"][0] == "env" and "SGLANG_USE_CPU_ENGINE=1" in commands["on"]
     assert 0 < free_port() < 65536
+
+
+@pytest.mark.parametrize(
+    ("shape", "cores", "num_threads"),
+    [
+        ({"dp": 1}, "0", "1"),
+        ({"dp": 2}, "0|1", "1"),
+        ({"dp": 1, "first_core": 1}, "1", "1"),
+        ({"dp": 1, "cores_per_rank": 2}, "0-1", "2"),
+        ({"dp": 2, "cores_per_rank": 2, "first_core": 4}, "4-5|6-7", "2"),
+    ],
+)
+def test_cpu_env_when_ranks_share_a_machine_then_each_has_cores_of_its_own(shape, cores, num_threads) -> None:
+    assert dict(cpu_env(**shape)) == {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": cores,
+        "OMP_NUM_THREADS": num_threads,
+    }
 
 
 def test_cpu_when_a_process_works_then_its_time_grows_under_its_title() -> None:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from banyan.cli.engine import Engine, EngineError
+from banyan.cli.engine import Engine, EngineError, plan_hints
 from banyan.planner import Action, asked
 
 
@@ -74,6 +74,23 @@ def test_prefill_when_an_action_is_asked_for_then_the_request_carries_it(served)
     (hint,) = body["kv_hints"]["actions"]
     assert hint["action_type"] == asked.ACTION_TYPE
     assert asked.from_payload(hint["payload"]) is Action.COMPUTE
+
+
+def test_generate_when_nothing_is_wished_for_then_the_server_chooses_and_the_whole_answer_comes_back(served):
+    url, answers, sent = served
+    answers["/generate"] = 200, '{"output_ids": [7], "meta_info": {}}'
+    assert Engine(url).generate([5]) == {"output_ids": [7], "meta_info": {}}
+    ((_, body),) = sent
+    assert body.keys() == {"input_ids", "sampling_params"}
+
+
+def test_generate_when_all_is_wished_for_then_the_request_says_so(served):
+    url, answers, sent = served
+    answers["/generate"] = 200, "{}"
+    Engine(url).generate([5], rank=1, num_tokens=9, action=Action.MOVE, cache_salt="s")
+    ((_, body),) = sent
+    assert (body["routed_dp_rank"], body["sampling_params"]["max_new_tokens"], body["cache_salt"]) == (1, 9, "s")
+    assert body["kv_hints"] == plan_hints(Action.MOVE)
 
 
 @pytest.mark.parametrize(
