@@ -15,6 +15,7 @@ from benchmark.servers import Server, ServerSpec, wait_ready
 pytestmark = pytest.mark.e2e
 
 PAGE = 16
+POOL_ARGS = ("--max-total-tokens", "3200")
 STORE_ARGS = ("--banyan-host-gb", "1", "--banyan-store-gb", "4", "--banyan-store-admit", "first")
 
 
@@ -27,7 +28,7 @@ class Restartable:
         self.client = self._start()
 
     def _start(self) -> Client:
-        spec = ServerSpec("tiers", 2, "on", (*ARGS, *STORE_ARGS, "--banyan-store", str(self.store)), CPU)
+        spec = ServerSpec("tiers", 2, "on", (*ARGS, *POOL_ARGS, *STORE_ARGS, "--banyan-store", str(self.store)), CPU)
         self.server = Server(spec, MODEL, self._logs)
         wait_ready([self.server])
         return Client(self.server)
@@ -64,9 +65,9 @@ def settled(client: Client, name: str) -> int:
 
 def crowd_out(client: Client, prompt, name: str) -> None:
     """Fill both pools with other prompts."""
-    for number in range(3):
+    for number in range(2):
         for rank in (0, 1):
-            client.first_token(prompt(f"{name}-{number}-{rank}", 2500), rank=rank)
+            client.first_token(prompt(f"{name}-{number}-{rank}", 1700), rank=rank)
 
 
 def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_arena(tiers, prompt):
@@ -88,12 +89,12 @@ def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_a
 def test_arena_when_both_ranks_hold_the_same_prompt_then_one_copy_for_the_node(tiers, prompt):
     client = tiers.client
     ids = prompt("once", 800)
-    before = settled(client, "num_arena_pages")
+    before = settled(client, "backed_up_pages")
     client.first_token(ids, rank=0)
-    until(lambda: client.total("num_arena_pages") == before + 800 // PAGE)
+    until(lambda: client.total("backed_up_pages") == before + 800 // PAGE)
     client.first_token(ids, rank=1)
     client.first_token(ids, rank=1)
-    assert settled(client, "num_arena_pages") == before + 800 // PAGE
+    assert settled(client, "backed_up_pages") == before + 800 // PAGE
 
 
 def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_the_same_tokens(tiers, prompt):
