@@ -59,10 +59,12 @@ def measure(server: StoreServer, ids: list[int], num_cached: int, rate_mb_per_s:
     before = {name: server.total(name) for name in ("wait_us", "read_bytes")}
     answer = server.ask(ids, rank=0, action=Action.MOVE)
     after = {name: server.total(name) for name in before}
-    if answer.details.get("storage", 0) < num_cached - PAGE_TOKENS:
+    if not num_cached - PAGE_TOKENS <= answer.details.get("storage", 0) <= num_cached:
         raise RuntimeError(f"{num_cached} tokens should have come from the store: {answer.details}")
     # Other new tokens of the same number behind the prefix, which the pool holds now.
     computed = server.ask([*ids[:num_cached], *reversed(ids[num_cached:])], rank=0)
+    if computed.details.get("storage", 0):
+        raise RuntimeError(f"nothing should have come from the store: {computed.details}")
     return {
         "ttft_s": answer.ttft_s,
         "stall_s": (after["wait_us"] - before["wait_us"]) / 1e6,
@@ -102,22 +104,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
-    # Every server starts with empty pools, so all of them may read the same prefixes.
     keys = list(product(HIT_PERCENTS, range(args.repeats)))
     cells = dict(zip(keys, prompts(model, [args.tokens] * len(keys), seed=args.seed), strict=True))
     store = args.out / "store"
-    shutil.rmtree(store, ignore_errors=True)
+    for left in (store, args.out / "read"):
+        shutil.rmtree(left, ignore_errors=True)
     write_prefixes(store, model, args.out / "logs", cells, args.tokens)
     rows = []
     for rate in args.rates:
         for way, layers in WAYS.items():
             throttle = ("--banyan-store-read-mb-per-s", str(rate), "--banyan-store-layers-per-read", layers)
             flags = (*FLAGS, "--banyan-host-gb", "2", *throttle)
-            with StoreServer(f"{way}-{rate}", store, model, args.out / "logs", dp=1, args=flags) as server:
+            # A copy each: what this server answers is archived, and would be found by the next one.
+            read = shutil.copytree(store, args.out / "read")
+            with StoreServer(f"{way}-{rate}", read, model, args.out / "logs", dp=1, args=flags) as server:
                 server.ask(list(range(1000, 1400)), rank=0)
                 for (hit, repeat), ids in cells.items():
                     row = measure(server, ids, split(args.tokens, hit), rate)
                     rows.append({"rate_mb_per_s": rate, "way": way, "hit_percent": hit, "repeat": repeat, **row})
+            shutil.rmtree(read)
     report = {"cells": summarise(rows), "rows": rows, "config": vars(args) | {"out": None}, "provenance": provenance()}
     (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     shutil.rmtree(store, ignore_errors=True)

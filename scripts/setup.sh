@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes .venv: the locked packages, the stand-in for sgl_kernel, Banyan with its native core, and the demo's model.
-# Does nothing where nothing has changed. Needs python3.11 (PYTHON=... to choose one), a C compiler and cargo.
+# Does nothing where nothing has changed. Needs python3.11 (PYTHON=... to choose one), a C++ compiler, the
+# headers of OpenSSL and cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +15,9 @@ missing=()
 [ -n "$PYTHON" ] && "$PYTHON" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
     missing+=("python3.11 with venv (set PYTHON=/path/to/python3.11)")
 command -v cc >/dev/null || missing+=("a C compiler (cc)")
+# SGLang compiles its page hash on the machine that it serves on.
+command -v c++ >/dev/null || missing+=("a C++ compiler (c++)")
+echo '#include <openssl/sha.h>' | c++ -E -x c++ - >/dev/null 2>&1 || missing+=("headers of OpenSSL (libssl-dev, openssl-devel)")
 command -v cargo >/dev/null || missing+=("cargo (rustup.rs)")
 if [ ${#missing[@]} -gt 0 ]; then
     printf 'setup: missing:'

@@ -91,14 +91,12 @@ class Residency:
             if self._holds[frame] == 0:
                 del self._holds[frame]
 
-    def drop(self, keys: Sequence[str]) -> None:
-        """Evict these pages now, whoever asked for them."""
-        self._retire([frame for key in keys if (frame := self._frame_of.get(key)) is not None])
-
     def reset(self) -> None:
         """Evict everything. Nothing may be filling or held."""
         assert not self._filling and not self._holds
-        self._retire(list(self._key_of))
+        self._free += frame_ids(self._shelf.retire(array("q", self._key_of)))
+        self._key_of.clear()
+        self._frame_of.clear()
 
     def _evict(self, num_frames: int) -> None:
         # Twice round: the first may only take the marks away.
@@ -116,8 +114,3 @@ class Residency:
                     del self._frame_of[self._key_of.pop(frame)]
         self.num_evicted += len(victims)
         self._free += frame_ids(self._shelf.retire(array("q", victims)))
-
-    def _retire(self, frames: list[int]) -> None:
-        for frame in frames:
-            del self._frame_of[self._key_of.pop(frame)]
-        self._free += frame_ids(self._shelf.retire(array("q", frames)))

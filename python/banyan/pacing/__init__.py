@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When may the store be read and written, and what is worth a write. Pure: the plugin and the simulator both call it.
+"""When may the store be read and written, and what is worth a write. Pure.
+
+A server decides here what is worth a write (``WriteAdmission``, ``WriteBudget``) and when a forward leaves room for one
+(``WritePermits``, ``LayerTimes``). Its back-log and gate are native, since every I/O asks them (banyan-store,
+``pacing.rs``); ``PacedWrites`` and ``ForwardSlack`` are the same rules for the simulator, which has no device.
 
 A page's way down: ``WriteAdmission`` (is it worth a write?) -> ``PacedWrites`` (a bounded back-log) -> the gate (reads
 first, then only in slack). Slack comes from ``ForwardSlack``, which reads ``LayerTimes``: the profiled ``SlackTable``,

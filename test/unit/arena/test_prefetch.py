@@ -118,7 +118,9 @@ def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_res
     before = [host.rank.pages(frame) for frame in (3, 4, 5)]
     host.save([3, 4, 5], keys(1, 2, 3))
     host.rank.shelf.reset()
-    host.residency.drop(keys(3))
+    # The page furthest from the root goes first.
+    host.residency.abandon(host.residency.claim(host.residency.num_frames - host.residency.num_resident + 1))
+    assert host.residency.frame(*keys(3)) is None and host.residency.frame(*keys(2)) is not None
     assert host.fetch(keys(1, 2, 3), frames(9, 1, 7)) == ((2, 2), (STORE, 1))
     assert [host.rank.pages(frame) for frame in (9, 1, 7)] == before
 

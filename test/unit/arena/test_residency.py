@@ -104,13 +104,6 @@ def test_settle_when_a_page_is_resident_already_then_its_frame_stays_and_the_new
     assert residency.claim(1) == frames[:1]
 
 
-def test_drop_when_unknown_keys_are_named_then_only_the_known_go(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 2)
-    fill(residency, "a", "b")
-    residency.drop(["b", "stranger"])
-    assert list(shelf.key_of.values()) == ["a"]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_frames_when_used_at_random_then_each_is_in_one_place(shelf: FakeShelf, seed: int) -> None:
     rng = random.Random(seed)
