@@ -28,7 +28,16 @@ def run(backend_class, name, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "prefix_lens, new_lens", [([0], [700]), ([1008], [16]), ([0, 512, 33], [5, 300, 1]), ([990], [1]), ([700], [33])]
+    "prefix_lens, new_lens",
+    [
+        ([0], [700]),
+        ([1008], [16]),
+        ([0, 512, 33], [5, 300, 1]),
+        ([990], [1]),
+        ([700], [33]),
+        ([16], [684]),
+        ([280], [420]),
+    ],
 )
 def test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, prefix_lens, new_lens):
     keys, values, req_to_token, generator = tables
