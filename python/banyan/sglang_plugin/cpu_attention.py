@@ -3,8 +3,8 @@
 
 Upstream's ``torch_native`` pads the queries of an extend to the whole sequence, so a cached prefix still costs the full
 quadratic attention. Here the new queries attend to the cached keys under a lower-right causal mask, unless they are
-most of the sequence; in bf16 the result is bit for bit the same. Decode is upstream's: grouping its query heads would be
-seven times as fast and differ in last bits, and a server with Banyan must give the tokens of a server without.
+most of the sequence; in bf16 the result is bit for bit the same. Decode is upstream's: grouping its query heads would
+be seven times as fast and differ in last bits, and a server with Banyan must give the tokens of a server without.
 """
 
 from __future__ import annotations
