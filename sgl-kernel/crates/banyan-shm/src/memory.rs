@@ -74,6 +74,13 @@ impl Mapping {
         }
     }
 
+    /// Take the page faults of the first writes now. They cost more than the writes: 9 us for 4 KiB on a virtual machine.
+    /// A kernel before 5.14 does not know how; then they come one by one.
+    fn enter_page_tables(&self) {
+        // SAFETY: advice on our own mapping, whose pages are backed.
+        unsafe { libc::madvise(self.start().cast(), self.len, libc::MADV_POPULATE_WRITE) };
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }
@@ -123,6 +130,7 @@ impl SharedMemory {
         reserve(&fd, num_bytes, label)?;
         seal(&fd, label)?;
         let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
+        mapping.enter_page_tables();
         Ok(Self { fd, mapping })
     }
 
