@@ -6,6 +6,7 @@ None of them is told to do more than that: no checksums, no quota, no eviction.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -156,7 +157,9 @@ class NixlPosix:
     name = "nixl posix"
 
     def __init__(self, blocks: Blocks, file: Path) -> None:
-        from nixl._api import nixl_agent, nixl_agent_config
+        # Its log goes to stdout as that is when it is imported, and stdout is for the figures.
+        with contextlib.redirect_stdout(sys.stderr):
+            from nixl._api import nixl_agent, nixl_agent_config
 
         shape = blocks.shape
         self._blocks = blocks
