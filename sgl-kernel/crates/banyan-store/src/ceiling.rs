@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a file system gives to plain io_uring: the measure that `banyan bench store` holds the store against.
 //!
-//! No index, no checksums, no copies: requests of one size to one preallocated file, O_DIRECT where it exists.
+//! No index, no checksums, no copies: requests of one size to one preallocated file, O_DIRECT where it exists. Every request has
+//! memory of its own, as pages have: a few buffers used again and again stay in the processor's cache, where no store finds its pages.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -50,8 +51,8 @@ struct Run {
     kind: Kind,
     request_bytes: u64,
     num_requests: u64,
-    buffers: Vec<AlignedBytes>,
-    idle: Vec<usize>,
+    depth: u64,
+    memory: AlignedBytes,
     next: u64,
     num_done: u64,
     unsynced_bytes: u64,
@@ -67,12 +68,10 @@ impl Run {
         num_requests: u64,
         depth: usize,
     ) -> Result<Self> {
-        let buffers: Vec<AlignedBytes> = (0..depth)
-            .map(|_| AlignedBytes::new(request_bytes as usize))
-            .collect();
-        for buffer in &buffers {
-            device.add_memory(buffer.span(0, request_bytes as usize));
-        }
+        let len = (request_bytes * num_requests) as usize;
+        let mut memory = AlignedBytes::new(len);
+        memory.bytes_mut().fill(0x5a);
+        device.add_memory(memory.span(0, len));
         let file = device
             .add_file(Arc::new(file))
             .map_err(|cause| StoreError::os("cannot register a file", cause))?;
@@ -82,8 +81,8 @@ impl Run {
             kind,
             request_bytes,
             num_requests,
-            idle: (0..depth).collect(),
-            buffers,
+            depth: depth as u64,
+            memory,
             next: 0,
             num_done: 0,
             unsynced_bytes: 0,
@@ -104,7 +103,6 @@ impl Run {
                 if token == SYNC {
                     self.is_syncing = false;
                 } else {
-                    self.idle.push(token as usize);
                     self.num_done += 1;
                     self.unsynced_bytes += match self.kind {
                         Kind::Read => 0,
@@ -130,22 +128,21 @@ impl Run {
             // SAFETY: no memory.
             unsafe { self.device.push(sync) };
         }
-        while self.next < self.num_requests
-            && let Some(slot) = self.idle.pop()
-        {
-            let spans = Spans::one(self.buffers[slot].span(0, self.request_bytes as usize));
+        while self.next < self.num_requests && self.next - self.num_done < self.depth {
+            let at = self.next * self.request_bytes;
+            let spans = Spans::one(self.memory.span(at as usize, self.request_bytes as usize));
             let (position, action) = match self.kind {
                 Kind::Read => (shuffled(self.next, self.num_requests), Action::Read(spans)),
                 Kind::DurableWrite => (self.next, Action::Write(spans)),
             };
             let op = Op {
-                token: slot as u64,
+                token: self.next,
                 file: self.file,
                 offset: position * self.request_bytes,
                 action,
             };
             self.next += 1;
-            // SAFETY: each buffer is used by one request at a time and lives as long as the run.
+            // SAFETY: no two requests share memory, and it lives as long as the run.
             unsafe { self.device.push(op) };
         }
     }

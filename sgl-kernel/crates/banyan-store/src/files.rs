@@ -5,19 +5,23 @@
 //! * One descriptor for each segment in this process, shared by reads and writes.
 //! * A segment is allocated to its full length before it gets its name, so that running out of space shows here.
 
+use std::collections::HashMap;
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-
-use std::collections::HashMap;
 
 use crate::device::{Device, FileId};
 use crate::directory::{ShelfId, Stripe, private_file, sync_directory};
 use crate::error::{Doing, Result};
 use crate::format::{FileHeader, FileKind};
+
+/// tmpfs and ramfs, as statfs(2) knows them.
+const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
@@ -90,6 +94,18 @@ pub fn takes_direct(directory: &Path) -> bool {
         drop(fs::remove_file(&probe));
     }
     direct
+}
+
+/// Whether the directory is on a file system that keeps its files in DRAM: they outlive the server, not the machine.
+pub fn is_in_memory(directory: &Path) -> bool {
+    let Ok(name) = CString::new(directory.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: plain integers, for which zeros are a value.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a string that ends with a zero, and room for the answer.
+    let status = unsafe { libc::statfs(name.as_ptr(), &raw mut found) };
+    status == 0 && IN_MEMORY.contains(&(found.f_type as i64))
 }
 
 /// A segment that did not get its space.

@@ -15,7 +15,7 @@ use crate::device::{Device, Faults, FaultyDevice, ThreadsDevice, ThrottledDevice
 use crate::directory::Stripe;
 use crate::engine::Engine;
 use crate::error::{Result, StoreError, invalid};
-use crate::files::takes_direct;
+use crate::files::{is_in_memory, takes_direct};
 use crate::format::{NO_PARENT, Namespace};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{Limits, places_per_segment};
@@ -126,13 +126,18 @@ impl Store {
         } else {
             "through the page cache: this file system has no O_DIRECT"
         };
+        let kept = if options.paths.iter().any(|path| is_in_memory(path)) {
+            ", in DRAM: this file system is gone when the machine restarts"
+        } else {
+            ""
+        };
         Ok(Self {
             shared,
             thread: Mutex::new(Some(thread)),
             is_closed: AtomicBool::new(false),
             purpose: options.purpose,
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
-            engine: format!("{engine}, {way}"),
+            engine: format!("{engine}, {way}{kept}"),
         })
     }
 
