@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL := build/models/smollm2-135m-instruct
-.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash clean gpu-check sim
+.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ gpu-check: ## prove the GPU path on a machine with a CUDA GPU; results in build/
 
 crash: setup ## kill -9, power cuts and lying devices against the store: make crash SEEDS=1000, or SEED=n
 	@$(PY) scripts/crash.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
+
+churn: setup ## two writers fill one store over and over; disk, files and memory stay within bounds: make churn SECONDS=240
+	@$(PY) scripts/churn.py --seconds $(or $(SECONDS),240)
 
 lock: ## pin the newest versions that satisfy requirements/cpu.in
 	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \

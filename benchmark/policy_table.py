@@ -102,8 +102,11 @@ def _trace_options(name: str, data: Path) -> list[str]:
 
 
 def _show(args: argparse.Namespace) -> int:
-    runs = [line for line in read_lines(args.result) if line.get("kind") == "run"]
+    lines = read_lines(args.result)
+    runs = [line for line in lines if line.get("kind") == "run"]
     print(table(runs))
+    print()
+    print(idle_table([line for line in lines if line.get("kind") == "idle"]))
     if args.plot is not None:
         plot_policies(runs, args.plot)
     return 0
@@ -151,6 +154,16 @@ def _row(key: tuple[str, str, str], runs: Sequence[dict[str, Any]]) -> str:
         str(sum(run["num_errors"] for run in runs)),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def idle_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Markdown: what each process of each idle server took of a core."""
+    rows = ["| idle server | process | % of a core |", "|---|---|---|"]
+    for line in lines:
+        for process, share in sorted(line["core_shares"].items(), key=lambda item: -item[1]):
+            title = process.partition(" ")[2]
+            rows.append(f"| {line['label']} | {title} | {100 * share:.1f} |")
+    return "\n".join(rows)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -64,7 +64,9 @@ def main(without: str, access: str, path: str) -> None:
     found = store.lookup(keys)
     failed = store.read(found, found.num_pages, memory, offsets[NUM_PAGES : NUM_PAGES + found.num_pages]).finish()
     same = int((pages[0] == pages[1]).all(axis=1).sum())
-    print(json.dumps({"engine": store.engine, "num_found": found.num_pages, "num_failed": len(failed), "num_same": same}))
+    print(
+        json.dumps({"engine": store.engine, "num_found": found.num_pages, "num_failed": len(failed), "num_same": same})
+    )
     store.close()
 
 

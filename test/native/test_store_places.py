@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store meets on other people's machines: read-only mounts, file systems in DRAM, containers without io_uring."""
+"""What a store meets on other people's machines: read-only mounts, files in DRAM, containers without io_uring."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from processes import PYTHON_PATH
 
 WORKER = Path(__file__).with_name("store_worker.py")

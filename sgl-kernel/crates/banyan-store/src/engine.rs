@@ -113,6 +113,8 @@ impl Engine {
             if is_closing && self.is_quiet() {
                 return;
             }
+            self.submit();
+            self.ready_next_write();
             let patience = self.patience(is_closing);
             if let Err(error) = self.device.reap(patience, &mut completed) {
                 // Nothing is known about what is in flight any more: going on could hand out memory that is still written to.
@@ -122,14 +124,18 @@ impl Engine {
             let of_reads = completed.iter().filter(|done| done.token & 1 == 0);
             self.num_in_flight -= of_reads.count();
             self.start_reads();
-            if let Err(error) = self.device.submit() {
-                eprintln!("banyan: the store's device takes no operations: {error}");
-                std::process::abort();
-            }
+            self.submit();
             for done in completed.drain(..) {
                 self.on_completion(done);
             }
             self.end_reads();
+        }
+    }
+
+    fn submit(&mut self) {
+        if let Err(error) = self.device.submit() {
+            eprintln!("banyan: the store's device takes no operations: {error}");
+            std::process::abort();
         }
     }
 
@@ -155,10 +161,7 @@ impl Engine {
             eprintln!("banyan: other writers' manifests cannot be read: {error}");
         }
         if is_closing {
-            let lost = self.shared.lock().fail_queue();
-            for page in lost {
-                self.shared.release_claim(&page.namespace, &page.key);
-            }
+            self.with_writer(|writer, around| writer.give_up_waiting(around));
         }
         is_closing
     }
@@ -376,7 +379,7 @@ impl Engine {
 
     // ---- writes ------------------------------------------------------------------------------------------------
 
-    fn step_writer(&mut self) {
+    fn with_writer(&mut self, act: impl FnOnce(&mut Writer, &mut Surroundings<'_>)) {
         let load = self.load();
         let Some(writer) = &mut self.writer else {
             return;
@@ -388,10 +391,21 @@ impl Engine {
             load,
             token: writer_token,
         };
-        if self.has_new_namespace && writer.on_namespace(&around) {
-            self.has_new_namespace = false;
-        }
-        writer.step(&mut around);
+        act(writer, &mut around);
+    }
+
+    fn step_writer(&mut self) {
+        let has_new_namespace = std::mem::take(&mut self.has_new_namespace);
+        let mut is_told = true;
+        self.with_writer(|writer, around| {
+            is_told = !has_new_namespace || writer.on_namespace(around);
+            writer.step(around);
+        });
+        self.has_new_namespace = !is_told;
+    }
+
+    fn ready_next_write(&mut self) {
+        self.with_writer(|writer, around| writer.make_ready(around));
     }
 
     fn load(&self) -> Load {
@@ -411,18 +425,7 @@ impl Engine {
         match whose(done.token) {
             Whose::Read(slot) => self.on_read(slot, done.result),
             Whose::Writer(token) => {
-                let load = self.load();
-                let Some(writer) = &mut self.writer else {
-                    unreachable!("the writer's operations have a writer")
-                };
-                let mut around = Surroundings {
-                    shared: &self.shared,
-                    device: &mut *self.device,
-                    files: &mut self.files,
-                    load,
-                    token: writer_token,
-                };
-                writer.on_completion(&mut around, token, done.result);
+                self.with_writer(|writer, around| writer.on_completion(around, token, done.result));
             }
         }
     }
@@ -431,7 +434,7 @@ impl Engine {
 
     fn is_quiet(&self) -> bool {
         let has_writes = self.writer.as_ref().is_some_and(|writer| {
-            writer.num_running() > 0 || writer.is_committing() || writer.has_batch()
+            writer.has_writes() || writer.is_committing() || writer.has_batch()
         });
         self.num_reads() == 0 && !has_writes
     }

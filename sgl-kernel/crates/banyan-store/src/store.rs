@@ -430,10 +430,11 @@ fn start(
 ) -> Result<(JoinHandle<()>, String)> {
     let (sender, receiver) = channel();
     let (shared, choice, limits) = (shared.clone(), options.engine.clone(), options.limits);
-    let read_bytes_per_s = options.read_bytes_per_s;
+    let (read_bytes_per_s, backlog_bytes) = (options.read_bytes_per_s, options.backlog_bytes);
     let work = move || {
         let made = make_device(&choice, read_bytes_per_s).and_then(|(mut device, name)| {
-            let writer = opened.map(|opened| Writer::new(opened, limits, &mut *device));
+            let writer =
+                opened.map(|opened| Writer::new(opened, limits, backlog_bytes, &mut *device));
             let writer = writer
                 .transpose()
                 .map_err(|cause| StoreError::os("cannot hand the manifest to the device", cause))?;

@@ -2,7 +2,8 @@
 //! The way down: queued pages become records, records become durable, and only then get their manifest entry.
 //!
 //! Invariants
-//! * A publish entry is appended only after a sync of its segment that was submitted after the record's write had completed.
+//! * A publish entry is appended only after a sync of its segment that was submitted after the record's write had completed, and
+//!   never when a sync of that segment has failed since the record was begun.
 //! * A retired place is handed out again only after its entry, or a manifest without it, is durable.
 //! * One commit at a time. After a failed append or sync of the log nothing is appended until a new manifest has taken its place.
 //!
@@ -13,7 +14,7 @@ mod records;
 mod rewrite;
 mod room;
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 use banyan_shm::frame::Key;
 
 use crate::buffer::{AlignedBytes, BufferPool};
-use crate::device::{Device, FileId, Token};
+use crate::device::{Device, FileId, Span, Token};
 use crate::directory::{Lock, ShelfId};
 use crate::error::Result;
 use crate::files::Files;
@@ -34,8 +35,9 @@ use crate::places::Record;
 use crate::shared::Shared;
 use crate::state::Queued;
 
-/// Written bytes after which a commit starts while writes go on.
-const COMMIT_BYTES: u64 = 64 << 20;
+/// Written bytes after which a commit starts while writes go on, if that is not more than a quarter of the back-log: frames are let go by
+/// commits.
+const MAX_COMMIT_BYTES: u64 = 64 << 20;
 /// A commit that waits for readers waits no longer.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(2);
 /// After running out of space or a failed log: nothing is tried for so long.
@@ -68,6 +70,14 @@ struct Writing {
     bounce: Option<AlignedBytes>,
 }
 
+/// A page that may go down at once: its place is taken, its checksums are in its header.
+struct Ready {
+    writing: Writing,
+    /// In the segment.
+    offset: u64,
+    body: Span,
+}
+
 /// A record that is down but not yet durable.
 struct Written {
     key: Key,
@@ -85,7 +95,6 @@ enum Commit {
         written: Vec<Written>,
         retired: Retired,
         left: usize,
-        failed: BTreeSet<FileId>,
     },
     Appending {
         written: Vec<Written>,
@@ -132,6 +141,7 @@ pub struct Writer {
     header: FileHeader,
     segments: Vec<u32>,
     limits: Limits,
+    commit_bytes: u64,
     log: FileId,
     log_bytes: u64,
     /// Blocks up to here have been written, with entries or zeros.
@@ -139,10 +149,13 @@ pub struct Writer {
     sequence: u64,
     headers: BufferPool,
     bounces: BufferPool,
+    ready: Option<Ready>,
     running: Vec<Option<Writing>>,
     num_running: usize,
     batch: Vec<Written>,
     batch_since: Option<Instant>,
+    /// Segments whose sync has failed, with the last generation of that time.
+    distrusted: HashMap<FileId, u64>,
     commit: Commit,
     /// Places of records whose entries may or may not have reached the log.
     limbo: Vec<Place>,
@@ -152,22 +165,30 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn new(opened: Opened, limits: Limits, device: &mut dyn Device) -> io::Result<Self> {
+    pub fn new(
+        opened: Opened,
+        limits: Limits,
+        backlog_bytes: u64,
+        device: &mut dyn Device,
+    ) -> io::Result<Self> {
         let record_bytes = opened.header.geometry.record_bytes() as usize;
         Ok(Self {
             log: device.add_file(Arc::new(opened.log))?,
             header: opened.header,
             segments: opened.segments,
             limits,
+            commit_bytes: MAX_COMMIT_BYTES.min(backlog_bytes / 4),
             log_bytes: opened.log_bytes,
             log_allocated: opened.log_bytes,
             sequence: opened.sequence,
             headers: BufferPool::new(BLOCK_BYTES),
             bounces: BufferPool::new(record_bytes),
+            ready: None,
             running: Vec::new(),
             num_running: 0,
             batch: Vec::new(),
             batch_since: None,
+            distrusted: HashMap::new(),
             commit: Commit::Idle,
             limbo: Vec::new(),
             no_growth_until: None,
@@ -189,8 +210,9 @@ impl Writer {
         !self.batch.is_empty()
     }
 
-    pub fn num_running(&self) -> usize {
-        self.num_running
+    /// Whether a record is going down or just about to.
+    pub fn has_writes(&self) -> bool {
+        self.num_running > 0 || self.ready.is_some()
     }
 
     pub fn num_segments(&self) -> usize {
@@ -239,7 +261,8 @@ impl Writer {
             Commit::Rewriting { .. } => 1,
         };
         let mut state = around.shared.lock();
-        state.num_unsettled = self.num_running + self.batch.len() + in_commit;
+        let in_hand = usize::from(self.ready.is_some()) + self.num_running;
+        state.num_unsettled = in_hand + self.batch.len() + in_commit;
         if state.is_drained() {
             around.shared.changed.notify_all();
         }

@@ -307,6 +307,44 @@ fn writes_when_they_fail_then_reported_and_nothing_stored_is_lost() {
 }
 
 #[test]
+fn page_when_a_sync_failed_while_it_was_written_then_not_stored_though_the_next_sync_succeeds() {
+    let mut num_failed = 0;
+    for seed in 1..120 {
+        let scratch = Scratch::new();
+        let engine = EngineChoice::Faulty(Faults::parse(&format!("seed={seed},eio=8")).unwrap());
+        let faulty = Options {
+            engine,
+            // Commits overlap with writes.
+            backlog_bytes: 8 * 20480,
+            ..options(scratch.path())
+        };
+        let mut stored = Vec::new();
+        {
+            let rig = Rig::open(&faulty);
+            for number in 0..8 {
+                rig.fill(number, number);
+                let offset = rig.offset(number);
+                let memory = &rig.memory;
+                let verdicts = rig.store.put(&[key(number)], None, memory, &[offset]);
+                assert_eq!(verdicts.unwrap().len(), 1);
+            }
+            rig.store.sync().unwrap();
+            for (name, outcome) in rig.store.completed() {
+                match outcome {
+                    Outcome::Stored => stored.extend((0..8).find(|number| key(*number) == name)),
+                    Outcome::Failed => num_failed += 1,
+                }
+            }
+        }
+        let rig = Rig::open(&options(scratch.path()));
+        for number in &stored {
+            assert_eq!(rig.fetch(&[*number], 1), [], "seed {seed}");
+        }
+    }
+    assert!(num_failed > 0);
+}
+
+#[test]
 fn space_when_the_device_has_none_then_a_pause_with_a_counter() {
     let scratch = Scratch::new();
     let engine = EngineChoice::Faulty(Faults::parse("seed=2,enospc=1").unwrap());

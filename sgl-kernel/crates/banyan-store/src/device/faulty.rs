@@ -2,8 +2,8 @@
 //! A device that fails on purpose, repeatably from a seed: for tests and the crash harness.
 //!
 //! Writes stay in memory, as in a drive's volatile cache, until a sync of their file; reads see them. A power cut writes a random part of
-//! them, cut at sectors and in any order, and ends the process. Bits flip in what is stored; transfers come back short; errors come
-//! back as EIO and ENOSPC; completions come back shuffled.
+//! them, cut at sectors and in any order, and ends the process. A failed sync loses some of them for good. Bits flip in what is stored;
+//! transfers come back short; errors come back as EIO and ENOSPC; completions come back shuffled.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -128,6 +128,9 @@ impl FaultyDevice {
             self.cut_power();
         }
         if self.dice.one_in(self.faults.eio) {
+            if matches!(op.action, Action::Sync) {
+                self.lose_unsynced(op.file);
+            }
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         match op.action {
@@ -219,6 +222,13 @@ impl FaultyDevice {
                 scatter(spans, (from - start) as usize, bytes);
             }
         }
+    }
+
+    /// What a failed sync leaves behind: a later one succeeds and brings nothing of it back.
+    fn lose_unsynced(&mut self, file: FileId) {
+        let writes = self.unsynced.remove(&file).unwrap_or_default();
+        let kept = writes.into_iter().filter(|_| self.dice.one_in(2)).collect();
+        self.unsynced.insert(file, kept);
     }
 
     fn sync(&mut self, file: FileId) -> io::Result<()> {

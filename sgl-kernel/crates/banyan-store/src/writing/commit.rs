@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::{
-    COMMIT_BYTES, COMMIT_PATIENCE, Commit, ENTRIES_PER_PLACE, MAX_LOG_STEP_BYTES, MORE_ENTRIES,
-    Retired, Surroundings, Writer, WriterToken, Written, release_claims,
+    COMMIT_PATIENCE, Commit, ENTRIES_PER_PLACE, MAX_LOG_STEP_BYTES, MORE_ENTRIES, Retired,
+    Surroundings, Writer, WriterToken, Written, release_claims,
 };
 use crate::catalog::Hit;
 use crate::device::{Action, FileId, Op, Span, Spans};
@@ -34,7 +34,8 @@ impl Writer {
         let is_old = self
             .batch_since
             .is_some_and(|since| since.elapsed() > COMMIT_PATIENCE);
-        (is_idle || written >= COMMIT_BYTES) && (pacing::may_commit(state.permit, load) || is_old)
+        (is_idle || written >= self.commit_bytes)
+            && (pacing::may_commit(state.permit, load) || is_old)
     }
 
     pub(super) fn start_commit(&mut self, around: &mut Surroundings<'_>) {
@@ -68,7 +69,6 @@ impl Writer {
             written,
             retired: retired.unwrap_or_default(),
             left: files.len(),
-            failed: BTreeSet::new(),
         };
         if files.is_empty() {
             self.append(around);
@@ -81,31 +81,34 @@ impl Writer {
         file: FileId,
         result: io::Result<()>,
     ) {
-        let Commit::SyncingSegments { left, failed, .. } = &mut self.commit else {
+        let Commit::SyncingSegments { left, .. } = &mut self.commit else {
             unreachable!("a segment sync belongs to a commit")
         };
         *left -= 1;
         if result.is_err() {
-            failed.insert(file);
+            self.distrusted.insert(file, self.sequence);
         }
         if *left == 0 {
             self.append(around);
         }
     }
 
+    /// Whether a sync of its file failed after the record was begun: it may be lost though the next sync succeeds.
+    fn is_distrusted(&self, record: &Written) -> bool {
+        let last = self.distrusted.get(&record.file);
+        last.is_some_and(|last| record.identity.generation <= *last)
+    }
+
     pub(super) fn append(&mut self, around: &mut Surroundings<'_>) {
         let Commit::SyncingSegments {
-            written,
-            retired,
-            failed,
-            ..
+            written, retired, ..
         } = std::mem::replace(&mut self.commit, Commit::Idle)
         else {
             unreachable!("records are synced before they are appended")
         };
         let (lost, written): (Vec<Written>, Vec<Written>) = written
             .into_iter()
-            .partition(|record| failed.contains(&record.file));
+            .partition(|record| self.is_distrusted(record));
         let places: Vec<Place> = lost.iter().map(|record| record.place).collect();
         self.fail_written(around.shared, lost);
         if let Some(own) = &mut around.shared.lock().own {

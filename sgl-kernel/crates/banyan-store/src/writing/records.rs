@@ -4,7 +4,9 @@
 use std::io;
 use std::time::Instant;
 
-use super::{Commit, REST, Surroundings, Writer, WriterToken, Writing, Written, release_claims};
+use super::{
+    Commit, REST, Ready, Surroundings, Writer, WriterToken, Writing, Written, release_claims,
+};
 use crate::device::{Action, Op, Span, Spans};
 use crate::files::{Use, is_no_space};
 use crate::format::{Identity, RecordHeader};
@@ -15,29 +17,48 @@ use crate::state::{Outcome, Queued, State};
 
 impl Writer {
     pub(super) fn start_writes(&mut self, around: &mut Surroundings<'_>) {
-        if matches!(self.commit, Commit::Resting(_)) || self.stopped_until.is_some() {
-            let mut state = around.shared.lock();
-            if state.permit == Permit::Draining {
-                let lost = state.fail_queue();
-                drop(state);
-                release_claims(around.shared, &lost);
+        if !self.is_writing() {
+            if around.shared.lock().permit == Permit::Draining {
+                self.give_up_waiting(around);
             }
             return;
         }
-        let record_bytes = self.header.geometry.record_bytes();
         while self.num_running < pacing::MAX_WRITE_DEPTH {
+            self.make_ready(around);
+            let num_running = self.num_running;
+            if self.ready.is_none() || !self.may_write(around, num_running) {
+                return;
+            }
+            if let Some(ready) = self.ready.take() {
+                self.start(around, ready);
+            }
+        }
+    }
+
+    fn is_writing(&self) -> bool {
+        !matches!(self.commit, Commit::Resting(_)) && self.stopped_until.is_none()
+    }
+
+    fn may_write(&self, around: &Surroundings<'_>, writes_here: usize) -> bool {
+        let load = Load {
+            writes_here,
+            ..around.load
+        };
+        let permit = around.shared.lock().permit;
+        pacing::may_write(permit, load, self.header.geometry.record_bytes())
+    }
+
+    /// Gives the next page its place and computes its checksums. Call it while the device works: then it costs no time.
+    pub fn make_ready(&mut self, around: &mut Surroundings<'_>) {
+        if !self.is_writing() {
+            return;
+        }
+        while self.ready.is_none() && self.may_write(around, 0) {
             let shared = around.shared.clone();
             let mut state = shared.lock();
-            let load = Load {
-                writes_here: self.num_running,
-                ..around.load
-            };
             let Some(front) = state.backlog.queue.front() else {
                 return;
             };
-            if !pacing::may_write(state.permit, load, record_bytes) {
-                return;
-            }
             if state.catalog.contains(&front.key) {
                 pass_over(&shared, &mut state);
                 continue;
@@ -53,13 +74,34 @@ impl Writer {
             let Some(page) = state.backlog.queue.pop_front() else {
                 return;
             };
-            state.permit = pacing::spend(state.permit, record_bytes);
             drop(state);
-            self.write(around, page, place);
+            self.ready = self.prepare(around, page, place);
         }
     }
 
-    fn write(&mut self, around: &mut Surroundings<'_>, page: Queued, place: Place) {
+    /// Fails what has not been started.
+    pub fn give_up_waiting(&mut self, around: &Surroundings<'_>) {
+        let mut lost = Vec::new();
+        let mut state = around.shared.lock();
+        if let Some(ready) = self.ready.take() {
+            let Writing { page, place, .. } = ready.writing;
+            if let Some(own) = &mut state.own {
+                own.places.give_up(place);
+            }
+            state.settle(page.key, &page.parent, Outcome::Failed);
+            lost.push(page);
+        }
+        lost.extend(state.fail_queue());
+        drop(state);
+        release_claims(around.shared, &lost);
+    }
+
+    fn prepare(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        page: Queued,
+        place: Place,
+    ) -> Option<Ready> {
         self.sequence += 1;
         let generation = self.sequence;
         let (segment, offset) = self.segmenting().locate(place);
@@ -69,7 +111,7 @@ impl Writer {
             Ok(file) => file,
             Err(error) => {
                 self.fail_write(around, page, place, &error);
-                return;
+                return None;
             }
         };
         let mut writing = Writing {
@@ -80,7 +122,24 @@ impl Writer {
             header: self.headers.take(),
             bounce: None,
         };
-        let body = self.prepare(&mut writing);
+        let body = self.fill(&mut writing);
+        Some(Ready {
+            writing,
+            offset,
+            body,
+        })
+    }
+
+    fn start(&mut self, around: &mut Surroundings<'_>, ready: Ready) {
+        let Ready {
+            writing,
+            offset,
+            body,
+        } = ready;
+        {
+            let mut state = around.shared.lock();
+            state.permit = pacing::spend(state.permit, self.header.geometry.record_bytes());
+        }
         let index = match self.running.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -90,7 +149,7 @@ impl Writer {
         };
         let op = Op {
             token: (around.token)(WriterToken::Record(index)),
-            file,
+            file: writing.file,
             offset,
             action: Action::Write(Spans([writing.header.span(0, BLOCK_BYTES), body])),
         };
@@ -102,7 +161,7 @@ impl Writer {
     }
 
     /// Header with the checksums, and the bytes behind it: the frame itself, or a copy with the layers on block boundaries.
-    fn prepare(&mut self, writing: &mut Writing) -> Span {
+    fn fill(&mut self, writing: &mut Writing) -> Span {
         let geometry = &self.header.geometry;
         let page = &writing.page;
         let frame = Span {
