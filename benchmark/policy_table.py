@@ -81,7 +81,7 @@ def _measure(args: argparse.Namespace) -> int:
             if server.spec.share != "stock":
                 play += [option for policy in args.policy or POLICIES for option in ("--policy", policy)]
             times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
-            status |= trace_replay.main([*_trace_options(name, args.data), "--name", name, *play, *times])
+            status |= trace_replay.main([*trace_options(name, args.data), "--name", name, *play, *times])
     return status
 
 
@@ -94,7 +94,8 @@ def _idle(server: Server, args: argparse.Namespace) -> None:
     append_lines(args.result, [{**line, "provenance": provenance()}])
 
 
-def _trace_options(name: str, data: Path) -> list[str]:
+def trace_options(name: str, data: Path) -> list[str]:
+    """Options of `trace_replay` for a trace of TRACES whose file lies below `data`."""
     options = list(TRACES[name])
     if options[1] != SKEWED:
         options[1] = str(data / options[1])

@@ -46,11 +46,11 @@ SERVER_ARGS = (
 )
 
 
-def server_spec(label: str, core: int) -> ServerSpec:
+def server_spec(label: str, core: int, args: tuple[str, ...] = SERVER_ARGS) -> ServerSpec:
     """One server on one core, whose events anyone on this machine can read."""
     events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
     events["replay_endpoint"] = f"tcp://127.0.0.1:{free_port()}"
-    args = (*SERVER_ARGS, "--kv-events-config", json.dumps(events))
+    args = (*args, "--kv-events-config", json.dumps(events))
     return ServerSpec(label, 1, "off", args, cpu_env(dp=1, first_core=core))
 
 

@@ -338,6 +338,11 @@ class Read:
         """Whether `finish` would return at once."""
 
     @property
+    def is_late(self) -> bool:
+        """Whether the device has not answered in time: all pages have failed, nobody waits for layers any more, and
+        the frames are the store's until `has_ended`."""
+
+    @property
     def num_failed(self) -> int:
         """Pages known to be bad so far."""
 
@@ -347,8 +352,9 @@ class Read:
     def finish(self) -> list[tuple[int, str]]:
         """Block until nothing writes the memory any more; the failed pages as (position, reason), [] when all are good.
 
-        Reasons: "gone" (evicted or rewritten meanwhile), "checksum", "io" (the device reported an error). The record
-        of a page that failed by "checksum" or "io" has been dropped; it is not found again.
+        Reasons: "gone" (evicted or rewritten meanwhile), "checksum", "io" (the device reported an error), "late"
+        (it has not answered in time). The record of a page that failed by "checksum" or "io" has been dropped; it is
+        not found again.
         """
 
     @property
@@ -388,6 +394,7 @@ class Store:
         engine: str = "auto",
         faults: str | None = None,
         read_bytes_per_s: int | None = None,
+        stall_s: float = 10.0,
     ) -> Store:
         """Open or create the store that is striped over `paths` (the same list for all its users).
 
@@ -404,6 +411,8 @@ class Store:
             policy: "lru" or "s3fifo"; in both children go before their parents.
             engine: "auto" (io_uring, else threads), "uring" or "threads".
             read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.
+            stall_s: a read that the device has not answered for so long is late; until it has, nothing is found and
+                nothing taken.
             faults: a seeded fault plan, for tests only (see docs/format.md).
 
         Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, or paths that

@@ -137,6 +137,8 @@ class StoreRead(Protocol):
     """Pages on their way from the store into memory, layer by layer."""
 
     has_ended: bool
+    is_late: bool
+    """The device does not answer: all pages have failed, while frames are the store's until ``has_ended``."""
     bytes_read: int
     read_s: float
 

@@ -6,6 +6,7 @@ Invariants
   2. A page is published only after all its layers have been read and verified, and after the copies that follow its
      read have ended. A page that failed is not published, and the request that used it is told.
   3. No more than ``max_pages`` are on their way; what comes on top is not read. Nothing waits.
+  4. A late read counts as failed at once, but its frames stay ``filling`` until it has ended.
 
 A fetch: reading -> read, while copies follow it -> landed: its good pages resident, the other frames free again.
 One thread calls; the store reads on its own.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from banyan.arena.residency import Residency
 from banyan.ports import Frames, PageStore, Source, StoreRead
@@ -29,6 +31,10 @@ class _Fetch:
     read: StoreRead
     num_followers: int = 0
     failures: dict[int, str] | None = None  # position -> reason; None until the read has ended
+
+    def has_lost(self, position: int) -> bool:
+        """Whether this page is known not to come."""
+        return self.read.is_late if self.failures is None else position in self.failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class Prefetch:
     def want(self, keys: Sequence[str]) -> None:
         """Start to read the leading pages of ``keys`` that the store holds and that are not on their way."""
         keys = keys[self.num_arriving(keys) :]
+        # A page that failed is read again only when its first read is over.
+        keys = list(takewhile(lambda key: key not in self._place_of, keys))
         found = self._store.lookup(keys) if keys else None
         if found is None or found.num_pages == 0:
             return
@@ -102,7 +110,7 @@ class Prefetch:
         num_pages = 0
         for key in keys:
             place = self._place_of.get(key)
-            if place is None or (place[0].failures and place[1] in place[0].failures):
+            if place is None or place[0].has_lost(place[1]):
                 break
             num_pages += 1
         return num_pages
@@ -131,7 +139,9 @@ class Prefetch:
         arrival._fetch.num_followers -= 1
 
     def is_good(self, arrival: Arrival) -> bool:
-        """Whether all its pages were verified. Waits for the end of the read; a copy that followed it has waited."""
+        """Whether all its pages were verified. Waits for the end of the read, as its copy has, unless it is late."""
+        if arrival._fetch.failures is None and arrival._fetch.read.is_late:
+            return False
         failures = self._end(arrival._fetch)
         return not any(position in failures for position in arrival.positions)
 

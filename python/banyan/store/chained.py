@@ -60,6 +60,7 @@ class PagesRead:
 
     bytes_read: int = 0
     read_s: float = 0.0
+    is_late: bool = False
     failed: list[tuple[int, str]] = field(default_factory=list)
     work: Future[None] | None = None
 

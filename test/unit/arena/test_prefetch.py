@@ -27,11 +27,26 @@ class StoreHost(Host):
     """A rank with arena part and store."""
 
     def __init__(
-        self, roster: Roster, slot: int, folder: Path, *, admission: Admission = Admission.FIRST_SIGHT, **limits: int
+        self,
+        roster: Roster,
+        slot: int,
+        folder: Path,
+        *,
+        admission: Admission = Admission.FIRST_SIGHT,
+        stall_s: float = 10.0,
+        faults: str | None = None,
+        **limits: int,
     ) -> None:
         super().__init__(roster, slot, page_bytes=LAYER_BYTES // 2, block=BLOCK, num_frames=limits.get("num_frames", 8))
         self.store = Store.open(
-            [str(folder)], NAMESPACE, BLOCK.layer_bytes, quota_bytes=64 << 20, share_bytes=32 << 20, floor_bytes=0
+            [str(folder)],
+            NAMESPACE,
+            BLOCK.layer_bytes,
+            quota_bytes=64 << 20,
+            share_bytes=32 << 20,
+            floor_bytes=0,
+            stall_s=stall_s,
+            faults=faults,
         )
         self.lineage = Lineage()
         shared = {
@@ -154,6 +169,22 @@ def test_finish_when_a_record_is_damaged_then_the_batch_fails_and_the_page_is_ne
     assert host.counters.read_failed_pages == 1
     offer = host.cache.lookup("again", keys(1, 2, 3))
     assert offer is not None and offer.num_pages == 1
+
+
+def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_for_the_drive(tmp_path: Path) -> None:
+    host = StoreHost(Roster.create(4), 0, tmp_path, stall_s=0.1, faults="seed=1,hang=1")
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    assert host.cache.lookup("r", keys(1, 2))
+    assert host.cache.admit("r", keys(1, 2), frames(9, 1)) is not None
+    assert not host.cache.finish(host.cache.start())
+    assert host.cache.lookup("meanwhile", keys(1, 2)) is None
+    host.prefetch.poll()
+    assert host.residency.num_filling == 2
+    host.until(lambda: host.residency.num_filling == 0)
+    assert host.counters.read_failed_pages == 2 and host.residency.num_resident == 0
+    host.until(lambda: host.store.lookup(keys(1, 2)).num_pages == 2)
+    host.store.close()
 
 
 def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: StoreHost) -> None:

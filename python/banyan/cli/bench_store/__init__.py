@@ -23,6 +23,7 @@ NUM_ROUNDS = 5
 RATIOS = (
     "layerwise_read_to_ceiling",
     "durable_write_to_ceiling",
+    "durable_write_to_ceiling_at_own_depth",
     "get_to_best_store",
     "put_to_best_store",
     "read_to_nixl",
@@ -117,6 +118,9 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     def is_ceiling(name: str) -> bool:
         return name.startswith("ceiling")
 
+    def is_own_depth(name: str) -> bool:
+        return name == f"ceiling, depth {Ceiling.write_depths[0]}"
+
     def is_nixl(name: str) -> bool:
         return name.startswith("nixl")
 
@@ -126,6 +130,7 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     return {
         "layerwise_read_to_ceiling": ratio(best("layerwise_read", is_ours), best("layerwise_read", is_ceiling)),
         "durable_write_to_ceiling": ratio(best("put", is_ours), best("durable_write", is_ceiling)),
+        "durable_write_to_ceiling_at_own_depth": ratio(best("put", is_ours), best("durable_write", is_own_depth)),
         "get_to_best_store": ratio(best("get", is_ours), best("get", is_store)),
         "put_to_best_store": ratio(best("put", is_ours), best("put", is_store)),
         "read_to_nixl": ratio(best("get", is_ours), best("get", is_nixl)),

@@ -13,7 +13,7 @@ NUM_FILLS = 4
 
 
 class Ceiling:
-    """Requests of the same size to one plain file."""
+    """Requests of the same size to one plain file. The first write depth is the one that pacing allows the store."""
 
     read_depths = (16, 64)
     write_depths = (2, 8)

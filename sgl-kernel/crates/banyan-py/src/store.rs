@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
@@ -107,6 +108,11 @@ impl PyRead {
     }
 
     #[getter]
+    fn is_late(&self) -> bool {
+        self.ticket.is_late()
+    }
+
+    #[getter]
     fn num_failed(&self) -> usize {
         self.ticket.failed().len()
     }
@@ -159,6 +165,7 @@ fn reason_name(reason: Reason) -> &'static str {
         Reason::Gone => "gone",
         Reason::Checksum => "checksum",
         Reason::Io => "io",
+        Reason::Late => "late",
     }
 }
 
@@ -198,7 +205,7 @@ pub struct PyStore {
 impl PyStore {
     #[staticmethod]
     #[pyo3(signature = (paths, namespace, layer_bytes, *, quota_bytes, share_bytes=None, floor_bytes=1 << 30, segment_bytes=None,
-                        backlog_bytes=256 << 20, access="read-write", policy="lru", engine="auto", faults=None, read_bytes_per_s=None))]
+                        backlog_bytes=256 << 20, access="read-write", policy="lru", engine="auto", faults=None, read_bytes_per_s=None, stall_s=10.0))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of one Python call"
@@ -218,6 +225,7 @@ impl PyStore {
         engine: &str,
         faults: Option<&str>,
         read_bytes_per_s: Option<u64>,
+        stall_s: f64,
     ) -> PyResult<Self> {
         let purpose = match access {
             "read-write" => Purpose::ReadWrite,
@@ -228,6 +236,8 @@ impl PyStore {
                 )));
             }
         };
+        let stall_after = Duration::try_from_secs_f64(stall_s)
+            .map_err(|cause| PyValueError::new_err(format!("stall_s={stall_s}: {cause}")))?;
         let num_layers = layer_bytes.len();
         let options = Options {
             paths,
@@ -244,6 +254,7 @@ impl PyStore {
             policy: policy.into(),
             engine: engine_of(engine, faults)?,
             read_bytes_per_s,
+            stall_after,
         };
         let store = py.detach(|| Store::open(&options)).map_err(to_py)?;
         Ok(Self {

@@ -6,7 +6,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use banyan_shm::frame::Key;
 use banyan_store::directory::{Stripe, private_file};
@@ -45,6 +45,7 @@ fn main() -> Result<()> {
         policy: "lru".into(),
         engine: EngineChoice::Auto,
         read_bytes_per_s: None,
+        stall_after: Duration::from_secs(10),
     };
     let mut seconds = Vec::new();
     for _ in 0..5 {

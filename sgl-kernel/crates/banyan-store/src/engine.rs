@@ -5,9 +5,11 @@
 //! * The device is used by this thread only. Every operation in flight is in `transfers` or known to the writer.
 //! * Freed depth is filled again before what came back is verified, so that the device works while checksums are computed.
 
+mod stall;
+
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Action, Completion, Device, FileId, Op, Span, Spans, Token};
@@ -31,6 +33,7 @@ struct Transfer {
     job: usize,
     planned: Planned,
     len: usize,
+    started: Instant,
     header: Option<AlignedBytes>,
     bounce: Option<AlignedBytes>,
 }
@@ -49,6 +52,9 @@ pub struct Engine {
     bounces: BufferPool,
     known_memory: Vec<Span>,
     has_new_namespace: bool,
+    /// A read whose transfer takes longer is late.
+    stall_after: Duration,
+    stalled_since: Option<Instant>,
 }
 
 /// Reads are even, operations of the writer odd.
@@ -85,7 +91,12 @@ fn whose(token: Token) -> Whose {
 }
 
 impl Engine {
-    pub fn new(shared: Arc<Shared>, device: Box<dyn Device>, writer: Option<Writer>) -> Self {
+    pub fn new(
+        shared: Arc<Shared>,
+        device: Box<dyn Device>,
+        writer: Option<Writer>,
+        stall_after: Duration,
+    ) -> Self {
         let geometry = shared.geometry.clone();
         Self {
             headers: BufferPool::new(BLOCK_BYTES),
@@ -101,6 +112,8 @@ impl Engine {
             bytes_in_flight: 0,
             known_memory: Vec::new(),
             has_new_namespace: false,
+            stall_after,
+            stalled_since: None,
         }
     }
 
@@ -128,6 +141,7 @@ impl Engine {
             for done in completed.drain(..) {
                 self.on_completion(done);
             }
+            self.watch_for_stalls();
             self.end_reads();
         }
     }
@@ -279,6 +293,7 @@ impl Engine {
             job: index,
             planned,
             len: spans.len(),
+            started: Instant::now(),
             header,
             bounce,
         };

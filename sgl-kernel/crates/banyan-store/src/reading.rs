@@ -5,7 +5,8 @@
 //! * A layer counts as landed for a page only after its checksum agreed, or after the page has failed.
 //! * The checksums come from the header that was read together with the first layers, and only if it names the page, namespace and
 //!   generation that the lookup saw. What lands before the header is verified when the header is there.
-//! * Nothing is written to the memory after `ended`.
+//! * Nothing is written to the memory after `ended`. A late read lets its waiters go before that: its pages have failed, its frames
+//!   are not yet the caller's.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +27,8 @@ pub enum Reason {
     Gone,
     Checksum,
     Io,
+    /// The device had not answered in time. It says nothing about the page.
+    Late,
 }
 
 /// The caller's end of a read.
@@ -34,6 +37,7 @@ pub struct ReadTicket {
     pub num_pages: usize,
     failed: Mutex<Vec<(usize, Reason)>>,
     is_cancelled: AtomicBool,
+    is_late: AtomicBool,
     bytes: AtomicU64,
     elapsed_ns: AtomicU64,
 }
@@ -45,6 +49,7 @@ impl ReadTicket {
             num_pages,
             failed: Mutex::default(),
             is_cancelled: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
             elapsed_ns: AtomicU64::new(0),
         }
@@ -65,6 +70,11 @@ impl ReadTicket {
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.progress.wait_end();
+    }
+
+    /// Whether its waiters were let go because the device does not answer.
+    pub fn is_late(&self) -> bool {
+        self.is_late.load(Ordering::Acquire)
     }
 
     pub fn bytes_read(&self) -> u64 {
@@ -176,7 +186,7 @@ impl ReadJob {
 
     /// The next transfer in step order; pages that have failed are passed over.
     pub fn plan_next(&mut self) -> Option<Planned> {
-        if self.ticket.is_cancelled.load(Ordering::Relaxed) {
+        if self.ticket.is_cancelled.load(Ordering::Relaxed) || self.ticket.is_late() {
             self.give_up();
         }
         while self.next.0 < self.steps.len() {
@@ -214,6 +224,17 @@ impl ReadJob {
         for page in 0..self.pages.len() {
             self.fail(page, reason);
         }
+    }
+
+    /// The device does not answer: what has not landed fails, nothing more is asked for, and nobody waits any longer.
+    pub fn be_late(&mut self) {
+        if self.ticket.is_late() {
+            return;
+        }
+        self.fail_all(Reason::Late);
+        self.give_up();
+        self.ticket.is_late.store(true, Ordering::Release);
+        self.ticket.progress.advance_to(self.geometry.num_layers());
     }
 
     pub fn fail(&mut self, page: usize, reason: Reason) {
@@ -339,7 +360,7 @@ impl ReadJob {
             let hit = &self.pages[*page].hit;
             if !is_still_there(hit) {
                 *reason = Reason::Gone;
-            } else if *reason != Reason::Gone {
+            } else if !matches!(*reason, Reason::Gone | Reason::Late) {
                 damaged.push(*hit);
             }
         }
@@ -451,6 +472,23 @@ mod tests {
         assert!(job.is_over());
         assert_eq!(job.ticket.failed(), [(0, Reason::Gone)]);
         assert_eq!(job.ticket.progress.num_done(), 2);
+    }
+
+    #[test]
+    fn read_when_late_then_waiters_go_on_and_the_end_comes_with_the_answer() {
+        let mut job = job(2);
+        let first = job.plan_next().unwrap();
+        job.be_late();
+        assert_eq!(job.ticket.progress.num_done(), 2);
+        assert_eq!(job.plan_next(), None);
+        assert!(!job.is_over() && job.ticket.is_late());
+        let block = arrive(&job, 0);
+        job.on_landed(first, Some(&block));
+        assert!(job.is_over());
+        let failed = [(0, Reason::Late), (1, Reason::Late)];
+        assert_eq!(job.ticket.failed(), failed);
+        // They are not damaged.
+        assert!(job.reclassify(|_| true).is_empty());
     }
 
     #[test]

@@ -117,6 +117,7 @@ counters! {
     adopted_pages,
     damaged_entries,
     invalidations,
+    stalls,
 }
 
 /// This writer's own shelf.
@@ -137,6 +138,10 @@ pub struct State {
     pub num_drains: u32,
     /// Writes that have started and are not yet durable, or retirements not yet in the manifest.
     pub num_unsettled: usize,
+    /// The device does not answer reads: nothing is found and nothing taken meanwhile.
+    is_stalled: bool,
+    /// Times that `is_stalled` has changed.
+    pub num_stall_changes: u64,
     /// Why no writes are taken now.
     pub stopped: Option<&'static str>,
     pub counters: Counters,
@@ -154,6 +159,8 @@ impl State {
             resting_permit: Permit::Open,
             num_drains: 0,
             num_unsettled: 0,
+            is_stalled: false,
+            num_stall_changes: 0,
             stopped: None,
             counters: Counters::default(),
         }
@@ -161,6 +168,9 @@ impl State {
 
     /// The leading keys that are there. Touched from the end to the front: a parent is never older than its children.
     pub fn lookup(&mut self, keys: &[Key]) -> Vec<Hit> {
+        if self.is_stalled {
+            return Vec::new();
+        }
         let run = self.catalog.run(keys);
         self.counters.lookups += 1;
         self.counters.found_pages += run.len() as u64;
@@ -182,11 +192,20 @@ impl State {
             || self.catalog.contains(parent);
         if !has_parent {
             Verdict::Orphan
-        } else if self.stopped.is_some() || self.backlog.queue.len() >= max_queued {
+        } else if self.is_stalled
+            || self.stopped.is_some()
+            || self.backlog.queue.len() >= max_queued
+        {
             Verdict::Full
         } else {
             Verdict::Queued
         }
+    }
+
+    pub fn set_stalled(&mut self, is_stalled: bool) {
+        self.is_stalled = is_stalled;
+        self.num_stall_changes += 1;
+        self.counters.stalls += u64::from(is_stalled);
     }
 
     pub fn count_put(&mut self, verdict: Verdict) {

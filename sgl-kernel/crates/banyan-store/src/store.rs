@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
@@ -61,6 +62,8 @@ pub struct Options {
     pub engine: EngineChoice,
     /// Read no faster than this.
     pub read_bytes_per_s: Option<u64>,
+    /// A read that the device has not answered for so long lets its waiters go.
+    pub stall_after: Duration,
 }
 
 /// Where leading pages were, and in which namespace.
@@ -147,7 +150,13 @@ impl Store {
     }
 
     pub fn version(&self) -> u64 {
-        let own = self.shared.lock().catalog.version();
+        let own = {
+            let state = self.shared.lock();
+            state
+                .catalog
+                .version()
+                .wrapping_add(state.num_stall_changes)
+        };
         own.wrapping_add(self.shared.num_commits())
     }
 
@@ -431,6 +440,7 @@ fn start(
     let (sender, receiver) = channel();
     let (shared, choice, limits) = (shared.clone(), options.engine.clone(), options.limits);
     let (read_bytes_per_s, backlog_bytes) = (options.read_bytes_per_s, options.backlog_bytes);
+    let stall_after = options.stall_after;
     let work = move || {
         let made = make_device(&choice, read_bytes_per_s).and_then(|(mut device, name)| {
             let writer =
@@ -445,7 +455,7 @@ fn start(
                 shared.set_waker(device.waker());
                 // The opener waits for this.
                 drop(sender.send(Ok(name)));
-                Engine::new(shared, device, writer).run();
+                Engine::new(shared, device, writer, stall_after).run();
             }
             Err(error) => drop(sender.send(Err(error))),
         }

@@ -138,6 +138,7 @@ fn options(directory: &Path, plan: &Plan, engine: EngineChoice) -> Options {
         .into(),
         engine,
         read_bytes_per_s: None,
+        stall_after: Duration::from_secs(10),
     }
 }
 

@@ -12,13 +12,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::threads::transfer;
 use super::transfer::{Progress, advance};
 use super::{Action, Completion, Device, FileId, Op, Span, Spans, Wake};
 use crate::buffer::AlignedBytes;
 
+/// How long a read that hangs is without an answer.
+pub const HANG: Duration = Duration::from_secs(1);
 const SECTOR_BYTES: usize = 512;
 /// As a shell reports a process that was killed.
 const CUT_STATUS: i32 = 137;
@@ -31,6 +33,8 @@ pub struct Faults {
     pub enospc: u64,
     pub short: u64,
     pub flip: u64,
+    /// Reads that are answered only after `HANG`.
+    pub hang: u64,
     /// The power is cut at this operation.
     pub cut: u64,
 }
@@ -49,6 +53,7 @@ impl Faults {
                 "eio" => faults.eio = value,
                 "enospc" => faults.enospc = value,
                 "short" => faults.short = value,
+                "hang" => faults.hang = value,
                 "flip" => faults.flip = value,
                 "cut" => faults.cut = value,
                 _ => return Err(format!("there is no fault {name:?}")),
@@ -91,6 +96,7 @@ pub struct FaultyDevice {
     files: Vec<Option<Arc<File>>>,
     unsynced: HashMap<FileId, Vec<Unsynced>>,
     pushed: Vec<Op>,
+    hanging: Vec<(Instant, Op)>,
     wake: Arc<WakeFlag>,
 }
 
@@ -118,6 +124,7 @@ impl FaultyDevice {
             files: Vec::new(),
             unsynced: HashMap::new(),
             pushed: Vec::new(),
+            hanging: Vec::new(),
             wake: Arc::default(),
         }
     }
@@ -319,7 +326,11 @@ impl Device for FaultyDevice {
     }
 
     unsafe fn push(&mut self, op: Op) {
-        self.pushed.push(op);
+        if matches!(op.action, Action::Read(_)) && self.dice.one_in(self.faults.hang) {
+            self.hanging.push((Instant::now() + HANG, op));
+        } else {
+            self.pushed.push(op);
+        }
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -337,6 +348,9 @@ impl Device for FaultyDevice {
             drop(self.wake.signal.wait_timeout_while(held, patience, asleep));
         }
         self.wake.is_woken.store(false, Ordering::Relaxed);
+        let now = Instant::now();
+        let answered = self.hanging.extract_if(.., |(until, _)| *until <= now);
+        self.pushed.extend(answered.map(|(_, op)| op));
         // Some of what was pushed, in any order.
         let num_done = self.pushed.len().min(1 + self.dice.below(8));
         for _ in 0..num_done {

@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use faulty::{Faults, FaultyDevice};
+pub use faulty::{Faults, FaultyDevice, HANG};
 pub use threads::ThreadsDevice;
 pub use throttled::ThrottledDevice;
 pub use transfer::{Span, Spans};

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
@@ -56,6 +57,7 @@ pub fn options(path: &Path) -> Options {
         policy: "lru".into(),
         engine: EngineChoice::Auto,
         read_bytes_per_s: None,
+        stall_after: Duration::from_secs(10),
     }
 }
 
