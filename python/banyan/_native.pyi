@@ -427,6 +427,9 @@ class Store:
     def version(self) -> int:
         """Differs from the last answer when a lookup may answer differently. Costs nanoseconds."""
 
+    def register(self, memory: SharedBytes) -> None:
+        """Announce memory that pages will move in and out of: it is pinned now, not while the first read waits."""
+
     def lookup(self, keys: list[str]) -> Found:
         """The longest run of leading pages, by whichever writer. Touches what it finds. Never blocks on a device."""
 

@@ -150,6 +150,10 @@ class StoreRead(Protocol):
 class PageStore(Protocol):
     """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict`` and ``close`` wait for a device."""
 
+    def register(self, memory: object) -> None:
+        """Announce memory that pages will move in and out of, so that the first read need not prepare it."""
+        ...
+
     def lookup(self, keys: list[str], /) -> StoreFound:
         """The longest run of leading pages."""
         ...

@@ -130,6 +130,7 @@ class HostTier:
         self.prefetch: Prefetch | None = None
         self._archive: Archive | None = None
         if store is not None and self._lineage is not None:
+            store.register(memory)
             self.prefetch = Prefetch(
                 store=store,
                 residency=self._residency,

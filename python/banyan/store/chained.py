@@ -98,6 +98,9 @@ class ChainedStore:
         self._lock = threading.RLock()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="banyan-store")
 
+    def register(self, memory: Any) -> None:
+        """Values are copied: no memory has to be prepared."""
+
     # ---- up ----------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Sequence[str]) -> FoundPages:

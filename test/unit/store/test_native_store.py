@@ -49,6 +49,7 @@ def memory() -> SharedBytes:
 
 
 def test_pages_when_put_then_read_into_other_frames(store: Store, memory: SharedBytes) -> None:
+    store.register(memory)
     assert store.put(keys(1, 2), None, memory, offsets(0, 1)) == ["queued", "queued"]
     assert store.sync() == 0
     assert sorted(store.completed()) == sorted((name, "stored") for name in keys(1, 2))

@@ -278,6 +278,10 @@ impl PyStore {
         Ok(PyFound { found })
     }
 
+    fn register(&self, memory: &SharedBytes) -> PyResult<()> {
+        self.store.register(&memory.memory).map_err(to_py)
+    }
+
     #[pyo3(signature = (found, num_pages, memory, offsets, *, layers_per_step=1))]
     fn read(
         &self,

@@ -11,6 +11,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use banyan_shm::memory::SharedMemory;
+
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Action, Completion, Device, FileId, Op, Span, Spans, Token};
 use crate::files::{Files, Use};
@@ -156,6 +158,7 @@ impl Engine {
     fn take_inbox(&mut self) -> bool {
         let mut inbox = self.shared.inbox();
         let reads = std::mem::take(&mut inbox.reads);
+        let memories = std::mem::take(&mut inbox.memories);
         let vanished = if self.jobs.iter().all(Option::is_none) {
             std::mem::take(&mut inbox.vanished)
         } else {
@@ -165,6 +168,9 @@ impl Engine {
         self.has_new_namespace |= std::mem::take(&mut inbox.has_new_namespace);
         let is_closing = inbox.is_closing;
         drop(inbox);
+        for memory in &memories {
+            self.know(memory);
+        }
         for job in reads {
             self.add_read(job);
         }
@@ -181,11 +187,7 @@ impl Engine {
     }
 
     fn add_read(&mut self, job: ReadJob) {
-        let memory = Span {
-            start: job.memory.mapping().start(),
-            len: job.memory.len(),
-        };
-        self.know(memory);
+        self.know(&job.memory);
         match self.jobs.iter().position(Option::is_none) {
             Some(index) => self.jobs[index] = Some(job),
             None => self.jobs.push(Some(job)),
@@ -193,8 +195,12 @@ impl Engine {
         self.tell_reads();
     }
 
-    /// Memory is registered at its first read and stays so: an arena lives as long as its server.
-    fn know(&mut self, memory: Span) {
+    /// Memory is registered when it is announced or first read into, and stays so: an arena lives as long as its server.
+    fn know(&mut self, memory: &SharedMemory) {
+        let memory = Span {
+            start: memory.mapping().start(),
+            len: memory.len(),
+        };
         if !self.known_memory.contains(&memory) {
             self.known_memory.push(memory);
             self.device.add_memory(memory);

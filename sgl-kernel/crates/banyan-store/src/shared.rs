@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use banyan_shm::frame::Key;
+use banyan_shm::memory::SharedMemory;
 use std::collections::HashMap;
 
 use crate::catalog::{Hit, ShelfIndex};
@@ -24,6 +25,8 @@ use crate::traffic::{Claim, Traffic};
 #[derive(Default)]
 pub struct Inbox {
     pub reads: Vec<ReadJob>,
+    /// Pages will move in and out of these.
+    pub memories: Vec<Arc<SharedMemory>>,
     pub wants_refresh: bool,
     pub has_new_namespace: bool,
     pub vanished: Vec<ShelfId>,

@@ -160,6 +160,15 @@ impl Store {
         own.wrapping_add(self.shared.num_commits())
     }
 
+    /// Announces memory that pages will move in and out of. The kernel pins it now and not at the first read, which would wait for it
+    /// (50 ms for 2 GiB).
+    pub fn register(&self, memory: &Arc<SharedMemory>) -> Result<()> {
+        self.check_open()?;
+        self.shared.inbox().memories.push(memory.clone());
+        self.shared.wake();
+        Ok(())
+    }
+
     // ---- up ----------------------------------------------------------------------------------------------------
 
     pub fn lookup(&self, keys: &[Key]) -> Found {
