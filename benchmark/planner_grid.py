@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the planner choose the faster action? Every cell of a grid is measured both ways on one running server.
 
-    python -m benchmark.planner_grid --repeats 3
+    python -m benchmark.planner_grid --source peer --repeats 3
 
-A cell is (own, found, new): a prompt whose first `own` tokens lie in the asked rank's tree, whose next `found` tokens
-only a peer holds, and whose last `new` tokens nobody has. It is asked with `move`, with `compute` (both forced, through
-`kv_hints`), and without a wish: then the planner decides. Each request has fresh random tokens; actions take turns; one
-request at a time; the time is the client's, from request to answer of one token. A choice is right when the median of
-the chosen action is the lower one; "no slower" also counts cells whose two medians differ by less than their spread.
-Starts its own server, `--dp 2`; writes build/planner-grid/report.json.
+A cell is (source, own, found, new): a prompt whose first `own` tokens lie in the asked rank's tree, whose next `found`
+tokens lie only in `source` (a peer's pool, the host arena, the store), and whose last `new` tokens nobody has. It is
+asked with `move`, with `compute` (both forced, through `kv_hints`), and without a wish: then the planner decides. Each
+request has fresh random tokens; actions take turns; one request at a time; the time is the client's, from request to
+answer of one token. Cells of up to 64 found tokens, where both actions take nearly as long, are measured three times as
+often. A choice is right when the median of the chosen action is the lower one; "no slower" also counts cells whose two
+medians differ by less than their spread. Starts its own server; writes build/planner-grid/SOURCE.json.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -30,10 +32,14 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
 from benchmark.provenance import provenance
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
+from benchmark.store_server import StoreServer
 from benchmark.workload.generated import random_ids
 
-READER, HOLDER = 1, 0
-SERVER_ARGS = ("--device", "cpu", "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
+COMMON = ("--device", "cpu", "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
+PAGE_TOKENS = 16
+POOL_TOKENS = 6000
+"""Of the servers whose pool is to have forgotten what is found below it."""
+SHORT_TOKENS = 64
 
 
 class WrongShape(RuntimeError):
@@ -80,44 +86,123 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Ask:
+    """One prompt of a cell's shape; without an action the planner decides."""
+
+    cell: Cell
+    action: Action | None
+    tokens: list[int]
+
+
+def plan_asks(cells: Sequence[Cell], num_repeats: int, seed: int) -> list[Ask]:
+    """Both actions of every cell in turn, then what the planner makes of what it has learnt."""
+    rng = random.Random(seed)
+
+    def ask(cell: Cell, action: Action | None) -> Ask:
+        return Ask(cell, action, random_ids(rng, cell.own + cell.found + cell.new))
+
+    # The first forwards allocate; they are no lesson for anybody.
+    asks = [ask(Cell(cells[0].source, 0, 256, 64), Action.MOVE)]
+    for repeat in range(3 * num_repeats):
+        for place, cell in enumerate(cells):
+            if repeat < num_repeats or cell.found <= SHORT_TOKENS:
+                actions = (Action.MOVE, Action.COMPUTE)
+                asks += [ask(cell, action) for action in (actions if (repeat + place) % 2 else reversed(actions))]
+    return asks + [ask(cell, None) for cell in cells]
+
+
 class Grid:
-    """Asks one server, cell by cell."""
+    """Asks one server; `tier` is the name of the source in `cached_tokens_details`."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine: Engine, *, reader: int, tier: str) -> None:
         self._engine = engine
-        self._rng = random.Random(seed)
+        self._reader = reader
+        self._tier = tier
 
-    def ask(self, cell: Cell, action: Action | None) -> None:
-        """One fresh prompt of the cell's shape, with or without a wish."""
-        tokens = random_ids(self._rng, cell.own + cell.found + cell.new)
+    def put(self, ask: Ask, *, rank: int) -> None:
+        """Have a rank compute what is to be found."""
+        self._engine.prefill([*ask.tokens[: ask.cell.own + ask.cell.found], 1], rank=rank, action=Action.MOVE)
+
+    def measure(self, ask: Ask) -> None:
+        """The reader's own part first, then the whole prompt against the clock."""
+        cell, action = ask.cell, ask.action
         if cell.own:
-            self._engine.prefill([*tokens[: cell.own], 1], rank=READER, action=Action.COMPUTE)
-        self._engine.prefill([*tokens[: cell.own + cell.found], 1], rank=HOLDER, action=Action.MOVE)
+            self._engine.prefill([*ask.tokens[: cell.own], 1], rank=self._reader, action=Action.COMPUTE)
         start_s = time.perf_counter()
-        meta = self._engine.prefill(tokens, rank=READER, action=action)
+        meta = self._engine.prefill(ask.tokens, rank=self._reader, action=action)
         elapsed_s = time.perf_counter() - start_s
         # SGLang leaves the details out when nothing was cached.
-        details = meta["cached_tokens_details"] or {"device": 0, "peer": 0}
-        moved = details["peer"]
+        details = meta["cached_tokens_details"] or {"device": 0, self._tier: 0}
+        moved = details[self._tier]
         if details["device"] != cell.own or moved > cell.found:
-            raise WrongShape(f"{cell.own, cell.found, cell.new}: cached {details}")
+            raise WrongShape(f"{cell.source, cell.own, cell.found, cell.new}: cached {details}")
         if action is None:
             cell.planned_s.append(elapsed_s)
             cell.planned_moved.append(moved)
-        else:
-            if moved != (cell.found if action is Action.MOVE else 0):
-                raise WrongShape(f"{cell.own, cell.found, cell.new} with {action.value}: cached {details}")
-            (cell.move_s if action is Action.MOVE else cell.compute_s).append(elapsed_s)
+            return
+        if moved != (cell.found if action is Action.MOVE else 0):
+            raise WrongShape(f"{cell.source, cell.own, cell.found, cell.new} with {action.value}: cached {details}")
+        (cell.move_s if action is Action.MOVE else cell.compute_s).append(elapsed_s)
 
-    def measure(self, cells: Sequence[Cell], num_repeats: int) -> None:
-        """Both actions in turn, then what the planner makes of what it has learnt."""
-        for repeat in range(num_repeats):
-            for place, cell in enumerate(cells):
-                actions = [Action.MOVE, Action.COMPUTE]
-                for action in actions if (repeat + place) % 2 else reversed(actions):
-                    self.ask(cell, action)
-        for cell in cells:
-            self.ask(cell, None)
+
+def ask_beside_a_peer(asks: Sequence[Ask], model: Path, out: Path) -> dict[str, Any]:
+    """Two ranks: one computes what the other one is to find. The reader's state at the end."""
+    holder, reader = 0, 1
+    args = (*COMMON, "--max-total-tokens", "20000")
+    with Server(ServerSpec("planner-peer", 2, "on", args, cpu_env(dp=2)), model, out / "logs") as server:
+        wait_ready([server])
+        engine = Engine(server.url)
+        grid = Grid(engine, reader=reader, tier="peer")
+        for ask in asks:
+            grid.put(ask, rank=holder)
+            grid.measure(ask)
+        return engine.ranks()[reader]
+
+
+def ask_above_the_arena(asks: Sequence[Ask], model: Path, out: Path) -> dict[str, Any]:
+    """One rank: it computes all that is to be found, then as many other tokens as its pool holds."""
+    args = (*COMMON, "--max-total-tokens", str(POOL_TOKENS), "--banyan-host-gb", "6")
+    with Server(ServerSpec("planner-host", 1, "on", args, cpu_env(dp=1)), model, out / "logs") as server:
+        wait_ready([server])
+        engine = Engine(server.url)
+        grid = Grid(engine, reader=0, tier="host")
+        for ask in asks:
+            grid.put(ask, rank=0)
+        others = random.Random(-1)
+        for _ in range(POOL_TOKENS // 2000):
+            engine.prefill(random_ids(others, 2000), rank=0)
+        for ask in asks:
+            grid.measure(ask)
+        return engine.ranks()[0]
+
+
+def ask_above_the_store(asks: Sequence[Ask], model: Path, out: Path) -> dict[str, Any]:
+    """One server computes and stores what the next one, with an empty arena, is to find."""
+    store = out / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    args = ("--max-total-tokens", str(POOL_TOKENS), "--banyan-host-gb", "6", "--banyan-store-gb", "16")
+    with StoreServer("planner-writer", store, model, out / "logs", dp=1, args=args) as writer:
+        grid = Grid(writer.engine, reader=0, tier="storage")
+        for ask in asks:
+            grid.put(ask, rank=0)
+        num_pages = sum((ask.cell.own + ask.cell.found) // PAGE_TOKENS for ask in asks)
+        if (stored := writer.wait_stored(num_pages)) < num_pages:
+            raise WrongShape(f"{stored} of {num_pages} pages were stored")
+    with StoreServer("planner-store", store, model, out / "logs", dp=1, args=args) as reader:
+        grid = Grid(reader.engine, reader=0, tier="storage")
+        for ask in asks:
+            grid.measure(ask)
+        state = reader.engine.ranks()[0]
+    shutil.rmtree(store)
+    return state
+
+
+SOURCES: dict[str, Callable[[Sequence[Ask], Path, Path], dict[str, Any]]] = {
+    "peer": ask_beside_a_peer,
+    "host": ask_above_the_arena,
+    "store": ask_above_the_store,
+}
 
 
 def _spread(times_s: Sequence[float]) -> float:
@@ -129,6 +214,7 @@ def _spread(times_s: Sequence[float]) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmark.planner_grid", description=__doc__.splitlines()[0])
     lengths = {"type": lambda text: [int(part) for part in text.split(",")], "metavar": "N,N,..."}
+    parser.add_argument("--source", default="peer", choices=list(SOURCES))
     parser.add_argument("--own", default=[0, 512], **lengths)
     parser.add_argument("--found", default=[16, 64, 256, 1024], **lengths)
     parser.add_argument("--new", default=[8, 64, 512], **lengths)
@@ -137,26 +223,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/planner-grid"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
-    model = ensure_model(DEFAULT_TARGET)
-    cells = [Cell("peer", own, found, new) for own, found, new in product(args.own, args.found, args.new)]
-    with Server(ServerSpec("planner-grid", 2, "on", SERVER_ARGS, cpu_env(dp=2)), model, args.out / "logs") as server:
-        wait_ready([server])
-        engine = Engine(server.url)
-        grid = Grid(engine, args.seed)
-        # The first forwards allocate; they are no lesson for anybody.
-        grid.ask(Cell("peer", 0, 256, 64), Action.MOVE)
-        grid.measure(cells, args.repeats)
-        ranks = engine.ranks()
+    cells = [Cell(args.source, own, found, new) for own, found, new in product(args.own, args.found, args.new)]
+    asks = plan_asks(cells, args.repeats, args.seed)
+    state = SOURCES[args.source](asks, ensure_model(DEFAULT_TARGET), args.out)
     report = {
         **summarise(cells),
         "cells": [asdict(cell) | cell.verdict() for cell in cells],
-        "move_us_per_token": ranks[READER]["move_us_per_token"],
-        "plans": ranks[READER]["plans"],
+        "move_us_per_token": state["move_us_per_token"],
+        "plans": state["plans"],
         "config": vars(args) | {"out": None},
         "provenance": provenance(),
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / f"{args.source}.json").write_text(json.dumps(report, indent=1) + "\n")
     for cell in cells:
         verdict = cell.verdict()
         move, compute = (statistics.median(times) * 1000 for times in (cell.move_s, cell.compute_s))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every dispatch policy, with and without sharing, on real servers: two windows of real traces and a skewed one.
+"""Every dispatch policy, with and without sharing, on real servers: windows of two real traces and a skewed one.
 
     python -m benchmark.policy_table measure --data FOLDER --server peer --repetitions 3 --result build/policies.jsonl
     python -m benchmark.policy_table show --result build/policies.jsonl
@@ -38,13 +38,19 @@ SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
 POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 
 # Sized for two ranks of one core each, where SmolLM2-135M computes some 250 prompt tokens a second on each while both
-# prefill and decode: about ten seconds a run. The real windows are contiguous; lengths shrink with their blocks, so
+# prefill and decode: ten to thirty seconds a run. The real windows are contiguous; lengths shrink with their blocks, so
 # that what is shared stays shared.
 TRACES: dict[str, tuple[str, ...]] = {
     "mooncake": (
         *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", "1", "--window-seconds", "600"),
         *("--sample-ratio", "0.022", "--max-single-turn-ratio", "0.3", "--token-scale", "0.015625"),
         *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.014"),
+    ),
+    # The same window and load with three times the sessions over three times the time: tails need more requests.
+    "mooncake_long": (
+        *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", "1", "--window-seconds", "600"),
+        *("--sample-ratio", "0.066", "--max-single-turn-ratio", "0.3", "--token-scale", "0.015625"),
+        *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.042"),
     ),
     "claude_code": (
         *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", "1", "--window-seconds", "240"),

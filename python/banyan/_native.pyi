@@ -231,7 +231,7 @@ class PageKeys:
     """
 
     def __init__(self, page_tokens: int, num_chunks: int) -> None:
-        """Remember up to `num_chunks` (a power of two) chunks of 32 pages, 128 bytes a token of them."""
+        """Remember up to `num_chunks` (a power of two) chunks of 32 pages: 4 bytes a token and 32 a page."""
 
     def of(self, prior: bytes | None, tokens: Frames) -> list[str]:
         """Keys of the whole pages of `tokens`, a buffer of int64, chained to the digest `prior`.

@@ -24,6 +24,23 @@ def test_prefix_when_the_other_rank_holds_it_then_it_is_fetched_and_reported_as_
     assert meta["cached_tokens_details"] == {"device": 992, "host": 0, "peer": 0, "storage": 0}
 
 
+def test_openai_answer_when_a_peer_held_the_prefix_then_its_tokens_are_in_the_breakdown(banyan, prompt):
+    ids = prompt("openai", 1000)
+    banyan.generate(ids, rank=0)
+    answer = banyan.post(
+        "/v1/completions",
+        {
+            "model": "any",
+            "prompt": list(ids),
+            "max_tokens": 1,
+            "temperature": 0,
+            "routed_dp_rank": 1,
+            "return_cached_tokens_details": True,
+        },
+    )
+    assert answer["sglext"]["cached_tokens_details"] == {"device": 0, "host": 992, "storage": 0}
+
+
 def test_prefix_when_this_rank_holds_its_beginning_then_only_the_rest_is_fetched(banyan, prompt):
     ids = prompt("rest", 800)
     banyan.generate(ids[:400], rank=1)

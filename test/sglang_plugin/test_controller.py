@@ -20,7 +20,17 @@ from banyan.config import Config
 from banyan.routing import Dispatcher, hint
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import controller, linker, load, requests, runtime
-from banyan.sglang_plugin.placement import FailureLog, Found, Placer, PrefixScout, session_of
+from banyan.sglang_plugin.placement import (
+    CHUNK_PAGES,
+    LEAST_REMEMBERED_CHUNKS,
+    MOST_REMEMBERED_CHUNKS,
+    FailureLog,
+    Found,
+    Placer,
+    PrefixScout,
+    num_remembered_chunks,
+    session_of,
+)
 from banyan.telemetry import Counters
 
 PAGE = 16
@@ -98,6 +108,14 @@ def test_scout_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node,
     ids = list(range(32))
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
     assert scout_of(roster).look_up(request(ids, **content)) == Found()
+
+
+@pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])
+def test_remembered_when_ranks_hold_many_pages_then_twice_as_many_have_room_up_to_a_bound(num_frames):
+    chunks = num_remembered_chunks(num_frames)
+    assert chunks.bit_count() == 1, "the native memory takes powers of two"
+    assert LEAST_REMEMBERED_CHUNKS <= chunks <= MOST_REMEMBERED_CHUNKS
+    assert chunks * CHUNK_PAGES >= 2 * num_frames or chunks == MOST_REMEMBERED_CHUNKS
 
 
 def test_place_when_no_rank_has_come_yet_then_no_hint():

@@ -48,6 +48,7 @@ def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse
     if differences:
         logger.warning("banyan: off, SGLang's source is not the one it was written against: %s", "; ".join(differences))
         return original(cls, args)
+    seams.verify("main")
     return _inject(original, cls, args, wanted)
 
 

@@ -21,8 +21,17 @@ from banyan.sglang_plugin.page_hash import namespace_seed
 
 logger = logging.getLogger("banyan")
 
-NUM_REMEMBERED_CHUNKS = 16_384
-"""Of 32 pages each: at 16 tokens a page 8 M tokens of prompts, and at most 50 MB."""
+CHUNK_PAGES = 32
+LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 14, 1 << 18
+"""At 16 tokens a page 50 MB and 8 M tokens of prompts, 800 MB and 134 M."""
+
+
+def num_remembered_chunks(num_frames: int) -> int:
+    """How many chunks of hashed prompts to remember: room for twice the pages that all ranks can hold, so that what is
+    held is hardly ever hashed anew, which for 2,000 pages would take 0.2 ms.
+    """
+    wanted = 2 * num_frames // CHUNK_PAGES
+    return min(max(1 << wanted.bit_length(), LEAST_REMEMBERED_CHUNKS), MOST_REMEMBERED_CHUNKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +56,41 @@ class PrefixScout:
         self._fetches = fetches
         self._tp_size = tp_size
         self._page_tokens = page_tokens
-        self._page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS)
-        self._peers: _native.Peers | None = None
+        self._met: tuple[_native.Peers, _native.PageKeys] | None = None
 
     def look_up(self, req: Any) -> Found:
         """What is held of the prompt; nothing when the tokens do not tell, or before the ranks have met.
 
         The last token is never counted: a rank computes it to have something to sample from.
         """
-        peers = self._meet()
+        met = self._meet()
         # What an image or an embedding becomes is not in these tokens.
-        if peers is None or not req.input_ids or req.mm_inputs is not None or req.input_embeds is not None:
+        if met is None or not req.input_ids or req.mm_inputs is not None or req.input_embeds is not None:
             return Found()
+        peers, page_keys = met
         num_pages = (len(req.input_ids) - 1) // self._page_tokens
         # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
-        pages_by_slot = peers.prefix_lens_of(self._page_keys, seed, req.input_ids[: num_pages * self._page_tokens])
+        pages_by_slot = peers.prefix_lens_of(page_keys, seed, req.input_ids[: num_pages * self._page_tokens])
         pools, arenas = pages_by_slot[: self._num_shards], pages_by_slot[self._num_shards :]
         most_fetchable = max([*(pools if self._fetches else ()), *arenas], default=0)
         return Found(
             tuple(num * self._page_tokens for num in pools[:: self._tp_size]), most_fetchable * self._page_tokens
         )
 
-    def _meet(self) -> _native.Peers | None:
-        if self._peers is None:
+    def _meet(self) -> tuple[_native.Peers, _native.PageKeys] | None:
+        if self._met is None:
             ranks = [member for member in self._roster.members() if member["alive"]]
             if not ranks:
                 return None
             namespace = bytes.fromhex(ranks[0]["namespace"])
-            self._peers = _native.Peers(self._roster, None, 0, namespace, [], None)
-        return self._peers
+            num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in ranks))
+            self._met = (
+                _native.Peers(self._roster, None, 0, namespace, [], None),
+                _native.PageKeys(self._page_tokens, num_chunks),
+            )
+        return self._met
 
 
 class Placer:

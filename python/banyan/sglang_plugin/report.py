@@ -41,6 +41,12 @@ def after_get_cached_tokens_details(details: dict[str, Any] | None, streamer: An
     return {**details, "peer": peer, "host": loaded - peer - storage, "storage": storage}
 
 
+def after_cached_tokens_details_from_dict(answer: Any, details: dict[str, Any]) -> Any:
+    """An OpenAI answer's breakdown is a closed model of device, host and storage: a peer's tokens count as host."""
+    answer.host += details.get("peer", 0)
+    return answer
+
+
 def after_get_internal_state(output: Any, controller: Any, recv_req: Any) -> None:
     linker = _linker() if _linker is not None else None
     if linker is not None:

@@ -2,7 +2,9 @@
 import pytest
 
 from banyan.planner import Action
-from benchmark.planner_grid import HOLDER, READER, Cell, Grid, WrongShape, summarise
+from benchmark.planner_grid import Ask, Cell, Grid, WrongShape, plan_asks, summarise
+
+HOLDER, READER = 0, 1
 
 
 def cell(move_s, compute_s, moved):
@@ -52,18 +54,27 @@ class FakeEngine:
 
 
 @pytest.mark.parametrize("own", [0, 32])
-def test_ask_when_a_cell_is_measured_then_each_action_gets_its_fresh_prompt(own):
-    one = Cell("peer", own, 64, 8)
-    grid = Grid(FakeEngine(), seed=0)
-    grid.measure([one], 2)
+def test_measure_when_a_cell_is_asked_then_each_action_gets_its_fresh_prompt(own):
+    one = Cell("peer", own, 128, 8)
+    grid = Grid(FakeEngine(), reader=READER, tier="peer")
+    for ask in plan_asks([one], 2, seed=0):
+        grid.put(ask, rank=HOLDER)
+        grid.measure(ask)
     assert (len(one.move_s), len(one.compute_s), len(one.planned_s)) == (2, 2, 1)
-    assert one.planned_moved == [64]
+    assert one.planned_moved == [128]
 
 
-def test_ask_when_the_server_does_something_else_then_the_figure_is_not_taken(monkeypatch):
+def test_plan_when_both_actions_take_nearly_as_long_then_they_are_asked_three_times_as_often():
+    short, long = Cell("peer", 0, 64, 8), Cell("peer", 0, 128, 8)
+    asks = plan_asks([short, long], 3, seed=0)
+    assert [sum(ask.cell is cell for ask in asks) for cell in (short, long)] == [19, 7]
+    assert len({tuple(ask.tokens) for ask in asks}) == len(asks)
+
+
+def test_measure_when_the_server_does_something_else_then_the_figure_is_not_taken(monkeypatch):
     engine = FakeEngine()
     monkeypatch.setattr(engine, "longest", lambda rank, token_ids: 0)
     one = Cell("peer", 0, 64, 8)
     with pytest.raises(WrongShape, match="move"):
-        Grid(engine, seed=0).ask(one, Action.MOVE)
+        Grid(engine, reader=READER, tier="peer").measure(Ask(one, Action.MOVE, [7] * 72))
     assert one.move_s == []
