@@ -83,6 +83,20 @@ def test_scout_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
     assert scout_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
 
 
+def test_scout_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
+    roster, ranks = node
+    ids = list(range(64))
+    scout = scout_of(roster)
+    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
+    for rank in ranks:
+        rank.shelf.close()
+    updated = [Rank(roster, slot, namespace=b"u" * 32) for slot in range(2)]
+    assert scout.look_up(request(ids)).tokens_by_rank == (0, 0)
+    updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    assert scout.look_up(request(ids)).tokens_by_rank == (0, 48)
+
+
 @pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
 def test_scout_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
     roster, ranks = node

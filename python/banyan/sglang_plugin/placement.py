@@ -57,6 +57,8 @@ class PrefixScout:
         self._tp_size = tp_size
         self._page_tokens = page_tokens
         self._met: tuple[_native.Peers, _native.PageKeys] | None = None
+        self._namespace = ""
+        self._found_nothing = False
 
     def look_up(self, req: Any) -> Found:
         """What is held of the prompt; nothing when the tokens do not tell, or before the ranks have met.
@@ -73,6 +75,7 @@ class PrefixScout:
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
         pages_by_slot = peers.prefix_lens_of(page_keys, seed, req.input_ids[: num_pages * self._page_tokens])
+        self._found_nothing = not any(pages_by_slot)
         pools, arenas = pages_by_slot[: self._num_shards], pages_by_slot[self._num_shards :]
         most_fetchable = max([*(pools if self._fetches else ()), *arenas], default=0)
         return Found(
@@ -80,16 +83,18 @@ class PrefixScout:
         )
 
     def _meet(self) -> tuple[_native.Peers, _native.PageKeys] | None:
-        if self._met is None:
+        """The ranks. They are looked for again after a prompt of which nobody held anything: new weights are a new
+        namespace, and nothing is found under the old one.
+        """
+        if self._met is None or self._found_nothing:
             ranks = [member for member in self._roster.members() if member["alive"]]
-            if not ranks:
-                return None
-            namespace = bytes.fromhex(ranks[0]["namespace"])
-            num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in ranks))
-            self._met = (
-                _native.Peers(self._roster, None, 0, namespace, [], None),
-                _native.PageKeys(self._page_tokens, num_chunks),
-            )
+            if ranks and ranks[0]["namespace"] != self._namespace:
+                self._namespace = ranks[0]["namespace"]
+                num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in ranks))
+                self._met = (
+                    _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None),
+                    _native.PageKeys(self._page_tokens, num_chunks),
+                )
         return self._met
 
 

@@ -43,13 +43,20 @@ def geometry(num_frames: int = NUM_FRAMES, page_bytes: int = PAGE_BYTES) -> list
 class Rank:
     """A pool filled with bytes that tell rank and place, its shelf, and its view of the others."""
 
-    def __init__(self, roster: Roster, slot: int, num_frames: int = NUM_FRAMES, page_bytes: int = PAGE_BYTES) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        slot: int,
+        num_frames: int = NUM_FRAMES,
+        page_bytes: int = PAGE_BYTES,
+        namespace: bytes = NAMESPACE,
+    ) -> None:
         self.geometry = geometry(num_frames, page_bytes)
         self.pool = SharedBytes.create(2 * NUM_LAYERS * num_frames * page_bytes, f"pool-{slot}")
         self.bytes = np.frombuffer(self.pool, dtype=np.uint8)
         self.bytes[:] = np.random.default_rng(slot).integers(0, 256, self.bytes.size, dtype=np.uint8)
-        self.shelf = Shelf(roster, slot, NAMESPACE, self.pool, num_frames, self.geometry)
-        self.peers = Peers(roster, slot, slot, NAMESPACE, self.geometry, self.pool)
+        self.shelf = Shelf(roster, slot, namespace, self.pool, num_frames, self.geometry)
+        self.peers = Peers(roster, slot, slot, namespace, self.geometry, self.pool)
 
     def page(self, frame: int, layer: int) -> bytes:
         extents = self.geometry[layer]

@@ -129,8 +129,12 @@ impl Engine {
                 return;
             }
             self.submit();
-            self.ready_next_write();
-            let patience = self.patience(is_closing);
+            let patience = if self.ready_next_write() {
+                // One record at a time: reads and free write slots do not wait for the checksums of several.
+                Duration::ZERO
+            } else {
+                self.patience(is_closing)
+            };
             if let Err(error) = self.device.reap(patience, &mut completed) {
                 // Nothing is known about what is in flight any more: going on could hand out memory that is still written to.
                 eprintln!("banyan: the store's device stopped: {error}");
@@ -425,8 +429,10 @@ impl Engine {
         self.has_new_namespace = !is_told;
     }
 
-    fn ready_next_write(&mut self) {
-        self.with_writer(|writer, around| writer.make_ready(around));
+    fn ready_next_write(&mut self) -> bool {
+        let mut has_more = false;
+        self.with_writer(|writer, around| has_more = writer.make_ready(around));
+        has_more
     }
 
     fn load(&self) -> Load {

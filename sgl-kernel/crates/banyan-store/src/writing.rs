@@ -14,7 +14,7 @@ mod records;
 mod rewrite;
 mod room;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -149,7 +149,7 @@ pub struct Writer {
     sequence: u64,
     headers: BufferPool,
     bounces: BufferPool,
-    ready: Option<Ready>,
+    ready: VecDeque<Ready>,
     running: Vec<Option<Writing>>,
     num_running: usize,
     batch: Vec<Written>,
@@ -183,7 +183,7 @@ impl Writer {
             sequence: opened.sequence,
             headers: BufferPool::new(BLOCK_BYTES),
             bounces: BufferPool::new(record_bytes),
-            ready: None,
+            ready: VecDeque::new(),
             running: Vec::new(),
             num_running: 0,
             batch: Vec::new(),
@@ -212,7 +212,7 @@ impl Writer {
 
     /// Whether a record is going down or just about to.
     pub fn has_writes(&self) -> bool {
-        self.num_running > 0 || self.ready.is_some()
+        self.num_running > 0 || !self.ready.is_empty()
     }
 
     pub fn num_segments(&self) -> usize {
@@ -261,7 +261,7 @@ impl Writer {
             Commit::Rewriting { .. } => 1,
         };
         let mut state = around.shared.lock();
-        let in_hand = usize::from(self.ready.is_some()) + self.num_running;
+        let in_hand = self.ready.len() + self.num_running;
         state.num_unsettled = in_hand + self.batch.len() + in_commit;
         if state.is_drained() {
             around.shared.changed.notify_all();

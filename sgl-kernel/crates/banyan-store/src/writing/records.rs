@@ -23,15 +23,11 @@ impl Writer {
             }
             return;
         }
-        while self.num_running < pacing::MAX_WRITE_DEPTH {
-            self.make_ready(around);
-            let num_running = self.num_running;
-            if self.ready.is_none() || !self.may_write(around, num_running) {
+        while self.may_write(around, self.num_running) {
+            let Some(ready) = self.ready.pop_front() else {
                 return;
-            }
-            if let Some(ready) = self.ready.take() {
-                self.start(around, ready);
-            }
+            };
+            self.start(around, ready);
         }
     }
 
@@ -48,16 +44,17 @@ impl Writer {
         pacing::may_write(permit, load, self.header.geometry.record_bytes())
     }
 
-    /// Gives the next page its place and computes its checksums. Call it while the device works: then it costs no time.
-    pub fn make_ready(&mut self, around: &mut Surroundings<'_>) {
-        if !self.is_writing() {
-            return;
-        }
-        while self.ready.is_none() && self.may_write(around, 0) {
+    /// Gives the next page its place and computes its checksums, unless as many are ready as may be written at a time. Call it while
+    /// the device works: then it costs no time. Whether there may be more to do.
+    pub fn make_ready(&mut self, around: &mut Surroundings<'_>) -> bool {
+        while self.is_writing()
+            && self.ready.len() < pacing::MAX_WRITE_DEPTH
+            && self.may_write(around, 0)
+        {
             let shared = around.shared.clone();
             let mut state = shared.lock();
             let Some(front) = state.backlog.queue.front() else {
-                return;
+                return false;
             };
             if state.catalog.contains(&front.key) {
                 pass_over(&shared, &mut state);
@@ -67,23 +64,26 @@ impl Writer {
             let Some(place) = place else {
                 drop(state);
                 if !self.make_room(around) {
-                    return;
+                    return false;
                 }
                 continue;
             };
             let Some(page) = state.backlog.queue.pop_front() else {
-                return;
+                return false;
             };
             drop(state);
-            self.ready = self.prepare(around, page, place);
+            let ready = self.prepare(around, page, place);
+            self.ready.extend(ready);
+            return true;
         }
+        false
     }
 
     /// Fails what has not been started.
     pub fn give_up_waiting(&mut self, around: &Surroundings<'_>) {
         let mut lost = Vec::new();
         let mut state = around.shared.lock();
-        if let Some(ready) = self.ready.take() {
+        for ready in self.ready.drain(..) {
             let Writing { page, place, .. } = ready.writing;
             if let Some(own) = &mut state.own {
                 own.places.give_up(place);
