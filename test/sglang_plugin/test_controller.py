@@ -91,6 +91,7 @@ def test_scout_when_weights_were_updated_then_the_ranks_are_found_under_their_ne
     assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
     for rank in ranks:
         rank.shelf.close()
+        del rank.peers
     updated = [Rank(roster, slot, namespace=b"u" * 32) for slot in range(2)]
     assert scout.look_up(request(ids)).tokens_by_rank == (0, 0)
     updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
