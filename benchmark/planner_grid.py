@@ -4,7 +4,7 @@
     python -m benchmark.planner_grid --source peer --repeats 3
 
 A cell is (source, own, found, new): a prompt whose first `own` tokens lie in the asked rank's tree, whose next `found`
-tokens lie only in `source` (a peer's pool, the host arena, the store), and whose last `new` tokens nobody has. It is
+tokens lie only in `source` (a peer's pool, the host arena, the store, a store of 10 MB/s), and whose last `new` tokens nobody has. It is
 asked with `move`, with `compute` (both forced, through `kv_hints`), and without a wish: then the planner decides. Each
 request has fresh random tokens; actions take turns; one request at a time; the time is the client's, from request to
 answer of one token. Cells of up to 64 found tokens, where both actions take nearly as long, are measured three times as
@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,9 @@ def ask_above_the_arena(asks: Sequence[Ask], model: Path, out: Path) -> dict[str
         return engine.ranks()[0]
 
 
-def ask_above_the_store(asks: Sequence[Ask], model: Path, out: Path) -> dict[str, Any]:
+def ask_above_the_store(
+    asks: Sequence[Ask], model: Path, out: Path, *, throttle: Sequence[str] = ()
+) -> dict[str, Any]:
     """One server computes and stores what the next one, with an empty arena, is to find."""
     store = out / "store"
     shutil.rmtree(store, ignore_errors=True)
@@ -189,7 +192,7 @@ def ask_above_the_store(asks: Sequence[Ask], model: Path, out: Path) -> dict[str
         num_pages = sum((ask.cell.own + ask.cell.found) // PAGE_TOKENS for ask in asks)
         if (stored := writer.wait_stored(num_pages)) < num_pages:
             raise WrongShape(f"{stored} of {num_pages} pages were stored")
-    with StoreServer("planner-store", store, model, out / "logs", dp=1, args=args) as reader:
+    with StoreServer("planner-store", store, model, out / "logs", dp=1, args=(*args, *throttle)) as reader:
         grid = Grid(reader.engine, reader=0, tier="storage")
         for ask in asks:
             grid.measure(ask)
@@ -202,6 +205,8 @@ SOURCES: dict[str, Callable[[Sequence[Ask], Path, Path], dict[str, Any]]] = {
     "peer": ask_beside_a_peer,
     "host": ask_above_the_arena,
     "store": ask_above_the_store,
+    # So slow that computing wins in a part of the grid.
+    "slow_store": partial(ask_above_the_store, throttle=("--banyan-store-read-mb-per-s", "10")),
 }
 
 
@@ -239,9 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for cell in cells:
         verdict = cell.verdict()
         move, compute = (statistics.median(times) * 1000 for times in (cell.move_s, cell.compute_s))
+        planned = statistics.median(cell.planned_s) * 1000
         print(
-            f"own {cell.own:5d} found {cell.found:5d} new {cell.new:4d}: move {move:7.1f} ms, "
-            f"compute {compute:7.1f} ms, planner {verdict['choice']:7s} loss {verdict['loss']:.1%}"
+            f"own {cell.own:5d} found {cell.found:5d} new {cell.new:4d}: move {move:7.1f} ms, compute {compute:7.1f} ms, "
+            f"planner {verdict['choice']:7s} {cell.planned_moved} {planned:7.1f} ms, loss {verdict['loss']:.1%}"
         )
     print(json.dumps(summarise(cells), indent=2))
     return 0

@@ -296,7 +296,7 @@ impl Engine {
         }
         let header = planned.with_header.then(|| self.headers.take());
         let (offset, spans) = match &header {
-            Some(block) => (record_offset, Spans([block.span(0, BLOCK_BYTES), body])),
+            Some(block) => (record_offset, Spans::of([block.span(0, BLOCK_BYTES), body])),
             None => (record_offset + in_record.start, Spans::one(body)),
         };
         let transfer = Transfer {

@@ -103,6 +103,7 @@ counters! {
     put_elsewhere,
     put_full,
     put_orphan,
+    write_operations,
     written_pages,
     written_bytes,
     write_failures,

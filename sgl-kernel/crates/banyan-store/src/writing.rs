@@ -10,6 +10,7 @@
 //! Commit: idle -> syncing segments -> appending -> syncing log -> idle; idle or a failure -> rewriting -> idle.
 
 mod commit;
+mod joined;
 mod records;
 mod rewrite;
 mod room;
@@ -150,7 +151,8 @@ pub struct Writer {
     headers: BufferPool,
     bounces: BufferPool,
     ready: VecDeque<Ready>,
-    running: Vec<Option<Writing>>,
+    /// The records of each operation.
+    running: Vec<Option<Vec<Writing>>>,
     num_running: usize,
     batch: Vec<Written>,
     batch_since: Option<Instant>,
@@ -261,7 +263,7 @@ impl Writer {
             Commit::Rewriting { .. } => 1,
         };
         let mut state = around.shared.lock();
-        let in_hand = self.ready.len() + self.num_running;
+        let in_hand = self.ready.len() + self.running.iter().flatten().map(Vec::len).sum::<usize>();
         state.num_unsettled = in_hand + self.batch.len() + in_commit;
         if state.is_drained() {
             around.shared.changed.notify_all();

@@ -155,7 +155,7 @@ impl FaultyDevice {
 
     fn write(&mut self, op: Op, spans: Spans) {
         let mut bytes = Vec::with_capacity(spans.len());
-        for span in spans.0.iter().filter(|span| span.len > 0) {
+        for span in spans.iter() {
             // SAFETY: valid until the operation is reaped: the contract of `Op`.
             bytes.extend_from_slice(unsafe { span.bytes() });
         }
@@ -285,7 +285,7 @@ fn store(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
 
 fn scatter(spans: Spans, at: usize, bytes: &[u8]) {
     let (mut at, mut bytes) = (at, bytes);
-    for span in spans.0 {
+    for span in spans.iter() {
         if at < span.len {
             let len = bytes.len().min(span.len - at);
             // SAFETY: the reader's own memory until the operation is reaped: the contract of `Op`.

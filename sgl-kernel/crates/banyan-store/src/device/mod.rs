@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use faulty::{Faults, FaultyDevice, HANG};
 pub use threads::ThreadsDevice;
 pub use throttled::ThrottledDevice;
-pub use transfer::{Span, Spans};
+pub use transfer::{MAX_SPANS, Span, Spans};
 pub use uring::UringDevice;
 
 /// Index of a file that was added to a device.

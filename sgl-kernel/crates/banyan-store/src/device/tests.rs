@@ -56,7 +56,7 @@ fn device_when_written_synced_and_read_then_the_same_bytes() {
         device.add_memory(Span::of(&mut memory));
         for piece in 0..16 {
             let (head, rest) = memory[piece * 4096..][..4096].split_at_mut(100);
-            let spans = Spans([Span::of(head), Span::of(rest)]);
+            let spans = Spans::of([Span::of(head), Span::of(rest)]);
             let op = Op {
                 token: piece as u64,
                 file,

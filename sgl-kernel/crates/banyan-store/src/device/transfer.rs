@@ -52,39 +52,55 @@ impl Span {
     }
 }
 
-/// One or two runs of memory for one run of a file: a header and what follows it.
+/// Runs of memory of one operation.
+pub const MAX_SPANS: usize = 16;
+
+/// Up to `MAX_SPANS` runs of memory for one run of a file: headers and what follows them. Empty ones come last.
 #[derive(Clone, Copy, Debug)]
-pub struct Spans(pub [Span; 2]);
+pub struct Spans([Span; MAX_SPANS]);
 
 impl Spans {
     pub fn one(span: Span) -> Self {
-        Self([span, Span::EMPTY])
+        Self::of([span])
+    }
+
+    /// Leaves out what is empty. There are at most `MAX_SPANS`.
+    pub fn of(spans: impl IntoIterator<Item = Span>) -> Self {
+        let mut all = [Span::EMPTY; MAX_SPANS];
+        let filled = spans.into_iter().filter(|span| span.len > 0);
+        for (index, span) in filled.enumerate() {
+            all[index] = span;
+        }
+        Self(all)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Span> {
+        self.0.into_iter().take_while(|span| span.len > 0)
     }
 
     pub fn len(&self) -> usize {
-        self.0[0].len + self.0[1].len
+        self.iter().map(|span| span.len).sum()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Vectors for the kernel, without empty ones at the end.
-    pub(super) fn vectors(&self) -> ([libc::iovec; 2], u32) {
+    /// Vectors for the kernel, and how many of them count.
+    pub(super) fn vectors(&self) -> ([libc::iovec; MAX_SPANS], u32) {
         let vectors = self.0.map(|span| libc::iovec {
             iov_base: span.start.cast(),
             iov_len: span.len,
         });
-        (vectors, if self.0[1].len == 0 { 1 } else { 2 })
+        (vectors, self.iter().count() as u32)
     }
 
-    fn skip(self, bytes: usize) -> Self {
-        let [first, second] = self.0;
-        if bytes < first.len {
-            Self([first.skip(bytes), second])
-        } else {
-            Self::one(second.skip(bytes - first.len))
-        }
+    fn skip(self, mut bytes: usize) -> Self {
+        Self::of(self.iter().map(|span| {
+            let skipped = bytes.min(span.len);
+            bytes -= skipped;
+            span.skip(skipped)
+        }))
     }
 }
 
@@ -126,8 +142,8 @@ mod tests {
 
     #[test]
     fn transfer_when_short_then_goes_on_in_the_right_span() {
-        let (mut first, mut second) = ([0; 8], [0; 8]);
-        let spans = Spans([Span::of(&mut first), Span::of(&mut second)]);
+        let (mut first, mut second, mut third) = ([0; 8], [0; 8], [0; 8]);
+        let spans = Spans::of([&mut first, &mut second, &mut third].map(|part| Span::of(part)));
         let mut op = Op {
             token: 0,
             file: FileId(0),
@@ -139,9 +155,13 @@ mod tests {
         let Action::Read(rest) = op.action else {
             panic!("still a read")
         };
-        assert_eq!((op.offset, rest.len()), (112, 4));
-        assert_eq!(rest.0[0].start, second.as_mut_ptr().wrapping_add(4));
-        assert!(matches!(advance(&mut op, 4), Progress::Ended(Ok(()))));
+        assert_eq!((op.offset, rest.len()), (112, 12));
+        let starts: Vec<*mut u8> = rest.iter().map(|span| span.start).collect();
+        assert_eq!(
+            starts,
+            [second.as_mut_ptr().wrapping_add(4), third.as_mut_ptr()]
+        );
+        assert!(matches!(advance(&mut op, 12), Progress::Ended(Ok(()))));
     }
 
     #[test]

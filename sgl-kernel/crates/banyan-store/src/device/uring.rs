@@ -16,7 +16,7 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::transfer::{Progress, advance};
-use super::{Action, Completion, Device, FileId, Op, Span, Wake};
+use super::{Action, Completion, Device, FileId, MAX_SPANS, Op, Span, Wake};
 
 const ENTRIES: u32 = 256;
 const MAX_FILES: u32 = 8192;
@@ -38,7 +38,8 @@ pub struct UringDevice {
 
 struct Running {
     op: Op,
-    vectors: Box<[libc::iovec; 2]>,
+    vectors: Box<[libc::iovec; MAX_SPANS]>,
+    num_vectors: u32,
 }
 
 struct WakeEvent(OwnedFd);
@@ -105,21 +106,20 @@ impl UringDevice {
                 .build(),
             Action::Read(spans) | Action::Write(spans) => {
                 let is_read = matches!(op.action, Action::Read(_));
-                let [span, rest] = spans.0;
-                let count = if rest.len == 0 { 1 } else { 2 };
-                let known = if count == 1 {
-                    self.buffer_of(span)
-                } else {
-                    None
-                };
-                let (start, len) = (span.start, span.len as u32);
+                let count = running.num_vectors;
+                let only = spans.iter().next().filter(|_| count == 1);
+                let known = only.and_then(|span| Some((span, self.buffer_of(span)?)));
                 match (is_read, known) {
-                    (true, Some(buffer)) => opcode::ReadFixed::new(file, start, len, buffer)
-                        .offset(op.offset)
-                        .build(),
-                    (false, Some(buffer)) => opcode::WriteFixed::new(file, start, len, buffer)
-                        .offset(op.offset)
-                        .build(),
+                    (true, Some((Span { start, len }, buffer))) => {
+                        opcode::ReadFixed::new(file, start, len as u32, buffer)
+                            .offset(op.offset)
+                            .build()
+                    }
+                    (false, Some((Span { start, len }, buffer))) => {
+                        opcode::WriteFixed::new(file, start, len as u32, buffer)
+                            .offset(op.offset)
+                            .build()
+                    }
                     (true, None) => opcode::Readv::new(file, vectors, count)
                         .offset(op.offset)
                         .build(),
@@ -177,7 +177,7 @@ impl UringDevice {
             };
             match advance(&mut running.op, answer) {
                 Progress::Again => {
-                    *running.vectors = vectors_of(&running.op);
+                    (*running.vectors, running.num_vectors) = vectors_of(&running.op);
                     self.waiting.push_back(index);
                 }
                 Progress::Ended(result) => {
@@ -192,10 +192,10 @@ impl UringDevice {
     }
 }
 
-fn vectors_of(op: &Op) -> [libc::iovec; 2] {
+fn vectors_of(op: &Op) -> ([libc::iovec; MAX_SPANS], u32) {
     match op.action {
-        Action::Read(spans) | Action::Write(spans) => spans.vectors().0,
-        Action::Sync => super::Spans::one(Span::EMPTY).vectors().0,
+        Action::Read(spans) | Action::Write(spans) => spans.vectors(),
+        Action::Sync => super::Spans::of([]).vectors(),
     }
 }
 
@@ -276,9 +276,11 @@ impl Device for UringDevice {
     }
 
     unsafe fn push(&mut self, op: Op) {
+        let (vectors, num_vectors) = vectors_of(&op);
         let running = Running {
             op,
-            vectors: Box::new(vectors_of(&op)),
+            vectors: Box::new(vectors),
+            num_vectors,
         };
         let index = match self.idle.pop() {
             Some(index) => index,

@@ -20,20 +20,25 @@ impl Engine {
             .filter(|transfer| is_late(transfer.started))
             .map(|transfer| transfer.job)
             .collect();
-        for job in &late {
-            if let Some(job) = &mut self.jobs[*job] {
+        if late.is_empty() != self.stalled_since.is_none() {
+            self.turn(late.len(), now);
+        }
+        // Only now: whoever is let go looks elsewhere at once, and is to find nothing here.
+        for job in late {
+            if let Some(job) = &mut self.jobs[job] {
                 job.be_late();
             }
         }
-        if late.is_empty() == self.stalled_since.is_none() {
-            return;
-        }
-        self.shared.lock().set_stalled(!late.is_empty());
+    }
+
+    /// From answering to not, or back.
+    fn turn(&mut self, num_late: usize, now: Instant) {
+        self.shared.lock().set_stalled(num_late > 0);
         self.stalled_since = match self.stalled_since {
             None => {
-                let (count, limit_s) = (late.len(), self.stall_after.as_secs_f64());
+                let limit_s = self.stall_after.as_secs_f64();
                 eprintln!(
-                    "banyan: {count} reads of the store have had no answer for {limit_s:.1} s: it is left alone until they have"
+                    "banyan: {num_late} reads of the store have had no answer for {limit_s:.1} s: it is left alone until they have"
                 );
                 Some(now)
             }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Queued pages become records: at most two writes at a time, as far as the permit goes.
+//! Queued pages become records, neighbours in one write: at most two writes at a time, as far as the permit goes.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
+use super::room::Room;
 use super::{
     Commit, REST, Ready, Surroundings, Writer, WriterToken, Writing, Written, release_claims,
 };
@@ -23,11 +25,12 @@ impl Writer {
             }
             return;
         }
-        while self.may_write(around, self.num_running) {
-            let Some(ready) = self.ready.pop_front() else {
+        loop {
+            let joined = self.take_joined(around);
+            if joined.is_empty() {
                 return;
-            };
-            self.start(around, ready);
+            }
+            self.start(around, joined);
         }
     }
 
@@ -35,48 +38,51 @@ impl Writer {
         !matches!(self.commit, Commit::Resting(_)) && self.stopped_until.is_none()
     }
 
-    fn may_write(&self, around: &Surroundings<'_>, writes_here: usize) -> bool {
+    pub(super) fn may_write(
+        &self,
+        around: &Surroundings<'_>,
+        writes_here: usize,
+        num_records: u64,
+    ) -> bool {
         let load = Load {
             writes_here,
             ..around.load
         };
         let permit = around.shared.lock().permit;
-        pacing::may_write(permit, load, self.header.geometry.record_bytes())
+        let num_bytes = num_records * self.header.geometry.record_bytes();
+        pacing::may_write(permit, load, num_bytes)
     }
 
-    /// Gives the next page its place and computes its checksums, unless as many are ready as may be written at a time. Call it while
-    /// the device works: then it costs no time. Whether there may be more to do.
+    /// Gives the next page its place and computes its checksums, unless enough are ready. Call it while the device works: then it
+    /// costs no time. Whether anything has changed: then there may be more to do and to tell.
     pub fn make_ready(&mut self, around: &mut Surroundings<'_>) -> bool {
-        while self.is_writing()
-            && self.ready.len() < pacing::MAX_WRITE_DEPTH
-            && self.may_write(around, 0)
+        if !self.is_writing()
+            || self.ready.len() >= self.max_ready()
+            || !self.may_write(around, 0, 1)
         {
-            let shared = around.shared.clone();
-            let mut state = shared.lock();
-            let Some(front) = state.backlog.queue.front() else {
-                return false;
-            };
-            if state.catalog.contains(&front.key) {
-                pass_over(&shared, &mut state);
-                continue;
-            }
-            let place = state.own.as_mut().and_then(|own| own.places.take_free());
-            let Some(place) = place else {
-                drop(state);
-                if !self.make_room(around) {
-                    return false;
-                }
-                continue;
-            };
-            let Some(page) = state.backlog.queue.pop_front() else {
-                return false;
-            };
-            drop(state);
-            let ready = self.prepare(around, page, place);
-            self.ready.extend(ready);
+            return false;
+        }
+        let shared = around.shared.clone();
+        let mut state = shared.lock();
+        let Some(front) = state.backlog.queue.front() else {
+            return false;
+        };
+        if state.catalog.contains(&front.key) {
+            pass_over(&shared, &mut state);
             return true;
         }
-        false
+        let place = state.own.as_mut().and_then(|own| own.places.take_free());
+        let Some(place) = place else {
+            drop(state);
+            return !matches!(self.make_room(around), Room::Wait);
+        };
+        let Some(page) = state.backlog.queue.pop_front() else {
+            return false;
+        };
+        drop(state);
+        let ready = self.prepare(around, page, place);
+        self.ready.extend(ready);
+        true
     }
 
     /// Fails what has not been started.
@@ -130,15 +136,12 @@ impl Writer {
         })
     }
 
-    fn start(&mut self, around: &mut Surroundings<'_>, ready: Ready) {
-        let Ready {
-            writing,
-            offset,
-            body,
-        } = ready;
+    fn start(&mut self, around: &mut Surroundings<'_>, joined: VecDeque<Ready>) {
         {
             let mut state = around.shared.lock();
-            state.permit = pacing::spend(state.permit, self.header.geometry.record_bytes());
+            let num_bytes = joined.len() as u64 * self.header.geometry.record_bytes();
+            state.permit = pacing::spend(state.permit, num_bytes);
+            state.counters.write_operations += 1;
         }
         let index = match self.running.iter().position(Option::is_none) {
             Some(index) => index,
@@ -149,14 +152,14 @@ impl Writer {
         };
         let op = Op {
             token: (around.token)(WriterToken::Record(index)),
-            file: writing.file,
-            offset,
-            action: Action::Write(Spans([writing.header.span(0, BLOCK_BYTES), body])),
+            file: joined[0].writing.file,
+            offset: joined[0].offset,
+            action: Action::Write(Spans::of(joined.iter().flat_map(Ready::spans))),
         };
-        self.running[index] = Some(writing);
+        self.running[index] = Some(joined.into_iter().map(|ready| ready.writing).collect());
         self.num_running += 1;
-        // SAFETY: header and bounce are kept in `running`; the frame is the store's, and `page.memory` keeps it mapped, until the
-        // operation has been reaped.
+        // SAFETY: headers and bounces are kept in `running`, where their heap does not move; the frames are the store's, and
+        // `page.memory` keeps them mapped, until the operation has been reaped.
         unsafe { around.device.push(op) };
     }
 
@@ -214,10 +217,22 @@ impl Writer {
         index: usize,
         result: io::Result<()>,
     ) {
-        let Some(writing) = self.running[index].take() else {
+        let Some(records) = self.running[index].take() else {
             unreachable!("a completion belongs to a running write")
         };
         self.num_running -= 1;
+        let error = result.err();
+        for writing in records {
+            self.on_written(around, writing, error.as_ref());
+        }
+    }
+
+    fn on_written(
+        &mut self,
+        around: &Surroundings<'_>,
+        writing: Writing,
+        error: Option<&io::Error>,
+    ) {
         self.headers.give_back(writing.header);
         if let Some(bounce) = writing.bounce {
             self.bounces.give_back(bounce);
@@ -228,8 +243,8 @@ impl Writer {
             namespace,
             ..
         } = writing.page;
-        if let Err(error) = result {
-            self.fail_write(around, writing.page, writing.place, &error);
+        if let Some(error) = error {
+            self.fail_write(around, writing.page, writing.place, error);
             return;
         }
         self.batch_since.get_or_insert_with(Instant::now);

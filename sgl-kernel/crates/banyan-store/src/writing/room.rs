@@ -9,32 +9,46 @@ use crate::growth::{self, Refusal, Space, may_grow};
 use crate::shared::Shared;
 use crate::state::Outcome;
 
+/// What came of an attempt to get a free place.
+pub(super) enum Room {
+    /// Look again: there is a place, or one page less that wants one.
+    Changed,
+    /// Places are free after the next commit.
+    Evicted,
+    /// What is under way has to end first, or nothing can be done.
+    Wait,
+}
+
 impl Writer {
-    /// True when a place may have become free; false when the writer has to wait, or nothing can be done.
-    pub(super) fn make_room(&mut self, around: &mut Surroundings<'_>) -> bool {
+    pub(super) fn make_room(&mut self, around: &mut Surroundings<'_>) -> Room {
         if self.grow(around) {
-            return true;
+            return Room::Changed;
         }
         let mut state = around.shared.lock();
-        let Some(own) = &state.own else { return false };
+        let Some(own) = &state.own else {
+            return Room::Wait;
+        };
         let is_waiting = own.places.num_retired() > 0 || self.is_committing();
         let wanted = (own.places.num_places() / 8).clamp(1, MAX_EVICTED_AHEAD);
-        if is_waiting || state.evict(wanted) > 0 {
-            return false;
+        if is_waiting {
+            return Room::Wait;
         }
-        if self.num_running > 0 || !self.batch.is_empty() {
-            return false;
+        if state.evict(wanted) > 0 {
+            return Room::Evicted;
+        }
+        if self.has_writes() || !self.batch.is_empty() {
+            return Room::Wait;
         }
         // Every record is needed by what is queued behind it, or nothing is allowed at all: the chain is longer than the store.
         let Some(page) = state.backlog.queue.pop_front() else {
-            return false;
+            return Room::Wait;
         };
         state.settle(page.key, &page.parent, Outcome::Failed);
         let mut lost = state.fail_descendants(page.key);
         drop(state);
         lost.push(page);
         release_claims(around.shared, &lost);
-        true
+        Room::Changed
     }
 
     /// Adds a segment if all limits allow it.
