@@ -4,12 +4,13 @@
     python -m benchmark.planner_grid --source peer --repeats 3
 
 A cell is (source, own, found, new): a prompt whose first `own` tokens lie in the asked rank's tree, whose next `found`
-tokens lie only in `source` (a peer's pool, the host arena, the store, a store of 10 MB/s), and whose last `new` tokens nobody has. It is
-asked with `move`, with `compute` (both forced, through `kv_hints`), and without a wish: then the planner decides. Each
-request has fresh random tokens; actions take turns; one request at a time; the time is the client's, from request to
-answer of one token. Cells of up to 64 found tokens, where both actions take nearly as long, are measured three times as
-often. A choice is right when the median of the chosen action is the lower one; "no slower" also counts cells whose two
-medians differ by less than their spread. Starts its own server; writes build/planner-grid/SOURCE.json.
+tokens lie only in `source` (a peer's pool, the host arena, the store, a store of 10 MB/s), and whose last `new` tokens
+nobody has. It is asked with `move`, with `compute` (both forced, through `kv_hints`), and without a wish: then the
+planner decides. Each request has fresh random tokens; actions take turns; one request at a time; the time is the
+client's, from request to answer of one token. Cells of up to 64 found tokens, where both actions take nearly as long,
+are measured three times as often. A choice is right when the median of the chosen action is the lower one; "no slower"
+also counts cells whose two medians differ by less than their spread. Starts its own server; writes
+build/planner-grid/SOURCE.json.
 """
 
 from __future__ import annotations
@@ -178,9 +179,7 @@ def ask_above_the_arena(asks: Sequence[Ask], model: Path, out: Path) -> dict[str
         return engine.ranks()[0]
 
 
-def ask_above_the_store(
-    asks: Sequence[Ask], model: Path, out: Path, *, throttle: Sequence[str] = ()
-) -> dict[str, Any]:
+def ask_above_the_store(asks: Sequence[Ask], model: Path, out: Path, *, throttle: Sequence[str] = ()) -> dict[str, Any]:
     """One server computes and stores what the next one, with an empty arena, is to find."""
     store = out / "store"
     shutil.rmtree(store, ignore_errors=True)
@@ -246,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         move, compute = (statistics.median(times) * 1000 for times in (cell.move_s, cell.compute_s))
         planned = statistics.median(cell.planned_s) * 1000
         print(
-            f"own {cell.own:5d} found {cell.found:5d} new {cell.new:4d}: move {move:7.1f} ms, compute {compute:7.1f} ms, "
+            f"own {cell.own:5d} found {cell.found:5d} new {cell.new:4d}: move {move:7.1f}, compute {compute:7.1f} ms, "
             f"planner {verdict['choice']:7s} {cell.planned_moved} {planned:7.1f} ms, loss {verdict['loss']:.1%}"
         )
     print(json.dumps(summarise(cells), indent=2))

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store against what the file system gives, and against others that store the same blocks as durably.
 
-Everything on one path, in one run, in turn: each round measures every contender once, so that a slow minute of the
-machine hits all of them. Reads are cold (O_DIRECT, or with the page cache dropped). A put counts until it is durable.
+Everything on one path, in one run: each round measures every contender once, in an order of its own, so that neither a
+slow minute of the machine nor a neighbour hits always the same one. Reads are cold (O_DIRECT, or with the page cache
+dropped). A put counts until it is durable.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from banyan.cli.bench_store.blocks import SHAPES, Blocks, Shape
 from banyan.cli.bench_store.ours import Ceiling, OurStore
-from banyan.cli.bench_store.peers import open_peers
+from banyan.cli.bench_store.peers import Peer, open_peers
 from banyan.cli.bench_store.provenance import describe
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 7
 RATIOS = (
     "layerwise_read_to_ceiling",
     "durable_write_to_ceiling",
@@ -60,22 +64,19 @@ def _measure(shape: Shape, place: Path) -> dict[str, Any]:
     times: Times = {}
 
     def timed(name: str, what: str, act: Callable[[], float]) -> None:
+        # What somebody else has left in the page cache is not to be written at this one's expense.
+        os.sync()
         times.setdefault((name, what), []).append(act())
 
+    acts = _acts(ceiling, ours, peers)
+    shuffled = random.Random(0)
     for _ in range(NUM_ROUNDS):
-        for depth in ceiling.read_depths:
-            timed(f"ceiling, depth {depth}", "layerwise_read", lambda depth=depth: ceiling.read_s(depth))
-        timed("banyan", "put", ours.put_s)
-        for depth in ceiling.write_depths:
-            timed(f"ceiling, depth {depth}", "durable_write", lambda depth=depth: ceiling.write_s(depth))
-        timed("banyan", "layerwise_read", ours.layerwise_read_s)
-        timed("banyan", "get", ours.get_s)
-        for peer in peers:
-            timed(peer.name, "put", peer.put_s)
-            timed(peer.name, "get", peer.get_s)
-    for _ in range(NUM_ROUNDS):
-        timed("banyan", "read_alone", ours.layerwise_read_s)
-        timed("banyan", "read_while_writes_wait", ours.read_with_backlog_s)
+        for act in shuffled.sample(acts, len(acts)):
+            timed(*act)
+    for number in range(NUM_ROUNDS):
+        pair = (("read_alone", ours.layerwise_read_s), ("read_while_writes_wait", ours.read_with_backlog_s))
+        for what, read in pair if number % 2 else reversed(pair):
+            timed("banyan", what, read)
     ours.close()
     for peer in peers:
         peer.close()
@@ -91,6 +92,22 @@ def _measure(shape: Shape, place: Path) -> dict[str, Any]:
         "missing": missing,
         "backlog_drained_s": ours.drained_s,
     }
+
+
+def _acts(ceiling: Ceiling, ours: OurStore, peers: Sequence[Peer]) -> list[tuple[str, str, Callable[[], float]]]:
+    """What a round measures: who, what, and the call that takes its seconds."""
+    acts: list[tuple[str, str, Callable[[], float]]] = [
+        *((f"ceiling, depth {n}", "layerwise_read", partial(ceiling.read_s, n)) for n in ceiling.read_depths),
+        *((f"ceiling, depth {n}", "durable_write", partial(ceiling.write_s, n)) for n in ceiling.write_depths),
+        ("banyan", "put", ours.put_s),
+        ("banyan", "layerwise_read", ours.layerwise_read_s),
+        ("banyan", "get", ours.get_s),
+    ]
+    for peer in peers:
+        # There has to be something to get.
+        peer.put_s()
+        acts += [(peer.name, "put", peer.put_s), (peer.name, "get", peer.get_s)]
+    return acts
 
 
 def _row(name: str, what: str, seconds: list[float], shape: Shape) -> dict[str, Any]:
