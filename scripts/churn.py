@@ -38,8 +38,9 @@ SAMPLE_S = 0.5
 MIB = 1 << 20
 # What an allocator may keep more at the end than after the first quarter.
 MAX_GROWTH_BYTES = 8 * MIB
-# One file for each segment, plus those of the store, of a shelf and of a manifest that is being replaced.
-MAX_FILES = 64
+# A quota has 64 segments (`growth.rs`); for each of two shelves come a manifest, the one that replaces it, and a lock,
+# and for the store its own few.
+MAX_FILES = 64 + 2 * 4 + 8
 MAX_DESCRIPTORS = 96
 
 
