@@ -84,7 +84,7 @@ def test_load_when_one_of_two_servers_is_killed_then_every_request_ends_and_only
         async with running([a, b], max_in_flight=8, queue_timeout_s=15) as rig:
             asked = [asyncio.create_task(rig.ask(text="hi " * number, stream=True)) for number in range(80)]
             await until(lambda: len(a.seen) > 12)
-            # Streams stop behind their first piece, which has time to arrive: some have begun, however slow the machine.
+            # Streams stop behind their first piece, which has time to arrive: some have begun on any machine.
             a.gate.clear()
             await until(lambda: a.num_running > 0)
             await asyncio.sleep(0.2)
