@@ -56,6 +56,7 @@ class PrefixScout:
         self._fetches = fetches
         self._tp_size = tp_size
         self._page_tokens = page_tokens
+        self._page_keys: _native.PageKeys | None = None
         self._met: tuple[_native.Peers, _native.PageKeys] | None = None
         self._namespace = ""
         self._found_nothing = False
@@ -90,11 +91,11 @@ class PrefixScout:
             ranks = [member for member in self._roster.members() if member["alive"]]
             if ranks and ranks[0]["namespace"] != self._namespace:
                 self._namespace = ranks[0]["namespace"]
-                num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in ranks))
-                self._met = (
-                    _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None),
-                    _native.PageKeys(self._page_tokens, num_chunks),
-                )
+                if self._page_keys is None:
+                    num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in ranks))
+                    self._page_keys = _native.PageKeys(self._page_tokens, num_chunks)
+                peers = _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None)
+                self._met = (peers, self._page_keys)
         return self._met
 
 
