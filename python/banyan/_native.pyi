@@ -230,8 +230,11 @@ class PageKeys:
     never depends on what is remembered.
     """
 
+    CHUNK_PAGES: int
+    """Pages that are remembered, and found again, as one."""
+
     def __init__(self, page_tokens: int, num_chunks: int) -> None:
-        """Remember up to `num_chunks` (a power of two) chunks of 32 pages: 4 bytes a token and 32 a page."""
+        """Remember up to `num_chunks` (a power of two) chunks: 4 bytes a token and 32 a page."""
 
     def of(self, prior: bytes | None, tokens: Frames) -> list[str]:
         """Keys of the whole pages of `tokens`, a buffer of int64, chained to the digest `prior`.

@@ -52,6 +52,8 @@ class Config:
         store_layers_per_read: layers in one submission; 1 streams layer by layer, 0 reads all layers at once.
         policy: who chooses a request's rank: one of ``banyan.routing.POLICIES``, or "sglang" for its own method.
         hot_rank_factor: no request goes to a rank with more than this times the others' mean of ongoing tokens.
+        elastic_prefill_tokens: prompts with at least so many new tokens may be computed on an idle rank before their
+            session's rank answers them; None: none.
         plan: "measured" moves what is expected to be faster to move; "move" moves whatever is found.
         profile: absolute path of a file that ``banyan profile`` wrote, or None.
         prefill_quota_ms: the time that one prefill forward may take, as predicted by the profile; None: no limit.
@@ -71,6 +73,7 @@ class Config:
     store_layers_per_read: int = 1
     policy: str = SGLANG_POLICY
     hot_rank_factor: float = 2.0
+    elastic_prefill_tokens: int | None = None
     plan: str = "measured"
     profile: str | None = None
     prefill_quota_ms: float | None = None
@@ -104,6 +107,13 @@ class Config:
             raise ValueError(
                 f"--banyan-policy {self.policy}: there is nothing to look up with --banyan-share off or "
                 "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
+            )
+        if self.elastic_prefill_tokens is not None and self.elastic_prefill_tokens < 1:
+            raise ValueError(f"--banyan-elastic-prefill-tokens {self.elastic_prefill_tokens}: at least 1 token")
+        if self.elastic_prefill_tokens is not None and not (self.fetches and self.policy != SGLANG_POLICY):
+            raise ValueError(
+                "--banyan-elastic-prefill-tokens: the dispatcher sends the request where the KV is fetched: use "
+                "--banyan-share peer and a --banyan-policy other than sglang"
             )
         if self.plan not in PLAN_CHOICES:
             raise ValueError(f"--banyan-plan {self.plan}: choose one of {', '.join(PLAN_CHOICES)}")
@@ -258,6 +268,13 @@ def _add_decision_flags(group: argparse._ArgumentGroup) -> None:
         help="Send nothing to a rank with more than this times the others' mean of ongoing tokens; inf: never mind.",
     )
     group.add_argument(
+        "--banyan-elastic-prefill-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="Let an idle rank compute prompts with at least this many new tokens when their session's rank is busy; "
+        "that one fetches the KV and answers. Default: never.",
+    )
+    group.add_argument(
         "--banyan-plan",
         choices=PLAN_CHOICES,
         default=DEFAULT.plan,
@@ -318,6 +335,7 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         prefix_hints=prefix_hints,
         policy=values["banyan_policy"] or (DEFAULT_POLICY if looks_up and leaves_it_open else SGLANG_POLICY),
         hot_rank_factor=values["banyan_hot_rank_factor"],
+        elastic_prefill_tokens=values["banyan_elastic_prefill_tokens"],
         plan=values["banyan_plan"],
         profile=os.path.abspath(values["banyan_profile"]) if values["banyan_profile"] is not None else None,
         prefill_quota_ms=values["banyan_prefill_quota_ms"],

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -65,3 +68,70 @@ def test_dispatch_when_the_policy_is_unknown_then_sglang_dispatches(banyan, prom
 def test_dispatch_when_measured_then_its_time_is_told_by_the_ranks(banyan, prompt):
     banyan.generate(prompt("timed", 100), num_tokens=1)
     assert banyan.total("dispatch_us") > 0
+
+
+class Session:
+    """A conversation on one rank, which another request keeps busy until the end of the ``with`` block."""
+
+    def __init__(self, banyan, prompt, name):
+        self.banyan = banyan
+        self.name = name
+        for rank in (0, 1):
+            # A rank that has never computed anything does not say how fast it is.
+            banyan.generate(prompt(f"{name}-warm{rank}", 200), rank=rank, num_tokens=1)
+        self.rank = self.ask(prompt(f"{name}-first", 100))["meta_info"]["dp_rank"]
+        ids, how = prompt(f"{name}-other", 50), {"rank": self.rank, "num_tokens": 250}
+        self.other = threading.Thread(target=banyan.generate, args=(ids,), kwargs=how)
+
+    def ask(self, ids, **body):
+        wish = {
+            "action_id": "a",
+            "action_type": "banyan.policy",
+            "action_version": "1",
+            "payload": {"elastic_prefill_tokens": 500},
+        }
+        return self.banyan.post(
+            "/generate",
+            {
+                "input_ids": ids,
+                "routing_key": self.name,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+                "kv_hints": {"protocol_version": "1", "message_id": "m", "actions": [wish]},
+                **body,
+            },
+        )
+
+    def __enter__(self):
+        self.other.start()
+        time.sleep(1)
+        return self
+
+    def __exit__(self, *error):
+        self.other.join()
+
+
+def test_detour_when_a_sessions_rank_is_busy_then_another_computes_and_it_fetches(banyan, stock, prompt):
+    ids = prompt("detour", 1500)
+    expected, _ = stock.generate(ids, num_tokens=1)
+    before = banyan.total("detours"), banyan.total("placed_detour"), banyan.total("detours_late")
+    with Session(banyan, prompt, "elastic") as session:
+        answer = session.ask(ids)
+    assert answer["output_ids"] == expected
+    assert answer["meta_info"]["dp_rank"] == session.rank
+    assert answer["meta_info"]["cached_tokens_details"]["peer"] == 1488
+    after = banyan.total("detours"), banyan.total("placed_detour"), banyan.total("detours_late")
+    assert [new - old for old, new in zip(before, after, strict=True)] == [1, 1, 0]
+    assert banyan.ranks()[1 - session.rank]["detours"] > 0
+    assert "state was deleted" not in banyan.server.log_path.read_text()
+
+
+def test_detour_when_the_client_gives_up_then_both_requests_end(banyan, prompt):
+    with Session(banyan, prompt, "aborted") as session:
+        asked = threading.Thread(target=session.ask, args=(prompt("given up", 2500),), kwargs={"rid": "given-up"})
+        asked.start()
+        time.sleep(0.3)
+        banyan.post("/abort_request", {"rid": "given-up"})
+        asked.join(30)
+        assert not asked.is_alive(), "the request is neither answered nor aborted"
+    banyan.post("/flush_cache", {})
+    assert len(banyan.generate(prompt("after", 100), num_tokens=1)[0]) == 1

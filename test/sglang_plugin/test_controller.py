@@ -4,15 +4,13 @@
 from array import array
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import zmq
-from sglang.srt.managers.io_struct import FlushCacheReqInput, TokenizedGenerateReqInput, sock_send
+from sglang.srt.managers.io_struct import FlushCacheReqInput, sock_send
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.managers.load_snapshot import LoadSnapshot
-from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.utils import get_storage_hash_str, storage_namespace_seed
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.mem_cache.utils import storage_namespace_seed
+from test.sglang_plugin.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
 from test.unit.directory.rig import Rank, frames
 
 from banyan._native import PageKeys, Roster
@@ -20,50 +18,15 @@ from banyan.config import Config
 from banyan.routing import Dispatcher, hint
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import controller, linker, load, requests, runtime
-from banyan.sglang_plugin.placement import (
-    CHUNK_PAGES,
-    LEAST_REMEMBERED_CHUNKS,
-    MOST_REMEMBERED_CHUNKS,
-    FailureLog,
-    Found,
-    Placer,
-    PrefixScout,
-    num_remembered_chunks,
-    session_of,
-)
+from banyan.sglang_plugin.placement import FailureLog, session_of
+from banyan.sglang_plugin.scout import LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS, Found, num_remembered_chunks
 from banyan.telemetry import Counters
-
-PAGE = 16
-
-
-def request(ids, *, rid="r", **extra):
-    """A dispatched request; what SGLang requires beside the prompt is left empty."""
-    required = {field.name: None for field in msgspec.structs.fields(TokenizedGenerateReqInput) if field.required}
-    fields = {**required, "rid": rid, "input_ids": array("q", ids), "sampling_params": SamplingParams(), **extra}
-    return TokenizedGenerateReqInput(**fields)
-
-
-def page_keys(ids, **extra):
-    return get_storage_hash_str(RadixKey(array("q", ids), **extra), page_size=PAGE)
 
 
 @pytest.fixture
 def node():
     roster = Roster.create(2)
     return roster, [Rank(roster, slot) for slot in range(2)]
-
-
-def scout_of(roster, *, num_ranks=2, fetches=True):
-    return PrefixScout(roster, num_ranks=num_ranks, tp_size=1, page_tokens=PAGE, fetches=fetches)
-
-
-def placer_of(roster, *, dispatcher=None, snapshots=()):
-    return Placer(
-        scout_of(roster),
-        dispatcher,
-        policy_name="lmetric",
-        read_snapshots=lambda: list(snapshots),
-    )
 
 
 def test_scout_when_ranks_hold_different_lengths_then_each_is_told(node):
@@ -130,7 +93,7 @@ def test_remembered_when_ranks_hold_many_pages_then_twice_as_many_have_room_up_t
     chunks = num_remembered_chunks(num_frames)
     assert chunks.bit_count() == 1, "the native memory takes powers of two"
     assert LEAST_REMEMBERED_CHUNKS <= chunks <= MOST_REMEMBERED_CHUNKS
-    assert chunks * CHUNK_PAGES >= 2 * num_frames or chunks == MOST_REMEMBERED_CHUNKS
+    assert chunks * PageKeys.CHUNK_PAGES >= 2 * num_frames or chunks == MOST_REMEMBERED_CHUNKS
 
 
 def test_place_when_no_rank_has_come_yet_then_no_hint():
@@ -223,7 +186,10 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, mo
     monkeypatch.setattr(controller.seams, "verify", lambda process: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     args = SimpleNamespace(
-        dp_size=2, tp_size=1, page_size=PAGE, _banyan={"roster": roster.path, "config": config.as_dict()}
+        dp_size=2,
+        tp_size=1,
+        page_size=PAGE,
+        _banyan={"roster": roster.path, "server": "id", "config": config.as_dict()},
     )
     sent = []
     fake = SimpleNamespace(
@@ -253,6 +219,7 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
     roster, ranks = node
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "server_id", lambda: "id")
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None))
     counters = Counters()
     requests.count_into(counters)
@@ -293,7 +260,9 @@ def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypa
             raise StopLoop
 
     watchdog = SimpleNamespace(feed=lambda: None)
-    fake = SimpleNamespace(recv_from_tokenizer=receiver, soft_watchdog=watchdog, _request_dispatcher=dispatch)
+    fake = SimpleNamespace(
+        recv_from_tokenizer=receiver, soft_watchdog=watchdog, _request_dispatcher=dispatch, banyan_detours=None
+    )
     with pytest.raises(StopLoop):
         controller.around_event_loop(None, fake)
     assert seen == [0, 1, 2]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from banyan.routing.elastic import Detour, ElasticPrefill
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
@@ -64,17 +65,16 @@ class Dispatcher:
         Raises:
             NoActiveRank: when none is active; nothing was counted.
         """
-        cached = {rank: num_tokens for rank, num_tokens in enumerate(prompt.cached_tokens) if num_tokens}
-        query = Query(
-            turn=self._turn,
-            num_prompt_tokens=prompt.num_tokens,
-            cached_tokens=cached,
-            fetchable_tokens=prompt.fetchable_tokens,
-            session_rank=self._sessions.get(prompt.session) if prompt.session is not None else None,
-        )
+        query = self._query(prompt)
         choice = place(policy or self.policy, query, self.states(active), guard=self.guard, lots=self._lots)
         self.count(prompt, choice.rank, now_s)
         return choice
+
+    def detour(self, prompt: Prompt, active: Collection[int], elastic: ElasticPrefill) -> Detour | None:
+        """Whether another rank than the session's should compute the prompt first. Counts nothing."""
+        query = self._query(prompt)
+        cool = self.guard.cool(query, [state for state in self.states(active) if state.is_active])
+        return elastic.detour(query, cool, self._lots)
 
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
@@ -92,6 +92,15 @@ class Dispatcher:
     def states(self, active: Collection[int]) -> list[RankState]:
         """Every rank as it is believed to be now."""
         return [_state(rank, load, rank in active) for rank, load in enumerate(self._loads)]
+
+    def _query(self, prompt: Prompt) -> Query:
+        return Query(
+            turn=self._turn,
+            num_prompt_tokens=prompt.num_tokens,
+            cached_tokens={rank: num_tokens for rank, num_tokens in enumerate(prompt.cached_tokens) if num_tokens},
+            fetchable_tokens=prompt.fetchable_tokens,
+            session_rank=self._sessions.get(prompt.session) if prompt.session is not None else None,
+        )
 
     def _remember(self, session: str, rank: int) -> None:
         self._sessions.pop(session, None)

@@ -4,7 +4,8 @@
 A hint is advice. The rank looks again before it promises anything, because pages may have moved meanwhile.
 
 In the other direction a client may name a policy for its request (``POLICY_ACTION``): that is how policies are
-compared on one running server.
+compared on one running server. And ``DETOUR_ACTION`` marks what the dispatcher itself sends: a prompt to be computed
+for another rank, with no answer to anybody.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import msgspec
+
 ACTION_TYPE = "banyan.prefix"
 ACTION_VERSION = "1"
 
 POLICY_ACTION = "banyan.policy"
-"""Action type of a client's wish; its payload is ``{"policy": NAME}``."""
+"""Action type of a client's wish; its payload is ``{"policy": NAME}``, ``{"elastic_prefill_tokens": N}``, or both."""
+
+DETOUR_ACTION = "banyan.detour"
+"""Action type of a prompt's prefill elsewhere; its payload is ``{"server": ID}``, which no client knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why the request went where it went. ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took."""
+    """Why the request went where it went.
+
+    ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took. After a detour (reason ``detour``) ``held_us``
+    is how long the dispatcher held the request back, and ``held_until`` what ended that.
+    """
 
     policy: str
     reason: str
     num_hot_ranks: int
     dispatch_us: int
+    held_us: int = 0
+    held_until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +72,7 @@ class PrefixHint:
 
 
 def _decision(payload: Mapping[str, object]) -> Decision | None:
-    policy, reason = payload.get("policy"), payload.get("reason")
-    num_hot_ranks, dispatch_us = payload.get("num_hot_ranks"), payload.get("dispatch_us")
-    if not (isinstance(policy, str) and isinstance(reason, str)):
+    try:
+        return msgspec.convert(payload, Decision)
+    except msgspec.ValidationError:
         return None
-    if not (isinstance(num_hot_ranks, int) and isinstance(dispatch_us, int)):
-        return None
-    return Decision(policy, reason, num_hot_ranks, dispatch_us)

@@ -7,16 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import zmq
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 
 from banyan import _native
 from banyan.config import SGLANG_POLICY, Config
-from banyan.routing import POLICIES, Dispatcher, HotRankGuard
+from banyan.routing import POLICIES, Dispatcher, ElasticPrefill, HotRankGuard
 from banyan.sglang_plugin import runtime, seams
-from banyan.sglang_plugin.placement import FailureLog, Placer, PrefixScout
+from banyan.sglang_plugin.detours import Detours
+from banyan.sglang_plugin.placement import FailureLog, Placer
+from banyan.sglang_plugin.scout import PrefixScout
 
 POLL_MS = 200
 """How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
+
+HELD_POLL_MS = 5
+"""The same while requests are held back: how long one may wait after its pages have landed."""
 
 MAX_DRAIN = 64
 """Messages handled between two looks at the watchdog."""
@@ -25,22 +30,28 @@ MAX_DRAIN = 64
 def after_init_dispatcher(result: None, controller: Any) -> None:
     """Put Banyan's placement in front of whichever dispatch method SGLang has chosen."""
     seams.verify("controller")
+    controller.banyan_detours = None
     config = runtime.config()
     if config is None or not config.shares or not config.prefix_hints:
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
+    detours = Detours(placer, dispatch, server=runtime.bookkeeping(controller.server_args)["server"])
     failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
 
     def dispatch_placed(req: Any) -> None:
         if isinstance(req, TokenizedGenerateReqInput):
             try:
-                placer.place(req, controller._active_workers)
+                detour = placer.place(req, controller._active_workers)
+                if detour is not None:
+                    detours.begin(req, detour)
+                    return
             except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
                 failures.note(error)
         dispatch(req)
 
     controller.dispatching = dispatch_placed
+    controller.banyan_detours = detours
 
 
 def _placer(config: Config, controller: Any) -> Placer:
@@ -63,6 +74,7 @@ def _placer(config: Config, controller: Any) -> Placer:
         dispatcher,
         policy_name=config.policy,
         read_snapshots=controller.load_snapshot_reader.read_all,
+        elastic=None if config.elastic_prefill_tokens is None else ElasticPrefill(config.elastic_prefill_tokens),
     )
 
 
@@ -76,15 +88,25 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
 
     poller = zmq.Poller()
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
+    detours = controller.banyan_detours
     while True:
         controller.soft_watchdog.feed()
-        if not poller.poll(POLL_MS):
-            continue
-        for _ in range(MAX_DRAIN):
-            try:
-                message = sock_recv(controller.recv_from_tokenizer, flags=zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EAGAIN:
-                    raise
-                break
-            controller._request_dispatcher(message)
+        is_holding = detours is not None and detours.num_held > 0
+        if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
+            _drain(controller, sock_recv)
+        if is_holding:
+            detours.send_on(controller._active_workers)
+
+
+def _drain(controller: Any, receive: Callable[..., Any]) -> None:
+    """Handle what has come, up to ``MAX_DRAIN`` messages."""
+    for _ in range(MAX_DRAIN):
+        try:
+            message = receive(controller.recv_from_tokenizer, flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EAGAIN:
+                raise
+            return
+        if isinstance(message, AbortReq) and controller.banyan_detours is not None:
+            controller.banyan_detours.abort(message, controller._active_workers)
+        controller._request_dispatcher(message)

@@ -10,99 +10,32 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from banyan import _native
-from banyan.routing import POLICIES, Dispatcher, LoadReport, Policy, PrefixHint, Prompt, hint
+from banyan.routing import (
+    POLICIES,
+    Detour,
+    Dispatcher,
+    ElasticPrefill,
+    LoadReport,
+    Policy,
+    PrefixHint,
+    Prompt,
+    Reason,
+    hint,
+)
 from banyan.routing.hint import Decision
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
-from banyan.sglang_plugin.page_hash import namespace_seed
+from banyan.sglang_plugin.scout import Found, PrefixScout, is_told_by_tokens
 
 logger = logging.getLogger("banyan")
-
-CHUNK_PAGES = 32
-LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 14, 1 << 18
-"""At 16 tokens a page 50 MB and 8 M tokens of prompts, 800 MB and 134 M."""
-
-
-def num_remembered_chunks(num_frames: int) -> int:
-    """How many chunks of hashed prompts to remember: room for twice the pages that all ranks can hold, so that what is
-    held is hardly ever hashed anew, which for 2,000 pages would take 0.2 ms.
-    """
-    wanted = 2 * num_frames // CHUNK_PAGES
-    return min(max(1 << wanted.bit_length(), LEAST_REMEMBERED_CHUNKS), MOST_REMEMBERED_CHUNKS)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Leading tokens of a prompt that each rank holds, and that a rank without them can get from others."""
-
-    tokens_by_rank: tuple[int, ...] = ()
-    fetchable_tokens: int = 0
-
-
-class PrefixScout:
-    """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing.
-
-    The roster seats the shards of all ranks first, then, where there is a host arena, their parts of it.
-    """
-
-    def __init__(
-        self, roster: _native.Roster, *, num_ranks: int, tp_size: int, page_tokens: int, fetches: bool
-    ) -> None:
-        self._roster = roster
-        self._num_shards = num_ranks * tp_size
-        self._fetches = fetches
-        self._tp_size = tp_size
-        self._page_tokens = page_tokens
-        self._page_keys: _native.PageKeys | None = None
-        self._met: tuple[_native.Peers, _native.PageKeys] | None = None
-        self._namespace = ""
-        self._found_nothing = False
-
-    def look_up(self, req: Any) -> Found:
-        """What is held of the prompt; nothing when the tokens do not tell, or before the ranks have met.
-
-        The last token is never counted: a rank computes it to have something to sample from.
-        """
-        met = self._meet()
-        # What an image or an embedding becomes is not in these tokens.
-        if met is None or not req.input_ids or req.mm_inputs is not None or req.input_embeds is not None:
-            return Found()
-        peers, page_keys = met
-        num_pages = (len(req.input_ids) - 1) // self._page_tokens
-        # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
-        extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
-        seed = namespace_seed(extra_key, req.cache_salt)
-        pages_by_slot = peers.prefix_lens_of(page_keys, seed, req.input_ids[: num_pages * self._page_tokens])
-        self._found_nothing = not any(pages_by_slot)
-        pools, arenas = pages_by_slot[: self._num_shards], pages_by_slot[self._num_shards :]
-        most_fetchable = max([*(pools if self._fetches else ()), *arenas], default=0)
-        return Found(
-            tuple(num * self._page_tokens for num in pools[:: self._tp_size]), most_fetchable * self._page_tokens
-        )
-
-    def _meet(self) -> tuple[_native.Peers, _native.PageKeys] | None:
-        """The ranks. They are looked for again after a prompt of which nobody held anything: new weights are a new
-        namespace, and nothing is found under the old one.
-        """
-        if self._met is None or self._found_nothing:
-            ranks = [member for member in self._roster.members() if member["alive"]]
-            if ranks and ranks[0]["namespace"] != self._namespace:
-                self._namespace = ranks[0]["namespace"]
-                if self._page_keys is None:
-                    num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in ranks))
-                    self._page_keys = _native.PageKeys(self._page_tokens, num_chunks)
-                peers = _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None)
-                self._met = (peers, self._page_keys)
-        return self._met
 
 
 class Placer:
     """Gives every generation request a hint and, unless SGLang is to choose, a rank.
 
     ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots.
+    ``elastic`` is the gate of detours; None: there are none, unless a request asks.
     """
 
     def __init__(
@@ -112,15 +45,17 @@ class Placer:
         *,
         policy_name: str,
         read_snapshots: Callable[[], Sequence[Any]],
+        elastic: ElasticPrefill | None = None,
     ) -> None:
         self._scout = scout
         self._dispatcher = dispatcher
         self._policy_name = policy_name
         self._read_snapshots = read_snapshots
+        self._elastic = elastic
         self._named: dict[str, Policy] = {}
 
-    def place(self, req: Any, active: Collection[int]) -> None:
-        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``.
+    def place(self, req: Any, active: Collection[int]) -> Detour | None:
+        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return the detour to take first.
 
         Raises:
             NoActiveRank: when there is nobody to choose; the request is as it was.
@@ -128,6 +63,54 @@ class Placer:
         """
         start_ns = time.perf_counter_ns()
         found = self._scout.look_up(req)
+        if self._dispatcher is not None:
+            self._read_loads(self._dispatcher)
+            detour = self._detour(self._dispatcher, req, found, active)
+            if detour is not None:
+                return detour
+        self._place(req, found, active, start_ns)
+        return None
+
+    def place_here(self, req: Any, active: Collection[int]) -> None:
+        """As ``place``, without a detour. Raises the same."""
+        start_ns = time.perf_counter_ns()
+        if self._dispatcher is not None:
+            self._read_loads(self._dispatcher)
+        self._place(req, self._scout.look_up(req), active, start_ns)
+
+    def place_after(self, req: Any, detour: Detour, *, held_us: int, held_until: str) -> None:
+        """Name the rank that a detour leads to, and add the hint."""
+        assert self._dispatcher is not None
+        start_ns = time.perf_counter_ns()
+        found = self._scout.look_up(req)
+        self._dispatcher.count(_prompt_of(req, found, session_of(req)), detour.decode_rank, time.time())
+        req.routed_dp_rank = detour.decode_rank
+        name, elapsed_us = self._wished(req)[0], (time.perf_counter_ns() - start_ns) // 1000
+        decision = Decision(name, Reason.DETOUR.value, 0, elapsed_us, held_us, held_until)
+        add_hint(req, PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision))
+
+    def has_landed(self, req: Any, rank: int) -> bool:
+        """Whether the rank holds all pages of the prompt that a cache may supply."""
+        found = self._scout.look_up(req).tokens_by_rank
+        return rank < len(found) and found[rank] >= self._scout.most_cached_tokens(req)
+
+    def is_idle(self, rank: int) -> bool:
+        """Whether the rank has said, after all that was sent there, that it has nothing to do."""
+        assert self._dispatcher is not None
+        self._read_loads(self._dispatcher)
+        return self._dispatcher.states((rank,))[rank].num_requests == 0
+
+    def _detour(self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int]) -> Detour | None:
+        elastic = self._wished(req)[1]
+        if elastic is None or not self._scout.fetches or req.routed_dp_rank is not None or not is_plain(req):
+            return None
+        detour = dispatcher.detour(_prompt_of(req, found, session_of(req)), active, elastic)
+        if detour is not None:
+            # The session stays where it is.
+            dispatcher.count(_prompt_of(req, found, None), detour.prefill_rank, time.time())
+        return detour
+
+    def _place(self, req: Any, found: Found, active: Collection[int], start_ns: int) -> None:
         decision = None
         if self._dispatcher is not None:
             decision = self._decide(self._dispatcher, req, found, active, start_ns)
@@ -137,15 +120,8 @@ class Placer:
     def _decide(
         self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], start_ns: int
     ) -> Decision | None:
-        name = wished_policy(req) or self._policy_name
-        prompt = Prompt(
-            num_tokens=len(req.input_ids or ()),
-            cached_tokens=found.tokens_by_rank,
-            fetchable_tokens=found.fetchable_tokens,
-            session=session_of(req),
-        )
-        for snapshot in self._read_snapshots():
-            dispatcher.reported(snapshot.dp_rank, report_of(snapshot))
+        name = self._wished(req)[0]
+        prompt = _prompt_of(req, found, session_of(req))
         # The clock of the snapshots.
         now_s = time.time()
         if req.routed_dp_rank is not None:
@@ -157,6 +133,19 @@ class Placer:
         elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
         return Decision(name, choice.reason.value, len(choice.hot_ranks), elapsed_us)
 
+    def _read_loads(self, dispatcher: Dispatcher) -> None:
+        for snapshot in self._read_snapshots():
+            dispatcher.reported(snapshot.dp_rank, report_of(snapshot))
+
+    def _wished(self, req: Any) -> tuple[str, ElasticPrefill | None]:
+        """The policy's name and the gate of detours: what the client names for this request, else the server's."""
+        wish = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION) or {}
+        name, elastic = str(wish.get("policy", self._policy_name)), self._elastic
+        if "elastic_prefill_tokens" in wish:
+            min_new_tokens = wish["elastic_prefill_tokens"]
+            elastic = ElasticPrefill(int(min_new_tokens)) if min_new_tokens is not None else None
+        return name, elastic
+
     def _policy(self, name: str) -> Policy | None:
         """The policy of that name; None for the dispatcher's own."""
         if name == self._policy_name:
@@ -166,6 +155,15 @@ class Placer:
                 raise ValueError(f"policy {name!r} is none of {', '.join(POLICIES)}")
             self._named[name] = POLICIES[name]()
         return self._named[name]
+
+
+def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
+    return Prompt(
+        num_tokens=len(req.input_ids or ()),
+        cached_tokens=found.tokens_by_rank,
+        fetchable_tokens=found.fetchable_tokens,
+        session=session,
+    )
 
 
 def report_of(snapshot: Any) -> LoadReport:
@@ -191,10 +189,19 @@ def session_of(req: Any) -> str | None:
     return str(req.routing_key) if req.routing_key is not None else None
 
 
-def wished_policy(req: Any) -> str | None:
-    """The policy that the client names for this request."""
-    payload = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION)
-    return None if payload is None else str(payload.get("policy"))
+def is_plain(req: Any) -> bool:
+    """Whether the KV of the prompt's tokens is all that another rank's prefill could spare this request."""
+    return is_told_by_tokens(req) and not (
+        req.session_params is not None
+        or req.return_logprob
+        or req.return_hidden_states
+        or req.return_routed_experts
+        or req.return_indexer_topk
+        or req.positional_embed_overrides is not None
+        or req.token_type_ids is not None
+        or req.multi_item_delimiter_indices is not None
+        or req.token_indices_to_pool is not None
+    )
 
 
 def add_hint(req: Any, seen: PrefixHint) -> None:

@@ -18,6 +18,7 @@ from banyan.planner import Action, asked
 from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.detours import Until, is_prefill
 from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.telemetry import Counters
@@ -52,7 +53,12 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
 
     linker.installed().arrive(req.rid)
     req.banyan_decision = seen.decision if seen is not None else None
-    _count_placement(req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
+    if is_prefill(req.kv_hints, runtime.server_id()):
+        # Another rank answers: SGLang takes the one token of this prefill for delivered.
+        req.finished_output = True
+        _counters.detours += 1
+    else:
+        _count_placement(req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
 
 
 def _count_placement(decision: Decision | None, *, is_pinned: bool) -> None:
@@ -63,6 +69,8 @@ def _count_placement(decision: Decision | None, *, is_pinned: bool) -> None:
     _counters.count_placed(decision.reason)
     _counters.placed_hot_avoided += decision.num_hot_ranks > 0
     _counters.dispatch_us += decision.dispatch_us
+    _counters.detour_us += decision.held_us
+    _counters.detours_late += decision.held_until not in ("", Until.LANDED)
 
 
 def before_flush_after_weight_update(updater: Any, *args: Any, **kwargs: Any) -> None:

@@ -29,6 +29,13 @@ def config() -> Config | None:
     return None if carried is None else Config.from_dict(carried["config"])
 
 
+def server_id() -> str:
+    """What this server's processes call it among themselves; of a server that shares."""
+    carried = bookkeeping(get_server_args())
+    assert carried is not None
+    return str(carried["server"])
+
+
 def is_sharing() -> bool:
     """Whether this server shares pages (as opposed to: off, or only the CPU engine's fixes)."""
     active = config()

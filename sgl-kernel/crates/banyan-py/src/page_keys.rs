@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use banyan_shm::frame::Key;
-use banyan_shm::page_keys::{PageKeys, key_of};
+use banyan_shm::page_keys::{CHUNK_PAGES, PageKeys, key_of};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -17,6 +17,9 @@ pub struct PyPageKeys {
 
 #[pymethods]
 impl PyPageKeys {
+    #[classattr]
+    const CHUNK_PAGES: usize = CHUNK_PAGES;
+
     #[new]
     fn new(page_tokens: usize, num_chunks: usize) -> PyResult<Self> {
         let page_keys = PageKeys::new(page_tokens, num_chunks).map_err(to_py)?;
