@@ -505,8 +505,10 @@ def store_evict(paths: list[str], shelf: str | None) -> list[str]:
     ValueError for a shelf that is in use or not there.
     """
 
-def store_ceiling(path: str, kind: str, request_bytes: int, num_requests: int, depth: int) -> float:
+def store_ceiling(path: str, kind: str, request_bytes: int, num_requests: int, depth: int, memory: str) -> float:
     """Seconds that plain io_uring takes for so many requests of one size to the file at `path` (made if too short).
+
+    `memory` is "shared", as the pages of ranks, or "private", as the buffers of one process.
 
     `kind` is "read" (each place once, in a shuffled order) or "durable-write" (in order, with fdatasync as often as
     the store does it). No index, no checksums: what the file system gives. For `banyan bench store`.

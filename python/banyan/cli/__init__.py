@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,6 +139,8 @@ def _bench(args: argparse.Namespace) -> int:
     module, _ = BENCHES[args.what]
     if (args.what == "store") != (args.path is not None):
         raise SystemExit("banyan bench: --path DIR belongs to store, which needs it")
+    if args.path is not None and not os.path.isdir(args.path):
+        raise SystemExit(f"banyan bench: --path {args.path}: no such folder: make one on the file system to measure")
     run = importlib.import_module(module).run
     result = run() if args.path is None else run(args.path)
     if args.json:

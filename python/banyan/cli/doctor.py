@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from banyan import SGLANG_VERSION, __version__, config, patches
@@ -38,6 +39,7 @@ def examine() -> list[Finding]:
         _entry_point,
         _native_core,
         _shared_memory,
+        _huge_pages,
         _sgl_kernel,
     )
     return [check() for check in checks]
@@ -73,6 +75,26 @@ def _entry_point() -> Finding:
     return Finding(
         "entry point", is_ok, detail, "pip install banyan into SGLang's environment; allow it in SGLANG_PLUGINS"
     )
+
+
+def shared_memory_huge_pages() -> str:
+    """Whether shared memory gets huge pages on this machine, in the kernel's word: always, advise, never, ..."""
+    try:
+        choices = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
+    except OSError:
+        return "not offered"
+    return choices.partition("[")[2].partition("]")[0]
+
+
+def _huge_pages() -> Finding:
+    setting = shared_memory_huge_pages()
+    detail = setting
+    if setting not in ("always", "within_size", "advise", "force"):
+        detail += (
+            "; pages then lie scattered in 4 KiB pieces, which drives and processors reach more slowly: "
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled before the server starts"
+        )
+    return Finding("huge pages for shared memory", True, detail)
 
 
 def _native_core() -> Finding:

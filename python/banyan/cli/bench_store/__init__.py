@@ -26,13 +26,18 @@ from banyan.cli.bench_store.provenance import describe
 NUM_ROUNDS = 7
 RATIOS = (
     "layerwise_read_to_ceiling",
+    "layerwise_read_to_private_ceiling",
     "durable_write_to_ceiling",
     "durable_write_to_ceiling_at_own_depth",
+    "durable_write_to_private_ceiling",
     "get_to_best_store",
     "put_to_best_store",
     "read_to_nixl",
     "paced_read_share",
 )
+
+CEILINGS = {"shared": "ceiling", "private": "private ceiling"}
+"""What the file system gives to plain io_uring, by where its memory is: the contender's name."""
 
 Times = dict[tuple[str, str], list[float]]
 """Seconds of each round by (contender, what it did)."""
@@ -96,9 +101,13 @@ def _measure(shape: Shape, place: Path) -> dict[str, Any]:
 
 def _acts(ceiling: Ceiling, ours: OurStore, peers: Sequence[Peer]) -> list[tuple[str, str, Callable[[], float]]]:
     """What a round measures: who, what, and the call that takes its seconds."""
-    acts: list[tuple[str, str, Callable[[], float]]] = [
-        *((f"ceiling, depth {n}", "layerwise_read", partial(ceiling.read_s, n)) for n in ceiling.read_depths),
-        *((f"ceiling, depth {n}", "durable_write", partial(ceiling.write_s, n)) for n in ceiling.write_depths),
+    acts: list[tuple[str, str, Callable[[], float]]] = []
+    for memory, name in CEILINGS.items():
+        for depth in ceiling.read_depths:
+            acts.append((f"{name}, depth {depth}", "layerwise_read", partial(ceiling.read_s, depth, memory)))
+        for depth in ceiling.write_depths:
+            acts.append((f"{name}, depth {depth}", "durable_write", partial(ceiling.write_s, depth, memory)))
+    acts += [
         ("banyan", "put", ours.put_s),
         ("banyan", "layerwise_read", ours.layerwise_read_s),
         ("banyan", "get", ours.get_s),
@@ -133,21 +142,26 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float | None]:
         return name == "banyan"
 
     def is_ceiling(name: str) -> bool:
-        return name.startswith("ceiling")
+        return name.startswith(CEILINGS["shared"])
+
+    def is_private(name: str) -> bool:
+        return name.startswith(CEILINGS["private"])
 
     def is_own_depth(name: str) -> bool:
-        return name == f"ceiling, depth {Ceiling.write_depths[0]}"
+        return name == f"{CEILINGS['shared']}, depth {Ceiling.write_depths[0]}"
 
     def is_nixl(name: str) -> bool:
         return name.startswith("nixl")
 
     def is_store(name: str) -> bool:
-        return not (is_ours(name) or is_ceiling(name) or is_nixl(name))
+        return not (is_ours(name) or is_ceiling(name) or is_private(name) or is_nixl(name))
 
     return {
         "layerwise_read_to_ceiling": ratio(best("layerwise_read", is_ours), best("layerwise_read", is_ceiling)),
+        "layerwise_read_to_private_ceiling": ratio(best("layerwise_read", is_ours), best("layerwise_read", is_private)),
         "durable_write_to_ceiling": ratio(best("put", is_ours), best("durable_write", is_ceiling)),
         "durable_write_to_ceiling_at_own_depth": ratio(best("put", is_ours), best("durable_write", is_own_depth)),
+        "durable_write_to_private_ceiling": ratio(best("put", is_ours), best("durable_write", is_private)),
         "get_to_best_store": ratio(best("get", is_ours), best("get", is_store)),
         "put_to_best_store": ratio(best("put", is_ours), best("put", is_store)),
         "read_to_nixl": ratio(best("get", is_ours), best("get", is_nixl)),

@@ -13,7 +13,10 @@ NUM_FILLS = 4
 
 
 class Ceiling:
-    """Requests of the same size to one plain file. The first write depth is the one that pacing allows the store."""
+    """Requests of the same size to one plain file, from memory like that of the ranks' pages or from a process's own.
+
+    The first write depth is the one that pacing allows the store.
+    """
 
     read_depths = (16, 64)
     write_depths = (2, 8)
@@ -21,15 +24,15 @@ class Ceiling:
     def __init__(self, shape: Shape, file: Path) -> None:
         self._shape = shape
         self._file = str(file)
-        store_ceiling(self._file, "durable-write", shape.block_bytes, shape.num_blocks, 2)
+        self.write_s(2, "shared")
 
-    def read_s(self, depth: int) -> float:
+    def read_s(self, depth: int, memory: str) -> float:
         num_requests = self._shape.num_blocks * self._shape.num_layers
-        return store_ceiling(self._file, "read", self._shape.layer_bytes, num_requests, depth)
+        return store_ceiling(self._file, "read", self._shape.layer_bytes, num_requests, depth, memory)
 
-    def write_s(self, depth: int) -> float:
+    def write_s(self, depth: int, memory: str) -> float:
         shape = self._shape
-        return store_ceiling(self._file, "durable-write", shape.block_bytes, shape.num_blocks, depth)
+        return store_ceiling(self._file, "durable-write", shape.block_bytes, shape.num_blocks, depth, memory)
 
 
 class OurStore:

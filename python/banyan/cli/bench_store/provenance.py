@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from banyan.cli.doctor import shared_memory_huge_pages
+
 PACKAGES = ("sglang", "lmdb", "rocksdict", "nixl", "numpy")
 
 
@@ -23,6 +25,7 @@ def describe(path: str) -> dict[str, Any]:
         "num_cpus": os.cpu_count(),
         "kernel": platform.release(),
         "file_system": _file_system(path),
+        "shared_memory_huge_pages": shared_memory_huge_pages(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use banyan_store::ceiling::{self, Kind};
+use banyan_store::ceiling::{self, Kind, Memory};
 use banyan_store::check::{self, Report, ShelfReport, Treatment};
 use banyan_store::directory::Stripe;
 use pyo3::exceptions::PyValueError;
@@ -92,6 +92,7 @@ pub fn store_ceiling(
     request_bytes: u64,
     num_requests: u64,
     depth: usize,
+    memory: &str,
 ) -> PyResult<f64> {
     let kind = match kind {
         "read" => Kind::Read,
@@ -102,13 +103,22 @@ pub fn store_ceiling(
             )));
         }
     };
+    let memory = match memory {
+        "shared" => Memory::Shared,
+        "private" => Memory::Private,
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "there is no memory {memory:?}: choose shared or private"
+            )));
+        }
+    };
     let measured = py.detach(|| {
         let wanted = request_bytes * num_requests;
         let len = std::fs::metadata(&path).map_or(0, |data| data.len());
         if len < wanted {
             ceiling::prepare(&path, wanted)?;
         }
-        ceiling::measure(&path, kind, request_bytes, num_requests, depth)
+        ceiling::measure(&path, kind, request_bytes, num_requests, depth, memory)
     });
     Ok(measured.map_err(to_py)?.as_secs_f64())
 }

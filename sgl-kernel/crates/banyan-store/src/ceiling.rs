@@ -3,6 +3,8 @@
 //!
 //! No index, no checksums, no copies: requests of one size to one preallocated file, O_DIRECT where it exists. Every request has
 //! memory of its own, as pages have: a few buffers used again and again stay in the processor's cache, where no store finds its pages.
+//! And the memory is of the kind that pages lie in: a drive moves memory that lies scattered in frames of 4 KiB more slowly than huge
+//! pages, and whether a process gets those is another matter for shared memory than for its own.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,8 +12,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use banyan_shm::memory::SharedMemory;
+
 use crate::buffer::AlignedBytes;
-use crate::device::{Action, Completion, Device, FileId, Op, Spans, UringDevice};
+use crate::device::{Action, Completion, Device, FileId, Op, Span, Spans, UringDevice};
 use crate::error::{Doing, Result, StoreError, invalid};
 use crate::files::{Use, open_direct};
 
@@ -27,6 +31,45 @@ pub enum Kind {
     DurableWrite,
 }
 
+/// Where the requests' bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// As the pages of ranks.
+    Shared,
+    /// As the buffers of one process.
+    Private,
+}
+
+enum Allocated {
+    Shared(SharedMemory),
+    Private(AlignedBytes),
+}
+
+impl Allocated {
+    fn new(kind: Memory, len: usize) -> Result<Self> {
+        Ok(match kind {
+            Memory::Shared => Self::Shared(
+                SharedMemory::create(len, "ceiling")
+                    .map_err(|cause| StoreError::Invalid(cause.to_string()))?,
+            ),
+            Memory::Private => Self::Private(AlignedBytes::new(len)),
+        })
+    }
+
+    fn span(&self, at: usize, len: usize) -> Span {
+        match self {
+            Self::Shared(memory) => {
+                assert!(at + len <= memory.len());
+                Span {
+                    start: memory.mapping().start().wrapping_add(at),
+                    len,
+                }
+            }
+            Self::Private(bytes) => bytes.span(at, len),
+        }
+    }
+}
+
 /// Moves `num_requests` of `request_bytes` to or from a file of just that size, `depth` at a time; the time taken.
 pub fn measure(
     path: &Path,
@@ -34,6 +77,7 @@ pub fn measure(
     request_bytes: u64,
     num_requests: u64,
     depth: usize,
+    memory: Memory,
 ) -> Result<Duration> {
     let device = UringDevice::open().map_err(|cause| StoreError::os("no io_uring here", cause))?;
     let (file, _) = open_direct(path, Use::Writing).doing("open", path)?;
@@ -42,7 +86,17 @@ pub fn measure(
         let wanted = request_bytes * num_requests;
         return invalid!("{} has {len} bytes, not {wanted}", path.display());
     }
-    Run::new(device, file, kind, request_bytes, num_requests, depth)?.finish()
+    let memory = Allocated::new(memory, (request_bytes * num_requests) as usize)?;
+    Run::new(
+        device,
+        file,
+        kind,
+        request_bytes,
+        num_requests,
+        depth,
+        memory,
+    )?
+    .finish()
 }
 
 struct Run {
@@ -52,7 +106,7 @@ struct Run {
     request_bytes: u64,
     num_requests: u64,
     depth: u64,
-    memory: AlignedBytes,
+    memory: Allocated,
     next: u64,
     num_done: u64,
     unsynced_bytes: u64,
@@ -67,11 +121,12 @@ impl Run {
         request_bytes: u64,
         num_requests: u64,
         depth: usize,
+        memory: Allocated,
     ) -> Result<Self> {
-        let len = (request_bytes * num_requests) as usize;
-        let mut memory = AlignedBytes::new(len);
-        memory.bytes_mut().fill(0x5a);
-        device.add_memory(memory.span(0, len));
+        let all = memory.span(0, (request_bytes * num_requests) as usize);
+        // SAFETY: memory that was just made and that nobody else touches.
+        unsafe { all.bytes_mut() }.fill(0x5a);
+        device.add_memory(all);
         let file = device
             .add_file(Arc::new(file))
             .map_err(|cause| StoreError::os("cannot register a file", cause))?;
@@ -196,9 +251,12 @@ mod tests {
         prepare(&path, 64 * 4096).unwrap();
         for kind in [Kind::Read, Kind::DurableWrite] {
             if UringDevice::open().is_ok() {
-                assert!(measure(&path, kind, 4096, 64, 8).unwrap() > Duration::ZERO);
+                for memory in [Memory::Shared, Memory::Private] {
+                    let taken = measure(&path, kind, 4096, 64, 8, memory).unwrap();
+                    assert!(taken > Duration::ZERO);
+                }
             }
-            assert!(measure(&path, kind, 4096, 65, 8).is_err());
+            assert!(measure(&path, kind, 4096, 65, 8, Memory::Private).is_err());
         }
     }
 }

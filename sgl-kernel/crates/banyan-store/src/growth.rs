@@ -5,14 +5,16 @@ use std::fs;
 
 use crate::directory::{ShelfId, Stripe};
 use crate::error::Result;
+use crate::format::ENTRY_BYTES;
 use crate::geometry::{BLOCK_BYTES, Segmenting};
 use crate::manifest::Follower;
+use crate::writing::MORE_ENTRIES;
 
 /// Manifest bytes for each place: two entries, one to grow by, and one in the next manifest.
 const MANIFEST_BYTES_PER_PLACE: u64 = 512;
 
 /// A manifest's head, the entries that it may have beyond that, and the same in the next manifest.
-const MANIFEST_BYTES: u64 = 8 * BLOCK_BYTES as u64;
+const MANIFEST_BYTES: u64 = 2 * (BLOCK_BYTES as u64 + MORE_ENTRIES * ENTRY_BYTES as u64);
 
 /// A segment is this part of the quota, within bounds: few files for a large store, small steps for a small one.
 const SEGMENTS_PER_QUOTA: u64 = 64;

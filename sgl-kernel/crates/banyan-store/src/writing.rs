@@ -47,9 +47,9 @@ const REST: Duration = Duration::from_secs(10);
 const GROWTH_BELIEF: Duration = Duration::from_secs(2);
 /// Places to have free ahead of the writer.
 const MAX_EVICTED_AHEAD: usize = 64;
-/// A log is replaced when it has this many entries for each place, and some.
+/// A log is replaced when it has this many entries for each place, and some: a small shelf would replace it all the time.
 const ENTRIES_PER_PLACE: u64 = 2;
-const MORE_ENTRIES: u64 = 64;
+pub const MORE_ENTRIES: u64 = 512;
 /// A log grows by so much at a time, in zeros that entries then replace: a sync of written blocks needs no journal commit.
 const MAX_LOG_STEP_BYTES: u64 = 1 << 20;
 
