@@ -7,6 +7,7 @@
 
 mod stall;
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ use crate::writing::{Surroundings, Writer, WriterToken};
 const READ_DEPTH: usize = 64;
 /// Bytes of reads in flight: enough to keep a fast drive busy, small enough that the first layer is not far behind the last.
 const READ_BYTES: usize = 16 << 20;
+/// Bytes to verify before the device is looked at again: it is to be given more work before it runs out.
+const SLICE_BYTES: usize = 256 << 10;
 /// While a write waits for readers of another process, their end is looked for this often.
 const YIELD: Duration = Duration::from_millis(1);
 const BUSY: Duration = Duration::from_millis(100);
@@ -121,6 +124,7 @@ impl Engine {
 
     pub fn run(mut self) {
         let mut completed = Vec::new();
+        let mut landed = VecDeque::new();
         loop {
             let is_closing = self.take_inbox();
             self.start_reads();
@@ -129,7 +133,7 @@ impl Engine {
                 return;
             }
             self.submit();
-            let patience = if self.ready_next_write() {
+            let patience = if !landed.is_empty() || self.ready_next_write() {
                 // One record at a time: reads and free write slots do not wait for the checksums of several.
                 Duration::ZERO
             } else {
@@ -140,16 +144,37 @@ impl Engine {
                 eprintln!("banyan: the store's device stopped: {error}");
                 std::process::abort();
             }
-            let of_reads = completed.iter().filter(|done| done.token & 1 == 0);
-            self.num_in_flight -= of_reads.count();
+            for done in &completed {
+                self.leaves_device(done);
+            }
+            landed.extend(completed.drain(..));
             self.start_reads();
             self.submit();
-            for done in completed.drain(..) {
-                self.on_completion(done);
-            }
+            self.handle(&mut landed);
             self.watch_for_stalls();
             self.end_reads();
         }
+    }
+
+    /// A slice of what has landed: large transfers one by one, many small ones at a time.
+    fn handle(&mut self, landed: &mut VecDeque<Completion>) {
+        let mut num_bytes = 0;
+        while num_bytes < SLICE_BYTES
+            && let Some(done) = landed.pop_front()
+        {
+            num_bytes += self.on_completion(done);
+        }
+    }
+
+    fn leaves_device(&mut self, done: &Completion) {
+        let Whose::Read(slot) = whose(done.token) else {
+            return;
+        };
+        let Some(transfer) = &self.transfers[slot] else {
+            unreachable!("a completion belongs to a transfer")
+        };
+        self.num_in_flight -= 1;
+        self.bytes_in_flight -= transfer.len;
     }
 
     fn submit(&mut self) {
@@ -328,11 +353,10 @@ impl Engine {
         unsafe { self.device.push(op) };
     }
 
-    fn on_read(&mut self, slot: usize, result: io::Result<()>) {
+    fn on_read(&mut self, slot: usize, result: io::Result<()>) -> usize {
         let Some(transfer) = self.transfers[slot].take() else {
             unreachable!("a completion belongs to a transfer")
         };
-        self.bytes_in_flight -= transfer.len;
         let Some(job) = &mut self.jobs[transfer.job] else {
             unreachable!("a job outlives its transfers")
         };
@@ -358,6 +382,7 @@ impl Engine {
             .bounce
             .into_iter()
             .for_each(|buffer| self.bounces.give_back(buffer));
+        transfer.len
     }
 
     fn end_reads(&mut self) {
@@ -448,11 +473,13 @@ impl Engine {
         }
     }
 
-    fn on_completion(&mut self, done: Completion) {
+    /// How many bytes were read.
+    fn on_completion(&mut self, done: Completion) -> usize {
         match whose(done.token) {
             Whose::Read(slot) => self.on_read(slot, done.result),
             Whose::Writer(token) => {
                 self.with_writer(|writer, around| writer.on_completion(around, token, done.result));
+                0
             }
         }
     }
