@@ -2,7 +2,8 @@
 """LMetric: (pending prefill tokens + new tokens of this request) x requests. No session rule, no weights.
 
 After LMetric (OSDI 2026) as "Elastic P2P vs PD-Combined" (3.4, corrected) gives it. The new tokens make a soft
-affinity: a rank that holds the prefix has less to compute.
+affinity: a rank that holds the prefix has less to compute. Where ranks fetch from each other, what any of them can
+fetch is not new on any: there a prefix decides between equally busy ranks only, and draws nobody to a busy one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ def lmetric(query: Query, state: RankState) -> int:
 
     This request counts too: an idle rank would otherwise score 0 whatever it had to compute.
     """
-    return (state.pending_prefill_tokens + query.new_on(state.rank)) * (state.num_requests + 1)
+    return (state.pending_prefill_tokens + query.computed_on(state.rank)) * (state.num_requests + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LMetric:
-    """The rank with the lowest score."""
+    """The rank with the lowest score; of several, the one with the least to fetch."""
 
     def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
-        return argmin(lambda state: lmetric(query, state), query, candidates, lots)
+        return argmin(lambda state: (lmetric(query, state), query.new_on(state.rank)), query, candidates, lots)

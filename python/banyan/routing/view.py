@@ -71,6 +71,10 @@ class Query:
         """Tokens that the rank must compute, or fetch."""
         return self.num_prompt_tokens - self.cached_on(rank)
 
+    def computed_on(self, rank: int) -> int:
+        """Tokens that the rank must compute when it fetches whatever it can."""
+        return self.num_prompt_tokens - max(self.cached_on(rank), self.fetchable_tokens)
+
 
 class Reason(StrEnum):
     """Why a rank was chosen, in the words of the metrics."""

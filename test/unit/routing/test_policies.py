@@ -75,6 +75,15 @@ def test_lmetric_when_all_are_idle_then_the_prefix_still_counts():
     assert choose(LMetric(), ask(cached_tokens={1: 16}), IDLE) == (1, Reason.CACHE)
 
 
+def test_lmetric_when_the_prefix_can_be_fetched_then_it_does_not_draw_to_a_busier_rank():
+    busy = [RankState(rank=0, num_running=1), RankState(rank=1)]
+    held = ask(cached_tokens={0: 896})
+    assert choose(LMetric(), held, busy) == (0, Reason.CACHE)
+    assert choose(LMetric(), replace(held, fetchable_tokens=896), busy) == (1, Reason.LOAD)
+    equal = [RankState(rank=0, num_running=1), RankState(rank=1, num_running=1)]
+    assert choose(LMetric(), replace(held, fetchable_tokens=896), equal) == (0, Reason.CACHE)
+
+
 def test_lmetric_when_the_batch_is_larger_then_a_long_prefix_loses():
     ranks = [RankState(rank=0, num_running=9), RankState(rank=1)]
     assert choose(LMetric(), ask(cached_tokens={0: 896}), ranks) == (1, Reason.LOAD)
