@@ -276,10 +276,14 @@ class Peers:
     def prefix_lens(self, keys: list[str]) -> list[int]:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
-    def prefix_lens_of(self, page_keys: PageKeys, prior: bytes | None, tokens: Frames) -> list[int]:
+    def prefix_lens_of(
+        self, page_keys: PageKeys, prior: bytes | None, tokens: Frames, max_hashed_pages: int
+    ) -> list[int]:
         """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for shelves that publish prefixes.
 
-        Hashes only as far as somebody holds the prompt. Who has the last page of a chunk of 32 is taken to have all.
+        Hashes only as far as somebody holds the prompt, and of what is not remembered at most `max_hashed_pages` (in
+        whole chunks): beyond that nobody counts as a holder, this time. Who has the last page of a chunk is taken to
+        have all.
         """
 
     def lease(self, match: Match, num_pages: int) -> Lease | None:

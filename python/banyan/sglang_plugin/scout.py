@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan import _native
+from banyan.directory import MAX_HASHED_PAGES
 from banyan.sglang_plugin.page_hash import namespace_seed
 
 LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 14, 1 << 18
@@ -66,7 +67,7 @@ class PrefixScout:
         # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
-        pages_by_slot = peers.prefix_lens_of(page_keys, seed, req.input_ids[:num_tokens])
+        pages_by_slot = peers.prefix_lens_of(page_keys, seed, req.input_ids[:num_tokens], MAX_HASHED_PAGES)
         self._found_nothing = not any(pages_by_slot)
         pools, arenas = pages_by_slot[: self._num_shards], pages_by_slot[self._num_shards :]
         most_fetchable = max([*(pools if self.fetches else ()), *arenas], default=0)

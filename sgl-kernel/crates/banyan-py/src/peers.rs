@@ -65,17 +65,19 @@ impl PyPeers {
         Ok(self.peers.prefix_lens(&keys_of(keys)?))
     }
 
-    #[pyo3(signature = (page_keys, prior, tokens))]
+    #[pyo3(signature = (page_keys, prior, tokens, max_hashed_pages))]
     fn prefix_lens_of(
         &self,
         page_keys: &PyPageKeys,
         prior: Option<&[u8]>,
         tokens: &Bound<'_, PyAny>,
+        max_hashed_pages: usize,
     ) -> PyResult<Vec<usize>> {
         let (prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
+        let mut page_keys = page_keys.lock();
         Ok(self
             .peers
-            .prefix_lens_of(&mut page_keys.lock(), prior, &tokens))
+            .prefix_lens_of(&mut page_keys, prior, &tokens, max_hashed_pages))
     }
 
     #[pyo3(signature = (r#match, num_pages))]

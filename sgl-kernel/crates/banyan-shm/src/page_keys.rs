@@ -52,19 +52,32 @@ impl PageKeys {
 
     /// The keys of the whole pages of `tokens`, which follow the page of key `prior`: at most one chunk.
     pub fn chunk(&mut self, prior: Option<&Key>, tokens: &[u32]) -> &[Key] {
+        let mut unbounded = usize::MAX;
+        self.chunk_within(prior, tokens, &mut unbounded)
+            .unwrap_or(&[])
+    }
+
+    /// The same; `None` when the chunk would have to be hashed and `left` chunks may be: it counts down.
+    pub fn chunk_within(
+        &mut self,
+        prior: Option<&Key>,
+        tokens: &[u32],
+        left: &mut usize,
+    ) -> Option<&[Key]> {
         debug_assert!(tokens.len() <= self.chunk_tokens());
         let slot = mix(prior, tokens) as usize & (self.slots.len() - 1);
         let is_known = self.slots[slot]
             .as_ref()
             .is_some_and(|entry| entry.prior.as_ref() == prior && entry.tokens == tokens);
         if !is_known {
+            *left = left.checked_sub(1)?;
             self.slots[slot] = Some(Box::new(Entry {
                 prior: prior.copied(),
                 tokens: tokens.to_vec(),
                 keys: chain(prior, tokens, self.page_tokens),
             }));
         }
-        self.slots[slot].as_ref().map_or(&[], |entry| &entry.keys)
+        self.slots[slot].as_ref().map(|entry| &entry.keys[..])
     }
 }
 

@@ -15,7 +15,7 @@ use crate::geometry::Geometry;
 use crate::lease::Sighting;
 use crate::liveness::Census;
 use crate::neighbour::{Neighbour, ReaderBit};
-use crate::page_keys::PageKeys;
+use crate::page_keys::{CHUNK_PAGES, PageKeys};
 use crate::pool::Pool;
 use crate::roster::{Namespace, Roster};
 
@@ -191,7 +191,8 @@ impl Peers {
         lens
     }
 
-    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it.
+    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it, and no further than `max_hashed_pages` beyond
+    /// what is remembered: then the lengths are those up to there.
     ///
     /// `prior` is the key that its first page is chained to, if any.
     pub fn prefix_lens_of(
@@ -199,12 +200,16 @@ impl Peers {
         page_keys: &mut PageKeys,
         prior: Option<Key>,
         tokens: &[u32],
+        max_hashed_pages: usize,
     ) -> Vec<usize> {
+        let mut left = max_hashed_pages / CHUNK_PAGES;
         let mut lens = vec![0; self.roster.num_slots()];
         let mut holding = self.live();
         let mut prior = prior;
         for chunk in tokens.chunks(page_keys.chunk_tokens()) {
-            let keys = page_keys.chunk(prior.as_ref(), chunk);
+            let Some(keys) = page_keys.chunk_within(prior.as_ref(), chunk, &mut left) else {
+                break;
+            };
             holding.retain(|neighbour| {
                 let num_pages = neighbour.chain_len(keys);
                 lens[neighbour.slot] += num_pages;
