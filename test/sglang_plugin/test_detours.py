@@ -14,7 +14,7 @@ from banyan._native import Roster
 from banyan.routing import Dispatcher, ElasticPrefill, hint
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import linker, requests, runtime
-from banyan.sglang_plugin.detours import GRACE_S, PATIENCE, Detours, is_prefill, prefill_of
+from banyan.sglang_plugin.detours import GRACE_S, IDLE_S, PATIENCE, Detours, is_prefill, prefill_of
 from banyan.telemetry import Counters
 
 IDS = list(range(200))
@@ -105,6 +105,9 @@ def test_held_when_the_other_rank_has_nothing_to_do_any_more_then_it_is_not_wait
     assert rig.detours.num_held == 1, "its load was reported before it had the prefill"
     rig.snapshots = [rig.snapshots[0], snapshot(1, taken_s=2e12)]
     rig.detours.send_on(BOTH)
+    assert rig.detours.num_held == 1, "its pages may be about to be published"
+    rig.now_s += IDLE_S
+    rig.detours.send_on(BOTH)
     assert rig.sent[1:] == [req] and rig.told()["held_until"] == "given_up"
 
 
@@ -170,12 +173,15 @@ def test_place_when_the_client_sets_the_gate_then_that_counts(wish, is_held):
     assert (rig.placer.place(request(IDS, session_id="s", kv_hints=hints), BOTH) is not None) == is_held
 
 
-def test_prefill_when_it_crosses_a_process_border_then_only_this_server_knows_it():
+def test_prefill_when_it_crosses_a_process_border_then_only_this_server_knows_it(monkeypatch):
     sent = prefill_of(request(IDS, cache_salt="salt", time_stats=PickleWrapper(b"x")), 1, "id")
     got = msgpack_decode(msgpack_encode(sent))
     assert got.cache_salt == "salt" and list(got.input_ids) == IDS
-    assert is_prefill(got.kv_hints, "id") and not is_prefill(got.kv_hints, "another server")
-    assert not is_prefill(None, "id")
+    assert not is_prefill(None), "asked of every request, also where no server runs"
+    monkeypatch.setattr(runtime, "server_id", lambda: "id")
+    assert is_prefill(got.kv_hints)
+    monkeypatch.setattr(runtime, "server_id", lambda: "another server")
+    assert not is_prefill(got.kv_hints)
 
 
 @pytest.mark.parametrize(("server", "num_detours"), [("id", 1), ("forged", 0)])

@@ -24,11 +24,14 @@ from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from banyan.routing import Detour, hint
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
 from banyan.sglang_plugin.placement import FailureLog, Placer
 
 PATIENCE = 2.0
-GRACE_S = 1.0
+GRACE_S = 5.0
+IDLE_S = 0.5
+"""A rank may say that it has nothing to do some milliseconds before the pages of its last request are published."""
 
 
 class Until(StrEnum):
@@ -44,11 +47,13 @@ class Until(StrEnum):
     """One of the two ranks is no longer active; the policy has chosen anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     req: Any
     detour: Detour
     since_s: float
+    idle_since_s: float | None = None
+    """Since when the rank that was to compute the prompt has had nothing to do."""
 
     @property
     def deadline_s(self) -> float:
@@ -105,10 +110,14 @@ class Detours:
             return Until.INACTIVE
         if self._placer.has_landed(held.req, detour.prefill_rank):
             return Until.LANDED
-        if self._placer.is_idle(detour.prefill_rank):
-            # The load was reported after the pages were looked up.
-            return Until.LANDED if self._placer.has_landed(held.req, detour.prefill_rank) else Until.GIVEN_UP
-        return Until.LATE if self._clock() >= held.deadline_s else None
+        now_s = self._clock()
+        if not self._placer.is_idle(detour.prefill_rank):
+            held.idle_since_s = None
+        elif held.idle_since_s is None:
+            held.idle_since_s = now_s
+        elif now_s - held.idle_since_s >= IDLE_S:
+            return Until.GIVEN_UP
+        return Until.LATE if now_s >= held.deadline_s else None
 
     def _release(self, held: _Held, until: Until, active: Collection[int]) -> None:
         # First of all, so that no failure below can send it twice.
@@ -163,7 +172,7 @@ def prefill_of(req: Any, rank: int, server: str) -> TokenizedGenerateReqInput:
     )
 
 
-def is_prefill(hints: Any, server: str) -> bool:
+def is_prefill(hints: Any) -> bool:
     """Whether a rank's request is such a prefill: a client that says so does not know the server's id."""
     payload = payload_of(hints, hint.DETOUR_ACTION, hint.ACTION_VERSION)
-    return payload is not None and payload.get("server") == server
+    return payload is not None and payload.get("server") == runtime.server_id()

@@ -53,7 +53,7 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
 
     linker.installed().arrive(req.rid)
     req.banyan_decision = seen.decision if seen is not None else None
-    if is_prefill(req.kv_hints, runtime.server_id()):
+    if is_prefill(req.kv_hints):
         # Another rank answers: SGLang takes the one token of this prefill for delivered.
         req.finished_output = True
         _counters.detours += 1
