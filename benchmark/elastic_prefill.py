@@ -26,14 +26,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
+from banyan.cli.engine import Engine, policy_hints
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
-from banyan.routing import hint
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
 from benchmark.prefill_stall import DECODE_PROMPT_TOKENS, SERVER_ARGS, TIMEOUT_S, summarise
-from benchmark.provenance import provenance
+from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.workload.generated import random_ids
 
@@ -45,17 +44,6 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def wish(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Request fields that carry a wish to the dispatcher."""
-    action = {
-        "action_id": "way",
-        "action_type": hint.POLICY_ACTION,
-        "action_version": hint.ACTION_VERSION,
-        "payload": dict(payload),
-    }
-    return {"kv_hints": {"protocol_version": "1", "message_id": "way", "actions": [action]}}
-
-
 async def one_turn(url: str, way: str, args: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
     """A decode with one heavy prompt beside it; times in seconds."""
     await flush_cache(url)
@@ -63,7 +51,7 @@ async def one_turn(url: str, way: str, args: argparse.Namespace, rng: random.Ran
     first_ids = random_ids(rng, args.first_tokens)
     heavy_ids = [*first_ids, *random_ids(rng, args.heavy_tokens)]
     async with open_session(TIMEOUT_S) as session:
-        asks = NativeClient(session, url, wish(WAYS[way]))
+        asks = NativeClient(session, url, {"kv_hints": policy_hints(WAYS[way])})
         first = await asks.answer((), first_ids, 1, routing_key=session_name)
         beside = NativeClient(session, url, {"routed_dp_rank": first.dp_rank})
         decode = asyncio.create_task(beside.answer((), random_ids(rng, DECODE_PROMPT_TOKENS), args.decode_tokens))
@@ -113,9 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 turns.append({"label": way, "repetition": repetition, "detours": _detours(engine) - before, **turn})
                 print(json.dumps(turns[-1]), flush=True)
     summary = summarise(turns)
-    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    report = {"summary": summary, "turns": turns, "config": config, "provenance": provenance()}
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.out / "report.json", {"summary": summary, "turns": turns}, args)
     print(json.dumps(summary, indent=2))
     return 0
 

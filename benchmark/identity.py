@@ -27,7 +27,7 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.demo import SHORT, make_workloads, server_specs
 from benchmark.measure import RunResult, Workload, measure
 from benchmark.outputs import compare_outputs
-from benchmark.provenance import provenance
+from benchmark.results import write_report
 from benchmark.servers import Server, unwind_on_sigterm, wait_ready
 from benchmark.workload.conversation import Message
 from benchmark.workload.generated import GENERATED
@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = asyncio.run(play_both(servers, workload))
     outputs = compare_outputs(results, "on", "stock")
     cached = {f"{result.label}, run {result.run}": result.summary["cached_by_source"] for result in results}
-    report = {**outputs, "cached_by_source": cached, "provenance": provenance(), "config": vars(args) | {"out": None}}
-    (args.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps({**outputs, "cached_by_source": cached}, indent=2))
+    report = {**outputs, "cached_by_source": cached}
+    write_report(args.out / "report.json", report, args)
+    print(json.dumps(report, indent=2))
     return 0 if outputs["identical"] else 1
 
 

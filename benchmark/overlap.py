@@ -13,7 +13,6 @@ Writes build/overlap/report.json.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
-from benchmark.provenance import provenance
+from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import StoreServer, prompts
 
@@ -123,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     row = measure(server, ids, split(args.tokens, hit), rate)
                     rows.append({"rate_mb_per_s": rate, "way": way, "hit_percent": hit, "repeat": repeat, **row})
             shutil.rmtree(read)
-    report = {"cells": summarise(rows), "rows": rows, "config": vars(args) | {"out": None}, "provenance": provenance()}
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    report = {"cells": summarise(rows), "rows": rows}
+    write_report(args.out / "report.json", report, args)
     shutil.rmtree(store, ignore_errors=True)
     for cell in report["cells"]:
         hidden = "-" if cell["hidden_share"] is None else f"{cell['hidden_share']:.0%}"

@@ -32,7 +32,7 @@ from typing import Any
 from banyan.cli.engine import Engine
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
-from benchmark.provenance import provenance
+from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.store_server import StoreServer
 from benchmark.workload.generated import random_ids
@@ -235,11 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cells": [asdict(cell) | cell.verdict() for cell in cells],
         "move_us_per_token": state["move_us_per_token"],
         "plans": state["plans"],
-        "config": vars(args) | {"out": None},
-        "provenance": provenance(),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{args.source}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.out / f"{args.source}.json", report, args)
     for cell in cells:
         verdict = cell.verdict()
         move, compute = (statistics.median(times) * 1000 for times in (cell.move_s, cell.compute_s))

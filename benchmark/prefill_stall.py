@@ -30,8 +30,8 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
-from benchmark.provenance import provenance
 from benchmark.records import Answer
+from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.workload.generated import random_ids
 
@@ -130,9 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for server in servers.values():
             server.awake()
     summary = summarise(turns)
-    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    report = {"summary": summary, "turns": turns, "config": config, "provenance": provenance()}
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.out / "report.json", {"summary": summary, "turns": turns}, args)
     print(json.dumps(summary, indent=2))
     return 0
 

@@ -23,7 +23,7 @@ from typing import Any
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
 from benchmark.metrics import spread
-from benchmark.provenance import provenance
+from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import StoreServer, prompts
 
@@ -102,12 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         **summarise(rows, expected, num_stored),
         "rows": [row | {"tokens": list(row["tokens"])} for row in rows],
         "store": [rank["store"] for rank in ranks],
-        "config": vars(args) | {"out": None, "flags": flags},
-        "provenance": provenance(),
+        "flags": flags,
     }
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.out / "report.json", report, args)
     shutil.rmtree(store, ignore_errors=True)
-    shown = {name: value for name, value in report.items() if name not in ("rows", "provenance", "config", "store")}
+    shown = {name: value for name, value in report.items() if name not in ("rows", "flags", "store")}
     print(json.dumps(shown, indent=2))
     return 0 if report["outputs_identical"] else 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files: JSON lines, one per request (`kind: request`) and one per run (`kind: run`).
+"""Result files: JSON lines, one per request (`kind: request`) and one per run (`kind: run`); or one report.
 
 A line is written whole and synced before the next measurement goes on, so a crash costs at most the run it
 hit; a torn last line of an earlier crash is closed off before anything is appended.
@@ -7,11 +7,14 @@ hit; a torn last line of an earlier crash is closed off before anything is appen
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmark.provenance import provenance
 
 
 def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
@@ -37,6 +40,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict):
             lines.append(line)
     return lines
+
+
+def write_report(path: Path, found: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """Write what was found, with the options and the provenance, to `path` (its folder is made if missing)."""
+    # Paths tell about a machine, names about a measurement.
+    config = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**found, "config": config, "provenance": provenance()}, indent=1) + "\n")
 
 
 def _is_torn(path: Path) -> bool:

@@ -32,7 +32,7 @@ import aiohttp
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
 from benchmark.processes import ProcessSession
-from benchmark.provenance import provenance
+from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, answers, cpu_env, free_port, unwind_on_sigterm, wait_ready
 from benchmark.workload.generated import random_ids
 
@@ -225,9 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             num_ended = round(args.kill_after * args.conversations * args.turns)
             found = report(load, *asyncio.run(run(load, url, first, num_ended)))
-    found |= {"config": vars(args) | {"out": None}, "provenance": provenance()}
-    (args.out / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in found.items() if name != "provenance"}, indent=2))
+    write_report(args.out / "report.json", found, args)
+    print(json.dumps(found, indent=2))
     good = {"complete", "told that its server was lost"}
     return 0 if set(found["outcomes"]) <= good else 1
 

@@ -23,7 +23,7 @@ if not __package__:
     # Run as a file: Python then looks for modules beside it, not where `benchmark` itself is found.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from banyan.routing import hint
+from banyan.cli.engine import policy_hints
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.provenance import provenance
@@ -108,15 +108,7 @@ async def _play_one(args: argparse.Namespace, workload: Workload, policy: str, h
 
 def policy_fields(policy: str) -> dict[str, Any]:
     """What a request carries to be placed by `policy`."""
-    if policy == AS_SERVED:
-        return {}
-    action = {
-        "action_id": "replay",
-        "action_type": hint.POLICY_ACTION,
-        "action_version": hint.ACTION_VERSION,
-        "payload": {"policy": policy},
-    }
-    return {"kv_hints": {"protocol_version": "1", "message_id": "replay", "actions": [action]}}
+    return {} if policy == AS_SERVED else {"kv_hints": policy_hints({"policy": policy})}
 
 
 def line_of(run: dict[str, Any]) -> str:

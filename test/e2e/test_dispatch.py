@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from banyan.cli.engine import policy_hints
+
 pytestmark = pytest.mark.e2e
 
 
@@ -28,16 +30,10 @@ def test_dispatch_when_a_rank_holds_the_prefix_then_it_gets_the_request(banyan, 
 
 
 def test_dispatch_when_the_client_names_a_policy_then_it_is_followed(banyan, prompt):
-    action = {
-        "action_id": "a",
-        "action_type": "banyan.policy",
-        "action_version": "1",
-        "payload": {"policy": "round_robin"},
-    }
     body = {
         "input_ids": prompt("turns", 64),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "kv_hints": {"protocol_version": "1", "message_id": "m", "actions": [action]},
+        "kv_hints": policy_hints({"policy": "round_robin"}),
     }
     ranks = [banyan.post("/generate", body)["meta_info"]["dp_rank"] for _ in range(4)]
     assert ranks[0] != ranks[1] and ranks[:2] == ranks[2:]
@@ -54,11 +50,10 @@ def test_dispatch_when_the_client_names_a_rank_then_it_is_kept(banyan, prompt):
 
 
 def test_dispatch_when_the_policy_is_unknown_then_sglang_dispatches(banyan, prompt):
-    action = {"action_id": "a", "action_type": "banyan.policy", "action_version": "1", "payload": {"policy": "no such"}}
     body = {
         "input_ids": prompt("unknown", 64),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "kv_hints": {"protocol_version": "1", "message_id": "m", "actions": [action]},
+        "kv_hints": policy_hints({"policy": "no such"}),
     }
     before = sum(placed(banyan, "sglang").values())
     assert len(banyan.post("/generate", body)["output_ids"]) == 1
@@ -84,19 +79,13 @@ class Session:
         self.other = threading.Thread(target=banyan.generate, args=(ids,), kwargs=how)
 
     def ask(self, ids, **body):
-        wish = {
-            "action_id": "a",
-            "action_type": "banyan.policy",
-            "action_version": "1",
-            "payload": {"elastic_prefill_tokens": 500},
-        }
         return self.banyan.post(
             "/generate",
             {
                 "input_ids": ids,
                 "routing_key": self.name,
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-                "kv_hints": {"protocol_version": "1", "message_id": "m", "actions": [wish]},
+                "kv_hints": policy_hints({"elastic_prefill_tokens": 500}),
                 **body,
             },
         )

@@ -6,23 +6,34 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banyan.planner import Action, asked
+from banyan.routing import hint
 
 TIMEOUT_S = 600.0
 
 
 def plan_hints(action: Action) -> dict[str, Any]:
-    """The ``kv_hints`` of a request that asks for ``action``: SGLang's envelope around it, as it goes into the body."""
-    asked_for = {
-        "action_id": "banyan-plan",
-        "action_type": asked.ACTION_TYPE,
-        "action_version": asked.ACTION_VERSION,
-        "payload": asked.payload(action),
+    """The ``kv_hints`` of a request that asks for ``action``."""
+    return _hints(asked.ACTION_TYPE, asked.ACTION_VERSION, asked.payload(action))
+
+
+def policy_hints(wish: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``kv_hints`` of a request with a wish for its dispatcher; ``hint.POLICY_ACTION`` says what it may hold."""
+    return _hints(hint.POLICY_ACTION, hint.ACTION_VERSION, wish)
+
+
+def _hints(action_type: str, action_version: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """SGLang's envelope around one action, as it goes into the body."""
+    action = {
+        "action_id": action_type,
+        "action_type": action_type,
+        "action_version": action_version,
+        "payload": dict(payload),
     }
-    return {"protocol_version": "1", "message_id": "banyan-plan", "actions": [asked_for]}
+    return {"protocol_version": "1", "message_id": action_type, "actions": [action]}
 
 
 class EngineError(RuntimeError):

@@ -125,7 +125,7 @@ class Detours:
         held_us = int((self._clock() - held.since_s) * 1e6)
         try:
             if until is Until.INACTIVE:
-                self._placer.place_here(held.req, active)
+                self._placer.place_anew(held.req, active)
             else:
                 self._placer.place_after(held.req, held.detour, held_us=held_us, held_until=until.value)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang

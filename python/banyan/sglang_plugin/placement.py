@@ -63,20 +63,23 @@ class Placer:
         """
         start_ns = time.perf_counter_ns()
         found = self._scout.look_up(req)
-        if self._dispatcher is not None:
-            self._read_loads(self._dispatcher)
-            detour = self._detour(self._dispatcher, req, found, active)
-            if detour is not None:
-                return detour
-        self._place(req, found, active, start_ns)
-        return None
+        if self._dispatcher is None:
+            _tell(req, found, None)
+            return None
+        self._read_loads(self._dispatcher)
+        policy_name, elastic = self._wished(req)
+        detour = None if elastic is None else self._detour(self._dispatcher, req, found, active, elastic)
+        if detour is None:
+            self._choose(self._dispatcher, req, found, active, policy_name, start_ns)
+        return detour
 
-    def place_here(self, req: Any, active: Collection[int]) -> None:
-        """As ``place``, without a detour. Raises the same."""
+    def place_anew(self, req: Any, active: Collection[int]) -> None:
+        """As ``place``, for a request whose detour came to nothing: it takes no other. Raises the same."""
+        assert self._dispatcher is not None
         start_ns = time.perf_counter_ns()
-        if self._dispatcher is not None:
-            self._read_loads(self._dispatcher)
-        self._place(req, self._scout.look_up(req), active, start_ns)
+        found = self._scout.look_up(req)
+        self._read_loads(self._dispatcher)
+        self._choose(self._dispatcher, req, found, active, self._wished(req)[0], start_ns)
 
     def place_after(self, req: Any, detour: Detour, *, held_us: int, held_until: str) -> None:
         """Name the rank that a detour leads to, and add the hint."""
@@ -86,8 +89,7 @@ class Placer:
         self._dispatcher.count(_prompt_of(req, found, session_of(req)), detour.decode_rank, time.time())
         req.routed_dp_rank = detour.decode_rank
         name, elapsed_us = self._wished(req)[0], (time.perf_counter_ns() - start_ns) // 1000
-        decision = Decision(name, Reason.DETOUR.value, 0, elapsed_us, held_us, held_until)
-        add_hint(req, PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision))
+        _tell(req, found, Decision(name, Reason.DETOUR.value, 0, elapsed_us, held_us, held_until))
 
     def has_landed(self, req: Any, rank: int) -> bool:
         """Whether the rank holds all pages of the prompt that a cache may supply."""
@@ -100,9 +102,10 @@ class Placer:
         self._read_loads(self._dispatcher)
         return self._dispatcher.states((rank,))[rank].num_requests == 0
 
-    def _detour(self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int]) -> Detour | None:
-        elastic = self._wished(req)[1]
-        if elastic is None or not self._scout.fetches or req.routed_dp_rank is not None or not is_plain(req):
+    def _detour(
+        self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], elastic: ElasticPrefill
+    ) -> Detour | None:
+        if not self._scout.fetches or req.routed_dp_rank is not None or not is_plain(req):
             return None
         detour = dispatcher.detour(_prompt_of(req, found, session_of(req)), active, elastic)
         if detour is not None:
@@ -110,28 +113,28 @@ class Placer:
             dispatcher.count(_prompt_of(req, found, None), detour.prefill_rank, time.time())
         return detour
 
-    def _place(self, req: Any, found: Found, active: Collection[int], start_ns: int) -> None:
-        decision = None
-        if self._dispatcher is not None:
-            decision = self._decide(self._dispatcher, req, found, active, start_ns)
-        if found.tokens_by_rank or decision is not None:
-            add_hint(req, PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision))
-
-    def _decide(
-        self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], start_ns: int
-    ) -> Decision | None:
-        name = self._wished(req)[0]
+    def _choose(
+        self,
+        dispatcher: Dispatcher,
+        req: Any,
+        found: Found,
+        active: Collection[int],
+        policy_name: str,
+        start_ns: int,
+    ) -> None:
+        """Have the policy name the rank, unless the client has; and add the hint."""
         prompt = _prompt_of(req, found, session_of(req))
         # The clock of the snapshots.
         now_s = time.time()
-        if req.routed_dp_rank is not None:
-            if req.routed_dp_rank in active:
-                dispatcher.count(prompt, req.routed_dp_rank, now_s)
-            return None
-        choice = dispatcher.place(prompt, active, now_s, policy=self._policy(name))
-        req.routed_dp_rank = choice.rank
-        elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
-        return Decision(name, choice.reason.value, len(choice.hot_ranks), elapsed_us)
+        decision = None
+        if req.routed_dp_rank is None:
+            choice = dispatcher.place(prompt, active, now_s, policy=self._policy(policy_name))
+            req.routed_dp_rank = choice.rank
+            elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
+            decision = Decision(policy_name, choice.reason.value, len(choice.hot_ranks), elapsed_us)
+        elif req.routed_dp_rank in active:
+            dispatcher.count(prompt, req.routed_dp_rank, now_s)
+        _tell(req, found, decision)
 
     def _read_loads(self, dispatcher: Dispatcher) -> None:
         for snapshot in self._read_snapshots():
@@ -204,14 +207,16 @@ def is_plain(req: Any) -> bool:
     )
 
 
-def add_hint(req: Any, seen: PrefixHint) -> None:
-    """Add the hint to what the client may have sent."""
+def _tell(req: Any, found: Found, decision: Decision | None) -> None:
+    """Add the hint to what the client may have sent, unless there is nothing to say."""
+    if not found.tokens_by_rank and decision is None:
+        return
     req.kv_hints = with_action(
         req.kv_hints,
         action_id=f"banyan-{req.rid}",
         action_type=hint.ACTION_TYPE,
         action_version=hint.ACTION_VERSION,
-        payload=seen.payload(),
+        payload=PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision).payload(),
     )
 
 

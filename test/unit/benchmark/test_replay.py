@@ -80,7 +80,8 @@ def test_play_when_sessions_are_limited_then_no_more_are_under_way():
 def test_play_when_users_think_then_the_next_turn_waits_for_them():
     requests = [TraceRequest("a", 0, 0.0, 32, 4), TraceRequest("a", 1, 0.0, 32, 4, think_s=0.1)]
     first, second = run(workload_of(*requests, pace=Pace(time_scale=0.5)), FakeClient())
-    assert second.sent_s - first.sent_s >= 0.06
+    # 0.01 for the answer and 0.05 of thinking; some event loops ring a millisecond early.
+    assert second.sent_s - first.sent_s >= 0.056
 
 
 def test_play_when_a_turn_fails_then_it_is_recorded_and_the_session_goes_on():

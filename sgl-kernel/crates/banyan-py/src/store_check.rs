@@ -94,24 +94,10 @@ pub fn store_ceiling(
     depth: usize,
     memory: &str,
 ) -> PyResult<f64> {
-    let kind = match kind {
-        "read" => Kind::Read,
-        "durable-write" => Kind::DurableWrite,
-        _ => {
-            return Err(PyValueError::new_err(format!(
-                "there is no kind {kind:?}: choose read or durable-write"
-            )));
-        }
-    };
-    let memory = match memory {
-        "shared" => Memory::Shared,
-        "private" => Memory::Private,
-        _ => {
-            return Err(PyValueError::new_err(format!(
-                "there is no memory {memory:?}: choose shared or private"
-            )));
-        }
-    };
+    let kinds = [("read", Kind::Read), ("durable-write", Kind::DurableWrite)];
+    let memories = [("shared", Memory::Shared), ("private", Memory::Private)];
+    let kind = chosen("kind", kind, kinds)?;
+    let memory = chosen("memory", memory, memories)?;
     let measured = py.detach(|| {
         let wanted = request_bytes * num_requests;
         let len = std::fs::metadata(&path).map_or(0, |data| data.len());
@@ -121,6 +107,16 @@ pub fn store_ceiling(
         ceiling::measure(&path, kind, request_bytes, num_requests, depth, memory)
     });
     Ok(measured.map_err(to_py)?.as_secs_f64())
+}
+
+fn chosen<T: Copy>(what: &str, name: &str, choices: [(&str, T); 2]) -> PyResult<T> {
+    let found = choices.iter().find(|(known, _)| *known == name);
+    found.map(|(_, choice)| *choice).ok_or_else(|| {
+        let [(first, _), (second, _)] = choices;
+        PyValueError::new_err(format!(
+            "there is no {what} {name:?}: choose {first} or {second}"
+        ))
+    })
 }
 
 #[pyfunction]

@@ -5,7 +5,7 @@
 //! * A `Mapping` spans its whole file, and the file is sealed against shrinking: no access inside `len` faults.
 //! * What other processes may change at any time is only reached through atomics (`SharedWord`) or, for page bytes, under a lease.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_int};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -78,10 +78,9 @@ impl Mapping {
     /// memory that asks. One by one the faults cost more than the writes: 9 us for 4 KiB on a virtual machine.
     fn populate(&self) -> io::Result<()> {
         // SAFETY: advice on our own mapping.
-        match unsafe { libc::madvise(self.start().cast(), self.len, libc::MADV_POPULATE_WRITE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        until_done(|| unsafe {
+            libc::madvise(self.start().cast(), self.len, libc::MADV_POPULATE_WRITE)
+        })
     }
 
     pub fn len(&self) -> usize {
@@ -194,27 +193,25 @@ fn resize(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
 
 /// Through the mapping rather than `fallocate`, which knows nothing of the mapping's wish for huge pages.
 fn back(fd: &OwnedFd, mapping: &Mapping, label: &str) -> Result<()> {
-    let doing = || cannot_reserve(mapping.len(), label);
-    loop {
-        let Err(cause) = mapping.populate() else {
-            return Ok(());
-        };
-        match cause.raw_os_error() {
-            Some(libc::EINTR | libc::EAGAIN) => {}
-            // A kernel before 5.14 does not know how.
-            Some(libc::EINVAL) => break,
-            _ => return Err(ShmError::os(doing(), cause)),
-        }
-    }
-    loop {
+    let mut backed = mapping.populate();
+    if matches!(&backed, Err(cause) if cause.raw_os_error() == Some(libc::EINVAL)) {
+        // A kernel before 5.14 does not know how.
+        let len = mapping.len() as libc::off_t;
         // SAFETY: a system call on our own descriptor.
-        let rc = unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, mapping.len() as libc::off_t) };
-        if rc == 0 {
+        backed = until_done(|| unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, len) });
+    }
+    backed.map_err(|cause| ShmError::os(cannot_reserve(mapping.len(), label), cause))
+}
+
+/// Makes a system call again for as long as it was only interrupted.
+fn until_done(call: impl Fn() -> c_int) -> io::Result<()> {
+    loop {
+        if call() == 0 {
             return Ok(());
         }
         let cause = io::Error::last_os_error();
-        if cause.kind() != io::ErrorKind::Interrupted {
-            return Err(ShmError::os(doing(), cause));
+        if !matches!(cause.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
+            return Err(cause);
         }
     }
 }

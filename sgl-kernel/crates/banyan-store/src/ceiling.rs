@@ -58,13 +58,7 @@ impl Allocated {
 
     fn span(&self, at: usize, len: usize) -> Span {
         match self {
-            Self::Shared(memory) => {
-                assert!(at + len <= memory.len());
-                Span {
-                    start: memory.mapping().start().wrapping_add(at),
-                    len,
-                }
-            }
+            Self::Shared(memory) => Span::within(memory, at, len),
             Self::Private(bytes) => bytes.span(at, len),
         }
     }

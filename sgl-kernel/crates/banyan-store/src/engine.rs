@@ -226,10 +226,7 @@ impl Engine {
 
     /// Memory is registered when it is announced or first read into, and stays so: an arena lives as long as its server.
     fn know(&mut self, memory: &SharedMemory) {
-        let memory = Span {
-            start: memory.mapping().start(),
-            len: memory.len(),
-        };
+        let memory = Span::within(memory, 0, memory.len());
         if !self.known_memory.contains(&memory) {
             self.known_memory.push(memory);
             self.device.add_memory(memory);

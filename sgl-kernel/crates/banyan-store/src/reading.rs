@@ -176,12 +176,17 @@ impl ReadJob {
 
     /// Where a step of a page belongs in memory.
     pub fn target(&self, page: usize, step: usize) -> Span {
-        let place = self.geometry.in_frame(&self.steps[step]);
+        self.bytes_of(page, &self.steps[step])
+    }
+
+    fn bytes_of(&self, page: usize, layers: &Range<usize>) -> Span {
+        let place = self.geometry.in_frame(layers);
         let start = self.pages[page].offset + place.start;
-        Span {
-            start: self.memory.mapping().start().wrapping_add(start as usize),
-            len: (place.end - place.start) as usize,
-        }
+        Span::within(
+            &self.memory,
+            start as usize,
+            (place.end - place.start) as usize,
+        )
     }
 
     /// The next transfer in step order; pages that have failed are passed over.
@@ -308,16 +313,8 @@ impl ReadJob {
             .as_ref()
             .is_some_and(|checksums| {
                 self.steps[step].clone().all(|layer| {
-                    let place = self.geometry.in_frame(&(layer..layer + 1));
-                    let span = Span {
-                        start: self
-                            .memory
-                            .mapping()
-                            .start()
-                            .wrapping_add((self.pages[page].offset + place.start) as usize),
-                        len: (place.end - place.start) as usize,
-                    };
-                    // SAFETY: inside the mapping (`Store::read` checked the frame), and the frame is this read's until it has ended.
+                    let span = self.bytes_of(page, &(layer..layer + 1));
+                    // SAFETY: inside the mapping, and the frame is this read's until it has ended.
                     identity.checksum(layer, unsafe { span.bytes() }) == checksums[layer]
                 })
             });

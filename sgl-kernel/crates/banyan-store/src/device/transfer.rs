@@ -3,6 +3,8 @@
 
 use std::io;
 
+use banyan_shm::memory::SharedMemory;
+
 use super::{Action, Op};
 
 /// Memory of an operation.
@@ -27,6 +29,15 @@ impl Span {
         Self {
             start: bytes.as_mut_ptr(),
             len: bytes.len(),
+        }
+    }
+
+    /// `len` bytes of shared memory from `at` on.
+    pub fn within(memory: &SharedMemory, at: usize, len: usize) -> Self {
+        assert!(at + len <= memory.len());
+        Self {
+            start: memory.mapping().start().wrapping_add(at),
+            len,
         }
     }
 

@@ -167,14 +167,11 @@ impl Writer {
     fn fill(&mut self, writing: &mut Writing) -> Span {
         let geometry = &self.header.geometry;
         let page = &writing.page;
-        let frame = Span {
-            start: page
-                .memory
-                .mapping()
-                .start()
-                .wrapping_add(page.offset as usize),
-            len: geometry.frame_bytes() as usize,
-        };
+        let frame = Span::within(
+            &page.memory,
+            page.offset as usize,
+            geometry.frame_bytes() as usize,
+        );
         // SAFETY: `Store::put` checked that the frame lies inside its memory; its owner does not write it until it is told so.
         let bytes = unsafe { frame.bytes() };
         let identity = Identity {
