@@ -15,7 +15,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from banyan.router.blocks import block_ids, leading_blocks
 from banyan.router.description import Description, together
@@ -132,7 +134,7 @@ class Fleet:
                 report = together(reports) if target.rank is None else reports.get(target.rank, LoadReport())
                 if target.num_in_flight == 0:
                     # An idle rank stops reporting; nothing can be on its way to it.
-                    report = replace(report, taken_s=asked_s)
+                    report = msgspec.structs.replace(report, taken_s=asked_s)
             self._dispatcher.reported(number, report)
 
     def gave_up(self, server: Server, why: str) -> None:

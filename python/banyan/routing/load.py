@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+
+class LoadReport(msgspec.Struct, frozen=True):
     """A rank about itself. Tokens and requests as in ``RankState``; the two totals only grow."""
 
     taken_s: float = 0.0

@@ -3,19 +3,19 @@
 
 A policy keeps nothing between calls: what it must know of the past (how many requests came before, which rank the
 session was on) is part of the query, so that the engine's dispatcher, the router and the simulator drive the same
-code.
+code. These are made anew for every request and rank: msgspec's structs take a tenth of the time of frozen dataclasses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class RankState:
+
+class RankState(msgspec.Struct, frozen=True):
     """One rank as the caller knows it: its last load snapshot plus what was sent to it since.
 
     Attributes:
@@ -46,8 +46,7 @@ class RankState:
         return self.num_running + self.num_waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """One request that wants a rank.
 
     Attributes:
@@ -60,7 +59,7 @@ class Query:
 
     turn: int
     num_prompt_tokens: int
-    cached_tokens: Mapping[int, int] = field(default_factory=dict)
+    cached_tokens: Mapping[int, int] = msgspec.field(default_factory=dict)
     fetchable_tokens: int = 0
     session_rank: int | None = None
 
@@ -97,8 +96,7 @@ class Reason(StrEnum):
     """Every candidate is above the token ceiling; a caller that can hold requests back should."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A placement. ``hot_ranks`` were left out by the hot-rank guard."""
 
     rank: int
