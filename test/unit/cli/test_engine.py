@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from banyan.cli.engine import Engine, EngineError, plan_hints
+from banyan.cli.engine import Engine, EngineError, plan_hints, policy_hints
 from banyan.planner import Action, asked
 
 
@@ -91,6 +91,12 @@ def test_generate_when_all_is_wished_for_then_the_request_says_so(served):
     ((_, body),) = sent
     assert (body["routed_dp_rank"], body["sampling_params"]["max_new_tokens"], body["cache_salt"]) == (1, 9, "s")
     assert body["kv_hints"] == plan_hints(Action.MOVE)
+
+
+def test_policy_hints_when_they_are_sent_then_it_is_the_dispatchers_action():
+    (action,) = policy_hints({"policy": "session_sticky"})["actions"]
+    assert (action["action_type"], action["action_version"]) == ("banyan.policy", "1")
+    assert action["payload"] == {"policy": "session_sticky"}
 
 
 @pytest.mark.parametrize(
