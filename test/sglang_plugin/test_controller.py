@@ -185,6 +185,7 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, mo
     config = Config(policy="lmetric")
     monkeypatch.setattr(controller.seams, "verify", lambda process: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
+    monkeypatch.setattr(runtime, "server_id", lambda: "id")
     args = SimpleNamespace(
         dp_size=2,
         tp_size=1,

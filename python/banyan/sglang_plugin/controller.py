@@ -36,7 +36,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
-    detours = Detours(placer, dispatch, server=runtime.bookkeeping(controller.server_args)["server"])
+    detours = Detours(placer, dispatch, server=runtime.server_id())
     failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
 
     def dispatch_placed(req: Any) -> None:
