@@ -140,6 +140,10 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_GRACE_S)
         # Children that outlived their parent are still of the session.
+        self.kill()
+
+    def kill(self) -> None:
+        """End all its processes by force, as a crash would."""
         self._session.kill()
         self._process.wait()
 

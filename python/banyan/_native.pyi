@@ -50,6 +50,26 @@ class SharedBytes(Buffer):
         on return, so that no later store fails. Takes about a second per few GiB; the GIL is released.
         """
 
+    @staticmethod
+    def keep(path: str, num_bytes: int) -> tuple[SharedBytes, bool]:
+        """Memory that outlives this process: the file `path` on tmpfs. Whether it is what an earlier process has left.
+
+        A file of another size, or one that others may open, is removed and made anew. Raises BlockingIOError while
+        another process has it, ValueError where `path` is not on tmpfs, OSError as `create` does.
+        """
+
+    def forget(self, offset: int, num_bytes: int) -> None:
+        """Put zeroes in the place of these bytes, and other memory: what writes to the old one is not seen any more.
+
+        Only for memory that `keep` gave. Offset and size are multiples of 4096.
+        """
+
+    def checksums(self, namespace: bytes, keys: list[str], offsets: Buffer, page_bytes: int) -> list[int]:
+        """A checksum for each page, of its bytes, its key and the namespace.
+
+        The GIL is released; nobody may write to the pages meanwhile.
+        """
+
     @property
     def num_bytes(self) -> int: ...
     def __len__(self) -> int: ...

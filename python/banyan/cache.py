@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from banyan.arena.prefetch import Arrival, Prefetch
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Source
@@ -51,6 +52,10 @@ def _store_run(num_pages: int) -> tuple[tuple[int, int], ...]:
     return ((STORE, num_pages),) if num_pages else ()
 
 
+def _all_of_them(rid: str, num_missing: int, num_stored: int) -> int:
+    return num_stored
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A lookup and what it depended on."""
@@ -83,6 +88,8 @@ class PrefixCache:
     Args:
         slots: the shelves to ask, the preferred first; without it every other rank's pool.
         prefetch: brings pages up from the store; None without one.
+        worth: how many pages of a request to read, given its id, how many pages of its prompt are missing and how many
+            of these, from the first on, the store has.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class PrefixCache:
         min_fetch_pages: int,
         slots: Sequence[int] | None = None,
         prefetch: Prefetch | None = None,
+        worth: Callable[[str, int, int], int] = _all_of_them,
     ) -> None:
         self._shelf = shelf
         self._source = source
@@ -101,6 +109,7 @@ class PrefixCache:
         self._min_fetch_pages = min_fetch_pages
         self._slots = slots
         self._prefetch = prefetch
+        self._worth = worth
         self._seen: dict[str, _Seen] = {}
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
@@ -118,17 +127,18 @@ class PrefixCache:
         seen = self._seen.get(rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
             match = self._source.lookup(keys, self._slots)
-            seen = _Seen(version, keys[0], len(keys), match, self._offer(match, keys[match.num_pages :]))
+            seen = _Seen(version, keys[0], len(keys), match, self._offer(rid, match, keys[match.num_pages :]))
             self._remember(rid, seen)
             self._counters.lookups += 1
             self._counters.lookup_hits += seen.offer.num_pages > 0
         return seen.offer if seen.offer.num_pages >= self._min_fetch_pages else None
 
-    def _offer(self, match: Match, rest: Sequence[str]) -> Offer:
-        """The match, and behind it what the store has: it is asked for now, unless it was when the request came."""
+    def _offer(self, rid: str, match: Match, rest: Sequence[str]) -> Offer:
+        """The match, and behind it what comes from the store: it is asked for now, unless it was when the request
+        came."""
         num_arriving = 0
         if self._prefetch is not None and rest:
-            self._prefetch.want(rest)
+            self._prefetch.want(rest, partial(self._worth, rid))
             num_arriving = self._prefetch.num_arriving(rest)
         return Offer((*match.runs, *_store_run(num_arriving)))
 

@@ -30,6 +30,7 @@ AUTO_LOAD_BALANCE = "auto"
 PLAN_CHOICES = ("measured", "move")
 DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
+KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
 CPU_ATTENTION_BACKEND = "banyan_cpu"
 
@@ -44,6 +45,7 @@ class Config:
         min_fetch_tokens: shorter matches are computed. One page by default: copying a page beats computing it.
         prefix_hints: whether the dispatcher looks every prompt up and tells the rank what it saw.
         host_gb: DRAM of the node for pages that have left the pools, in GiB, over all ranks; 0: none.
+        keep_host_arena: folder on tmpfs in which the arena outlives the server; empty: it does not.
         store: folders over which the store is striped, in this order; empty: no store.
         store_gb: what all servers on these folders may occupy together, in GiB.
         store_admit: "first" writes every page, "second" those that were seen twice.
@@ -65,6 +67,7 @@ class Config:
     min_fetch_tokens: int = DEFAULT_PAGE_TOKENS
     prefix_hints: bool = True
     host_gb: float = 0.0
+    keep_host_arena: str = ""
     store: tuple[str, ...] = ()
     store_gb: float = 100.0
     store_admit: str = "second"
@@ -87,6 +90,8 @@ class Config:
             raise ValueError(f"--banyan-min-fetch-tokens {self.min_fetch_tokens}: at least 1 token")
         if not 0 <= self.host_gb < float("inf"):
             raise ValueError(f"--banyan-host-gb {self.host_gb}: a size in GiB, or 0 for no host arena")
+        if self.keep_host_arena and not self.host_gb:
+            raise ValueError("--banyan-keep-host-arena: there is no arena to keep: set --banyan-host-gb as well")
         if self.store and not self.host_gb:
             raise ValueError("--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well")
         if not 0 < self.store_gb < float("inf"):
@@ -203,6 +208,15 @@ def _add_tier_flags(group: argparse._ArgumentGroup) -> None:
         default=DEFAULT.host_gb,
         metavar="GIB",
         help="Keep pages that leave the pools in this much DRAM, one copy for all ranks of the node. 0: none.",
+    )
+    group.add_argument(
+        "--banyan-keep-host-arena",
+        nargs="?",
+        const=KEEP_FOLDER,
+        default=DEFAULT.keep_host_arena,
+        metavar="DIR",
+        help="Let that memory outlive the server, in this folder on tmpfs; its next start on this node finds the pages "
+        f"again. Without DIR: {KEEP_FOLDER}.",
     )
     group.add_argument(
         "--banyan-store",
@@ -326,6 +340,7 @@ def take_flags(args: argparse.Namespace) -> Config | None:
         share=share,
         min_fetch_tokens=values["banyan_min_fetch_tokens"],
         host_gb=values["banyan_host_gb"],
+        keep_host_arena=os.path.abspath(values["banyan_keep_host_arena"]) if values["banyan_keep_host_arena"] else "",
         store=values["banyan_store"],
         store_gb=values["banyan_store_gb"],
         store_admit=values["banyan_store_admit"],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,15 +28,20 @@ class Restartable:
         self._logs = folder / "logs"
         self.client = self._start()
 
-    def _start(self) -> Client:
-        spec = ServerSpec("tiers", 2, "on", (*ARGS, *POOL_ARGS, *STORE_ARGS, "--banyan-store", str(self.store)), CPU)
+    def _start(self, *more: str) -> Client:
+        args = (*ARGS, *POOL_ARGS, *STORE_ARGS, "--banyan-store", str(self.store), *more)
+        spec = ServerSpec("tiers", 2, "on", args, CPU)
         self.server = Server(spec, MODEL, self._logs)
         wait_ready([self.server])
         return Client(self.server)
 
-    def restart(self) -> None:
+    def restart(self, *more: str) -> None:
         self.server.stop()
-        self.client = self._start()
+        self.client = self._start(*more)
+
+    def crash(self, *more: str) -> None:
+        self.server.kill()
+        self.client = self._start(*more)
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +149,18 @@ def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
     tiers.client.post("/flush_cache", {})
     _, meta = tiers.client.generate(ids, rank=1, num_tokens=1)
     assert meta["cached_tokens"] == 0
+
+
+def test_arena_when_the_server_was_killed_then_the_next_one_has_its_pages_in_memory(tiers, prompt):
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
+        keep = ("--banyan-keep-host-arena", folder)
+        tiers.restart(*keep)
+        ids = prompt("saturday", 1200)
+        expected, _ = tiers.client.generate(ids, rank=0)
+        until(lambda: tiers.client.total("kept_pages") >= 1200 // PAGE)
+        tiers.crash(*keep)
+        output, meta = tiers.client.generate(ids, rank=1)
+        details = meta["cached_tokens_details"]
+        assert details["host"] >= 1200 - 2 * PAGE and details["storage"] == 0, details
+        assert output == expected
+        tiers.server.stop()

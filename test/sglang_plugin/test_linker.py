@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linker as SGLang drives it, two ranks in one process: offload, lookup, load, start, wait, finish, updates."""
 
+import shutil
+import tempfile
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -115,3 +118,34 @@ def test_weights_when_updated_on_one_rank_then_it_shares_nothing_until_the_other
     assert reader.lookup("r", transfer(keys(1), None)) == []
     reader.weights_changed()
     assert reader.lookup("s", transfer(keys(1), None)) == [1]
+
+
+def settle_kept(linker, num_pages):
+    """Until the arena's pages have been copied down and summed."""
+    deadline_s = time.monotonic() + 10
+    while linker.counters.kept_pages < num_pages:
+        assert time.monotonic() < deadline_s
+        linker.num_completed_offloads()
+        time.sleep(0.001)
+
+
+def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeypatch):
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
+        config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/first")
+        owner, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        names, slots = keys(1, 2), pages.alloc(2 * PAGE)
+        owner.offload(transfer(names, slots))
+        settle_kept(owner, 2)
+        # What a process leaves that is killed now; its lock would have gone with it.
+        shutil.copytree(f"{folder}/first", f"{folder}/second")
+        config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/second")
+        heir, heirs_pool, heirs_pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        assert heir.lookup("r", transfer(names, None)) == [2]
+        targets = heirs_pages.alloc(2 * PAGE)
+        assert heir.load("r", transfer(names, targets))
+        index = heir.start_layer_wise_loading()
+        assert heir.finish_layer_wise_loading(index)
+        assert torch.equal(page(heirs_pool, targets), page(pool, slots))
+        for linker in (owner, heir):
+            linker.close()

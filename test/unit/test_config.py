@@ -85,6 +85,19 @@ def test_take_flags_when_the_profile_is_a_relative_path_then_other_processes_fin
     assert taken.profile == str(tmp_path / "profile.json")
 
 
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ([], ""),
+        (["--banyan-keep-host-arena"], config.KEEP_FOLDER),
+        (["--banyan-keep-host-arena", "/mnt/kv/"], "/mnt/kv"),
+    ],
+)
+def test_take_flags_when_the_arena_is_to_be_kept_then_the_folder_is_absolute(flags, folder):
+    taken = config.take_flags(parse("--enable-banyan", "--banyan-host-gb", "1", *flags))
+    assert taken.keep_host_arena == folder
+
+
 def test_config_when_it_travels_as_a_dict_then_it_arrives_unchanged():
     wanted = Config(share="off", min_fetch_tokens=5)
     assert Config.from_dict(pickle.loads(pickle.dumps(wanted.as_dict()))) == wanted
@@ -126,6 +139,7 @@ def test_policy_when_left_open_then_the_users_other_wishes_decide(flags, method,
         (["--banyan-policy", "lmetric", "--banyan-share", "off"], "--banyan-share index"),
         (["--banyan-policy", "lmetric", "--banyan-no-prefix-hints"], "--banyan-no-prefix-hints"),
         (["--banyan-hot-rank-factor", "0.5"], "--banyan-hot-rank-factor 0.5"),
+        (["--banyan-keep-host-arena"], "--banyan-host-gb"),
         (["--banyan-hot-rank-factor", "nan"], "--banyan-hot-rank-factor nan"),
     ],
 )

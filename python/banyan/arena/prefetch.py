@@ -15,13 +15,16 @@ One thread calls; the store reads on its own.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from banyan.arena.residency import Residency
 from banyan.ports import Frames, PageStore, Source, StoreRead
 from banyan.telemetry import Counters
+
+Worth = Callable[[int, int], int]
+"""Of so many last pages of a prompt the store has so many, from the first on: how many to read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,17 +87,22 @@ class Prefetch:
         self.version = 0
         """Changes whenever ``num_arriving`` could answer differently."""
 
-    def want(self, keys: Sequence[str]) -> None:
-        """Start to read the leading pages of ``keys`` that the store holds and that are not on their way."""
+    def want(self, keys: Sequence[str], worth: Worth) -> None:
+        """Start to read the leading pages of ``keys`` that the store holds and that are not on their way.
+
+        ``keys`` go to the end of a prompt; ``worth`` says how many of the pages that were found are to be read.
+        """
         keys = keys[self.num_arriving(keys) :]
+        num_behind = len(keys)
         # A page that failed is read again only when its first read is over.
         keys = list(takewhile(lambda key: key not in self._place_of, keys))
         found = self._store.lookup(keys) if keys else None
-        if found is None or found.num_pages == 0:
+        num_wanted = worth(num_behind, found.num_pages) if found is not None and found.num_pages else 0
+        if found is None or num_wanted == 0:
             return
-        room = min(found.num_pages, self._max_pages - len(self._place_of))
+        room = min(num_wanted, self._max_pages - len(self._place_of))
         frames = self._residency.claim(max(0, room))
-        self._counters.reads_dropped_pages += found.num_pages - len(frames)
+        self._counters.reads_dropped_pages += num_wanted - len(frames)
         if not frames:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])

@@ -19,6 +19,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import islice
+from typing import Protocol
 
 from banyan.ports import ArenaShelf
 
@@ -28,11 +29,28 @@ def frame_ids(numbers: bytes) -> list[int]:
     return memoryview(numbers).cast("q").tolist()
 
 
+class FrameWatch(Protocol):
+    """Is told what becomes of frames, before anybody can act on it."""
+
+    def taken(self, frames: Sequence[int]) -> None:
+        """They are about to be filled."""
+        ...
+
+    def filled(self, frames: Sequence[int], keys: Sequence[str]) -> None:
+        """They have just become resident."""
+        ...
+
+    def emptied(self) -> None:
+        """No page is resident any more, and none is to be found again."""
+        ...
+
+
 class Residency:
     """The frames of one rank's part of the arena."""
 
     def __init__(self, shelf: ArenaShelf, num_frames: int) -> None:
         self._shelf = shelf
+        self._watches: list[FrameWatch] = []
         self._free = list(range(num_frames - 1, -1, -1))
         self._filling: set[int] = set()
         self._key_of: OrderedDict[int, str] = OrderedDict()  # resident frames, the next to be examined first
@@ -49,6 +67,18 @@ class Residency:
     def num_filling(self) -> int:
         return len(self._filling)
 
+    def watch(self, watch: FrameWatch) -> None:
+        """Tell ``watch`` from now on."""
+        self._watches.append(watch)
+
+    def adopt(self, frames: Sequence[int], keys: Sequence[str]) -> None:
+        """Free ``frames`` hold the complete pages of ``keys`` already; the first is the next to go. Publish them."""
+        adopted = set(frames)
+        self._free = [frame for frame in self._free if frame not in adopted]
+        self._key_of.update(zip(frames, keys, strict=True))
+        self._frame_of.update(zip(keys, frames, strict=True))
+        self._shelf.publish(array("q", frames), list(keys))
+
     def frame(self, key: str) -> int | None:
         """Where the page of ``key`` is resident."""
         return self._frame_of.get(key)
@@ -61,6 +91,8 @@ class Residency:
             self._evict(missing)
         claimed = [self._free.pop() for _ in range(min(num_frames, len(self._free)))]
         self._filling.update(claimed)
+        for watch in self._watches:
+            watch.taken(claimed)
         return claimed
 
     def settle(self, frames: Sequence[int], keys: Sequence[str]) -> None:
@@ -75,6 +107,8 @@ class Residency:
             self._key_of[frame] = key
             self._frame_of[key] = frame
         self._shelf.publish(array("q", new.values()), list(new))
+        for watch in self._watches:
+            watch.filled(list(new.values()), list(new))
 
     def abandon(self, frames: Sequence[int]) -> None:
         """Claimed frames that will not be filled."""
@@ -97,6 +131,8 @@ class Residency:
         self._free += frame_ids(self._shelf.retire(array("q", self._key_of)))
         self._key_of.clear()
         self._frame_of.clear()
+        for watch in self._watches:
+            watch.emptied()
 
     def _evict(self, num_frames: int) -> None:
         # Twice round: the first may only take the marks away.

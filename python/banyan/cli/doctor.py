@@ -40,6 +40,7 @@ def examine() -> list[Finding]:
         _native_core,
         _shared_memory,
         _huge_pages,
+        _kept_arena,
         _sgl_kernel,
     )
     return [check() for check in checks]
@@ -97,6 +98,16 @@ def _huge_pages() -> Finding:
     return Finding("huge pages for shared memory", True, detail)
 
 
+def _kept_arena() -> Finding:
+    folder = Path(config.KEEP_FOLDER)
+    # Blocks of 512 bytes, whatever the file system.
+    held_bytes = sum(path.stat().st_blocks * 512 for path in folder.glob("*"))
+    detail = f"{held_bytes / config.GIB:.2f} GiB in {folder}"
+    if held_bytes:
+        detail += "; they stay when no server runs: remove the folder to have them back"
+    return Finding("kept host arena", True, detail)
+
+
 def _native_core() -> Finding:
     try:
         from banyan import _native
@@ -115,7 +126,7 @@ def _shared_memory() -> Finding:
         shared = _native.SharedBytes.create(num_bytes, "doctor")
     except OSError as error:
         return Finding("shared memory", False, str(error), "memfd_create and /proc/<pid>/fd must be allowed")
-    detail = f"memfd of {shared.num_bytes} bytes, roster of {roster.num_slots} slot; /dev/shm is not used"
+    detail = f"memfd of {shared.num_bytes} bytes, roster of {roster.num_slots} slot"
     return Finding("shared memory", True, detail)
 
 

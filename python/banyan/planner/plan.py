@@ -12,7 +12,7 @@ the best n is where both take as long: the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -119,11 +119,13 @@ class Pricing:
         error_us = move_error_us + abs(recompute.total_us - compute_us) * (compute_error_us / compute_us)
         return Estimated(num_pages, move_us, compute_us, total_us, error_us)
 
-    def best(self, tail: Tail, recompute: Estimated, *, min_pages: int) -> Estimated | None:
+    def best(
+        self, tail: Tail, recompute: Estimated, *, min_pages: int, uncut: Collection[SourceKind] = ()
+    ) -> Estimated | None:
         """The cheapest plan that moves at least ``min_pages`` (1 or more); None while a rate is not known.
 
         A move that hides behind the forward is taken whole. Else the cut is searched run by run: within one source the
-        cost has one valley, and the next source may have another.
+        cost has one valley, and the next source may have another. Runs of the kinds ``uncut`` move whole or not at all.
         """
         found = tail.num_found
         whole = self.estimate(tail, found, recompute) if found >= min_pages else None
@@ -131,9 +133,10 @@ class Pricing:
             return whole
         tried = {found: whole}
         low = min_pages
-        for high in accumulate(run.num_pages for run in tail.runs):
+        for run, high in zip(tail.runs, accumulate(run.num_pages for run in tail.runs), strict=True):
             if high >= low:
-                self._search(tail, recompute, range(low, high + 1), tried)
+                start = high if run.kind in uncut else low
+                self._search(tail, recompute, range(start, high + 1), tried)
                 low = high
         # Of equals, the one that moves most.
         return min(tried.values(), key=lambda estimate: (estimate.total_us, -estimate.num_pages))

@@ -9,12 +9,15 @@ Invariants
      than the error: estimates that wobble around a tie do not make decisions flap.
   3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.
   4. What is remembered is bounded: the last ``MAX_DECISIONS`` requests.
+  5. How much to read from the store is decided before the request's turn. What is on its way then is moved whole or
+     not at all: its layers come together, so a part of it would take as long.
 
 Called by one thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -60,6 +63,7 @@ class Planner:
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
         self._decisions: dict[str, _Decision] = {}
+        self._reads: dict[str, _Decision] = {}
         self.num_moved = 0
         self.num_computed = 0
 
@@ -68,20 +72,40 @@ class Planner:
         known = self._decisions.get(rid)
         if known is not None and known.tail == tail:
             return known.plan
-        plan = self._plan(tail, asked)
-        self._remember(rid, _Decision(tail, plan))
+        read = self._reads.get(rid)
+        if tail.num_found == 0 and known is not None and known is read:
+            # The reason not to read is the reason that nothing is found.
+            return Plan(0, Reason.NOTHING_FOUND)
+        if read is not None and read.plan.reason is Reason.TRIAL:
+            asked = Action.MOVE
+        plan = self._plan(tail, asked, uncut=(SourceKind.STORE,))
+        _put(self._decisions, rid, _Decision(tail, plan))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
 
-    def _plan(self, tail: Tail, asked: Action | None) -> Plan:
+    def decide_read(self, rid: str, tail: Tail, asked: Action | None = None) -> Plan:
+        """As ``decide``, for a tail whose pages have yet to be read from the store."""
+        known = self._reads.get(rid)
+        if known is not None and known.tail == tail:
+            return known.plan
+        decision = _Decision(tail, self._plan(tail, asked, uncut=()))
+        _put(self._reads, rid, decision)
+        if decision.plan.num_pages == 0:
+            _put(self._decisions, rid, decision)
+            self.num_computed += 1
+        return decision.plan
+
+    def _plan(self, tail: Tail, asked: Action | None, *, uncut: Collection[SourceKind]) -> Plan:
         found = tail.num_found
         if found == 0:
             return Plan(0, Reason.NOTHING_FOUND)
         if found < self._min_pages:
             return Plan(0, Reason.TOO_SHORT)
         recompute = self._pricing.recompute(tail)
-        best = None if recompute is None else self._pricing.best(tail, recompute, min_pages=self._min_pages)
+        best = None
+        if recompute is not None:
+            best = self._pricing.best(tail, recompute, min_pages=self._min_pages, uncut=uncut)
         if asked is not None:
             return Plan(found if asked is Action.MOVE else 0, Reason.ASKED, best, recompute)
         if best is None or recompute is None:
@@ -107,12 +131,6 @@ class Planner:
             return Plan(best.num_pages, Reason.TRIAL, best, recompute)
         return Plan(0, reason, best, recompute)
 
-    def _remember(self, rid: str, decision: _Decision) -> None:
-        self._decisions.pop(rid, None)
-        if len(self._decisions) >= MAX_DECISIONS:
-            del self._decisions[next(iter(self._decisions))]
-        self._decisions[rid] = decision
-
     def record(self, rid: str, outcome: str) -> None:
         """What became of a plan. Requests that are forgotten by now are ignored."""
         decision = self._decisions.get(rid)
@@ -122,6 +140,13 @@ class Planner:
     def explain(self) -> list[dict[str, Any]]:
         """The remembered decisions, oldest first, as plain values."""
         return [_explanation(rid, decision) for rid, decision in self._decisions.items()]
+
+
+def _put(decisions: dict[str, _Decision], rid: str, decision: _Decision) -> None:
+    decisions.pop(rid, None)
+    if len(decisions) >= MAX_DECISIONS:
+        del decisions[next(iter(decisions))]
+    decisions[rid] = decision
 
 
 def _explanation(rid: str, decision: _Decision) -> dict[str, Any]:

@@ -9,6 +9,7 @@ the decisions are in ``banyan.cache``. Everything runs on the scheduler thread.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,6 +96,7 @@ class BanyanLinker(UnifiedCacheLinker):
             min_fetch_pages=1,
             slots=self._member.sources(),
             prefetch=prefetch,
+            worth=self._num_to_read,
         )
         self._plan_with(config, pool)
         self._time_control()
@@ -138,7 +140,10 @@ class BanyanLinker(UnifiedCacheLinker):
         keys = requests.prompt_keys(rid, self._page_tokens) if self._member.tier is not None else None
         if keys:
             assert self._member.tier is not None
-            self._member.tier.arrive(keys)
+            self._member.tier.arrive(keys, partial(self._num_to_read, rid))
+
+    def _num_to_read(self, rid: str, num_missing: int, num_stored: int) -> int:
+        return self._planner.num_to_read(rid, num_missing, num_stored)
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
@@ -275,7 +280,7 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def close(self) -> None:
         self._cache.quiesce()
-        self._member.leave_tier()
+        self._member.close_tier()
         self._cache.reset()
         self._member.close()
 

@@ -6,7 +6,7 @@ Invariants
   2. A place is left before it is taken again: a rank has one shelf in each seat and one reader bit for each view.
 
 States: outside -> ``join`` -> joined -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
-``leave_tier``, ``close``. Scheduler thread only.
+``close_tier``, ``close``. Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
@@ -25,11 +25,11 @@ from banyan.arena.prefetch import Prefetch
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Namespace
 from banyan.ports import OwnShelf, Source
-from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin import arena_memory
 from banyan.sglang_plugin.pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.pool_access import HostAccess, PoolAccess
 from banyan.sglang_plugin.store_access import make_admission, open_store, weights_digest
-from banyan.sglang_plugin.tiers import HostTier, Seats, allocate_arena
+from banyan.sglang_plugin.tiers import HostTier, Seats, withdraw
 from banyan.telemetry import Counters
 
 Places = tuple[OwnShelf, Source, Prefetch | None]
@@ -57,7 +57,7 @@ class Membership:
         self._page_tokens = page_tokens
         self._counters = counters
         self._weights_epoch = 0
-        self._weights_sha256 = weights_digest(server_args) if config.store else ""
+        self._weights_sha256 = weights_digest(server_args) if config.store or config.keep_host_arena else ""
         self.seats = Seats(
             server_args.dp_size, server_args.tp_size, get_parallel().dp_rank or 0, get_parallel().tp_rank
         )
@@ -65,10 +65,21 @@ class Membership:
         self.tier: HostTier | None = None
         self.store: _native.Store | None = None
         self._roster = _native.Roster.open(carried["roster"])
-        self._arena = None
-        if config.host_bytes:
-            self._arena = allocate_arena(config.host_bytes // self.seats.num_shards, self.block)
+        self._arena = self._open_arena() if config.host_bytes else None
         self.access = self._open_access(forward_stream, record_ready)
+
+    def _open_arena(self) -> arena_memory.Arena:
+        num_bytes, folder = self._config.host_bytes // self.seats.num_shards, self._config.keep_host_arena
+        if not folder:
+            return arena_memory.allocate(num_bytes, self.block)
+        return arena_memory.keep(
+            Path(folder),
+            self.seats.own,
+            num_parts=self.seats.num_shards,
+            num_bytes=num_bytes,
+            block=self.block,
+            namespace=self._namespace().digest(),
+        )
 
     def _open_access(self, forward_stream: Any, record_ready: Callable[[], list[Any]]) -> PoolAccess:
         if isinstance(self._pool, SharedMHAPool | SharedMLAPool):
@@ -83,7 +94,7 @@ class Membership:
             num_slots=2 * self.seats.num_shards,
             forward_stream=forward_stream,
             record_ready=record_ready,
-            arena=self._arena,
+            arena=self._arena.memory if self._arena is not None else None,
         )
 
     def sources(self) -> list[int]:
@@ -107,9 +118,8 @@ class Membership:
             roster=self._roster,
             seats=self.seats,
             namespace=namespace,
-            memory=self._arena,
-            view=self.access.arena_view(self._roster, self.seats, namespace, self.block, self._arena),
-            block=self.block,
+            arena=self._arena,
+            view=self.access.arena_view(self._roster, self.seats, namespace, self.block, self._arena.memory),
             store=self.store,
             admission=make_admission(self._config, num_shards=self.seats.num_shards),
             layers_per_read=self._config.store_layers_per_read,
@@ -130,7 +140,17 @@ class Membership:
             self.store.evict(sys.maxsize)
 
     def leave_tier(self) -> None:
-        """Leave the arena: nothing of it reads the pool any more."""
+        """Leave the arena: nothing of it reads the pool any more, and no peer reads it.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        if self.tier is not None:
+            self.tier.leave()
+            self.tier = None
+
+    def close_tier(self) -> None:
+        """As ``leave_tier``, for good: nobody is waited for, and what is kept stays."""
         if self.tier is not None:
             self.tier.close()
             self.tier = None
@@ -142,15 +162,7 @@ class Membership:
             RuntimeError: when a peer does not stop reading.
         """
         self.access.leave()
-        self._shelf.reset()
-        deadline = time.monotonic() + READER_PATIENCE_S
-        while self._shelf.num_quarantined:
-            if time.monotonic() > deadline:
-                held = self._shelf.num_quarantined
-                raise RuntimeError(f"weights update: peers have held {held} page(s) for over {READER_PATIENCE_S:g} s")
-            self._shelf.drain()
-            time.sleep(POLL_S)
-        self._shelf.close()
+        withdraw(self._shelf)
         del self._shelf, self._peers
 
     def close(self) -> None:

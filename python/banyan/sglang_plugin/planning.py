@@ -62,17 +62,32 @@ class RankPlanner:
 
     def num_pages(self, rid: str, num_tail_pages: int, found: Sequence[Run]) -> int:
         """How many of the pages found at the front of the tail to move."""
+        tail = self._tail(rid, num_tail_pages, found)
+        if tail is None:
+            return sum(run.num_pages for run in found)
+        return self._planner.decide(rid, tail, self._asked(rid)).num_pages
+
+    def num_to_read(self, rid: str, num_tail_pages: int, num_stored: int) -> int:
+        """How many of the pages that the store has of the tail to read. Asked before the request's turn comes: what is
+        read by then can be moved, what is not is computed."""
+        tail = self._tail(rid, num_tail_pages, [Run(SourceKind.STORE, num_stored)])
+        return num_stored if tail is None else self._planner.decide_read(rid, tail, self._asked(rid)).num_pages
+
+    def _tail(self, rid: str, num_tail_pages: int, found: Sequence[Run]) -> Tail | None:
+        """The last pages of a request's prompt; None for a request that is not known."""
         prompt_tokens = requests.num_prompt_tokens(rid)
         if prompt_tokens is None:
-            return sum(run.num_pages for run in found)
+            return None
         num_prompt_pages = max(prompt_tokens - 1, 0) // self._page_tokens
-        tail = Tail(
+        return Tail(
             own_tokens=(num_prompt_pages - num_tail_pages) * self._page_tokens,
             prompt_tokens=prompt_tokens,
             page_tokens=self._page_tokens,
             runs=tuple(found),
         )
-        return self._planner.decide(rid, tail, requests.asked_action(rid) or self._default_action).num_pages
+
+    def _asked(self, rid: str) -> Action | None:
+        return requests.asked_action(rid) or self._default_action
 
     def leased(self, rid: str, tokens: Mapping[SourceKind, int]) -> None:
         """The move was granted: so many tokens from each kind of source."""

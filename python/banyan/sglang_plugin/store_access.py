@@ -46,7 +46,9 @@ def weights_digest(server_args: Any) -> str:
             folder = Path(snapshot_download(server_args.model_path, revision=revision, local_files_only=True))
         return checkpoint_digest(folder)
     except (OSError, ValueError) as error:
-        runtime.refuse(f"--banyan-store: a store must know its weights, and these cannot be told: {error}")
+        runtime.refuse(
+            f"--banyan-store, --banyan-keep-host-arena: pages must know their weights; these cannot be told: {error}"
+        )
 
 
 def make_admission(config: Config, *, num_shards: int) -> WriteAdmission:

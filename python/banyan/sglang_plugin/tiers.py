@@ -7,33 +7,32 @@ A `HostTier` lives for one namespace; after a weights update the rank makes anot
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import psutil
 
 from banyan import _native
 from banyan.arena.archive import Archive
 from banyan.arena.backup import Backup
+from banyan.arena.keeping import Keeping
 from banyan.arena.lineage import Lineage
-from banyan.arena.prefetch import Prefetch
+from banyan.arena.prefetch import Prefetch, Worth
 from banyan.arena.residency import Residency
-from banyan.layout import BlockGeometry
 from banyan.pacing import WriteAdmission
-from banyan.ports import PageStore, Source
-from banyan.refusals import arena_refusal
-from banyan.sglang_plugin import runtime
+from banyan.ports import OwnShelf, PageStore, Source
+from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.arena_memory import Arena
 from banyan.telemetry import Counters
-
-logger = logging.getLogger("banyan")
 
 MAX_BACKUP_BYTES = 256 << 20
 """On their way down at once: some 700 pages of a small model, 50 of a 70B. More is dropped, never waited for."""
 
 MAX_READ_BYTES = 1 << 30
 """On their way up at once."""
+
+MAX_SUMMED_BYTES = 1 << 30
+"""Waiting for their checksums at once: a tenth of a second's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +74,39 @@ class Seats:
         return slot >= self.num_shards
 
 
-def allocate_arena(num_bytes: int, block: BlockGeometry) -> _native.SharedBytes:
-    """This rank's part of the arena: whole frames. Refuses when they are none, or do not fit into memory."""
-    num_frames = block.num_frames(num_bytes)
-    line = arena_refusal(
-        need_bytes=num_bytes, frame_bytes=block.frame_bytes, available_bytes=psutil.virtual_memory().available
+def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
+    """Withdraw a shelf's pages, wait until no peer reads one, and leave the roster.
+
+    Raises:
+        RuntimeError: when a peer does not stop reading.
+    """
+    shelf.reset()
+    deadline = time.monotonic() + READER_PATIENCE_S
+    while shelf.num_quarantined:
+        if time.monotonic() > deadline:
+            held = shelf.num_quarantined
+            raise RuntimeError(f"weights update: peers have held {held} page(s) for over {READER_PATIENCE_S:g} s")
+        shelf.drain()
+        time.sleep(POLL_S)
+    shelf.close()
+
+
+def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
+    """Take over what the arena has kept, and go on keeping."""
+    if arena.inventory is None:
+        return None
+    entries = arena.inventory.entries(namespace)
+    residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
+    keeping = Keeping(
+        inventory=arena.inventory,
+        residency=residency,
+        checksums=arena.checksums(namespace),
+        executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),
+        max_pages=max(1, MAX_SUMMED_BYTES // arena.block.frame_bytes),
+        counters=counters,
     )
-    if line is not None:
-        runtime.refuse(line)
-    try:
-        return _native.SharedBytes.create(num_frames * block.frame_bytes, "banyan-arena")
-    except OSError as error:
-        runtime.refuse(f"no shared memory of {num_bytes} bytes for the host arena ({error}): lower --banyan-host-gb")
+    residency.watch(keeping)
+    return keeping
 
 
 class HostTier:
@@ -101,15 +121,14 @@ class HostTier:
         roster: _native.Roster,
         seats: Seats,
         namespace: bytes,
-        memory: _native.SharedBytes,
+        arena: Arena,
         view: Source,
-        block: BlockGeometry,
         store: PageStore | None,
         admission: WriteAdmission,
         layers_per_read: int,
         counters: Counters,
     ) -> None:
-        num_frames = block.num_frames(memory.num_bytes)
+        memory, block, num_frames = arena.memory, arena.block, arena.num_frames
         table, frame_bytes = block.table(), block.frame_bytes
         self._seats = seats
         self._store = store
@@ -117,6 +136,7 @@ class HostTier:
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, table, frame_bytes)
         self._view = view
         self._residency = Residency(self._shelf, num_frames)
+        self._keeping = _keep(arena, namespace, self._residency, counters)
         # Only the store needs to know which page comes before which.
         self._lineage = Lineage() if store is not None else None
         self._backup = Backup(
@@ -154,8 +174,9 @@ class HostTier:
                 clock=time.monotonic_ns,
             )
 
-    def arrive(self, keys: Sequence[str]) -> None:
-        """A request for the prompt of ``keys`` has come: bring up what only the store holds, before it is its turn."""
+    def arrive(self, keys: Sequence[str], worth: Worth) -> None:
+        """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
+        before it is its turn."""
         if self._lineage is not None:
             self._lineage.learn(keys)
         # What the arena holds is wanted again, also when this rank's own pool holds it too.
@@ -164,7 +185,7 @@ class HostTier:
             self._archive.sight(keys)
         if self.prefetch is not None:
             held = self._view.lookup(keys, [self._seats.own, *self._seats.peers, *self._seats.arenas])
-            self.prefetch.want(keys[held.num_pages :])
+            self.prefetch.want(keys[held.num_pages :], worth)
 
     def back_up(self, keys: Sequence[str], chains: Callable[[], Iterable[Sequence[str]]]) -> None:
         """This rank's pool has published a chain of pages. It follows a prompt that has arrived, or an answer that was
@@ -183,20 +204,41 @@ class HostTier:
             self.prefetch.poll()
         if self._archive is not None:
             self._archive.poll()
+        if self._keeping is not None:
+            self._keeping.poll()
 
     def reset(self) -> None:
         """Forget every page of the arena. Copies that follow a read have ended."""
+        self._quiesce()
+        if self._keeping is not None:
+            self._keeping.quiesce()
+        self._residency.reset()
+
+    def leave(self) -> None:
+        """Withdraw every page, wait until no peer reads one, and leave the roster. The memory is another tier's then.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self._end()
+        withdraw(self._shelf)
+
+    def close(self) -> None:
+        """Leave the roster for good. What was kept stays as it is."""
+        self._end()
+        self._shelf.close()
+
+    def _quiesce(self) -> None:
         self._backup.quiesce()
         if self.prefetch is not None:
             self.prefetch.quiesce()
         if self._archive is not None:
             self._archive.quiesce()
-        self._residency.reset()
 
-    def close(self) -> None:
-        """Forget every page and leave the roster."""
-        self.reset()
-        self._shelf.close()
+    def _end(self) -> None:
+        self._quiesce()
+        if self._keeping is not None:
+            self._keeping.close()
 
     def state(self) -> dict[str, int]:
         """This tier's part of ``/server_info``."""

@@ -29,6 +29,8 @@ class Counters:
     backed_up_pages: int = 0
     backups_dropped_pages: int = 0
     backups_failed: int = 0
+    kept_pages: int = 0
+    unkept_pages: int = 0
     reads: int = 0
     read_pages: int = 0
     read_bytes: int = 0
@@ -89,6 +91,8 @@ DESCRIPTIONS = {
     "backed_up_pages": "pages copied from this rank's pool to the host arena",
     "backups_dropped_pages": "pages not backed up: no frame in the arena, or too many copies on their way",
     "backups_failed": "copies to the host arena that did not land",
+    "kept_pages": "pages of the host arena that a restart of the server would find again",
+    "unkept_pages": "pages of the host arena that it would not find: too many were waiting for their checksum",
     "reads": "reads from the store that were started",
     "read_pages": "pages that were read from the store and verified",
     "read_bytes": "bytes read from the store",

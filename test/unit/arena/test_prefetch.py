@@ -23,6 +23,10 @@ LAYER_BYTES = 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)
 
 
+def whole(num_missing: int, num_stored: int) -> int:
+    return num_stored
+
+
 class StoreHost(Host):
     """A rank with arena part and store."""
 
@@ -123,10 +127,26 @@ def test_page_when_only_the_store_holds_it_then_it_streams_into_the_pool_and_sta
 def test_want_when_the_request_waits_then_the_pages_are_there_before_its_turn(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    host.prefetch.want(keys(1, 2))
-    host.prefetch.want(keys(1, 2))
+    host.prefetch.want(keys(1, 2), whole)
+    host.prefetch.want(keys(1, 2), whole)
     host.until(lambda: host.residency.num_resident == 2)
     assert host.counters.reads == 1 and host.counters.read_pages == 2
+
+
+def test_want_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHost) -> None:
+    host.save([3, 4, 5], keys(1, 2, 3))
+    host.lose()
+    asked: list[tuple[int, int]] = []
+
+    def worth(num_missing: int, num_stored: int) -> int:
+        asked.append((num_missing, num_stored))
+        return 2
+
+    host.prefetch.want(keys(1, 2, 3, 4), worth)
+    assert asked == [(4, 3)] and host.prefetch.num_arriving(keys(1, 2, 3)) == 2
+    host.prefetch.want(keys(1, 2, 3, 4), lambda num_missing, num_stored: 0)
+    host.until(lambda: host.residency.num_resident == 2)
+    assert (host.counters.reads, host.counters.read_pages, host.counters.reads_dropped_pages) == (1, 2, 0)
 
 
 def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_rest(host: StoreHost) -> None:
@@ -199,7 +219,7 @@ def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: Stor
 def test_quiesce_when_reads_are_under_way_then_their_frames_are_free(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    host.prefetch.want(keys(1, 2))
+    host.prefetch.want(keys(1, 2), whole)
     host.cache.quiesce()
     host.prefetch.quiesce()
     assert host.residency.num_filling == 0 and host.prefetch.num_arriving(keys(1)) == 0

@@ -7,8 +7,8 @@ from benchmark.planner_grid import Ask, Cell, Grid, WrongShape, plan_asks, summa
 HOLDER, READER = 0, 1
 
 
-def cell(move_s, compute_s, moved):
-    return Cell("peer", 0, 64, 8, move_s=move_s, compute_s=compute_s, planned_s=[0.0], planned_moved=[moved])
+def cell(move_s, compute_s, moved, *, planned_s=0.0):
+    return Cell("peer", 0, 64, 8, move_s=move_s, compute_s=compute_s, planned_s=[planned_s], planned_moved=[moved])
 
 
 def test_verdict_when_the_faster_action_was_chosen_then_nothing_is_lost():
@@ -22,6 +22,13 @@ def test_verdict_when_the_slower_action_was_chosen_then_its_loss_and_the_spread_
     assert (verdict["choice"], verdict["is_fastest"], verdict["is_no_slower"]) == ("compute", False, True)
     assert verdict["loss"] == pytest.approx(0.1)
     assert not cell([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], 0).verdict()["is_no_slower"]
+
+
+@pytest.mark.parametrize(("planned_s", "loss"), [(0.8, 0.0), (1.2, 0.2)])
+def test_verdict_when_a_part_was_moved_then_its_own_time_counts(planned_s, loss):
+    verdict = cell([1.0], [1.5], 32, planned_s=planned_s).verdict()
+    assert (verdict["choice"], verdict["is_fastest"]) == ("move a part", loss == 0)
+    assert verdict["loss"] == pytest.approx(loss)
 
 
 def test_summary_when_one_cell_of_four_was_wrong_then_its_share_and_loss():
@@ -60,14 +67,14 @@ def test_measure_when_a_cell_is_asked_then_each_action_gets_its_fresh_prompt(own
     for ask in plan_asks([one], 2, seed=0):
         grid.put(ask, rank=HOLDER)
         grid.measure(ask)
-    assert (len(one.move_s), len(one.compute_s), len(one.planned_s)) == (2, 2, 1)
-    assert one.planned_moved == [128]
+    assert (len(one.move_s), len(one.compute_s), len(one.planned_s)) == (2, 2, 2)
+    assert one.planned_moved == [128, 128]
 
 
 def test_plan_when_both_actions_take_nearly_as_long_then_they_are_asked_three_times_as_often():
     short, long = Cell("peer", 0, 64, 8), Cell("peer", 0, 128, 8)
     asks = plan_asks([short, long], 3, seed=0)
-    assert [sum(ask.cell is cell for ask in asks) for cell in (short, long)] == [19, 7]
+    assert [sum(ask.cell is cell for ask in asks) for cell in (short, long)] == [21, 9]
     assert len({tuple(ask.tokens) for ask in asks}) == len(asks)
 
 

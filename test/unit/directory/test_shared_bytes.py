@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,3 +60,42 @@ def _target(fd: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
+
+
+@pytest.fixture
+def on_tmpfs() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
+        yield Path(folder)
+
+
+def test_keep_when_the_same_file_is_named_again_then_its_bytes_are_found(on_tmpfs: Path) -> None:
+    path = str(on_tmpfs / "part-0")
+    first, was_there = SharedBytes.keep(path, 8192)
+    assert not was_there
+    memoryview(first)[100] = 7
+    with pytest.raises(BlockingIOError, match="in use by another server"):
+        SharedBytes.keep(path, 8192)
+    del first
+    second, was_there = SharedBytes.keep(path, 8192)
+    assert was_there and memoryview(second)[100] == 7
+    second.forget(0, 4096)
+    assert memoryview(second)[100] == 0
+
+
+def test_checksums_when_page_key_or_namespace_differ_then_they_differ() -> None:
+    shared = SharedBytes.create(8192, "pool")
+    keys = [f"{number:064x}" for number in (1, 2)]
+    offsets = np.array([0, 4096], dtype=np.int64)
+    first, second = shared.checksums(b"n" * 32, keys, offsets, 4096)
+    assert first != second, "the same bytes under another key"
+    assert shared.checksums(b"m" * 32, keys, offsets, 4096) != [first, second]
+    memoryview(shared)[5000] = 1
+    assert shared.checksums(b"n" * 32, keys, offsets, 4096)[0] == first
+    assert shared.checksums(b"n" * 32, keys, offsets, 4096)[1] != second
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 4097], [-1, 0]])
+def test_checksums_when_pages_are_not_inside_then_refused(offsets: list[int]) -> None:
+    shared = SharedBytes.create(8192, "pool")
+    with pytest.raises(ValueError, match="2 keys and"):
+        shared.checksums(b"n" * 32, ["0" * 64, "1" * 64], np.array(offsets, dtype=np.int64), 4096)

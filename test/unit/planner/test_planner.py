@@ -61,7 +61,7 @@ def test_plan_when_moving_is_slower_then_computed():
 
 def test_plan_when_moving_takes_as_long_as_computing_then_the_cut_is_where_both_end_together():
     """Half of the tail moves while the other half is computed: about half the time of either alone."""
-    plan = planner(rates_of(STORE=100.0)).decide("r", tail((STORE, 200)))
+    plan = planner(rates_of(STORE=100.0)).decide_read("r", tail((STORE, 200)))
     assert 80 <= plan.num_pages <= 120
     assert plan.best.move_us == pytest.approx(plan.best.compute_us, rel=0.2)
     assert plan.best.total_us < 0.6 * plan.recompute.total_us
@@ -213,3 +213,47 @@ def test_explain_when_many_requests_were_decided_then_only_the_last_are_remember
     for number in range(10):
         ours.decide(f"r{number}", tail((PEER, 10)))
     assert [one["rid"] for one in ours.explain()] == ["r7", "r8", "r9"]
+
+
+def test_read_when_a_part_of_it_is_worth_it_then_that_part_is_moved_whole():
+    decides = planner(rates_of(STORE=100.0))
+    num_read = decides.decide_read("r", tail((STORE, 200))).num_pages
+    assert 0 < num_read < 200
+    arrived = tail((STORE, num_read), new=8 + (200 - num_read) * PAGE)
+    assert decides.decide("r", arrived).num_pages == num_read
+    assert (decides.num_moved, decides.num_computed) == (1, 0)
+
+
+def test_read_when_it_is_not_worth_it_then_the_request_is_explained_by_that():
+    decides = planner(rates_of(STORE=5000.0))
+    asked = tail((STORE, 20))
+    assert decides.decide_read("r", asked).num_pages == 0
+    assert decides.decide_read("r", asked).num_pages == 0, "asked once more on the next pass"
+    nothing = tail(new=20 * PAGE + 8)
+    assert decides.decide("r", nothing).reason is Reason.NOTHING_FOUND
+    (explained,) = decides.explain()
+    assert explained["found"] == [["storage", 20]] and explained["moved_pages"] == 0
+    assert (decides.num_moved, decides.num_computed) == (0, 1)
+
+
+def test_read_when_it_is_a_trial_then_what_comes_is_moved():
+    decides = planner(rates_of(STORE=120.0), min_pages=50)
+    slow = tail((STORE, 50))
+    plans = [decides.decide_read(f"r{number}", slow) for number in range(200)]
+    trials = [number for number, plan in enumerate(plans) if plan.reason is Reason.TRIAL]
+    assert trials and plans[trials[0]].num_pages == 50
+    assert decides.decide(f"r{trials[0]}", slow).num_pages == 50
+    assert decides.decide("another", slow).num_pages == 0
+
+
+def test_plan_when_pages_come_from_the_store_then_no_cut_within_them():
+    """What is on its way comes layer by layer, all pages of a layer together: a part would take as long."""
+    decides = planner(rates_of(PEER=100.0, STORE=100.0))
+    assert decides.decide("r", tail((STORE, 200))).num_pages in (0, 200)
+    num_pages = decides.decide("s", tail((PEER, 100), (STORE, 100))).num_pages
+    assert 0 < num_pages <= 100 or num_pages == 200
+
+
+@pytest.mark.parametrize(("action", "num_pages"), [(Action.MOVE, 20), (Action.COMPUTE, 0)])
+def test_read_when_the_client_asks_then_as_asked(action, num_pages):
+    assert planner(rates_of(STORE=5000.0)).decide_read("r", tail((STORE, 20)), action).num_pages == num_pages

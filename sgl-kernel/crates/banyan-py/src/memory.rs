@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use std::ffi::c_int;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use banyan_shm::frame::Key;
+use banyan_shm::kept::Content;
 use banyan_shm::memory::SharedMemory;
-use pyo3::exceptions::PyBufferError;
+use banyan_store::device::Span;
+use banyan_store::format::Identity;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
-use crate::convert::to_py;
+use crate::convert::{frames_of, keys_of, namespace_of, to_py};
 
 #[pyclass(frozen, module = "banyan._native")]
 pub struct SharedBytes {
@@ -24,6 +30,56 @@ impl SharedBytes {
         Ok(Self {
             memory: Arc::new(memory.map_err(to_py)?),
         })
+    }
+
+    #[staticmethod]
+    fn keep(py: Python<'_>, path: PathBuf, num_bytes: usize) -> PyResult<(Self, bool)> {
+        let kept = py.detach(|| SharedMemory::keep(&path, num_bytes));
+        let (memory, content) = kept.map_err(to_py)?;
+        let memory = Arc::new(memory);
+        Ok((Self { memory }, content == Content::Left))
+    }
+
+    fn forget(&self, py: Python<'_>, offset: usize, num_bytes: usize) -> PyResult<()> {
+        py.detach(|| self.memory.forget(offset, num_bytes))
+            .map_err(to_py)
+    }
+
+    /// The checksums of pages, bound to their names.
+    fn checksums(
+        &self,
+        py: Python<'_>,
+        namespace: &[u8],
+        keys: &Bound<'_, PyList>,
+        offsets: &Bound<'_, PyAny>,
+        page_bytes: usize,
+    ) -> PyResult<Vec<u64>> {
+        let namespace = namespace_of(namespace)?;
+        let (keys, offsets) = (keys_of(keys)?, frames_of(offsets)?);
+        let len = self.memory.len();
+        let inside = |offset: &i64| {
+            usize::try_from(*offset)
+                .ok()
+                .and_then(|start| start.checked_add(page_bytes))
+                .is_some_and(|end| end <= len)
+        };
+        if keys.len() != offsets.len() || !offsets.iter().all(inside) {
+            let (pages, places) = (keys.len(), offsets.len());
+            return Err(PyValueError::new_err(format!(
+                "{pages} keys and {places} offsets of pages of {page_bytes} bytes in {len}"
+            )));
+        }
+        let checksum = |(key, offset): (&Key, &i64)| {
+            let identity = Identity {
+                key: *key,
+                namespace,
+                generation: 0,
+            };
+            let span = Span::within(&self.memory, *offset as usize, page_bytes);
+            // SAFETY: inside the mapping; the caller holds the frames, so nobody writes to them.
+            identity.checksum(0, unsafe { span.bytes() })
+        };
+        Ok(py.detach(|| keys.iter().zip(&offsets).map(checksum).collect()))
     }
 
     #[getter]

@@ -24,6 +24,8 @@ pub mod gather;
 #[cfg(not(loom))]
 pub mod geometry;
 #[cfg(not(loom))]
+pub mod kept;
+#[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
 pub mod liveness;

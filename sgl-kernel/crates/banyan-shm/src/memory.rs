@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Anonymous shared memory: no names, freed by the kernel with the last process that holds it.
+//! Anonymous shared memory: no names, freed by the kernel with the last process that holds it. `kept` makes the kind with a name.
 //!
 //! Invariants
-//! * A `Mapping` spans its whole file, and the file is sealed against shrinking: no access inside `len` faults.
+//! * A `Mapping` spans its whole file, and the file is sealed against shrinking, or is one that nobody shrinks (`kept`): no access
+//!   inside `len` faults.
 //! * What other processes may change at any time is only reached through atomics (`SharedWord`) or, for page bytes, under a lease.
 
 use std::ffi::{CString, c_int};
@@ -13,6 +14,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Result, ShmError, invalid};
 use crate::frame::Frame;
+use crate::kept;
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// Types that may be laid over memory which other processes change.
@@ -76,11 +78,11 @@ impl Mapping {
 
     /// Takes the page faults of the first writes now, and with them the memory: in huge pages where the machine gives them to shared
     /// memory that asks. One by one the faults cost more than the writes: 9 us for 4 KiB on a virtual machine.
-    fn populate(&self) -> io::Result<()> {
-        // SAFETY: advice on our own mapping.
-        until_done(|| unsafe {
-            libc::madvise(self.start().cast(), self.len, libc::MADV_POPULATE_WRITE)
-        })
+    pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        let start = self.start().wrapping_add(offset);
+        // SAFETY: advice on a part of our own mapping.
+        until_done(|| unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) })
     }
 
     pub fn len(&self) -> usize {
@@ -125,12 +127,20 @@ pub struct SharedMemory {
 impl SharedMemory {
     /// All bytes zero and backed by memory: what is missing shows here, not as SIGBUS at a store.
     pub fn create(num_bytes: usize, label: &str) -> Result<Self> {
-        if num_bytes == 0 || i64::try_from(num_bytes).is_err() {
-            return invalid!("{label}: shared memory of {num_bytes} bytes cannot be made");
-        }
         let fd = anonymous_file(label)?;
         resize(&fd, num_bytes, label)?;
         seal(&fd, label)?;
+        Self::backed_by(fd, num_bytes, label)
+    }
+
+    /// An empty file made `num_bytes` long.
+    pub(crate) fn sized(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
+        resize(&fd, num_bytes, label)?;
+        Self::backed_by(fd, num_bytes, label)
+    }
+
+    /// A file of this size.
+    pub(crate) fn backed_by(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
         let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
         back(&fd, &mapping, label)?;
         Ok(Self { fd, mapping })
@@ -177,6 +187,9 @@ fn cannot_reserve(num_bytes: usize, label: &str) -> String {
 }
 
 fn resize(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
+    if num_bytes == 0 || i64::try_from(num_bytes).is_err() {
+        return invalid!("{label}: shared memory of {num_bytes} bytes cannot be made");
+    }
     let doing = || cannot_reserve(num_bytes, label);
     // An anonymous file has no quota: beyond what is free the kernel would rather kill somebody than refuse.
     if let Some(available) = available_bytes().filter(|available| *available < num_bytes as u64) {
@@ -193,7 +206,7 @@ fn resize(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
 
 /// Through the mapping rather than `fallocate`, which knows nothing of the mapping's wish for huge pages.
 fn back(fd: &OwnedFd, mapping: &Mapping, label: &str) -> Result<()> {
-    let mut backed = mapping.populate();
+    let mut backed = mapping.populate(0, mapping.len());
     if matches!(&backed, Err(cause) if cause.raw_os_error() == Some(libc::EINVAL)) {
         // A kernel before 5.14 does not know how.
         let len = mapping.len() as libc::off_t;
@@ -204,7 +217,7 @@ fn back(fd: &OwnedFd, mapping: &Mapping, label: &str) -> Result<()> {
 }
 
 /// Makes a system call again for as long as it was only interrupted.
-fn until_done(call: impl Fn() -> c_int) -> io::Result<()> {
+pub(crate) fn until_done(call: impl Fn() -> c_int) -> io::Result<()> {
     loop {
         if call() == 0 {
             return Ok(());
@@ -253,13 +266,29 @@ fn seal(fd: &OwnedFd, label: &str) -> Result<()> {
     Ok(())
 }
 
-/// A peer's memory. Refuses a file that is not sealed against shrinking: reading it could fault.
+/// A peer's memory. Refuses a file that somebody may shrink: reading it could fault.
 pub fn map_foreign(file: &fs::File, access: Access, what: &str) -> Result<Mapping> {
-    // SAFETY: a system call on our own descriptor.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+    if !is_sealed(file) {
         return invalid!("{what} is not sealed shared memory of Banyan");
     }
+    map_whole(file, access, what)
+}
+
+/// As `map_foreign`, for memory that may be of the kind that has a name.
+pub fn map_foreign_pool(file: &fs::File, what: &str) -> Result<Mapping> {
+    if !is_sealed(file) && !kept::is_ours(file) {
+        return invalid!("{what} is neither sealed nor private shared memory of Banyan");
+    }
+    map_whole(file, Access::ReadOnly, what)
+}
+
+fn is_sealed(file: &fs::File) -> bool {
+    // SAFETY: a system call on our own descriptor.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+fn map_whole(file: &fs::File, access: Access, what: &str) -> Result<Mapping> {
     let len = file
         .metadata()
         .map_err(|cause| ShmError::os(format!("cannot size {what}"), cause))?

@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::error::{Result, invalid};
-use crate::memory::{Access, Mapping, SharedMemory, map_foreign};
+use crate::memory::{Access, Mapping, SharedMemory, map_foreign, map_foreign_pool};
 
 /// As a word of the shelf's header. Zero is the kind of shelves that were written before there was a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl PeerPool {
     pub fn open(file: &fs::File, kind: PoolKind, num_bytes: u64) -> Result<Option<Self>> {
         match kind {
             PoolKind::Mapped => {
-                let pool = map_foreign(file, Access::ReadOnly, "a peer's pool")?;
+                let pool = map_foreign_pool(file, "a peer's pool")?;
                 Ok((pool.len() as u64 == num_bytes).then_some(Self::Mapped(pool)))
             }
             PoolKind::Described => {
