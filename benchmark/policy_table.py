@@ -6,7 +6,8 @@
 
 One call of `measure` is one fresh server, short enough to take turns with other work on a machine. Within it, the
 caches are emptied before every run and the policies take turns, in an order that rotates with the repetition. Servers:
-stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`.
+stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`; and these two without
+the guard against hot ranks, to see what it guards against.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
     "stock_tokens": ("stock", ("--load-balance-method", "total_tokens")),
     "index": ("index", ()),
     "peer": ("on", ()),
+    "index_unguarded": ("index", ("--banyan-hot-rank-factor", "inf")),
+    "peer_unguarded": ("on", ("--banyan-hot-rank-factor", "inf")),
 }
 POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 
