@@ -102,7 +102,8 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
         residency=residency,
         checksums=arena.checksums(namespace),
         executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),
-        max_pages=max(1, MAX_SUMMED_BYTES // arena.block.frame_bytes),
+        # They are held meanwhile: most of a small arena is to stay free for others.
+        max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
         counters=counters,
     )
     residency.watch(keeping)
