@@ -63,7 +63,7 @@ class FakeEngine:
 @pytest.mark.parametrize("own", [0, 32])
 def test_measure_when_a_cell_is_asked_then_each_action_gets_its_fresh_prompt(own):
     one = Cell("peer", own, 128, 8)
-    grid = Grid(FakeEngine(), reader=READER, tier="peer")
+    grid = Grid(FakeEngine(), reader=READER, tiers=["peer"])
     for ask in plan_asks([one], 2, seed=0):
         grid.put(ask, rank=HOLDER)
         grid.measure(ask)
@@ -83,5 +83,14 @@ def test_measure_when_the_server_does_something_else_then_the_figure_is_not_take
     monkeypatch.setattr(engine, "longest", lambda rank, token_ids: 0)
     one = Cell("peer", 0, 64, 8)
     with pytest.raises(WrongShape, match="move"):
-        Grid(engine, reader=READER, tier="peer").measure(Ask(one, Action.MOVE, [7] * 72))
+        Grid(engine, reader=READER, tiers=["peer"]).measure(Ask(one, Action.MOVE, [7] * 72))
     assert one.move_s == []
+
+
+def test_measure_when_the_read_was_over_before_the_turn_then_its_pages_count_all_the_same(monkeypatch):
+    engine = FakeEngine()
+    details = {"cached_tokens_details": {"device": 0, "storage": 0, "host": 64}}
+    monkeypatch.setattr(engine, "prefill", lambda token_ids, *, rank, action=None: details)
+    one = Cell("store", 0, 64, 8)
+    Grid(engine, reader=READER, tiers=["storage", "host"]).measure(Ask(one, Action.MOVE, [7] * 72))
+    assert len(one.move_s) == 1
