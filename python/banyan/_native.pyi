@@ -262,6 +262,25 @@ class PageKeys:
         ValueError for a token that does not fit into 32 bits: SGLang hashes such prompts in another way.
         """
 
+class PromptTokens:
+    """A prompt's tokens, chained to the digest `prior`. Any thread."""
+
+    def __init__(self, prior: bytes | None, tokens: Frames, page_tokens: int) -> None:
+        """Copy `tokens`, a buffer of int64. ValueError as for `PageKeys.of`."""
+
+    def __len__(self) -> int: ...
+    def trail(self) -> Trail: ...
+
+class Trail:
+    """What stays of a prompt to compare others with: 8 bytes a page. For advice: equal trails may, by intent, belong to
+    different prompts. Any thread."""
+
+    def __len__(self) -> int:
+        """In tokens, whole pages."""
+
+    def most_in_common(self, others: list[Trail]) -> int:
+        """The most leading tokens that it has in common with one of them; none where the prior digests differ."""
+
 class Peers:
     """A reader's view of all ranks of its namespace. Any thread, except that one reader bit belongs to one `Peers`
     object."""
@@ -296,9 +315,7 @@ class Peers:
     def prefix_lens(self, keys: list[str]) -> list[int]:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
-    def prefix_lens_of(
-        self, page_keys: PageKeys, prior: bytes | None, tokens: Frames, max_hashed_pages: int
-    ) -> list[int]:
+    def prefix_lens_of(self, page_keys: PageKeys, prompt: PromptTokens, max_hashed_pages: int) -> list[int]:
         """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for shelves that publish prefixes.
 
         Hashes only as far as somebody holds the prompt, and of what is not remembered at most `max_hashed_pages` (in

@@ -18,6 +18,7 @@ POLICY_CHOICES = (
     SGLANG_POLICY,
     "round_robin",
     "session_sticky",
+    "affinity",
     "linear",
     "lmetric",
     "unified",
@@ -33,6 +34,8 @@ ADMIT_CHOICES = ("first", "second")
 KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
 CPU_ATTENTION_BACKEND = "banyan_cpu"
+CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
+"""In the words of ONEDNN_MAX_CPU_ISA, oneDNN's own variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +371,11 @@ def uses_expandable_segments() -> bool:
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
     return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")
+
+
+def most_cpu_isa() -> str | None:
+    """The instruction set that oneDNN may go up to; None for whatever the processor has."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA")
 
 
 def allowed_plugins() -> list[str] | None:

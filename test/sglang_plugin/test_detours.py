@@ -21,12 +21,12 @@ IDS = list(range(200))
 BOTH = (0, 1)
 
 
-def snapshot(rank, *, taken_s=1.0, num_running=0):
+def snapshot(rank, *, taken_s=1.0, num_running=0, num_prefilled=1_000):
     return LoadSnapshot(
         timestamp=taken_s,
         dp_rank=rank,
         num_running_reqs=num_running,
-        total_prefill_uncached_tokens=1_000,
+        total_prefill_uncached_tokens=num_prefilled,
         total_prefill_busy_us=1_000_000,
     )
 
@@ -48,7 +48,9 @@ class Rig:
         self.detours = Detours(self.placer, self.sent.append, server="id", clock=lambda: self.now_s)
         first = request(IDS[:32], rid="first", session_id="s", routed_dp_rank=0)
         self.placer.place(first, BOTH)
-        self.snapshots = [snapshot(0, taken_s=1e12, num_running=1), snapshot(1, taken_s=1e12)]
+        # It decodes: the prompt has been computed, and its pages are gone again.
+        decoding = snapshot(0, taken_s=1e12, num_running=1, num_prefilled=2_000)
+        self.snapshots = [decoding, snapshot(1, taken_s=1e12)]
 
     def begin(self, **extra):
         req = request(IDS, session_id="s", **extra)

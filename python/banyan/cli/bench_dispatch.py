@@ -4,6 +4,7 @@
 Three prompts: one that comes back (its hashes are remembered), one that ranks hold but this dispatcher has not seen
 (as many pages are hashed as one request may cost), one that nobody holds (hashed to the first chunk only). Reading
 SGLang's load snapshots and packing the hint belong to the plugin; ``dispatch_us`` of a running server has them too.
+And the worst: all ranks hold all pages but the last, and many prompts that begin alike are on their way to each.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from banyan._native import PageKeys, Peers, Roster, SharedBytes, Shelf
+from banyan._native import PageKeys, Peers, PromptTokens, Roster, SharedBytes, Shelf
+from banyan.config import DEFAULT_POLICY
 from banyan.directory import MAX_HASHED_PAGES
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt
 
@@ -26,10 +28,13 @@ PAGE_TOKENS = 16
 NUM_RANKS = 8
 NUM_PUBLISHED = 20_000
 NUM_ROUNDS = 201
+NUM_AWAITED = 32
 NUM_CHUNKS = 16_384
 NAMESPACE = b"b" * 32
 PAGE_BYTES = 64
 VOCABULARY = 49_152
+
+Found: TypeAlias = tuple[list[int], PromptTokens]
 
 
 class _Node:
@@ -60,8 +65,12 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     node = _Node(num_ranks, prompt)
     warm = PageKeys(PAGE_TOKENS, NUM_CHUNKS)
 
+    def found(page_keys: PageKeys, tokens: array[int]) -> Found:
+        prompt = PromptTokens(None, tokens, PAGE_TOKENS)
+        return node.peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES), prompt
+
     def look_up(page_keys: PageKeys, tokens: array[int]) -> list[int]:
-        return node.peers.prefix_lens_of(page_keys, None, tokens, MAX_HASHED_PAGES)
+        return found(page_keys, tokens)[0]
 
     # One look hashes a part of it.
     for _ in range(NUM_PAGES // MAX_HASHED_PAGES + 1):
@@ -73,22 +82,36 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     row |= _percentiles("lookup_new_to_dispatcher", lambda: look_up(PageKeys(PAGE_TOKENS, 1), prompt))
     row |= _percentiles("lookup_nobody_holds", lambda: look_up(warm, stranger))
     for name, make in POLICIES.items():
-        place = _placing(Dispatcher(num_ranks, make()), num_ranks, lambda: look_up(warm, prompt))
+        place = _placing(Dispatcher(num_ranks, make()), num_ranks, lambda: found(warm, prompt))
         row |= _percentiles(f"dispatch_known_{name}", place)
+    crowded = Dispatcher(num_ranks, POLICIES[DEFAULT_POLICY]())
+    continued = prompt[:-PAGE_TOKENS] + stranger[:PAGE_TOKENS]
+    _crowd(crowded, num_ranks, continued)
+    place = _placing(crowded, num_ranks, lambda: found(warm, continued))
+    row |= _percentiles(f"dispatch_awaited_{DEFAULT_POLICY}", place)
     return row
 
 
-def _placing(dispatcher: Dispatcher, num_ranks: int, look_up: Callable[[], list[int]]) -> Callable[[], object]:
+def _crowd(dispatcher: Dispatcher, num_ranks: int, tokens: array[int]) -> None:
+    """Send prompts to every rank that begin like ``tokens``, half of it in common."""
+    half = len(tokens) // 2
+    for number in range(NUM_AWAITED * num_ranks):
+        other = PromptTokens(None, tokens[:half] + array("q", [number]) + tokens[half:], PAGE_TOKENS)
+        dispatcher.count(Prompt(len(other), tokens=other), number % num_ranks, 0.0)
+
+
+def _placing(dispatcher: Dispatcher, num_ranks: int, look_up: Callable[[], Found]) -> Callable[[], object]:
     now_s = 0.0
 
     def place() -> object:
         nonlocal now_s
         now_s += 1.0
-        tokens = [num_pages * PAGE_TOKENS for num_pages in look_up()]
+        num_pages_by_rank, prompt = look_up()
+        tokens = [num_pages * PAGE_TOKENS for num_pages in num_pages_by_rank]
         for rank in range(num_ranks):
             dispatcher.reported(rank, LoadReport(taken_s=now_s, num_running=4, ongoing_tokens=40_000))
-        prompt = Prompt(NUM_PAGES * PAGE_TOKENS, tokens, max(tokens), session="one")
-        return dispatcher.place(prompt, range(num_ranks), now_s)
+        asked = Prompt(NUM_PAGES * PAGE_TOKENS, tokens, max(tokens), session="one", tokens=prompt)
+        return dispatcher.place(asked, range(num_ranks), now_s)
 
     return place
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from banyan.routing.awaited import PromptTokens, Trail
 from banyan.routing.elastic import Detour, ElasticPrefill
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
@@ -32,12 +33,15 @@ class Prompt:
         cached_tokens: leading tokens that each rank holds, by rank.
         fetchable_tokens: leading tokens that a rank without them can fetch; 0 when nothing is shared.
         session: names the conversation; None when the client does not say.
+        tokens: the prompt itself, as far as a cache may supply it, for what ranks are about to hold; None when that is
+            not to count.
     """
 
     num_tokens: int
     cached_tokens: Sequence[int] = field(default_factory=tuple)
     fetchable_tokens: int = 0
     session: str | None = None
+    tokens: PromptTokens | None = None
 
 
 class Dispatcher:
@@ -65,25 +69,30 @@ class Dispatcher:
         Raises:
             NoActiveRank: when none is active; nothing was counted.
         """
-        query = self._query(prompt)
+        trail = _trail_of(prompt)
+        query = self._query(prompt, trail)
         choice = place(policy or self.policy, query, self.states(active), guard=self.guard, lots=self._lots)
-        self.count(prompt, choice.rank, now_s)
+        self._count(prompt, trail, choice.rank, now_s, query.cached_on(choice.rank))
         return choice
 
     def detour(self, prompt: Prompt, active: Collection[int], elastic: ElasticPrefill) -> Detour | None:
         """Whether another rank than the session's should compute the prompt first. Counts nothing."""
-        query = self._query(prompt)
+        query = self._query(prompt, _trail_of(prompt))
         cool = self.guard.cool(query, [state for state in self.states(active) if state.is_active])
         return elastic.detour(query, cool, self._lots)
 
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
-        cached_tokens = prompt.cached_tokens[rank] if rank < len(prompt.cached_tokens) else 0
+        trail = _trail_of(prompt)
+        self._count(prompt, trail, rank, now_s, self._cached(prompt, trail, rank))
+
+    def _count(self, prompt: Prompt, trail: Trail | None, rank: int, now_s: float, cached_tokens: int) -> None:
         self._loads[rank].placed(
             self._turn,
             now_s,
             num_prompt_tokens=prompt.num_tokens,
             num_new_tokens=prompt.num_tokens - max(cached_tokens, prompt.fetchable_tokens),
+            trail=trail,
         )
         self._turn += 1
         if prompt.session is not None:
@@ -93,20 +102,32 @@ class Dispatcher:
         """Every rank as it is believed to be now."""
         return [_state(rank, load, rank in active) for rank, load in enumerate(self._loads)]
 
-    def _query(self, prompt: Prompt) -> Query:
+    def _query(self, prompt: Prompt, trail: Trail | None) -> Query:
+        cached_tokens = {rank: self._cached(prompt, trail, rank) for rank in range(len(self._loads))}
         return Query(
             turn=self._turn,
             num_prompt_tokens=prompt.num_tokens,
-            cached_tokens={rank: num_tokens for rank, num_tokens in enumerate(prompt.cached_tokens) if num_tokens},
+            cached_tokens={rank: num_tokens for rank, num_tokens in cached_tokens.items() if num_tokens},
             fetchable_tokens=prompt.fetchable_tokens,
             session_rank=self._sessions.get(prompt.session) if prompt.session is not None else None,
         )
+
+    def _cached(self, prompt: Prompt, trail: Trail | None, rank: int) -> int:
+        """Leading tokens that the rank holds, or is about to."""
+        held = prompt.cached_tokens[rank] if rank < len(prompt.cached_tokens) else 0
+        return held if trail is None else max(held, self._loads[rank].awaited.leading_tokens(trail))
 
     def _remember(self, session: str, rank: int) -> None:
         self._sessions.pop(session, None)
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[session] = rank
+
+
+def _trail_of(prompt: Prompt) -> Trail | None:
+    """What to compare with prompts that are awaited; None where that can add nothing: somebody has all of it."""
+    most_held = max((prompt.fetchable_tokens, *prompt.cached_tokens))
+    return prompt.tokens.trail() if prompt.tokens is not None and most_held < len(prompt.tokens) else None
 
 
 def _state(rank: int, load: RankLoad, is_active: bool) -> RankState:

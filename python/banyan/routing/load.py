@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from banyan.routing.awaited import AwaitedPrompts, Trail
+
 
 class LoadReport(msgspec.Struct, frozen=True):
     """A rank about itself. Tokens and requests as in ``RankState``; the two totals only grow."""
@@ -48,25 +50,41 @@ class _OnItsWay:
 class RankLoad:
     """One rank's report and what is on its way there. Times are seconds of one clock, that of the reports."""
 
-    __slots__ = ("_on_its_way", "last_turn", "num_new_tokens", "num_prompt_tokens", "report")
+    __slots__ = ("_on_its_way", "awaited", "last_turn", "num_new_tokens", "num_prompt_tokens", "report")
 
     def __init__(self) -> None:
         self.report = LoadReport()
         self.last_turn = -1
         self.num_prompt_tokens = 0
         self.num_new_tokens = 0
+        self.awaited = AwaitedPrompts()
         self._on_its_way: deque[_OnItsWay] = deque()
 
     @property
     def num_on_its_way(self) -> int:
         return len(self._on_its_way)
 
-    def placed(self, turn: int, now_s: float, *, num_prompt_tokens: int, num_new_tokens: int) -> None:
-        """A request was sent to the rank; ``num_new_tokens`` of its prompt are not cached there."""
+    def placed(
+        self,
+        turn: int,
+        now_s: float,
+        *,
+        num_prompt_tokens: int,
+        num_new_tokens: int,
+        trail: Trail | None = None,
+    ) -> None:
+        """A request was sent to the rank; ``num_new_tokens`` of its prompt are not cached there.
+
+        It is awaited where its trail is given.
+        """
         self.last_turn = turn
         self._on_its_way.append(_OnItsWay(now_s, num_prompt_tokens, num_new_tokens))
         self.num_prompt_tokens += num_prompt_tokens
         self.num_new_tokens += num_new_tokens
+        if trail is not None:
+            report = self.report
+            before_it = report.total_prefill_tokens + report.pending_prefill_tokens
+            self.awaited.placed(trail, before_it + self.num_new_tokens)
 
     def reported(self, report: LoadReport) -> None:
         """The rank's latest report; requests that it must have received by then are in it."""
@@ -77,3 +95,6 @@ class RankLoad:
             arrived = self._on_its_way.popleft()
             self.num_prompt_tokens -= arrived.num_prompt_tokens
             self.num_new_tokens -= arrived.num_new_tokens
+        self.awaited.computed(report.total_prefill_tokens)
+        if report.num_running == report.num_waiting == self.num_on_its_way == 0:
+            self.awaited.clear()

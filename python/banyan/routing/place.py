@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from banyan.routing.affinity import Affinity
 from banyan.routing.dualpath import DualPath
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.hybrid import Hybrid
@@ -23,6 +24,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
         "round_robin": RoundRobin,
         "session_sticky": SessionSticky,
+        "affinity": Affinity,
         "linear": Linear,
         "lmetric": LMetric,
         "unified": Unified,

@@ -166,6 +166,7 @@ def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
         cached_tokens=found.tokens_by_rank,
         fetchable_tokens=found.fetchable_tokens,
         session=session,
+        tokens=found.prompt,
     )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from banyan import _native
@@ -24,10 +24,14 @@ def num_remembered_chunks(num_frames: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Leading tokens of a prompt that each rank holds, and that a rank without them can get from others."""
+    """Leading tokens of a prompt that each rank holds, and that a rank without them can get from others.
+
+    ``prompt`` is what was looked up; None when the request's tokens do not tell.
+    """
 
     tokens_by_rank: tuple[int, ...] = ()
     fetchable_tokens: int = 0
+    prompt: _native.PromptTokens | None = field(default=None, compare=False)
 
 
 def is_told_by_tokens(req: Any) -> bool:
@@ -67,12 +71,15 @@ class PrefixScout:
         # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
-        pages_by_slot = peers.prefix_lens_of(page_keys, seed, req.input_ids[:num_tokens], MAX_HASHED_PAGES)
+        prompt = _native.PromptTokens(seed, req.input_ids[:num_tokens], self._page_tokens)
+        pages_by_slot = peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES)
         self._found_nothing = not any(pages_by_slot)
         pools, arenas = pages_by_slot[: self._num_shards], pages_by_slot[self._num_shards :]
         most_fetchable = max([*(pools if self.fetches else ()), *arenas], default=0)
         return Found(
-            tuple(num * self._page_tokens for num in pools[:: self._tp_size]), most_fetchable * self._page_tokens
+            tuple(num * self._page_tokens for num in pools[:: self._tp_size]),
+            most_fetchable * self._page_tokens,
+            prompt,
         )
 
     def most_cached_tokens(self, req: Any) -> int:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededLots, place
+from banyan.routing.affinity import Affinity
 from banyan.routing.dualpath import DualPath, ReadSide, decode_rank, read_side
 from banyan.routing.hybrid import Hybrid
 from banyan.routing.linear import Linear
@@ -62,6 +63,19 @@ def test_session_sticky_when_its_rank_is_hot_then_it_moves():
     busy = [RankState(rank=0, ongoing_tokens=9_000), RankState(rank=1)]
     choice = place(SessionSticky(), ask(session_rank=0), busy)
     assert (choice.rank, choice.reason, choice.hot_ranks) == (1, Reason.LOAD, (0,))
+
+
+def test_affinity_when_a_rank_holds_the_prefix_then_no_load_keeps_requests_away():
+    busy = [RankState(rank=0, num_running=40, ongoing_tokens=90_000), RankState(rank=1)]
+    assert choose(Affinity(), ask(cached_tokens={0: 16}), busy) == (0, Reason.CACHE)
+    assert choose(Affinity(), ask(), busy) == (1, Reason.LOAD)
+    assert place(Affinity(), ask(cached_tokens={0: 16}), busy).rank == 1, "the guard steps in"
+
+
+def test_affinity_when_the_prefix_can_be_fetched_then_load_decides():
+    busy = [RankState(rank=0, ongoing_tokens=500), RankState(rank=1)]
+    assert choose(Affinity(), ask(cached_tokens={0: 896}, fetchable_tokens=896), busy) == (1, Reason.LOAD)
+    assert choose(Affinity(), ask(cached_tokens={0: 896}, fetchable_tokens=880), busy) == (0, Reason.CACHE)
 
 
 def test_linear_when_cached_tokens_outweigh_the_load_then_the_cache_wins():

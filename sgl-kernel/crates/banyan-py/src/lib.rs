@@ -9,6 +9,7 @@ mod flag_ring;
 mod memory;
 mod page_keys;
 mod peers;
+mod prompt;
 mod roster;
 mod shelf;
 mod store;
@@ -26,6 +27,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<roster::PyRoster>()?;
     module.add_class::<shelf::PyShelf>()?;
     module.add_class::<page_keys::PyPageKeys>()?;
+    module.add_class::<prompt::PyPromptTokens>()?;
+    module.add_class::<prompt::PyTrail>()?;
     module.add_class::<peers::PyPeers>()?;
     module.add_class::<peers::PyMatch>()?;
     module.add_class::<peers::PyLease>()?;

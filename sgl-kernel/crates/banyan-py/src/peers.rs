@@ -13,7 +13,8 @@ use pyo3::types::{PyBytes, PyList};
 use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
-use crate::page_keys::{PyPageKeys, prior_of, tokens_of};
+use crate::page_keys::PyPageKeys;
+use crate::prompt::PyPromptTokens;
 use crate::roster::PyRoster;
 use crate::store::PyRead;
 
@@ -65,19 +66,16 @@ impl PyPeers {
         Ok(self.peers.prefix_lens(&keys_of(keys)?))
     }
 
-    #[pyo3(signature = (page_keys, prior, tokens, max_hashed_pages))]
+    #[pyo3(signature = (page_keys, prompt, max_hashed_pages))]
     fn prefix_lens_of(
         &self,
         page_keys: &PyPageKeys,
-        prior: Option<&[u8]>,
-        tokens: &Bound<'_, PyAny>,
+        prompt: &PyPromptTokens,
         max_hashed_pages: usize,
-    ) -> PyResult<Vec<usize>> {
-        let (prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
+    ) -> Vec<usize> {
         let mut page_keys = page_keys.lock();
-        Ok(self
-            .peers
-            .prefix_lens_of(&mut page_keys, prior, &tokens, max_hashed_pages))
+        self.peers
+            .prefix_lens_of(&mut page_keys, &prompt.prompt, max_hashed_pages)
     }
 
     #[pyo3(signature = (r#match, num_pages))]

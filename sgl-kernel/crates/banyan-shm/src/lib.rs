@@ -3,7 +3,7 @@
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
-//! `page_keys` (what a prompt's pages are called); then `plan`, `gather` and `courier`
+//! `prompt` and `page_keys` (what a prompt's pages are called); then `plan`, `gather` and `courier`
 //! (moving bytes). The first four depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -43,6 +43,8 @@ pub mod plan;
 pub mod pool;
 #[cfg(not(loom))]
 pub mod progress;
+#[cfg(not(loom))]
+pub mod prompt;
 #[cfg(not(loom))]
 pub mod ring_reads;
 #[cfg(not(loom))]

@@ -65,7 +65,7 @@ impl PageKeys {
         left: &mut usize,
     ) -> Option<&[Key]> {
         debug_assert!(tokens.len() <= self.chunk_tokens());
-        let slot = mix(prior, tokens) as usize & (self.slots.len() - 1);
+        let slot = mix(prior.map_or(1, |key| key[0]), tokens) as usize & (self.slots.len() - 1);
         let is_known = self.slots[slot]
             .as_ref()
             .is_some_and(|entry| entry.prior.as_ref() == prior && entry.tokens == tokens);
@@ -109,10 +109,9 @@ pub fn key_of(digest: &[u8; 32]) -> Key {
     key
 }
 
-/// Chooses a slot, no more: four independent chains, because one would wait for its multiplications.
-fn mix(prior: Option<&Key>, tokens: &[u32]) -> u64 {
+/// A number that tokens after `start` have: four independent chains, because one would wait for its multiplications.
+pub(crate) fn mix(start: u64, tokens: &[u32]) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    let start = prior.map_or(1, |key| key[0]);
     let mut lanes = [start, start ^ 1, start ^ 2, start ^ 3];
     let step = |lane: u64, word: u64| (lane ^ word).wrapping_mul(ODD).rotate_left(29);
     let wide = tokens.chunks_exact(8);

@@ -17,6 +17,7 @@ use crate::liveness::Census;
 use crate::neighbour::{Neighbour, ReaderBit};
 use crate::page_keys::{CHUNK_PAGES, PageKeys};
 use crate::pool::Pool;
+use crate::prompt::Prompt;
 use crate::roster::{Namespace, Roster};
 
 /// Where copies land: this rank's own pool.
@@ -193,20 +194,17 @@ impl Peers {
 
     /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it, and no further than `max_hashed_pages` beyond
     /// what is remembered: then the lengths are those up to there.
-    ///
-    /// `prior` is the key that its first page is chained to, if any.
     pub fn prefix_lens_of(
         &self,
         page_keys: &mut PageKeys,
-        prior: Option<Key>,
-        tokens: &[u32],
+        prompt: &Prompt,
         max_hashed_pages: usize,
     ) -> Vec<usize> {
         let mut left = max_hashed_pages / CHUNK_PAGES;
         let mut lens = vec![0; self.roster.num_slots()];
         let mut holding = self.live();
-        let mut prior = prior;
-        for chunk in tokens.chunks(page_keys.chunk_tokens()) {
+        let mut prior = prompt.prior;
+        for chunk in prompt.tokens.chunks(page_keys.chunk_tokens()) {
             let Some(keys) = page_keys.chunk_within(prior.as_ref(), chunk, &mut left) else {
                 break;
             };

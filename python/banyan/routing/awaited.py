@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts that were placed at one rank and that it has not computed yet: it will hold them when it comes to the next.
+
+A directory knows a page once it is published. Of two requests with one prefix that come shortly after each other, the
+second would be placed as if nobody were about to have it.
+
+Invariants
+  1. A prompt is awaited from its placement until the rank has computed more tokens than were before it and its own, or
+     has said that it has nothing to do. By then its pages are published, or never will be: aborted, or already evicted.
+  2. The latest prompts are kept, of at most ``MAX_AWAITED_TOKENS`` in all.
+
+What is awaited is advice for placing. It never says that pages can be read, or copied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+MAX_AWAITED_TOKENS = 1 << 22
+"""2 MB for each rank at 16 tokens a page."""
+
+
+class Trail(Protocol):
+    """``banyan._native.Trail``: what stays of a prompt to compare others with."""
+
+    def __len__(self) -> int:
+        """In tokens."""
+        ...
+
+    def most_in_common(self, others: Sequence[Any]) -> int:
+        """The most leading tokens, in whole pages, that it has in common with one of ``others``."""
+        ...
+
+
+class PromptTokens(Protocol):
+    """``banyan._native.PromptTokens``: a prompt, as far as a cache may supply it."""
+
+    def __len__(self) -> int: ...
+
+    def trail(self) -> Trail: ...
+
+
+class AwaitedPrompts:
+    """Those of one rank, the latest first. ``due_tokens`` count what the rank computes in its life."""
+
+    __slots__ = ("_due_tokens", "_num_tokens", "_trails")
+
+    def __init__(self) -> None:
+        # Two rows, so that the trails can be handed over as they are: a dispatcher has some microseconds.
+        self._trails: deque[Trail] = deque()
+        self._due_tokens: deque[int] = deque()
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._trails)
+
+    def placed(self, trail: Trail, due_tokens: int) -> None:
+        """The rank will have computed the prompt when it has computed ``due_tokens``."""
+        self._trails.appendleft(trail)
+        self._due_tokens.appendleft(due_tokens)
+        self._num_tokens += len(trail)
+        while self._num_tokens > MAX_AWAITED_TOKENS:
+            self._forget_oldest()
+
+    def computed(self, total_tokens: int) -> None:
+        """The rank has computed so much in its life."""
+        while self._due_tokens and self._due_tokens[-1] < total_tokens:
+            self._forget_oldest()
+
+    def clear(self) -> None:
+        """The rank has nothing to do."""
+        self._trails.clear()
+        self._due_tokens.clear()
+        self._num_tokens = 0
+
+    def leading_tokens(self, trail: Trail) -> int:
+        """Leading tokens of a prompt that the rank is about to have."""
+        # The latest first: of a conversation's turns that is the longest, and the others are passed over then.
+        return trail.most_in_common(list(self._trails)) if self._trails else 0
+
+    def _forget_oldest(self) -> None:
+        self._due_tokens.pop()
+        self._num_tokens -= len(self._trails.pop())

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A prompt as it is hashed, and the trail by which prompts are compared when neither is at hand any more.
+
+use crate::frame::Key;
+use crate::page_keys::mix;
+
+#[derive(Clone, Debug, Default)]
+pub struct Prompt {
+    /// What the first page is chained to. Prompts with different ones have nothing in common.
+    pub prior: Option<Key>,
+    pub tokens: Vec<u32>,
+}
+
+impl Prompt {
+    pub fn trail(&self, page_tokens: usize) -> Trail {
+        let mut id = self.prior.map_or(1, |key| key[0]);
+        let pages = self.tokens.chunks_exact(page_tokens);
+        Trail {
+            ids: pages
+                .map(|page| {
+                    id = mix(id, page);
+                    id
+                })
+                .collect(),
+        }
+    }
+}
+
+/// One number for each whole page, which depends on all pages before it: an eighth of the tokens' memory at 16 tokens a page.
+///
+/// For advice, not for content: two trails may meet by chance, once in 2^64, and by intent of whoever makes the prompts.
+#[derive(Clone, Debug)]
+pub struct Trail {
+    ids: Vec<u64>,
+}
+
+impl Trail {
+    pub fn num_pages(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// The most leading pages that it has in common with one of `others`.
+    pub fn most_in_common<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> usize {
+        let mut most = 0;
+        for other in others {
+            let num_pages = self.ids.len().min(other.ids.len());
+            // Trails that meet at a page have met at all before it.
+            let meets = |page: usize| page < num_pages && self.ids[page] == other.ids[page];
+            if !meets(most) {
+                continue;
+            }
+            let (mut common, mut apart) = (most + 1, num_pages);
+            while common < apart {
+                let middle = common + (apart - common) / 2;
+                if meets(middle) {
+                    common = middle + 1;
+                } else {
+                    apart = middle;
+                }
+            }
+            most = common;
+        }
+        most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 16;
+
+    fn trail(tokens: impl IntoIterator<Item = u32>) -> Trail {
+        let tokens = tokens.into_iter().collect();
+        Prompt {
+            prior: None,
+            tokens,
+        }
+        .trail(PAGE)
+    }
+
+    #[test]
+    fn the_common_part_ends_with_the_page_before_one_differs_or_ends() {
+        let long = trail(0..5000);
+        for end in [0, 1, 15, 16, 17, 1023, 2048, 4991, 4992, 5000] {
+            let num_pages = end as usize / PAGE;
+            assert_eq!(long.most_in_common([&trail(0..end)]), num_pages);
+            let parted = trail((0..end).chain([7_777_777]).chain(0..50));
+            assert_eq!(long.most_in_common([&parted]), num_pages);
+            assert_eq!(parted.most_in_common([&long]), num_pages);
+        }
+    }
+
+    #[test]
+    fn equal_pages_behind_different_ones_are_not_equal() {
+        let one = trail((0..16).chain(100..400));
+        assert_eq!(one.most_in_common([&trail((1..17).chain(100..400))]), 0);
+        assert_eq!(one.most_in_common([&one]), 19);
+    }
+
+    #[test]
+    fn another_start_of_the_chain_is_another_prompt() {
+        let salted = Prompt {
+            prior: Some([2; 4]),
+            tokens: (0..32).collect(),
+        };
+        let salted = salted.trail(PAGE);
+        assert_eq!(trail(0..32).most_in_common([&salted]), 0);
+        assert_eq!(salted.most_in_common([&salted]), 2);
+    }
+
+    #[test]
+    fn of_many_the_longest_counts_in_whatever_order_they_come() {
+        let asked = trail(0..1600);
+        let mut others = vec![
+            trail(0..640),
+            trail(0..48),
+            trail(800..1600),
+            trail((0..960).chain(0..99)),
+        ];
+        for _ in 0..others.len() {
+            assert_eq!(asked.most_in_common(&others), 60);
+            others.rotate_left(1);
+        }
+        assert_eq!(asked.most_in_common([]), 0);
+    }
+}
