@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Literal
 
+from banyan.config import CPU_ISA_WITHOUT_AMX
 from benchmark.processes import ProcessSession, send
 
 Share = Literal["on", "index", "off", "stock"]
@@ -49,6 +50,9 @@ def cpu_env(*, dp: int, cores_per_rank: int = 1, first_core: int = 0) -> tuple[t
         # The binding above only takes effect with AMX. Without it every rank starts a thread per core, and the
         # threads of two ranks wait for each other in turns: three times slower on two cores.
         ("OMP_NUM_THREADS", str(cores_per_rank)),
+        # With AMX the rows of a matrix product round differently with their number, so no cache could give the tokens
+        # of a server without it: docs/design/0003. Changes nothing on processors without AMX.
+        ("ONEDNN_MAX_CPU_ISA", CPU_ISA_WITHOUT_AMX),
     )
 
 

@@ -134,6 +134,7 @@ def test_cpu_env_when_ranks_share_a_machine_then_each_has_cores_of_its_own(shape
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": cores,
         "OMP_NUM_THREADS": num_threads,
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
     }
 
 
