@@ -27,6 +27,11 @@ def pack(token_ids: object) -> array[int] | None:
         return None
 
 
+def salt_digest(cache_salt: str | None) -> bytes | None:
+    """What the chain of a salted request starts from."""
+    return None if cache_salt is None else hashlib.sha256(SALT_TAG + cache_salt.encode()).digest()
+
+
 def block_ids(token_ids: array[int], block_tokens: int, cache_salt: str | None = None) -> Iterator[int]:
     """Ids of the prompt's full pages, hashed as they are asked for: a prompt that nobody holds costs one hash.
 
@@ -35,11 +40,11 @@ def block_ids(token_ids: array[int], block_tokens: int, cache_salt: str | None =
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()
-    return _chain(memoryview(packed.tobytes()), 4 * block_tokens, (len(token_ids) - 1) // block_tokens, cache_salt)
+    num_blocks = (len(token_ids) - 1) // block_tokens
+    return _chain(memoryview(packed.tobytes()), 4 * block_tokens, num_blocks, salt_digest(cache_salt) or b"")
 
 
-def _chain(packed: memoryview, block_bytes: int, num_blocks: int, cache_salt: str | None) -> Iterator[int]:
-    digest = b"" if cache_salt is None else hashlib.sha256(SALT_TAG + cache_salt.encode()).digest()
+def _chain(packed: memoryview, block_bytes: int, num_blocks: int, digest: bytes) -> Iterator[int]:
     for start in range(0, num_blocks * block_bytes, block_bytes):
         page = hashlib.sha256(digest)
         page.update(packed[start : start + block_bytes])

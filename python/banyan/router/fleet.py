@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from banyan.router.blocks import block_ids, leading_blocks
+from banyan import _native
+from banyan.router.blocks import block_ids, leading_blocks, salt_digest
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
@@ -168,7 +169,7 @@ class Fleet:
             return None
         cached = self.cached_tokens(asked)
         num_tokens = asked.num_tokens
-        prompt = Prompt(num_tokens, cached_tokens=cached, session=asked.request.session)
+        prompt = Prompt(num_tokens, cached_tokens=cached, session=asked.request.session, tokens=self._tokens_of(asked))
         choice = self._dispatcher.place(prompt, active, self._clock())
         target = self.targets[choice.rank]
         target.num_in_flight += 1
@@ -207,6 +208,17 @@ class Fleet:
     def _block_tokens(target: Target) -> int:
         description = target.server.description
         return description.block_tokens if description is not None and description.sources else 0
+
+    def _tokens_of(self, asked: Asked) -> _native.PromptTokens | None:
+        """The prompt's whole blocks, for what targets are about to hold; None where events would not name them."""
+        block_tokens = min(
+            (self._block_tokens(target) for target in self.targets if self._is_told(target, asked)), default=0
+        )
+        if not block_tokens or asked.token_ids is None:
+            return None
+        num_tokens = (len(asked.token_ids) - 1) // block_tokens * block_tokens
+        prior = salt_digest(asked.request.cache_salt)
+        return _native.PromptTokens(prior, array("q", asked.token_ids[:num_tokens]), block_tokens)
 
     def _read_events(self, asked: Asked, block_tokens: int, cached: list[int]) -> None:
         """Fill in the targets whose events name pages of that size: the best of its ranks for a whole server."""

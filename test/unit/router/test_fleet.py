@@ -74,6 +74,14 @@ def test_cached_when_there_are_no_events_then_what_was_sent_and_never_more_than_
     assert made.cached_tokens(Asked(Request(text=b"x" * 300)))[first] == 64
 
 
+def test_place_when_a_prompt_is_on_its_way_to_a_target_then_the_next_like_it_follows():
+    made = fleet(told(), told(), policy="affinity")
+    first = made.take(PROMPT).target
+    assert made.take(PROMPT).target is first, "no event has told of it yet"
+    salted = Asked(Request(token_ids=TOKENS, cache_salt="s", namespace="s"), TOKENS)
+    assert made.take(salted).target is not first, "no prefix draws it, so load does"
+
+
 def test_place_when_all_are_full_then_none_until_one_is_released_once():
     made = fleet(Description(), max_in_flight=2)
     places = [made.take(PROMPT) for _ in range(2)]
