@@ -19,6 +19,7 @@ Common to all:
   no name.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import numpy.typing as npt
@@ -278,7 +279,7 @@ class Trail:
     def __len__(self) -> int:
         """In tokens, whole pages."""
 
-    def most_in_common(self, others: list[Trail]) -> int:
+    def most_in_common(self, others: Sequence[Trail]) -> int:
         """The most leading tokens that it has in common with one of them; none where the prior digests differ."""
 
 class Peers:
