@@ -90,7 +90,7 @@ def _measure(args: argparse.Namespace) -> int:
             if server.spec.share != "stock":
                 play += [option for policy in args.policy or POLICIES for option in ("--policy", policy)]
             times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
-            status |= trace_replay.main([*trace_options(name, args.data), "--name", name, *play, *times])
+            status |= trace_replay.main([*trace_options(name, args.data, args.stretch), *play, *times])
     return status
 
 
@@ -103,12 +103,22 @@ def _idle(server: Server, args: argparse.Namespace) -> None:
     append_lines(args.result, [{**line, "provenance": provenance()}])
 
 
-def trace_options(name: str, data: Path) -> list[str]:
-    """Options of `trace_replay` for a trace of TRACES whose file lies below `data`."""
+def trace_options(name: str, data: Path, stretch: float) -> list[str]:
+    """Options of `trace_replay` for a trace of TRACES whose file lies below `data`, at 1 / `stretch` of its pace."""
     options = list(TRACES[name])
     if options[1] != SKEWED:
         options[1] = str(data / options[1])
-    return options
+    if stretch == 1:
+        return [*options, "--name", name]
+    time_scale = float(options[options.index("--time-scale") + 1]) if "--time-scale" in options else 1.0
+    return [*options, "--name", f"{name} x{stretch:g}", "--time-scale", str(time_scale * stretch)]
+
+
+def add_stretch_option(parser: argparse.ArgumentParser) -> None:
+    """For processors on which the pace of TRACES is not what it is meant to be."""
+    parser.add_argument(
+        "--stretch", type=float, default=1.0, metavar="F", help="play over F times the time: for other processors"
+    )
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -188,6 +198,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--policy", action="append", choices=POLICIES, help="default: all")
     measure.add_argument("--repetition", type=int, default=1, help="number of the first one")
     measure.add_argument("--repetitions", type=int, default=1)
+    add_stretch_option(measure)
     measure.add_argument("--idle-seconds", type=float, default=15.0, help="watch the idle server first")
     measure.set_defaults(run=_measure)
     show = commands.add_parser("show", help="the table, and a picture")

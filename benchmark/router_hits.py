@@ -26,7 +26,7 @@ from benchmark import trace_replay
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
-from benchmark.policy_table import TRACES, server_spec, trace_options
+from benchmark.policy_table import TRACES, add_stretch_option, server_spec, trace_options
 from benchmark.provenance import provenance
 from benchmark.replay import Workload, play, summary
 from benchmark.replay_options import workload_of
@@ -105,13 +105,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="append", choices=list(TRACES))
     parser.add_argument("--policy", default="lmetric")
     parser.add_argument("--repetitions", type=int, default=3)
+    add_stretch_option(parser)
     parser.add_argument("--out", type=Path, default=Path("build/router-hits"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     replay = trace_replay.build_parser()
     workloads = {
-        name: workload_of(replay.parse_args([*trace_options(name, args.data), "--name", name, "describe"]))
+        name: workload_of(replay.parse_args([*trace_options(name, args.data, args.stretch), "describe"]))
         for name in args.trace or REAL_TRACES
     }
     inside = server_spec("index")
