@@ -64,8 +64,8 @@ TRACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def server_spec(label: str, more: tuple[str, ...] = ()) -> ServerSpec:
-    """Two ranks of the CPU engine; `more` flags go to the end."""
+def server_spec(label: str) -> ServerSpec:
+    """Two ranks of the CPU engine."""
     share, flags = SERVERS[label]
     return ServerSpec(
         label=label,
@@ -73,7 +73,7 @@ def server_spec(label: str, more: tuple[str, ...] = ()) -> ServerSpec:
         share=share,
         args=(
             *("--device", "cpu", "--max-total-tokens", "14000", "--context-length", "4096", "--page-size", "16"),
-            *("--sleep-on-idle", *flags, *more),
+            *("--sleep-on-idle", *flags),
         ),
         env=cpu_env(dp=2),
     )

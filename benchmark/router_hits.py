@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: workload_of(replay.parse_args([*trace_options(name, args.data, args.stretch), "describe"]))
         for name in args.trace or REAL_TRACES
     }
-    inside = server_spec("index", ("--banyan-policy", args.policy))
+    alone = server_spec("index")
+    inside = replace(alone, args=(*alone.args, "--banyan-policy", args.policy))
     with ExitStack() as stack:
 
         def start(spec: ServerSpec) -> Server:
             return stack.enter_context(Server(spec, model, args.out / "logs"))
 
-        alone = server_spec("index").args
-        apart = tuple(start(routed_spec(f"routed-{core}", core, alone)) for core in (0, 1))
+        apart = tuple(start(routed_spec(f"routed-{core}", core, alone.args)) for core in (0, 1))
         wait_ready(apart)
         for server in apart:
             server.asleep()
