@@ -7,10 +7,16 @@ import threading
 import time
 
 import pytest
+from test.e2e.conftest import MOVE
 
 from banyan.cli.engine import policy_hints
 
 pytestmark = pytest.mark.e2e
+
+
+ELASTIC = policy_hints({"elastic_prefill_tokens": 500})
+# What was computed elsewhere is moved whole: whether its last pages are worth it is the planner's business.
+DETOUR_AND_MOVE = {**ELASTIC, "actions": [*ELASTIC["actions"], *MOVE["actions"]]}
 
 
 def placed(banyan, reason):
@@ -85,7 +91,7 @@ class Session:
                 "input_ids": ids,
                 "routing_key": self.name,
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-                "kv_hints": policy_hints({"elastic_prefill_tokens": 500}),
+                "kv_hints": DETOUR_AND_MOVE,
                 **body,
             },
         )

@@ -198,6 +198,6 @@ class DirectoryMachine(RuleBasedStateMachine):
 
 
 DirectoryMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )
 TestDirectoryModel = DirectoryMachine.TestCase

@@ -76,6 +76,6 @@ class PrefillTimes:
         extend = at_most
         # Lengths differ in their correction, and the length is the answer: two rounds settle it to its class.
         for _ in range(2):
-            ratio, _deviation = self._correction.ratio(num_taken + extend)
-            extend = self._cost.largest_extend(prefix_tokens, quota_us / ratio - used_us, at_most=at_most)
+            allowance_us = self._correction.allowance_us(num_taken + extend, quota_us)
+            extend = self._cost.largest_extend(prefix_tokens, allowance_us - used_us, at_most=at_most)
         return extend

@@ -8,7 +8,7 @@ import struct
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan._native import PageKeys, PromptTokens, Roster
@@ -44,7 +44,6 @@ prompts = st.lists(st.integers(0, 3), max_size=3 * CHUNK_TOKENS) | st.builds(
 priors = st.sampled_from([None, b"a" * 32])
 
 
-@settings(deadline=None)
 @given(asked=st.lists(st.tuples(priors, prompts), max_size=6), num_chunks=st.sampled_from([1, 4, 64]))
 def test_of_when_prompts_share_beginnings_then_every_answer_is_the_plain_chain(asked, num_chunks):
     page_keys = PageKeys(PAGE, num_chunks)
@@ -52,7 +51,6 @@ def test_of_when_prompts_share_beginnings_then_every_answer_is_the_plain_chain(a
         assert page_keys.of(prior, buffer(tokens)) == chained(tokens, prior)
 
 
-@settings(deadline=None)
 @given(tokens=prompts, held=st.lists(st.integers(0, 4), min_size=2, max_size=2))
 def test_prefix_lens_of_when_ranks_hold_parts_then_as_for_the_keys(tokens, held):
     roster = Roster.create(2)

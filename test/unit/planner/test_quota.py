@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.planner import PrefillCost, PrefillTimes
+from banyan.planner import ForwardSample, PrefillCost, PrefillTimes
 from banyan.planner.quota import QuotaMeter
 
 PAGE = 16
@@ -60,6 +60,19 @@ def test_pack_when_one_token_would_be_left_then_it_goes_along():
     fitting = COST.time_us([(4 * PAGE, 0)])
     assert pack(meter(fitting), [(4 * PAGE + 1, 0), (1, 0)]) == [(4 * PAGE + 1, 0)]
     assert pack(meter(fitting), [(4 * PAGE + 2, 0), (1, 0)]) == [(4 * PAGE, 0)]
+
+
+def test_pack_when_the_profiles_fixed_cost_is_far_too_small_then_chunks_grow_again():
+    """A page at a time would keep within the quota too, and never show that four pages take no longer."""
+    truth = PrefillCost(fixed_us=30_000.0, token_us=100.0, pair_us=0.01, context_us=0.0)
+    times, chunks = PrefillTimes(COST), []
+    times.observe(ForwardSample(((PAGE, 0),), truth.time_us([(PAGE, 0)])))
+    for _ in range(30):
+        (piece,) = pack(meter(50_000.0, times), [(5000, 0)])
+        times.observe(ForwardSample((piece,), truth.time_us([piece])))
+        chunks.append(piece[0])
+    assert chunks[-1] >= 4 * PAGE and truth.time_us([(chunks[-1], 0)]) <= 50_000.0
+    assert max(truth.time_us([(chunk, 0)]) for chunk in chunks) <= 1.2 * 50_000.0
 
 
 def test_pack_when_times_are_not_known_then_nothing_is_cut():
