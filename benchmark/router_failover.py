@@ -47,10 +47,11 @@ SERVER_ARGS = (
 
 
 def server_spec(label: str, core: int, args: tuple[str, ...] = SERVER_ARGS) -> ServerSpec:
-    """One server on one core, whose events anyone on this machine can read."""
+    """One server on one core, whose events and load anyone on this machine can read."""
     events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
     events["replay_endpoint"] = f"tcp://127.0.0.1:{free_port()}"
     args = (*args, "--kv-events-config", json.dumps(events))
+    args = (*args, "--load-publish-endpoint", f"tcp://127.0.0.1:{free_port()}")
     return ServerSpec(label, 1, "off", args, cpu_env(dp=1, first_core=core))
 
 

@@ -19,7 +19,6 @@ Common to all:
   no name.
 """
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import numpy.typing as npt
@@ -270,7 +269,8 @@ class PromptTokens:
         """Copy `tokens`, a buffer of int64. ValueError as for `PageKeys.of`."""
 
     def __len__(self) -> int: ...
-    def trail(self) -> Trail: ...
+    def trail(self) -> Trail:
+        """Made at the first call."""
 
 class Trail:
     """What stays of a prompt to compare others with: 8 bytes a page. For advice: equal trails may, by intent, belong to
@@ -279,8 +279,23 @@ class Trail:
     def __len__(self) -> int:
         """In tokens, whole pages."""
 
-    def most_in_common(self, others: Sequence[Trail]) -> int:
-        """The most leading tokens that it has in common with one of them; none where the prior digests differ."""
+    def row(self) -> TrailRow:
+        """A new one, empty, for trails of the same page size."""
+
+    def most_in_common(self, row: TrailRow) -> int:
+        """The most leading tokens that it has in common with one of the row; none where the prior digests differ."""
+
+class TrailRow:
+    """Trails in a row, the latest first. One thread at a time."""
+
+    def __len__(self) -> int:
+        """The number of trails."""
+
+    def appendleft(self, trail: Trail) -> None:
+        """ValueError for another page size."""
+
+    def pop(self) -> int:
+        """Drop the oldest; its length in tokens. IndexError when there is none."""
 
 class Peers:
     """A reader's view of all ranks of its namespace. Any thread, except that one reader bit belongs to one `Peers`

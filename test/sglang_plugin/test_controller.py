@@ -211,10 +211,14 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, mo
 @pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])
 def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, received, published):
     monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))
-    calls = []
-    scheduler = SimpleNamespace(publish_load_snapshot=lambda force: calls.append(force))
+    told = []
+    scheduler = SimpleNamespace(
+        publish_load_snapshot=lambda force: "snapshot" if force else None,
+        load_inquirer=SimpleNamespace(get_loads=None),
+        load_publisher=SimpleNamespace(publish_load_stat=lambda _, force, snapshot: told.append((force, snapshot))),
+    )
     load.after_process_input_requests(None, scheduler, [object()] * received)
-    assert calls == [True] * published
+    assert told == [(True, "snapshot")] * published
 
 
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import time
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -23,13 +25,14 @@ from banyan.router import models, prompt
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
+from banyan.router.load_feed import follow_load
 from banyan.router.metrics import Metrics
 from banyan.router.probes import Probes
 from banyan.router.settings import Settings
 from banyan.router.subscription import follow
 from banyan.router.tokens import Tokens
 from banyan.router.verdict import error_body
-from banyan.routing import POLICIES, Dispatcher, HotRankGuard
+from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 
 
 class Router:
@@ -90,10 +93,19 @@ class Router:
             task.cancel()
         batches = self.metrics.event_batches.labels(server.url)
         assert server.description is not None
-        self._following[server.url] = [
-            self._start(follow(self._context, source, feed, batches.inc))
+        events = [
+            follow(self._context, source, feed, batches.inc)
             for source, feed in zip(server.description.sources, server.feeds, strict=True)
         ]
+        loads = [
+            follow_load(self._context, source, partial(self._told_load, server, source.rank), time.time)
+            for source in server.description.load_sources
+        ]
+        self._following[server.url] = [self._start(work) for work in (*events, *loads)]
+
+    def _told_load(self, server: Server, rank: int, report: LoadReport) -> None:
+        self.metrics.published_loads.labels(server.url).inc()
+        self.fleet.told(server, rank, report)
 
     # ---- passed on ---------------------------------------------------------------------------------------------
 

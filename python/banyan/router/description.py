@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server says of itself (``/server_info``) and of its load (``/v1/loads``), in Banyan's words."""
+"""What a server says of itself (``/server_info``) and of its load (``/v1/loads``, its ranks' load feeds)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+LOAD_PORT = "load_endpoint_port_base"
+"""Where ``/server_info`` names the first rank's port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,15 @@ class EventSource:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadSource:
+    """Where a rank publishes its load whenever it changes (SGLang's ``--load-publish-endpoint``)."""
+
+    rank: int
+    endpoint: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """One server.
 
@@ -33,6 +44,8 @@ class Description:
         places_itself: its ranks share pages, and its own dispatcher knows them: the router leaves the rank to it.
         block_tokens: tokens of a page in its events; 0 without events.
         sources: one for each rank that publishes; none without events.
+        load_sources: one for each rank that publishes its load; none where it must be asked for.
+        tells_arrivals: its ranks report their load when requests arrive, and not only when a forward has ended.
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
     """
 
@@ -41,6 +54,8 @@ class Description:
     block_tokens: int = 0
     sources: tuple[EventSource, ...] = ()
     started: str = ""
+    load_sources: tuple[LoadSource, ...] = ()
+    tells_arrivals: bool = False
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -53,21 +68,36 @@ class Description:
             num_ranks = max(1, int(info["dp_size"]))
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
-            shares = any(isinstance(state, dict) and state.get("banyan") for state in states)
-            started = repr(info.get("startup_time"))
+            is_ours = any(isinstance(state, dict) and state.get("banyan") for state in states)
+            said = cls(num_ranks, is_ours, started=repr(info.get("startup_time")), tells_arrivals=is_ours)
             if not events or events.get("publisher") != "zmq":
-                return cls(num_ranks, shares, started=started)
-            sources = tuple(_source(events, rank, url) for rank in range(int(events["dp_size"])))
-            return cls(num_ranks, shares, int(events["block_size"]), sources, started)
+                return said
+            ranks = range(int(events["dp_size"]))
+            return replace(
+                said,
+                block_tokens=int(events["block_size"]),
+                sources=tuple(_source(events, rank, url) for rank in ranks),
+                load_sources=tuple(_load_source(events, rank, url) for rank in ranks if LOAD_PORT in events),
+            )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
 
 
-def _source(events: Mapping[str, Any], rank: int, url: str) -> EventSource:
+def _host(events: Mapping[str, Any], url: str) -> str:
     host = str(events["endpoint_host"])
     if host in _WILDCARDS:
         host = urlsplit(url).hostname or "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
+    return host
+
+
+def _load_source(events: Mapping[str, Any], rank: int, url: str) -> LoadSource:
+    endpoint = f"tcp://{_host(events, url)}:{int(events[LOAD_PORT]) + rank}"
+    return LoadSource(rank, endpoint, str(events.get("load_topic") or ""))
+
+
+def _source(events: Mapping[str, Any], rank: int, url: str) -> EventSource:
+    host = _host(events, url)
     replay = events.get("replay_endpoint_port_base")
     return EventSource(
         rank=rank,
@@ -90,6 +120,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
         return {
             int(load["dp_rank"]): LoadReport(
                 taken_s=asked_s - max(0.0, server_now_s - float(load["timestamp"])),
+                stamp_s=float(load["timestamp"]),
                 num_running=int(load["num_running_reqs"]),
                 num_waiting=int(load["num_waiting_reqs"]),
                 pending_prefill_tokens=int(load["num_waiting_uncached_tokens"]),

@@ -31,7 +31,7 @@ from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
 
 @dataclass(eq=False)
 class Server:
-    """One server. ``in_flight``: what to call when it is given up, for each request there."""
+    """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank."""
 
     url: str
     health: Health
@@ -39,6 +39,7 @@ class Server:
     is_draining: bool = False
     targets: list[int] = field(default_factory=list)
     feeds: list[EventFeed] = field(default_factory=list)
+    loads: dict[int, LoadReport] = field(default_factory=dict)
     in_flight: dict[int, Callable[[str], None]] = field(default_factory=dict)
 
     @property
@@ -81,6 +82,7 @@ class Place:
     choice: Choice
     num_tokens: int
     cached_tokens: int
+    at_s: float
     is_released: bool = False
 
 
@@ -117,6 +119,7 @@ class Fleet:
             ranks: list[int | None] = [None] if description.places_itself else list(range(description.num_ranks))
             server.targets = [self._add(server, rank) for rank in ranks]
         server.feeds = [EventFeed() for _ in description.sources]
+        server.loads.clear()
         return True
 
     def _add(self, server: Server, rank: int | None) -> int:
@@ -125,18 +128,32 @@ class Fleet:
 
     def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
         """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""
-        for number in server.targets:
-            target = self.targets[number]
-            if not reports:
-                report = LoadReport(
+        for rank, report in reports.items():
+            self.told(server, rank, report)
+        if not server.loads:
+            for target in (self.targets[number] for number in server.targets):
+                own = LoadReport(
                     taken_s=asked_s, num_running=target.num_in_flight, ongoing_tokens=target.num_prompt_tokens
                 )
-            else:
-                report = together(reports) if target.rank is None else reports.get(target.rank, LoadReport())
-                if target.num_in_flight == 0:
-                    # An idle rank stops reporting; nothing can be on its way to it.
-                    report = msgspec.structs.replace(report, taken_s=asked_s)
-            self._dispatcher.reported(number, report)
+                self._dispatcher.reported(target.number, own)
+
+    def told(self, server: Server, rank: int, report: LoadReport) -> None:
+        """A rank's load, asked for or published, whichever was taken first."""
+        last = server.loads.get(rank)
+        if last is not None and not _is_news(report, last):
+            return
+        if last is not None and server.description is not None and not server.description.tells_arrivals:
+            # Such a rank reports when a forward has ended, and receives requests when it begins the next.
+            report = msgspec.structs.replace(report, received_s=last.taken_s)
+        server.loads[rank] = report
+        for target in (self.targets[number] for number in server.targets):
+            if target.rank is None or target.rank == rank:
+                self._dispatcher.reported(target.number, self._load_of(target))
+
+    @staticmethod
+    def _load_of(target: Target) -> LoadReport:
+        loads = target.server.loads
+        return together(loads) if target.rank is None else loads.get(target.rank, LoadReport())
 
     def gave_up(self, server: Server, why: str) -> None:
         """The server is silent: tell the requests that wait for it."""
@@ -170,14 +187,15 @@ class Fleet:
         cached = self.cached_tokens(asked)
         num_tokens = asked.num_tokens
         prompt = Prompt(num_tokens, cached_tokens=cached, session=asked.request.session, tokens=self._tokens_of(asked))
-        choice = self._dispatcher.place(prompt, active, self._clock())
+        now_s = self._clock()
+        choice = self._dispatcher.place(prompt, active, now_s)
         target = self.targets[choice.rank]
         target.num_in_flight += 1
         target.num_prompt_tokens += num_tokens
         row = asked.request.row()
         if row is not None:
             target.sent.sent(list(piece_ids(row, asked.request.namespace.encode())))
-        return Place(target, choice, num_tokens, cached[choice.rank])
+        return Place(target, choice, num_tokens, cached[choice.rank], now_s)
 
     def release(self, place: Place) -> None:
         """The request has ended, however that was. Twice is fine."""
@@ -186,6 +204,7 @@ class Fleet:
         place.is_released = True
         place.target.num_in_flight -= 1
         place.target.num_prompt_tokens -= place.num_tokens
+        self._dispatcher.ended(place.target.number, place.num_tokens, place.at_s)
 
     # ---- what targets hold -------------------------------------------------------------------------------------
 
@@ -234,3 +253,8 @@ class Fleet:
         ids = block_ids(asked.token_ids, block_tokens, asked.request.cache_salt)
         for (number, _), num_blocks in zip(told, leading_blocks(ids, [feed.blocks for _, feed in told]), strict=True):
             cached[number] = max(cached[number], num_blocks * block_tokens)
+
+
+def _is_news(report: LoadReport, last: LoadReport) -> bool:
+    """Whether it is a later one, and not the same asked for again, whose time may differ by some milliseconds."""
+    return report.taken_s > last.taken_s and (report.stamp_s is None or report.stamp_s != last.stamp_s)

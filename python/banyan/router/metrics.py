@@ -28,6 +28,9 @@ class Metrics:
         self.cached_tokens = Counter("cached_tokens", "Of these, expected in the cache of the chosen target.", **made)
         self.untokenised = Counter("untokenised", "Text prompts that were placed without their tokens.", **made)
         self.event_batches = Counter("event_batches", "KV event batches, by server.", ("server",), **made)
+        self.published_loads = Counter(
+            "published_loads", "Loads that ranks published without being asked, by server.", ("server",), **made
+        )
         self.first_byte = Histogram(
             "first_byte_seconds", "From the request to its answer's first byte.", buckets=SECONDS, **made
         )

@@ -15,11 +15,24 @@ What is awaited is advice for placing. It never says that pages can be read, or 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 MAX_AWAITED_TOKENS = 1 << 22
 """2 MB for each rank at 16 tokens a page."""
+
+
+class TrailRow(Protocol):
+    """``banyan._native.TrailRow``: trails in a row, the latest first."""
+
+    def __len__(self) -> int:
+        """The number of trails."""
+        ...
+
+    def appendleft(self, trail: Any) -> None: ...
+
+    def pop(self) -> int:
+        """Drop the oldest; its length in tokens."""
+        ...
 
 
 class Trail(Protocol):
@@ -29,8 +42,12 @@ class Trail(Protocol):
         """In tokens."""
         ...
 
-    def most_in_common(self, others: Sequence[Any]) -> int:
-        """The most leading tokens, in whole pages, that it has in common with one of ``others``."""
+    def row(self) -> TrailRow:
+        """A new one, empty, for trails like this one."""
+        ...
+
+    def most_in_common(self, row: Any) -> int:
+        """The most leading tokens, in whole pages, that it has in common with one of ``row``."""
         ...
 
 
@@ -45,41 +62,43 @@ class PromptTokens(Protocol):
 class AwaitedPrompts:
     """Those of one rank, the latest first. ``due_tokens`` count what the rank computes in its life."""
 
-    __slots__ = ("_due_tokens", "_num_tokens", "_trails")
+    __slots__ = ("_due_tokens", "_num_tokens", "_row")
 
     def __init__(self) -> None:
-        # Two rows, so that the trails can be handed over as they are: a dispatcher has some microseconds.
-        self._trails: deque[Trail] = deque()
+        # The trails stay in the native core, where all are compared in one call: a dispatcher has some microseconds.
+        self._row: TrailRow | None = None
         self._due_tokens: deque[int] = deque()
         self._num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._trails)
+        return len(self._due_tokens)
 
     def placed(self, trail: Trail, due_tokens: int) -> None:
         """The rank will have computed the prompt when it has computed ``due_tokens``."""
-        self._trails.appendleft(trail)
+        if self._row is None:
+            self._row = trail.row()
+        self._row.appendleft(trail)
         self._due_tokens.appendleft(due_tokens)
         self._num_tokens += len(trail)
         while self._num_tokens > MAX_AWAITED_TOKENS:
-            self._forget_oldest()
+            self._forget_oldest(self._row)
 
     def computed(self, total_tokens: int) -> None:
         """The rank has computed so much in its life."""
-        while self._due_tokens and self._due_tokens[-1] < total_tokens:
-            self._forget_oldest()
+        while self._row is not None and self._due_tokens and self._due_tokens[-1] < total_tokens:
+            self._forget_oldest(self._row)
 
     def clear(self) -> None:
         """The rank has nothing to do."""
-        self._trails.clear()
+        self._row = None
         self._due_tokens.clear()
         self._num_tokens = 0
 
     def leading_tokens(self, trail: Trail) -> int:
         """Leading tokens of a prompt that the rank is about to have."""
         # The latest first: of a conversation's turns that is the longest, and the others are passed over then.
-        return trail.most_in_common(list(self._trails)) if self._trails else 0
+        return 0 if self._row is None else trail.most_in_common(self._row)
 
-    def _forget_oldest(self) -> None:
+    def _forget_oldest(self, row: TrailRow) -> None:
         self._due_tokens.pop()
-        self._num_tokens -= len(self._trails.pop())
+        self._num_tokens -= row.pop()

@@ -86,6 +86,13 @@ class Dispatcher:
         trail = _trail_of(prompt)
         self._count(prompt, trail, rank, now_s, self._cached(prompt, trail, rank))
 
+    def ended(self, rank: int, num_tokens: int, placed_s: float) -> None:
+        """A request of so many tokens that was counted at ``rank`` at ``placed_s`` has ended, however that was.
+
+        For callers that see it before the rank's next report; others need not say so.
+        """
+        self._loads[rank].ended(placed_s, num_tokens)
+
     def _count(self, prompt: Prompt, trail: Trail | None, rank: int, now_s: float, cached_tokens: int) -> None:
         self._loads[rank].placed(
             self._turn,

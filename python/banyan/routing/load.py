@@ -2,8 +2,8 @@
 """What a rank is doing now: its last report, and what has been sent to it since.
 
 Invariants
-  1. A placed request counts from ``placed`` until a report that was taken later: ranks report after they have
-     received requests, so that report counts it. Between the two it is counted once, never twice.
+  1. A placed request counts from ``placed`` until a report that counts it itself, or ``ended``: once, never twice, as
+     far as ``received_s`` of the report is right.
   2. Reports only go forward in time; an older one than the last is ignored.
 
 One rank is one ``RankLoad``: reported at some moment, plus zero or more requests on their way.
@@ -20,9 +20,16 @@ from banyan.routing.awaited import AwaitedPrompts, Trail
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """A rank about itself. Tokens and requests as in ``RankState``; the two totals only grow."""
+    """A rank about itself. Tokens and requests as in ``RankState``; the two totals only grow.
+
+    Attributes:
+        received_s: what was sent to the rank until then is counted; None: until ``taken_s``.
+        stamp_s: when it was taken by the rank's own clock: two of one stamp are one report. None: not told.
+    """
 
     taken_s: float = 0.0
+    received_s: float | None = None
+    stamp_s: float | None = None
     num_running: int = 0
     num_waiting: int = 0
     pending_prefill_tokens: int = 0
@@ -86,15 +93,26 @@ class RankLoad:
             before_it = report.total_prefill_tokens + report.pending_prefill_tokens
             self.awaited.placed(trail, before_it + self.num_new_tokens)
 
+    def ended(self, at_s: float, num_prompt_tokens: int) -> None:
+        """A request that was placed then has ended. Where a report counts it already, a later one will not."""
+        for sent in self._on_its_way:
+            if (sent.at_s, sent.num_prompt_tokens) == (at_s, num_prompt_tokens):
+                self._on_its_way.remove(sent)
+                self._is_there(sent)
+                return
+
+    def _is_there(self, sent: _OnItsWay) -> None:
+        self.num_prompt_tokens -= sent.num_prompt_tokens
+        self.num_new_tokens -= sent.num_new_tokens
+
     def reported(self, report: LoadReport) -> None:
         """The rank's latest report; requests that it must have received by then are in it."""
         if report.taken_s <= self.report.taken_s:
             return
         self.report = report
-        while self._on_its_way and self._on_its_way[0].at_s < report.taken_s:
-            arrived = self._on_its_way.popleft()
-            self.num_prompt_tokens -= arrived.num_prompt_tokens
-            self.num_new_tokens -= arrived.num_new_tokens
+        received_s = report.taken_s if report.received_s is None else report.received_s
+        while self._on_its_way and self._on_its_way[0].at_s < received_s:
+            self._is_there(self._on_its_way.popleft())
         self.awaited.computed(report.total_prefill_tokens)
         if report.num_running == report.num_waiting == self.num_on_its_way == 0:
             self.awaited.clear()

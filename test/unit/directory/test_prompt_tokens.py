@@ -24,6 +24,14 @@ def trail(tokens, prior=None):
     return PromptTokens(prior, array("q", tokens), PAGE).trail()
 
 
+def row(*trails):
+    """Trails of which the last is the latest."""
+    made = trail([]).row()
+    for one in trails:
+        made.appendleft(one)
+    return made
+
+
 def common_pages(one, other):
     num_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))  # noqa: B905
     return num_tokens // PAGE * PAGE
@@ -32,12 +40,29 @@ def common_pages(one, other):
 @given(asked=prompts, others=st.lists(prompts, max_size=4))
 def test_most_in_common_when_there_are_many_then_whole_pages_of_the_longest(asked, others):
     most = max((common_pages(asked, other) for other in others), default=0)
-    assert trail(asked).most_in_common([trail(other) for other in others]) == most
+    assert trail(asked).most_in_common(row(*map(trail, others))) == most
 
 
 def test_most_in_common_when_chained_to_something_else_then_none():
     salted = trail(range(8), b"s" * 32)
-    assert (trail(range(8)).most_in_common([salted]), salted.most_in_common([salted])) == (0, 8)
+    assert (trail(range(8)).most_in_common(row(salted)), salted.most_in_common(row(salted))) == (0, 8)
+
+
+def test_row_when_the_oldest_is_dropped_then_it_counts_no_more_and_tells_its_length():
+    asked, oldest, latest = trail(range(100)), trail(range(81)), trail(range(40))
+    trails = row(oldest, latest)
+    assert (asked.most_in_common(trails), len(trails)) == (80, 2)
+    assert trails.pop() == 80
+    assert (asked.most_in_common(trails), len(trails)) == (40, 1)
+    assert trails.pop() == 40
+    with pytest.raises(IndexError, match="empty"):
+        trails.pop()
+    assert asked.most_in_common(trails) == 0
+
+
+def test_row_when_pages_have_another_size_then_refused():
+    with pytest.raises(ValueError, match="page size"):
+        row(PromptTokens(None, array("q", range(8)), 2 * PAGE).trail())
 
 
 def test_prompt_tokens_when_the_arguments_cannot_be_right_then_refused():

@@ -76,7 +76,7 @@ class Served:
 class FakeServer(Served):
     """One SGLang server. Its tokens are bytes; its answers are numbered events."""
 
-    def __init__(self, name, *, num_ranks=1, events=False, banyan=False):
+    def __init__(self, name, *, num_ranks=1, events=False, loads=False, banyan=False):
         self.name, self.num_ranks, self.banyan = name, num_ranks, banyan
         self.seen = []
         self.status = 200
@@ -88,7 +88,8 @@ class FakeServer(Served):
         self.num_left = 0
         self.num_running = 0
         self.loads_status = 200
-        self.publishers = [Publisher() for _ in range(num_ranks)] if events else []
+        self.publishers = [Publisher() for _ in range(num_ranks)] if events or loads else []
+        self.publishes_load = loads
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
         super().__init__(
             Starlette(
@@ -153,6 +154,8 @@ class FakeServer(Served):
                 "block_size": BLOCK_TOKENS,
                 "dp_size": self.num_ranks,
             }
+        if self.publishes_load:
+            info["kv_events"] |= {"load_endpoint_port_base": self.publishers[0].load_port, "load_topic": "load"}
         return JSONResponse(info)
 
     async def loads(self, request):
@@ -182,6 +185,8 @@ class Publisher:
         self.port = self._pub.bind_to_random_port("tcp://127.0.0.1")
         self._router = self.context.socket(zmq.ROUTER)
         self.replay_port = self._router.bind_to_random_port("tcp://127.0.0.1")
+        self._loads = self.context.socket(zmq.PUB)
+        self.load_port = self._loads.bind_to_random_port("tcp://127.0.0.1")
         self.sent = []
         self._task = asyncio.create_task(self._replay())
 
@@ -192,6 +197,10 @@ class Publisher:
         self.sent.append(payload)
         if not lose:
             await self._pub.send_multipart((b"", seq.to_bytes(8, "big"), payload))
+
+    async def tell_load(self, payload):
+        """Publish what was made of a load, or anything else."""
+        await self._loads.send_multipart((b"load", (0).to_bytes(8, "big"), payload))
 
     async def _replay(self):
         while True:

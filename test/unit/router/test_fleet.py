@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from banyan.router.blocks import block_ids, pack
@@ -114,12 +116,52 @@ def test_restart_when_the_ranks_are_others_then_they_are_new_targets():
     assert sorted(made.active(())) == [1, 2, 3]
 
 
-def test_reported_when_nothing_is_in_flight_then_an_old_report_clears_what_was_on_its_way():
+def test_release_when_the_rank_has_not_reported_since_then_the_request_is_on_its_way_no_more():
     made = fleet(Description())
+    places = [made.take(PROMPT), made.take(PROMPT)]
+    made.release(places[1])
+    assert made._dispatcher.states({0})[0].num_requests == 1
+    made.release(places[0])
+    assert made._dispatcher.states({0})[0].pending_prefill_tokens == 0
+
+
+def test_told_when_a_stock_rank_was_in_a_forward_then_what_came_meanwhile_counts_until_the_next_has_ended():
+    made = fleet(told())
     (server,) = made.servers
-    made.release(made.take(PROMPT))
-    made.reported(server, {0: LoadReport(taken_s=50.0)}, 200.0)
-    assert made._dispatcher.states({0})[0].num_requests == 0
+    made.told(server, 0, LoadReport(taken_s=99.0, num_running=1, ongoing_tokens=10))
+    made.take(PROMPT)
+    made.told(server, 0, LoadReport(taken_s=101.0, num_running=1, ongoing_tokens=11))
+    assert made._dispatcher.states({0})[0].num_requests == 2, "it was received after that report"
+    made.told(server, 0, LoadReport(taken_s=102.0, num_running=2, ongoing_tokens=70))
+    assert made._dispatcher.states({0})[0].num_requests == 2
+
+
+def test_told_when_a_rank_reports_arrivals_then_each_report_counts_what_came_before_it():
+    made = fleet(dataclasses.replace(told(), tells_arrivals=True))
+    (server,) = made.servers
+    made.told(server, 0, LoadReport(taken_s=99.0, num_running=1))
+    made.take(PROMPT)
+    made.told(server, 0, LoadReport(taken_s=101.0, num_running=1, num_waiting=1))
+    assert made._dispatcher.states({0})[0].num_requests == 2
+
+
+def test_told_when_the_same_report_is_asked_for_again_then_it_is_no_later_one():
+    made = fleet(told())
+    (server,) = made.servers
+    made.told(server, 0, LoadReport(taken_s=99.0, stamp_s=7.0, num_running=1))
+    made.take(PROMPT)
+    for taken_s in (100.1, 100.2, 98.0):
+        made.reported(server, {0: LoadReport(taken_s=taken_s, stamp_s=7.0, num_running=1)}, taken_s)
+    assert made._dispatcher.states({0})[0].num_requests == 2
+
+
+def test_told_when_the_ranks_of_a_server_are_one_target_then_their_loads_are_added_up():
+    made = fleet(told(2, places_itself=True))
+    (server,) = made.servers
+    made.told(server, 0, LoadReport(taken_s=99.0, num_running=1))
+    made.told(server, 1, LoadReport(taken_s=98.0, num_running=2))
+    made.told(server, 1, LoadReport(taken_s=99.5, num_running=3))
+    assert made._dispatcher.states({0})[0].num_requests == 4
 
 
 def test_gave_up_when_a_server_is_silent_then_each_request_there_is_told_once():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -14,6 +15,13 @@ from banyan.routing.awaited import AwaitedPrompts
 from banyan.routing.lmetric import LMetric
 
 BOTH = (0, 1)
+
+
+class Row(deque):
+    """Texts, the latest first."""
+
+    def pop(self):
+        return len(super().pop())
 
 
 @dataclass(frozen=True)
@@ -28,8 +36,11 @@ class Text:
     def trail(self):
         return self
 
-    def most_in_common(self, others):
-        return max(self._common(other.letters) for other in others)
+    def row(self):
+        return Row()
+
+    def most_in_common(self, row):
+        return max((self._common(other.letters) for other in row), default=0)
 
     def _common(self, letters):
         pairs = zip(self.letters, letters, strict=False)

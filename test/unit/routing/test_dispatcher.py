@@ -51,6 +51,31 @@ def test_states_when_a_later_report_comes_then_what_was_sent_before_it_is_in_it(
     assert dispatcher.states({0})[0].num_requests == 0
 
 
+def test_ended_when_no_report_counts_the_request_yet_then_it_counts_no_more():
+    dispatcher = Dispatcher(1, RoundRobin())
+    dispatcher.count(Prompt(100), 0, 10.0)
+    dispatcher.count(Prompt(200), 0, 11.0)
+    dispatcher.ended(0, 200, 11.0)
+    (state,) = dispatcher.states({0})
+    assert (state.num_waiting, state.ongoing_tokens, state.pending_prefill_tokens) == (1, 100, 100)
+
+
+def test_ended_when_a_report_counts_the_request_then_the_next_report_tells():
+    dispatcher = Dispatcher(1, RoundRobin())
+    dispatcher.count(Prompt(100), 0, 10.0)
+    dispatcher.reported(0, LoadReport(taken_s=11.0, num_running=1))
+    dispatcher.ended(0, 100, 10.0)
+    assert dispatcher.states({0})[0].num_requests == 1
+
+
+def test_states_when_a_report_says_until_when_it_received_then_what_was_sent_later_counts_on_top():
+    dispatcher = Dispatcher(1, RoundRobin())
+    dispatcher.count(Prompt(100), 0, 10.0)
+    dispatcher.count(Prompt(200), 0, 12.0)
+    dispatcher.reported(0, LoadReport(taken_s=13.0, received_s=11.0, num_running=1))
+    assert dispatcher.states({0})[0].num_requests == 2
+
+
 def test_states_when_peers_can_give_the_prefix_then_it_is_not_pending():
     dispatcher = Dispatcher(2, RoundRobin())
     dispatcher.count(Prompt(500, cached_tokens=(160, 0), fetchable_tokens=160), 1, 0.0)

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
 use banyan_shm::prompt::{Prompt, Trail};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::page_keys::{prior_of, tokens_of};
@@ -10,6 +13,8 @@ use crate::page_keys::{prior_of, tokens_of};
 pub struct PyPromptTokens {
     pub prompt: Prompt,
     page_tokens: usize,
+    /// Made once: some microseconds for a thousand pages.
+    trail: OnceLock<Arc<Trail>>,
 }
 
 #[pymethods]
@@ -27,6 +32,7 @@ impl PyPromptTokens {
         Ok(Self {
             prompt,
             page_tokens,
+            trail: OnceLock::new(),
         })
     }
 
@@ -35,8 +41,9 @@ impl PyPromptTokens {
     }
 
     fn trail(&self) -> PyTrail {
+        let make = || Arc::new(self.prompt.trail(self.page_tokens));
         PyTrail {
-            trail: self.prompt.trail(self.page_tokens),
+            trail: self.trail.get_or_init(make).clone(),
             page_tokens: self.page_tokens,
         }
     }
@@ -44,7 +51,7 @@ impl PyPromptTokens {
 
 #[pyclass(frozen, name = "Trail", module = "banyan._native")]
 pub struct PyTrail {
-    trail: Trail,
+    trail: Arc<Trail>,
     page_tokens: usize,
 }
 
@@ -54,8 +61,43 @@ impl PyTrail {
         self.trail.num_pages() * self.page_tokens
     }
 
-    fn most_in_common(&self, others: Vec<PyRef<'_, Self>>) -> usize {
-        let trails = others.iter().map(|other| &other.trail);
+    fn row(&self) -> PyTrailRow {
+        PyTrailRow {
+            trails: VecDeque::new(),
+            page_tokens: self.page_tokens,
+        }
+    }
+
+    fn most_in_common(&self, row: &PyTrailRow) -> usize {
+        let trails = row.trails.iter().map(Arc::as_ref);
         self.trail.most_in_common(trails) * self.page_tokens
+    }
+}
+
+/// Kept here and not in Python, where a dispatcher would hand hundreds of trails over one by one for each request.
+#[pyclass(name = "TrailRow", module = "banyan._native")]
+pub struct PyTrailRow {
+    trails: VecDeque<Arc<Trail>>,
+    page_tokens: usize,
+}
+
+#[pymethods]
+impl PyTrailRow {
+    fn __len__(&self) -> usize {
+        self.trails.len()
+    }
+
+    fn appendleft(&mut self, trail: &PyTrail) -> PyResult<()> {
+        if trail.page_tokens != self.page_tokens {
+            return Err(PyValueError::new_err("a row has one page size"));
+        }
+        self.trails.push_front(trail.trail.clone());
+        Ok(())
+    }
+
+    fn pop(&mut self) -> PyResult<usize> {
+        let oldest = self.trails.pop_back();
+        let oldest = oldest.ok_or_else(|| PyIndexError::new_err("pop from an empty row"))?;
+        Ok(oldest.num_pages() * self.page_tokens)
     }
 }
