@@ -47,11 +47,12 @@ SERVER_ARGS = (
 
 
 def server_spec(label: str, core: int, args: tuple[str, ...] = SERVER_ARGS) -> ServerSpec:
-    """One server on one core, whose events and load anyone on this machine can read."""
+    """One server on one core, whose events anyone on this machine can read; its load, anyone who can reach it."""
     events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
     events["replay_endpoint"] = f"tcp://127.0.0.1:{free_port()}"
     args = (*args, "--kv-events-config", json.dumps(events))
-    args = (*args, "--load-publish-endpoint", f"tcp://127.0.0.1:{free_port()}")
+    # SGLang takes no other address.
+    args = (*args, "--load-publish-endpoint", f"tcp://*:{free_port()}")
     return ServerSpec(label, 1, "off", args, cpu_env(dp=1, first_core=core))
 
 
