@@ -57,12 +57,12 @@ def server_spec(label: str, core: int, args: tuple[str, ...] = SERVER_ARGS) -> S
 
 
 @contextmanager
-def router(servers: Sequence[Server], policy: str, log: Path) -> Iterator[str]:
-    """A router in front of `servers`; its URL."""
+def router(urls: Sequence[str], policy: str, log: Path) -> Iterator[str]:
+    """A router in front of the servers at `urls`; its own URL."""
     port = free_port()
     command = [sys.executable, "-m", "banyan.cli", "route", "--policy", policy, "--port", str(port)]
-    for server in servers:
-        command += ["--server", server.url]
+    for server in urls:
+        command += ["--server", server]
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Server(server_spec("second", 1), model, args.out) as second,
     ):
         wait_ready([first, second])
-        with router([first, second], args.policy, args.out / "router.log") as url:
+        with router([first.url, second.url], args.policy, args.out / "router.log") as url:
             load = Load(
                 url, args.conversations, args.turns, args.turn_tokens, args.output_len, args.concurrency, args.seed
             )

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wait_ready([engine])
         for server in apart:
             server.awake()
-        url = stack.enter_context(router(apart, args.policy, args.out / "router.log"))
+        url = stack.enter_context(router([server.url for server in apart], args.policy, args.out / "router.log"))
         sides = {"router": Side(url, apart), "engine": Side(engine.url, (engine,))}
         runs = measure_all(sides, workloads, args.repetitions, lambda text: print(text, file=sys.stderr, flush=True))
     rows = summarise(runs)

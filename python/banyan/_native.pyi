@@ -257,7 +257,7 @@ class PageKeys:
         """Remember up to `num_chunks` (a power of two) chunks: 4 bytes a token and 32 a page."""
 
     def of(self, prior: bytes | None, tokens: Frames) -> list[str]:
-        """Keys of the whole pages of `tokens`, a buffer of int64, chained to the digest `prior`.
+        """Keys of the whole pages of `tokens`, a buffer of int64 or uint32, chained to the digest `prior`.
 
         ValueError for a token that does not fit into 32 bits: SGLang hashes such prompts in another way.
         """
@@ -266,7 +266,7 @@ class PromptTokens:
     """A prompt's tokens, chained to the digest `prior`. Any thread."""
 
     def __init__(self, prior: bytes | None, tokens: Frames, page_tokens: int) -> None:
-        """Copy `tokens`, a buffer of int64. ValueError as for `PageKeys.of`."""
+        """Copy `tokens`, a buffer of int64 or uint32. ValueError as for `PageKeys.of`."""
 
     def __len__(self) -> int: ...
     def trail(self) -> Trail:

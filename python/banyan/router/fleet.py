@@ -211,9 +211,9 @@ class Fleet:
     def cached_tokens(self, asked: Asked) -> list[int]:
         """Leading tokens of the prompt at each target: as its events tell, else as far as it was sent before."""
         cached = [0] * len(self.targets)
-        row = asked.request.row()
-        pieces = list(piece_ids(row, asked.request.namespace.encode())) if row is not None else []
         guessed = [target for target in self.targets if not self._is_told(target, asked)]
+        row = asked.request.row() if guessed else None
+        pieces = list(piece_ids(row, asked.request.namespace.encode())) if row is not None else []
         for target in guessed:
             cached[target.number] = min(target.sent.leading_tokens(pieces), asked.num_tokens)
         for block_tokens in {self._block_tokens(target) for target in self.targets} - {0}:
@@ -237,7 +237,7 @@ class Fleet:
             return None
         num_tokens = (len(asked.token_ids) - 1) // block_tokens * block_tokens
         prior = salt_digest(asked.request.cache_salt)
-        return _native.PromptTokens(prior, array("q", asked.token_ids[:num_tokens]), block_tokens)
+        return _native.PromptTokens(prior, asked.token_ids[:num_tokens], block_tokens)
 
     def _read_events(self, asked: Asked, block_tokens: int, cached: list[int]) -> None:
         """Fill in the targets whose events name pages of that size: the best of its ranks for a whole server."""

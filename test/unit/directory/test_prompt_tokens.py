@@ -65,6 +65,16 @@ def test_row_when_pages_have_another_size_then_refused():
         row(PromptTokens(None, array("q", range(8)), 2 * PAGE).trail())
 
 
+@pytest.mark.parametrize("code", ["I", "i"])
+def test_prompt_tokens_when_they_have_32_bits_then_taken_as_they_are_if_unsigned(code):
+    tokens = array(code, range(100))
+    if code == "I":
+        assert PromptTokens(None, tokens, PAGE).trail().most_in_common(row(trail(range(60)))) == 60
+    else:
+        with pytest.raises(ValueError, match="int64 or uint32"):
+            PromptTokens(None, tokens, PAGE)
+
+
 def test_prompt_tokens_when_the_arguments_cannot_be_right_then_refused():
     with pytest.raises(ValueError, match="32 bits"):
         trail([2**32])

@@ -61,17 +61,20 @@ pub fn prior_of(digest: Option<&[u8]>) -> PyResult<Option<Key>> {
     Ok(Some(key_of(digest)))
 }
 
-/// Tokens from a C-contiguous int64 buffer. SGLang hashes larger ones in another way.
+/// Tokens from a C-contiguous buffer of int64, or uint32. SGLang hashes larger ones in another way.
 pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let refuse = || {
         PyValueError::new_err(format!(
-            "tokens must be a C-contiguous buffer of int64, not {}",
+            "tokens must be a C-contiguous buffer of int64 or uint32, not {}",
             kind(tokens)
         ))
     };
     if tokens.len().is_ok_and(|num_tokens| num_tokens == 0) {
         // An empty array has no address, which is refused as a buffer.
         return Ok(Vec::new());
+    }
+    if let Ok(words) = PyBuffer::<u32>::get(tokens) {
+        return words.to_vec(tokens.py());
     }
     let buffer = PyBuffer::<i64>::get(tokens).map_err(|_| refuse())?;
     if buffer.dimensions() > 1 {

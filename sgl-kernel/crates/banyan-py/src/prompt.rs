@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use banyan_shm::prompt::{Prompt, Trail};
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -14,7 +14,7 @@ pub struct PyPromptTokens {
     pub prompt: Prompt,
     page_tokens: usize,
     /// Made once: some microseconds for a thousand pages.
-    trail: OnceLock<Arc<Trail>>,
+    trail: OnceLock<Trail>,
 }
 
 #[pymethods]
@@ -41,7 +41,7 @@ impl PyPromptTokens {
     }
 
     fn trail(&self) -> PyTrail {
-        let make = || Arc::new(self.prompt.trail(self.page_tokens));
+        let make = || self.prompt.trail(self.page_tokens);
         PyTrail {
             trail: self.trail.get_or_init(make).clone(),
             page_tokens: self.page_tokens,
@@ -51,7 +51,7 @@ impl PyPromptTokens {
 
 #[pyclass(frozen, name = "Trail", module = "banyan._native")]
 pub struct PyTrail {
-    trail: Arc<Trail>,
+    trail: Trail,
     page_tokens: usize,
 }
 
@@ -69,15 +69,14 @@ impl PyTrail {
     }
 
     fn most_in_common(&self, row: &PyTrailRow) -> usize {
-        let trails = row.trails.iter().map(Arc::as_ref);
-        self.trail.most_in_common(trails) * self.page_tokens
+        self.trail.most_in_common(&row.trails) * self.page_tokens
     }
 }
 
 /// Kept here and not in Python, where a dispatcher would hand hundreds of trails over one by one for each request.
 #[pyclass(name = "TrailRow", module = "banyan._native")]
 pub struct PyTrailRow {
-    trails: VecDeque<Arc<Trail>>,
+    trails: VecDeque<Trail>,
     page_tokens: usize,
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A prompt as it is hashed, and the trail by which prompts are compared when neither is at hand any more.
 
+use std::sync::Arc;
+
 use crate::frame::Key;
 use crate::page_keys::mix;
 
@@ -29,9 +31,12 @@ impl Prompt {
 /// One number for each whole page, which depends on all pages before it: an eighth of the tokens' memory at 16 tokens a page.
 ///
 /// For advice, not for content: two trails may meet by chance, once in 2^64, and by intent of whoever makes the prompts.
+///
+/// A clone is the same trail. Length and place of the ids lie in it: of hundreds that are compared, each costs one look at
+/// memory far away.
 #[derive(Clone, Debug)]
 pub struct Trail {
-    ids: Vec<u64>,
+    ids: Arc<[u64]>,
 }
 
 impl Trail {
