@@ -33,7 +33,7 @@ from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
 from benchmark.processes import ProcessSession
 from benchmark.results import write_report
-from benchmark.servers import Server, ServerSpec, answers, cpu_env, free_port, unwind_on_sigterm, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_answers, wait_ready
 from benchmark.workload.generated import random_ids
 
 REQUEST_TIMEOUT_S = 120.0
@@ -67,11 +67,8 @@ def router(urls: Sequence[str], policy: str, log: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline_s = time.monotonic() + 120
-        while not answers(f"{url}/health", timeout_s=2.0):
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise RuntimeError(f"the router did not come up: see {log}")
-            time.sleep(0.5)
+        failure = f"the router did not come up: see {log}"
+        wait_answers(f"{url}/health", lambda: process.poll() is None, failure, timeout_s=120.0)
         yield url
     finally:
         process.terminate()
@@ -181,6 +178,11 @@ def metric(text: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
+def cached_share_expected(text: str) -> float:
+    """Of all prompt tokens that the router has placed, those that it expected in a cache; `text` is its /metrics."""
+    return metric(text, "banyan_router_cached_tokens_total") / metric(text, "banyan_router_prompt_tokens_total")
+
+
 def report(load: Load, killed_s: float, text: str) -> dict[str, Any]:
     around = [one.end_s - one.start_s for one in load.ended if one.start_s <= killed_s <= one.end_s]
     complete = [one for one in load.ended if one.kind == "complete"]
@@ -195,8 +197,7 @@ def report(load: Load, killed_s: float, text: str) -> dict[str, Any]:
         "longest_s": max(one.end_s - one.start_s for one in load.ended),
         "retries": metric(text, "banyan_router_retries_total"),
         "cached_share_found": sum(one.cached_tokens for one in complete) / prompt_tokens,
-        "cached_share_expected": metric(text, "banyan_router_cached_tokens_total")
-        / metric(text, "banyan_router_prompt_tokens_total"),
+        "cached_share_expected": cached_share_expected(text),
         "event_batches": metric(text, "banyan_router_event_batches_total"),
         "errors": sorted({one.error for one in load.ended if one.error}),
     }

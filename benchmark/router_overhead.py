@@ -37,8 +37,8 @@ from banyan.router.blocks import block_ids
 from banyan.router.events import BlockStored, EventBatch
 from benchmark.client import open_session
 from benchmark.results import write_report
-from benchmark.router_failover import router
-from benchmark.servers import answers, free_port, unwind_on_sigterm
+from benchmark.router_failover import cached_share_expected, router
+from benchmark.servers import free_port, unwind_on_sigterm, wait_answers
 
 PAGE_TOKENS = 16
 LENGTHS = (100, 2_000, 32_000)
@@ -122,11 +122,8 @@ def standin(events_port: int) -> Iterator[str]:
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(port, events_port), daemon=True)
     process.start()
     try:
-        deadline_s = time.monotonic() + START_S
-        while not answers(f"{url}/health", timeout_s=1.0):
-            if not process.is_alive() or time.monotonic() > deadline_s:
-                raise RuntimeError("a server without an engine did not come up")
-            time.sleep(0.1)
+        failure = "a server without an engine did not come up"
+        wait_answers(f"{url}/health", process.is_alive, failure, timeout_s=START_S)
         yield url
     finally:
         process.terminate()
@@ -145,14 +142,6 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes) -> tuple[fl
     return first_s * 1e3, (time.perf_counter() - start_s) * 1e3
 
 
-async def cached_share(session: aiohttp.ClientSession, url: str) -> float:
-    """Of all prompt tokens that the router has placed, those that it expected in a cache."""
-    async with session.get(f"{url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    values = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line and not line.startswith("#")}
-    return values["banyan_router_cached_tokens_total"] / values["banyan_router_prompt_tokens_total"]
-
-
 async def measure(urls: dict[str, str], num_tokens: int, repetitions: int) -> dict[str, Any]:
     """One prompt, straight and routed in turns."""
     body = json.dumps({"input_ids": prompt(num_tokens), "stream": True}).encode()
@@ -164,7 +153,8 @@ async def measure(urls: dict[str, str], num_tokens: int, repetitions: int) -> di
                 # The first ones open connections and fill caches.
                 if number >= 10:
                     taken[way].append(times)
-    return {"prompt_tokens": num_tokens} | {way: _told(times) for way, times in taken.items()} | _added(taken)
+    told = {way: _told(times) for way, times in taken.items()}
+    return {"prompt_tokens": num_tokens} | told | _added(told)
 
 
 def _told(times: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
@@ -175,19 +165,18 @@ def _told(times: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _added(taken: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """What the router adds to the median."""
-    medians = {way: [statistics.median(values) for values in zip(*times, strict=True)] for way, times in taken.items()}
-    first, last = (routed - straight for routed, straight in zip(medians["routed"], medians["straight"], strict=True))
-    return {"added_first_byte_ms": first, "added_last_byte_ms": last}
+def _added(told: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+    """What the router adds to the medians."""
+    routed, straight = told["routed"], told["straight"]
+    return {f"added_{name}": routed[name]["median"] - straight[name]["median"] for name in routed}
 
 
 async def run(urls: dict[str, str], repetitions: int) -> dict[str, Any]:
     # One interval of what the server tells, so that the router knows its pages.
     await asyncio.sleep(2.0)
     rows = [await measure(urls, num_tokens, repetitions) for num_tokens in LENGTHS]
-    async with open_session(TIMEOUT_S) as session:
-        return {"rows": rows, "expected_cached_share": await cached_share(session, urls["routed"])}
+    async with open_session(TIMEOUT_S) as session, session.get(f"{urls['routed']}/metrics") as response:
+        return {"rows": rows, "expected_cached_share": cached_share_expected(await response.text())}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

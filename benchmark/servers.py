@@ -203,6 +203,18 @@ def _exit_by_signal(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def wait_answers(url: str, is_running: Callable[[], bool], failure: str, *, timeout_s: float) -> None:
+    """Return when a GET of `url` gives 200.
+
+    Raises RuntimeError, with `failure`, when who should answer has ended or takes longer than `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not answers(url, timeout_s=2.0):
+        if not is_running() or time.monotonic() > deadline_s:
+            raise RuntimeError(failure)
+        time.sleep(0.2)
+
+
 def answers(url: str, *, timeout_s: float) -> bool:
     """Whether a GET of `url` gives 200."""
     try:

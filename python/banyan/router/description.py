@@ -41,11 +41,11 @@ class Description:
 
     Attributes:
         num_ranks: its data-parallel ranks.
-        places_itself: its ranks share pages, and its own dispatcher knows them: the router leaves the rank to it.
+        places_itself: it runs Banyan. Its ranks share pages, and its own dispatcher knows them: the router leaves the
+            rank to it. They report their load when requests arrive, and not only when a forward has ended.
         block_tokens: tokens of a page in its events; 0 without events.
         sources: one for each rank that publishes; none without events.
         load_sources: one for each rank that publishes its load; none where it must be asked for.
-        tells_arrivals: its ranks report their load when requests arrive, and not only when a forward has ended.
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
     """
 
@@ -55,7 +55,6 @@ class Description:
     sources: tuple[EventSource, ...] = ()
     started: str = ""
     load_sources: tuple[LoadSource, ...] = ()
-    tells_arrivals: bool = False
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -68,8 +67,8 @@ class Description:
             num_ranks = max(1, int(info["dp_size"]))
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
-            is_ours = any(isinstance(state, dict) and state.get("banyan") for state in states)
-            said = cls(num_ranks, is_ours, started=repr(info.get("startup_time")), tells_arrivals=is_ours)
+            places_itself = any(isinstance(state, dict) and state.get("banyan") for state in states)
+            said = cls(num_ranks, places_itself, started=repr(info.get("startup_time")))
             if not events or events.get("publisher") != "zmq":
                 return said
             ranks = range(int(events["dp_size"]))

@@ -138,12 +138,12 @@ class Fleet:
                 self._dispatcher.reported(target.number, own)
 
     def told(self, server: Server, rank: int, report: LoadReport) -> None:
-        """A rank's load, asked for or published, whichever was taken first."""
+        """A rank's load, asked for or published; the one that was taken last counts."""
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
             return
-        if last is not None and server.description is not None and not server.description.tells_arrivals:
-            # Such a rank reports when a forward has ended, and receives requests when it begins the next.
+        if last is not None and server.description is not None and not server.description.places_itself:
+            # A stock rank reports when a forward has ended, and receives requests when it begins the next.
             report = msgspec.structs.replace(report, received_s=last.taken_s)
         server.loads[rank] = report
         for target in (self.targets[number] for number in server.targets):

@@ -14,24 +14,24 @@ import zmq
 import zmq.asyncio
 
 from banyan.router.description import LoadSource
-from banyan.routing import LoadReport
+from banyan.routing import LoadReport, report_of
 
 logger = logging.getLogger("banyan.router")
 
 
 class LoadStat(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """A rank's load in the order of the wire; SGLang adds fields at its end."""
+    """A rank's load in the order of the wire, by the names of SGLang's snapshot; SGLang adds fields at its end."""
 
-    num_running: int
-    num_waiting: int
-    used_tokens: int
-    pool_tokens: int
-    rank: int | None = None
-    pending_prefill_tokens: int = 0
-    ongoing_tokens: int = 0
-    max_running: int = 0
-    total_prefill_tokens: int = 0
-    total_prefill_us: int = 0
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    dp_rank: int | None = None
+    num_waiting_uncached_tokens: int = 0
+    num_total_tokens: int = 0
+    max_running_requests: int = 0
+    total_prefill_uncached_tokens: int = 0
+    total_prefill_busy_us: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(LoadStat)
@@ -39,17 +39,7 @@ _decoder = msgspec.msgpack.Decoder(LoadStat)
 
 def read_load(payload: bytes, taken_s: float) -> LoadReport:
     """Raises msgspec.DecodeError for anything that is no load."""
-    stat = _decoder.decode(payload)
-    return LoadReport(
-        taken_s=taken_s,
-        num_running=stat.num_running,
-        num_waiting=stat.num_waiting,
-        pending_prefill_tokens=stat.pending_prefill_tokens,
-        ongoing_tokens=stat.ongoing_tokens,
-        free_tokens=max(0, stat.pool_tokens - stat.used_tokens),
-        total_prefill_tokens=stat.total_prefill_tokens,
-        total_prefill_us=stat.total_prefill_us,
-    )
+    return report_of(_decoder.decode(payload), taken_s)
 
 
 async def follow_load(

@@ -9,7 +9,7 @@ from banyan.routing.dispatcher import Dispatcher, Prompt
 from banyan.routing.elastic import Detour, ElasticPrefill
 from banyan.routing.guard import UNGUARDED, HotRankGuard
 from banyan.routing.hint import PrefixHint
-from banyan.routing.load import LoadReport
+from banyan.routing.load import LoadReport, report_of
 from banyan.routing.lots import SeededLots
 from banyan.routing.place import POLICIES, NoActiveRank, place
 from banyan.routing.view import Choice, Lots, Policy, Query, RankState, Reason
@@ -33,4 +33,5 @@ __all__ = [
     "Reason",
     "SeededLots",
     "place",
+    "report_of",
 ]

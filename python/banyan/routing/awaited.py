@@ -24,10 +24,6 @@ MAX_AWAITED_TOKENS = 1 << 22
 class TrailRow(Protocol):
     """``banyan._native.TrailRow``: trails in a row, the latest first."""
 
-    def __len__(self) -> int:
-        """The number of trails."""
-        ...
-
     def appendleft(self, trail: Any) -> None: ...
 
     def pop(self) -> int:
@@ -81,12 +77,12 @@ class AwaitedPrompts:
         self._due_tokens.appendleft(due_tokens)
         self._num_tokens += len(trail)
         while self._num_tokens > MAX_AWAITED_TOKENS:
-            self._forget_oldest(self._row)
+            self._forget_oldest()
 
     def computed(self, total_tokens: int) -> None:
         """The rank has computed so much in its life."""
-        while self._row is not None and self._due_tokens and self._due_tokens[-1] < total_tokens:
-            self._forget_oldest(self._row)
+        while self._due_tokens and self._due_tokens[-1] < total_tokens:
+            self._forget_oldest()
 
     def clear(self) -> None:
         """The rank has nothing to do."""
@@ -99,6 +95,7 @@ class AwaitedPrompts:
         # The latest first: of a conversation's turns that is the longest, and the others are passed over then.
         return 0 if self._row is None else trail.most_in_common(self._row)
 
-    def _forget_oldest(self, row: TrailRow) -> None:
+    def _forget_oldest(self) -> None:
+        assert self._row is not None
         self._due_tokens.pop()
-        self._num_tokens -= row.pop()
+        self._num_tokens -= self._row.pop()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -45,6 +46,33 @@ class LoadReport(msgspec.Struct, frozen=True):
         if self.total_prefill_tokens <= 0 or self.total_prefill_us <= 0:
             return None
         return self.total_prefill_tokens * 1e6 / self.total_prefill_us
+
+
+class SGLangLoad(Protocol):
+    """A rank's load by SGLang's names: its snapshot, or what it publishes."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int
+    num_total_tokens: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    total_prefill_uncached_tokens: int
+    total_prefill_busy_us: int
+
+
+def report_of(load: SGLangLoad, taken_s: float) -> LoadReport:
+    """The same in Banyan's words."""
+    return LoadReport(
+        taken_s=taken_s,
+        num_running=load.num_running_reqs,
+        num_waiting=load.num_waiting_reqs,
+        pending_prefill_tokens=load.num_waiting_uncached_tokens,
+        ongoing_tokens=load.num_total_tokens,
+        free_tokens=max(0, load.max_total_num_tokens - load.num_used_tokens),
+        total_prefill_tokens=load.total_prefill_uncached_tokens,
+        total_prefill_us=load.total_prefill_busy_us,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from banyan.routing import (
     Detour,
     Dispatcher,
     ElasticPrefill,
-    LoadReport,
     Policy,
     PrefixHint,
     Prompt,
     Reason,
     hint,
+    report_of,
 )
 from banyan.routing.hint import Decision
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
@@ -138,7 +138,7 @@ class Placer:
 
     def _read_loads(self, dispatcher: Dispatcher) -> None:
         for snapshot in self._read_snapshots():
-            dispatcher.reported(snapshot.dp_rank, report_of(snapshot))
+            dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp))
 
     def _wished(self, req: Any) -> tuple[str, ElasticPrefill | None]:
         """The policy's name and the gate of detours: what the client names for this request, else the server's."""
@@ -167,20 +167,6 @@ def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
         fetchable_tokens=found.fetchable_tokens,
         session=session,
         tokens=found.prompt,
-    )
-
-
-def report_of(snapshot: Any) -> LoadReport:
-    """SGLang's load snapshot in Banyan's words."""
-    return LoadReport(
-        taken_s=snapshot.timestamp,
-        num_running=snapshot.num_running_reqs,
-        num_waiting=snapshot.num_waiting_reqs,
-        pending_prefill_tokens=snapshot.num_waiting_uncached_tokens,
-        ongoing_tokens=snapshot.num_total_tokens,
-        free_tokens=max(0, snapshot.max_total_num_tokens - snapshot.num_used_tokens),
-        total_prefill_tokens=snapshot.total_prefill_uncached_tokens,
-        total_prefill_us=snapshot.total_prefill_busy_us,
     )
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from banyan.router.blocks import block_ids, pack
@@ -137,7 +135,7 @@ def test_told_when_a_stock_rank_was_in_a_forward_then_what_came_meanwhile_counts
 
 
 def test_told_when_a_rank_reports_arrivals_then_each_report_counts_what_came_before_it():
-    made = fleet(dataclasses.replace(told(), tells_arrivals=True))
+    made = fleet(told(places_itself=True))
     (server,) = made.servers
     made.told(server, 0, LoadReport(taken_s=99.0, num_running=1))
     made.take(PROMPT)

@@ -73,10 +73,14 @@ pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         // An empty array has no address, which is refused as a buffer.
         return Ok(Vec::new());
     }
-    if let Ok(words) = PyBuffer::<u32>::get(tokens) {
+    // The engine's are of int64, and its dispatcher counts microseconds: no other kind is tried before.
+    let Ok(buffer) = PyBuffer::<i64>::get(tokens) else {
+        let words = PyBuffer::<u32>::get(tokens).map_err(|_| refuse())?;
+        if words.dimensions() > 1 || !words.is_c_contiguous() {
+            return Err(refuse());
+        }
         return words.to_vec(tokens.py());
-    }
-    let buffer = PyBuffer::<i64>::get(tokens).map_err(|_| refuse())?;
+    };
     if buffer.dimensions() > 1 {
         return Err(refuse());
     }
