@@ -150,7 +150,9 @@ def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], list[d
     order = (list(TRACES), list(SERVERS), [AS_SERVED, *POLICIES])
 
     def place(key: tuple[str, str, str]) -> tuple[int, ...]:
-        pairs = zip(key, order, strict=True)
+        trace, server, policy = key
+        # A stretched trace has its own name, see `trace_options`.
+        pairs = zip((trace.partition(" x")[0], server, policy), order, strict=True)
         return tuple(known.index(name) if name in known else len(known) for name, known in pairs)
 
     return {key: groups[key] for key in sorted(groups, key=place)}

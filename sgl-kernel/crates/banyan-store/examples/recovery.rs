@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use banyan_shm::frame::Key;
 use banyan_store::directory::{Stripe, private_file};
 use banyan_store::error::Result;
-use banyan_store::format::{Entry, FileHeader, FileKind, Identity, Kind, NO_PARENT};
+use banyan_store::format::{Entry, FileHeader, FileKind, Identity, Kind, NO_PARENT, Record};
 use banyan_store::geometry::Geometry;
 use banyan_store::growth::Limits;
 use banyan_store::manifest;
@@ -89,15 +89,18 @@ fn make(path: &Path, count: u64) -> Result<()> {
         sequence,
         kind,
         place: (number % count) as u32,
-        identity: Identity {
-            key: key(number),
-            namespace: NAMESPACE,
-            generation,
-        },
-        parent: if number.is_multiple_of(64) {
-            NO_PARENT
-        } else {
-            key(number - 1)
+        record: Record {
+            identity: Identity {
+                key: key(number),
+                namespace: NAMESPACE,
+                generation,
+            },
+            parent: if number.is_multiple_of(64) {
+                NO_PARENT
+            } else {
+                key(number - 1)
+            },
+            checksum: 0,
         },
     };
     // Each record had a predecessor in its place, half of which are retired in the log.

@@ -10,7 +10,7 @@ use banyan_shm::frame::Key;
 use hashbrown::{HashMap, HashTable};
 
 use crate::directory::ShelfId;
-use crate::format::NO_PARENT;
+use crate::format::{NO_PARENT, Record};
 use crate::geometry::{Place, Segmenting};
 
 /// Position of a shelf in the catalog.
@@ -25,6 +25,20 @@ pub struct Hit {
     pub shelf: ShelfIndex,
     pub place: Place,
     pub generation: u64,
+    /// Of the whole record.
+    pub checksum: u64,
+}
+
+impl Hit {
+    pub fn of(record: &Record, shelf: ShelfIndex, place: Place) -> Self {
+        Self {
+            key: record.identity.key,
+            shelf,
+            place,
+            generation: record.identity.generation,
+            checksum: record.checksum,
+        }
+    }
 }
 
 struct Node {
@@ -300,6 +314,7 @@ mod tests {
             shelf,
             place,
             generation: number,
+            checksum: number,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::buffer::AlignedBytes;
 use crate::directory::{ShelfId, Stripe};
 use crate::error::{Result, invalid};
 use crate::files::{Use, open_direct};
-use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader};
+use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader, record_checksum};
 use crate::geometry::{BLOCK_BYTES, Geometry, Place};
 use crate::growth;
 use crate::manifest::{self, Follower, Log, Tenants};
@@ -69,7 +69,7 @@ pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
         let mut records_by_namespace = BTreeMap::new();
         for entry in &entries {
             *records_by_namespace
-                .entry(entry.identity.namespace)
+                .entry(entry.record.identity.namespace)
                 .or_insert(0) += 1;
         }
         let segments = stripe.segments(shelf)?;
@@ -137,8 +137,11 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
             .iter()
             .filter(|entry| !bad.contains_key(&entry.place))
         {
-            keys.insert((entry.identity.namespace, entry.identity.key), ());
-            parents.push((entry.identity.namespace, entry.parent));
+            keys.insert(
+                (entry.record.identity.namespace, entry.record.identity.key),
+                (),
+            );
+            parents.push((entry.record.identity.namespace, entry.record.parent));
         }
         settle(stripe, shelf, bad, num_damaged, treatment, &mut report)?;
     }
@@ -186,7 +189,7 @@ fn check_shelf(
         match verdict {
             Ok(()) => report.verified_bytes += segmenting.record_bytes,
             Err(problem) => {
-                bad.insert(entry.place, (entry.identity.generation, problem));
+                bad.insert(entry.place, (entry.record.identity.generation, problem));
             }
         }
     }
@@ -221,13 +224,16 @@ fn verify(geometry: &Geometry, entry: &Entry, record: &[u8]) -> std::result::Res
     let Some(header) = RecordHeader::decode(record) else {
         return Err("the header does not verify".into());
     };
-    if header.identity != entry.identity || header.parent != entry.parent {
+    if header.identity != entry.record.identity || header.parent != entry.record.parent {
         return Err("the header names another page".into());
+    }
+    if record_checksum(&header.checksums) != entry.record.checksum {
+        return Err("the header's checksums are not those of the manifest".into());
     }
     for (layer, checksum) in header.checksums.iter().enumerate() {
         let start = geometry.in_record(&(layer..layer + 1)).start as usize;
         let bytes = &record[start..start + geometry.layer_bytes()[layer] as usize];
-        if entry.identity.checksum(layer, bytes) != *checksum {
+        if entry.record.identity.checksum(layer, bytes) != *checksum {
             return Err(format!("layer {layer} does not verify"));
         }
     }
@@ -272,7 +278,7 @@ fn settle(
     }
     let is_bad = |entry: &Entry| {
         let found = bad.get(&entry.place);
-        found.filter(|(generation, _)| *generation == entry.identity.generation)
+        found.filter(|(generation, _)| *generation == entry.record.identity.generation)
     };
     for entry in &entries {
         if let Some((_, problem)) = is_bad(entry) {

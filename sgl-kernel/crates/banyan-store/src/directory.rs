@@ -278,11 +278,15 @@ impl Superblock {
         let format = number("format");
         if text.lines().next() == Some(FIRST_LINE)
             && let Some(format) = format
-            && format > FORMAT as usize
+            && format != FORMAT as usize
         {
+            let way_out = if format > FORMAT as usize {
+                "use the newer Banyan, or another directory"
+            } else {
+                "delete its contents, which can be computed again, or use another directory"
+            };
             return invalid!(
-                "{} was written in format {format}; this release reads format {FORMAT}: \
-                 use the newer Banyan or another directory",
+                "{} was written in format {format}; this release reads format {FORMAT}: {way_out}",
                 path.display()
             );
         }
@@ -423,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_when_foreign_newer_or_damaged_then_refused_by_name() {
+    fn directory_when_foreign_of_another_format_or_damaged_then_refused_by_name() {
         let scratch = Scratch::new();
         let foreign = scratch.path("foreign");
         fs::create_dir(&foreign).unwrap();
@@ -437,19 +441,22 @@ mod tests {
         );
         assert!(Stripe::open(&[foreign]).is_err());
 
-        let newer = scratch.path("newer");
-        Stripe::open_or_create(std::slice::from_ref(&newer)).unwrap();
-        let text = fs::read_to_string(newer.join(SUPERBLOCK)).unwrap();
-        fs::write(newer.join(SUPERBLOCK), text.replace("format=1", "format=9")).unwrap();
-        let reason = Stripe::open_or_create(std::slice::from_ref(&newer))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            reason.contains("format 9") && reason.contains("newer Banyan"),
-            "{reason}"
-        );
-        fs::write(newer.join(SUPERBLOCK), b"\xff\x00").unwrap();
-        let reason = Stripe::open_or_create(&[newer]).unwrap_err().to_string();
+        let other = scratch.path("other");
+        Stripe::open_or_create(std::slice::from_ref(&other)).unwrap();
+        let text = fs::read_to_string(other.join(SUPERBLOCK)).unwrap();
+        for (format, way_out) in [(FORMAT + 7, "newer Banyan"), (FORMAT - 1, "delete")] {
+            let written = text.replace(&format!("format={FORMAT}"), &format!("format={format}"));
+            fs::write(other.join(SUPERBLOCK), written).unwrap();
+            let reason = Stripe::open_or_create(std::slice::from_ref(&other))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                reason.contains(&format!("format {format};")) && reason.contains(way_out),
+                "{reason}"
+            );
+        }
+        fs::write(other.join(SUPERBLOCK), b"\xff\x00").unwrap();
+        let reason = Stripe::open_or_create(&[other]).unwrap_err().to_string();
         assert!(reason.contains("damaged or foreign"), "{reason}");
     }
 

@@ -6,7 +6,7 @@ use twox_hash::XxHash3_64;
 
 use crate::geometry::{BLOCK_BYTES, Geometry, MAX_LAYERS, Place, Segmenting};
 
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Digest of everything that must agree before two pages may be exchanged.
 pub type Namespace = [u64; 4];
@@ -14,9 +14,9 @@ pub type Namespace = [u64; 4];
 /// The parent of a first page.
 pub const NO_PARENT: Key = [0; 4];
 
-pub const ENTRY_BYTES: usize = 128;
+pub const ENTRY_BYTES: usize = 136;
 const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"BNYNREC1");
-const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"BNYNMAN1");
+const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"BNYNMAN2");
 const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"BNYNSEG1");
 const LAYERS_AT: usize = 128;
 const _: () = assert!(LAYERS_AT + MAX_LAYERS * 8 <= BLOCK_BYTES);
@@ -42,6 +42,22 @@ impl Identity {
         put_words(&mut name, 64, &[self.generation, layer as u64]);
         XxHash3_64::oneshot(&name)
     }
+}
+
+/// What stands for a whole record: its layers' checksums, which are bound to its identity, in one.
+pub fn record_checksum(layers: &[u64]) -> u64 {
+    let mut bytes = vec![0; layers.len() * 8];
+    put_words(&mut bytes, 0, layers);
+    XxHash3_64::oneshot(&bytes)
+}
+
+/// What a manifest says of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub identity: Identity,
+    pub parent: Key,
+    /// `record_checksum` of its layers: a reader of the whole record needs no header.
+    pub checksum: u64,
 }
 
 /// The first block of a record.
@@ -92,8 +108,7 @@ pub struct Entry {
     pub sequence: u64,
     pub kind: Kind,
     pub place: Place,
-    pub identity: Identity,
-    pub parent: Key,
+    pub record: Record,
 }
 
 impl Entry {
@@ -104,10 +119,16 @@ impl Entry {
         };
         put_words(bytes, 8, &[self.sequence]);
         put_halves(bytes, 16, &[kind, self.place]);
-        put_words(bytes, 24, &[self.identity.generation]);
-        put_words(bytes, 32, &self.identity.key);
-        put_words(bytes, 64, &self.parent);
-        put_words(bytes, 96, &self.identity.namespace);
+        let Record {
+            identity,
+            parent,
+            checksum,
+        } = &self.record;
+        put_words(bytes, 24, &[identity.generation]);
+        put_words(bytes, 32, &identity.key);
+        put_words(bytes, 64, parent);
+        put_words(bytes, 96, &identity.namespace);
+        put_words(bytes, 128, &[*checksum]);
         let checksum = XxHash3_64::oneshot_with_seed(epoch, &bytes[8..ENTRY_BYTES]);
         put_words(bytes, 0, &[checksum]);
     }
@@ -123,12 +144,15 @@ impl Entry {
             sequence: word(bytes, 8),
             kind,
             place: half(bytes, 20),
-            identity: Identity {
-                generation: word(bytes, 24),
-                key: words(bytes, 32),
-                namespace: words(bytes, 96),
+            record: Record {
+                identity: Identity {
+                    generation: word(bytes, 24),
+                    key: words(bytes, 32),
+                    namespace: words(bytes, 96),
+                },
+                parent: words(bytes, 64),
+                checksum: word(bytes, 128),
             },
-            parent: words(bytes, 64),
         })
     }
 }
@@ -308,8 +332,11 @@ mod tests {
             sequence: 3,
             kind: Kind::Retire,
             place: 4,
-            identity: identity(),
-            parent: [9; 4],
+            record: Record {
+                identity: identity(),
+                parent: [9; 4],
+                checksum: 10,
+            },
         };
         let mut bytes = [0; ENTRY_BYTES];
         entry.encode(1, &mut bytes);

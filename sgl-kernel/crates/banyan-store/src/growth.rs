@@ -11,7 +11,7 @@ use crate::manifest::Follower;
 use crate::writing::MORE_ENTRIES;
 
 /// Manifest bytes for each place: two entries, one to grow by, and one in the next manifest.
-const MANIFEST_BYTES_PER_PLACE: u64 = 512;
+const MANIFEST_BYTES_PER_PLACE: u64 = 4 * ENTRY_BYTES as u64;
 
 /// A manifest's head, the entries that it may have beyond that, and the same in the next manifest.
 const MANIFEST_BYTES: u64 = 2 * (BLOCK_BYTES as u64 + MORE_ENTRIES * ENTRY_BYTES as u64);
@@ -144,6 +144,8 @@ mod tests {
     fn segments_when_sized_then_whole_records_and_at_least_one() {
         assert_eq!(places_per_segment(1 << 40, None, 1 << 20), 1023);
         assert_eq!(places_per_segment(1 << 20, None, 1 << 20), 1);
-        assert_eq!(places_per_segment(1 << 40, Some(4096 + 3 * 8704), 8192), 3);
+        let three = 4096 + 3 * (8192 + MANIFEST_BYTES_PER_PLACE);
+        assert_eq!(places_per_segment(1 << 40, Some(three), 8192), 3);
+        assert_eq!(places_per_segment(1 << 40, Some(three - 1), 8192), 2);
     }
 }

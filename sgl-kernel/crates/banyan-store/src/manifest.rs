@@ -197,7 +197,9 @@ impl Tenants {
         match entry.kind {
             Kind::Publish => self.by_place[place] = Some(entry),
             Kind::Retire => {
-                let same = |tenant: &Entry| tenant.identity.generation == entry.identity.generation;
+                let same = |tenant: &Entry| {
+                    tenant.record.identity.generation == entry.record.identity.generation
+                };
                 if self.by_place[place].as_ref().is_some_and(same) {
                     self.by_place[place] = None;
                 }
@@ -253,7 +255,7 @@ pub fn replace(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Identity, NO_PARENT};
+    use crate::format::{Identity, NO_PARENT, Record};
     use crate::geometry::Geometry;
     use crate::testing::Scratch;
 
@@ -279,8 +281,11 @@ mod tests {
             sequence,
             kind,
             place,
-            identity,
-            parent: NO_PARENT,
+            record: Record {
+                identity,
+                parent: NO_PARENT,
+                checksum: generation,
+            },
         }
     }
 
@@ -367,7 +372,7 @@ mod tests {
         ] {
             tenants.apply(step, 8);
         }
-        assert_eq!(tenants.get(0).unwrap().identity.generation, 3);
+        assert_eq!(tenants.get(0).unwrap().record.identity.generation, 3);
         assert_eq!(tenants.into_entries().len(), 1);
     }
 }

@@ -11,7 +11,7 @@ use crate::format::{Entry, FileHeader, Namespace};
 use crate::geometry::{Geometry, Place};
 use crate::growth::{self, Limits};
 use crate::manifest::{self, Follower, Log, Tenants};
-use crate::places::{Places, Record, Standing};
+use crate::places::{Places, Standing};
 use crate::policy;
 use crate::state::{Own, State};
 use crate::writing::Opened;
@@ -123,7 +123,9 @@ fn recover(
     let mut greatest = follower.header.sequence;
     let mut num_entries = 0u64;
     follower.read(Log::AsIs, |entry| {
-        greatest = greatest.max(entry.sequence).max(entry.identity.generation);
+        greatest = greatest
+            .max(entry.sequence)
+            .max(entry.record.identity.generation);
         num_entries += 1;
         tenants.apply(entry, Place::MAX / 2);
     })?;
@@ -206,18 +208,10 @@ fn restore(state: &mut State, wanted: &Wanted<'_>, recovered: &Recovered) -> Res
     let mut places = Places::new(policy::by_name(wanted.policy)?);
     state.catalog.reserve(recovered.entries.len());
     for entry in &recovered.entries {
-        let record = Record {
-            identity: entry.identity,
-            parent: entry.parent,
-        };
-        let hit = Hit {
-            key: entry.identity.key,
-            shelf: index,
-            place: entry.place,
-            generation: entry.identity.generation,
-        };
-        let is_live =
-            entry.identity.namespace == state.namespace && state.catalog.publish(hit, entry.parent);
+        let record = entry.record;
+        let hit = Hit::of(&record, index, entry.place);
+        let is_live = record.identity.namespace == state.namespace
+            && state.catalog.publish(hit, record.parent);
         let standing = if is_live {
             Standing::Live
         } else {

@@ -10,20 +10,12 @@
 
 use std::collections::VecDeque;
 
-use banyan_shm::frame::Key;
 use hashbrown::HashMap;
 
 use crate::catalog::KeyHash;
-use crate::format::{Identity, Namespace};
+use crate::format::{Namespace, Record};
 use crate::geometry::Place;
 use crate::policy::{Policy, Verdict};
-
-/// What a published place holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
-    pub identity: Identity,
-    pub parent: Key,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -289,7 +281,7 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::NO_PARENT;
+    use crate::format::{Identity, NO_PARENT};
     use crate::policy::by_name;
 
     fn record(number: u64) -> Record {
@@ -300,6 +292,7 @@ mod tests {
                 generation: number,
             },
             parent: NO_PARENT,
+            checksum: number,
         }
     }
 

@@ -3,8 +3,9 @@
 //!
 //! Invariants
 //! * A layer counts as landed for a page only after its checksum agreed, or after the page has failed.
-//! * The checksums come from the header that was read together with the first layers, and only if it names the page, namespace and
-//!   generation that the lookup saw. What lands before the header is verified when the header is there.
+//! * A read in several steps takes the checksums from the header that it reads together with the first layers, and only if that names
+//!   the page, namespace and generation that the lookup saw. What lands before the header is verified when the header is there.
+//! * A read in one step needs no header: the manifest's checksum stands for the whole record, its page, namespace and generation.
 //! * Nothing is written to the memory after `ended`. A late read lets its waiters go before that: its pages have failed, its frames
 //!   are not yet the caller's.
 
@@ -18,7 +19,7 @@ use banyan_shm::progress::LayerProgress;
 
 use crate::catalog::Hit;
 use crate::device::{FileId, Span};
-use crate::format::{Identity, Namespace, RecordHeader};
+use crate::format::{Identity, Namespace, RecordHeader, record_checksum};
 use crate::geometry::Geometry;
 
 /// Why a page did not come.
@@ -170,6 +171,10 @@ impl ReadJob {
         self.pages[page].location = Some(location);
     }
 
+    fn is_in_one_step(&self) -> bool {
+        self.steps.len() == 1
+    }
+
     pub fn layers_of(&self, step: usize) -> Range<usize> {
         self.steps[step].clone()
     }
@@ -213,7 +218,7 @@ impl ReadJob {
                 page,
                 step,
                 hit: candidate.hit,
-                with_header: step == 0,
+                with_header: step == 0 && !self.is_in_one_step(),
             });
         }
         None
@@ -273,7 +278,7 @@ impl ReadJob {
         }
         if self.pages[page].failed.is_some() {
             self.land(step);
-        } else if self.pages[page].checksums.is_none() {
+        } else if self.pages[page].checksums.is_none() && !self.is_in_one_step() {
             self.pages[page].early.push(step);
         } else {
             self.verify(page, step);
@@ -307,21 +312,27 @@ impl ReadJob {
     }
 
     fn verify(&mut self, page: usize, step: usize) {
-        let identity = self.identity(page);
-        let agrees = self.pages[page]
-            .checksums
-            .as_ref()
-            .is_some_and(|checksums| {
-                self.steps[step].clone().all(|layer| {
-                    let span = self.bytes_of(page, &(layer..layer + 1));
-                    // SAFETY: inside the mapping, and the frame is this read's until it has ended.
-                    identity.checksum(layer, unsafe { span.bytes() }) == checksums[layer]
-                })
-            });
+        let layers = self.steps[step].clone();
+        let found = self.checksums_of(page, layers.clone());
+        let Page { hit, checksums, .. } = &self.pages[page];
+        let agrees = match checksums {
+            Some(expected) => found == expected[layers],
+            None => record_checksum(&found) == hit.checksum,
+        };
         if !agrees {
             self.fail(page, Reason::Checksum);
         }
         self.land(step);
+    }
+
+    fn checksums_of(&self, page: usize, layers: Range<usize>) -> Vec<u64> {
+        let identity = self.identity(page);
+        let checksum = |layer: usize| {
+            let span = self.bytes_of(page, &(layer..layer + 1));
+            // SAFETY: inside the mapping, and the frame is this read's until it has ended.
+            identity.checksum(layer, unsafe { span.bytes() })
+        };
+        layers.map(checksum).collect()
     }
 
     fn land(&mut self, step: usize) {
@@ -384,14 +395,19 @@ mod tests {
             shelf: 0,
             place: page as u32,
             generation: page + 10,
+            checksum: 0,
         }
     }
 
     fn job(num_pages: u64) -> ReadJob {
+        job_of((0..num_pages).map(hit), 1)
+    }
+
+    fn job_of(hits: impl Iterator<Item = Hit>, layers_per_step: usize) -> ReadJob {
         let geometry = Arc::new(Geometry::new(&[4096, 4096]).unwrap());
         let memory = Arc::new(SharedMemory::create(1 << 16, "reading").unwrap());
-        let pages = (0..num_pages).map(|page| (hit(page), page * 8192));
-        ReadJob::new(geometry, NAMESPACE, memory, pages, 1)
+        let pages = hits.zip((0..).step_by(8192));
+        ReadJob::new(geometry, NAMESPACE, memory, pages, layers_per_step)
     }
 
     /// Fills a page's memory and returns its header block.
@@ -399,7 +415,7 @@ mod tests {
         let identity = job.identity(page);
         let checksum = |layer: usize| {
             // SAFETY: the test owns the memory.
-            let bytes = unsafe { job.target(page, layer).bytes_mut() };
+            let bytes = unsafe { job.bytes_of(page, &(layer..layer + 1)).bytes_mut() };
             bytes.fill(page as u8 + 1);
             identity.checksum(layer, bytes)
         };
@@ -454,6 +470,30 @@ mod tests {
         assert_eq!(job.reclassify(|_| true), [hit(1)]);
         assert!(job.reclassify(|_| false).is_empty());
         assert_eq!(job.ticket.failed(), [(1, Reason::Gone)]);
+    }
+
+    #[test]
+    fn page_when_read_in_one_step_then_the_manifest_s_checksum_stands_for_its_header() {
+        let blocks = arrive(&job_of([hit(0)].into_iter(), 2), 0);
+        let header = RecordHeader::decode(&blocks).unwrap();
+        let right = Hit {
+            checksum: record_checksum(&header.checksums),
+            ..hit(0)
+        };
+        let later_tenant = Hit {
+            generation: right.generation + 1,
+            ..right
+        };
+        for (hit, failed) in [(right, vec![]), (later_tenant, vec![(0, Reason::Checksum)])] {
+            let mut job = job_of([hit].into_iter(), 2);
+            let planned = job.plan_next().unwrap();
+            assert!(!planned.with_header);
+            // SAFETY: the test owns the memory.
+            unsafe { job.target(0, 0).bytes_mut().fill(1) };
+            job.on_landed(planned, None);
+            assert_eq!(job.ticket.failed(), failed);
+            assert_eq!(job.ticket.progress.num_done(), 2);
+        }
     }
 
     #[test]

@@ -207,7 +207,7 @@ impl Shared {
             match entry.kind {
                 Kind::Publish => publish(&mut state, index, &entry),
                 Kind::Retire => {
-                    let generation = entry.identity.generation;
+                    let generation = entry.record.identity.generation;
                     state.catalog.retire(index, entry.place, generation);
                 }
             }
@@ -223,7 +223,7 @@ impl Shared {
         state.counters.damaged_entries += follower.num_damaged();
         let stays = |hit: &Hit| {
             let tenant = tenants.get(hit.place);
-            tenant.is_some_and(|tenant| tenant.identity.generation == hit.generation)
+            tenant.is_some_and(|tenant| tenant.record.identity.generation == hit.generation)
         };
         state.catalog.retire_where(index, |hit| !stays(hit));
         let entries = tenants.into_entries();
@@ -249,12 +249,7 @@ impl Shared {
             if let Some(own) = &mut state.own {
                 own.places.make_all_stale();
                 for (place, record) in own.places.rejoin(&namespace) {
-                    let hit = Hit {
-                        key: record.identity.key,
-                        shelf: own.index,
-                        place,
-                        generation: record.identity.generation,
-                    };
+                    let hit = Hit::of(&record, own.index, place);
                     state.catalog.publish(hit, record.parent);
                 }
             }
@@ -270,14 +265,9 @@ impl Shared {
 }
 
 fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {
-    let hit = Hit {
-        key: entry.identity.key,
-        shelf: index,
-        place: entry.place,
-        generation: entry.identity.generation,
-    };
-    if entry.identity.namespace == state.namespace && !state.catalog.holds(&hit) {
+    let hit = Hit::of(&entry.record, index, entry.place);
+    if entry.record.identity.namespace == state.namespace && !state.catalog.holds(&hit) {
         // A duplicate stays outside; whoever published the key first serves it.
-        state.catalog.publish(hit, entry.parent);
+        state.catalog.publish(hit, entry.record.parent);
     }
 }

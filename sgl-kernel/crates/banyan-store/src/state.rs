@@ -15,10 +15,10 @@ use banyan_shm::memory::SharedMemory;
 use hashbrown::{HashMap, HashSet};
 
 use crate::catalog::{Catalog, Hit, KeyHash, ShelfIndex};
-use crate::format::{NO_PARENT, Namespace};
+use crate::format::{NO_PARENT, Namespace, Record};
 use crate::geometry::Place;
 use crate::pacing::Permit;
-use crate::places::{Places, Record};
+use crate::places::Places;
 
 /// What `put` says about one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,18 +21,15 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use banyan_shm::frame::Key;
-
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Device, FileId, Span, Token};
 use crate::directory::{Lock, ShelfId};
 use crate::error::Result;
 use crate::files::Files;
-use crate::format::{FileHeader, Identity};
+use crate::format::{FileHeader, Record};
 use crate::geometry::{BLOCK_BYTES, Place, Segmenting};
 use crate::growth::Limits;
 use crate::pacing::Load;
-use crate::places::Record;
 use crate::shared::Shared;
 use crate::state::Queued;
 
@@ -64,8 +61,8 @@ pub enum WriterToken {
 
 struct Writing {
     page: Queued,
+    record: Record,
     place: Place,
-    generation: u64,
     file: FileId,
     header: AlignedBytes,
     bounce: Option<AlignedBytes>,
@@ -81,9 +78,7 @@ struct Ready {
 
 /// A record that is down but not yet durable.
 struct Written {
-    key: Key,
-    parent: Key,
-    identity: Identity,
+    record: Record,
     place: Place,
     file: FileId,
 }

@@ -130,7 +130,7 @@ pub fn num_bad_lines(paths: &[PathBuf]) -> Result<usize> {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use banyan_store::format::{FileHeader, Identity, Kind, NO_PARENT};
+    use banyan_store::format::{FileHeader, Identity, Kind, NO_PARENT, Record};
     use banyan_store::geometry::Geometry;
     use banyan_store::manifest;
 
@@ -179,12 +179,15 @@ mod tests {
             sequence,
             kind: Kind::Publish,
             place: sequence as u32,
-            identity: Identity {
-                key: [sequence; 4],
-                namespace: [1; 4],
-                generation: sequence,
+            record: Record {
+                identity: Identity {
+                    key: [sequence; 4],
+                    namespace: [1; 4],
+                    generation: sequence,
+                },
+                parent: NO_PARENT,
+                checksum: 0,
             },
-            parent: NO_PARENT,
         });
         let (log, len) = manifest::replace(&stripe.shelf(shelf, 0), &header, entries).unwrap();
         log.set_len(len + 4096).unwrap();
@@ -194,7 +197,8 @@ mod tests {
             log.write_all_at(&[0xAA], at).unwrap();
         }
         let after = num_bad_lines(stripe.paths()).unwrap();
-        log.write_all_at(&[0xAA], len - 88).unwrap();
+        log.write_all_at(&[0xAA], len - ENTRY_BYTES as u64 + 40)
+            .unwrap();
         let with_the_last = num_bad_lines(stripe.paths()).unwrap();
         fs::remove_dir_all(&root).unwrap();
         assert_eq!((before, after, with_the_last), (0, 2, 3));

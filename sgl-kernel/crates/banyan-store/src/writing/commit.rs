@@ -13,7 +13,7 @@ use crate::device::{Action, FileId, Op, Span, Spans};
 use crate::format::{ENTRY_BYTES, Entry, Kind};
 use crate::geometry::{BLOCK_BYTES, Place};
 use crate::pacing::{self, Load};
-use crate::places::{Record, Standing};
+use crate::places::Standing;
 use crate::shared::Shared;
 use crate::state::{Outcome, State};
 
@@ -94,9 +94,9 @@ impl Writer {
     }
 
     /// Whether a sync of its file failed after the record was begun: it may be lost though the next sync succeeds.
-    fn is_distrusted(&self, record: &Written) -> bool {
-        let last = self.distrusted.get(&record.file);
-        last.is_some_and(|last| record.identity.generation <= *last)
+    fn is_distrusted(&self, written: &Written) -> bool {
+        let last = self.distrusted.get(&written.file);
+        last.is_some_and(|last| written.record.identity.generation <= *last)
     }
 
     pub(super) fn append(&mut self, around: &mut Surroundings<'_>) {
@@ -123,11 +123,11 @@ impl Writer {
         let mut bytes = vec![0; self.with_step(len as u64) as usize];
         let gone = retired
             .iter()
-            .map(|(place, record)| (Kind::Retire, *place, record.identity, record.parent));
+            .map(|(place, record)| (Kind::Retire, *place, *record));
         let come = written
             .iter()
-            .map(|record| (Kind::Publish, record.place, record.identity, record.parent));
-        for (target, (kind, place, identity, parent)) in bytes[..len]
+            .map(|written| (Kind::Publish, written.place, written.record));
+        for (target, (kind, place, record)) in bytes[..len]
             .chunks_exact_mut(ENTRY_BYTES)
             .zip(gone.chain(come))
         {
@@ -136,8 +136,7 @@ impl Writer {
                 sequence: self.sequence,
                 kind,
                 place,
-                identity,
-                parent,
+                record,
             };
             entry.encode(self.header.number, target);
         }
@@ -221,7 +220,10 @@ impl Writer {
 
     fn publish(&mut self, shared: &Shared, written: Vec<Written>, retired: Retired) {
         let record_bytes = self.header.geometry.record_bytes();
-        let claims: Vec<_> = written.iter().map(|record| record.identity).collect();
+        let claims: Vec<_> = written
+            .iter()
+            .map(|written| written.record.identity)
+            .collect();
         {
             let mut guard = shared.lock();
             let state = &mut *guard;
@@ -246,14 +248,14 @@ impl Writer {
         let mut unclaimed = Vec::new();
         {
             let mut state = shared.lock();
-            for record in &lost {
-                state.settle(record.key, &record.parent, Outcome::Failed);
-                unclaimed.extend(state.fail_descendants(record.key));
+            for Written { record, .. } in &lost {
+                state.settle(record.identity.key, &record.parent, Outcome::Failed);
+                unclaimed.extend(state.fail_descendants(record.identity.key));
             }
         }
         release_claims(shared, &unclaimed);
-        for record in lost {
-            shared.release_claim(&record.identity.namespace, &record.key);
+        for Written { record, .. } in lost {
+            shared.release_claim(&record.identity.namespace, &record.identity.key);
         }
     }
 
@@ -277,29 +279,21 @@ impl Writer {
     }
 }
 
-fn publish_one(state: &mut State, record: &Written) {
+fn publish_one(state: &mut State, written: &Written) {
     let Some(own) = &mut state.own else { return };
-    let hit = Hit {
-        key: record.key,
-        shelf: own.index,
-        place: record.place,
-        generation: record.identity.generation,
-    };
+    let Written { record, place, .. } = *written;
+    let hit = Hit::of(&record, own.index, place);
     let is_current = record.identity.namespace == state.namespace;
     let standing = if is_current && state.catalog.publish(hit, record.parent) {
         Standing::Live
     } else {
         Standing::Stale
     };
-    let kept = Record {
-        identity: record.identity,
-        parent: record.parent,
-    };
-    own.places.publish(record.place, kept, standing);
+    own.places.publish(place, record, standing);
     let outcome = if is_current {
         Outcome::Stored
     } else {
         Outcome::Failed
     };
-    state.settle(record.key, &record.parent, outcome);
+    state.settle(record.identity.key, &record.parent, outcome);
 }

@@ -9,9 +9,10 @@ use super::room::Room;
 use super::{
     Commit, REST, Ready, Surroundings, Writer, WriterToken, Writing, Written, release_claims,
 };
+use crate::buffer::AlignedBytes;
 use crate::device::{Action, Op, Span, Spans};
 use crate::files::{Use, is_no_space};
-use crate::format::{Identity, RecordHeader};
+use crate::format::{Identity, Record, RecordHeader, record_checksum};
 use crate::geometry::{BLOCK_BYTES, Place};
 use crate::pacing::{self, Load, Permit};
 use crate::shared::Shared;
@@ -120,17 +121,22 @@ impl Writer {
                 return None;
             }
         };
-        let mut writing = Writing {
-            page,
-            place,
+        let identity = Identity {
+            key: page.key,
+            namespace: page.namespace,
             generation,
-            file,
-            header: self.headers.take(),
-            bounce: None,
         };
-        let body = self.fill(&mut writing);
+        let (header, record) = self.seal(&page, identity);
+        let (body, bounce) = self.body_of(&page);
         Some(Ready {
-            writing,
+            writing: Writing {
+                page,
+                record,
+                place,
+                file,
+                header,
+                bounce,
+            },
             offset,
             body,
         })
@@ -163,49 +169,54 @@ impl Writer {
         unsafe { around.device.push(op) };
     }
 
-    /// Header with the checksums, and the bytes behind it: the frame itself, or a copy with the layers on block boundaries.
-    fn fill(&mut self, writing: &mut Writing) -> Span {
-        let geometry = &self.header.geometry;
-        let page = &writing.page;
-        let frame = Span::within(
-            &page.memory,
-            page.offset as usize,
-            geometry.frame_bytes() as usize,
-        );
+    fn frame_of(&self, page: &Queued) -> Span {
+        let num_bytes = self.header.geometry.frame_bytes() as usize;
+        Span::within(&page.memory, page.offset as usize, num_bytes)
+    }
+
+    /// The header with the checksums, and what the manifest will say.
+    fn seal(&mut self, page: &Queued, identity: Identity) -> (AlignedBytes, Record) {
+        let frame = self.frame_of(page);
         // SAFETY: `Store::put` checked that the frame lies inside its memory; its owner does not write it until it is told so.
         let bytes = unsafe { frame.bytes() };
-        let identity = Identity {
-            key: page.key,
-            namespace: page.namespace,
-            generation: writing.generation,
-        };
-        let layer_of = |layer: usize| {
+        let geometry = &self.header.geometry;
+        let checksum = |layer: usize| {
             let place = geometry.in_frame(&(layer..layer + 1));
-            &bytes[place.start as usize..place.end as usize]
+            identity.checksum(layer, &bytes[place.start as usize..place.end as usize])
         };
-        let layers = 0..geometry.num_layers();
         let header = RecordHeader {
             identity,
             parent: page.parent,
-            checksums: layers
-                .clone()
-                .map(|layer| identity.checksum(layer, layer_of(layer)))
-                .collect(),
+            checksums: (0..geometry.num_layers()).map(checksum).collect(),
         };
-        header.encode(writing.header.bytes_mut());
+        let mut block = self.headers.take();
+        header.encode(block.bytes_mut());
+        let record = Record {
+            identity,
+            parent: page.parent,
+            checksum: record_checksum(&header.checksums),
+        };
+        (block, record)
+    }
+
+    /// The bytes behind the header: the frame itself, or a copy with the layers on block boundaries.
+    fn body_of(&mut self, page: &Queued) -> (Span, Option<AlignedBytes>) {
+        let frame = self.frame_of(page);
+        let geometry = &self.header.geometry;
         if geometry.is_dense() {
-            return frame;
+            return (frame, None);
         }
+        // SAFETY: as in `seal`.
+        let bytes = unsafe { frame.bytes() };
         let mut bounce = self.bounces.take();
-        for layer in layers.clone() {
-            let source = layer_of(layer);
+        for layer in 0..geometry.num_layers() {
+            let place = geometry.in_frame(&(layer..layer + 1));
+            let source = &bytes[place.start as usize..place.end as usize];
             let at = geometry.in_record(&(layer..layer + 1)).start as usize - BLOCK_BYTES;
             bounce.bytes_mut()[at..at + source.len()].copy_from_slice(source);
         }
-        let len = geometry.in_record(&layers);
-        let body = bounce.span(0, (len.end - len.start) as usize);
-        writing.bounce = Some(bounce);
-        body
+        let len = geometry.in_record(&(0..geometry.num_layers()));
+        (bounce.span(0, (len.end - len.start) as usize), Some(bounce))
     }
 
     pub(super) fn on_record(
@@ -234,25 +245,13 @@ impl Writer {
         if let Some(bounce) = writing.bounce {
             self.bounces.give_back(bounce);
         }
-        let Queued {
-            key,
-            parent,
-            namespace,
-            ..
-        } = writing.page;
         if let Some(error) = error {
             self.fail_write(around, writing.page, writing.place, error);
             return;
         }
         self.batch_since.get_or_insert_with(Instant::now);
         self.batch.push(Written {
-            key,
-            parent,
-            identity: Identity {
-                key,
-                namespace,
-                generation: writing.generation,
-            },
+            record: writing.record,
             place: writing.place,
             file: writing.file,
         });

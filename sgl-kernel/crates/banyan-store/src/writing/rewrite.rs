@@ -7,10 +7,9 @@ use std::thread;
 use std::time::Instant;
 
 use super::{Commit, REST, Surroundings, Writer};
-use crate::format::{Entry, FileHeader, Kind};
+use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
-use crate::places::Record;
 
 impl Writer {
     /// Writes what is published to a manifest of the next epoch, on a thread of its own: for a large shelf it takes a while.
@@ -51,8 +50,7 @@ impl Writer {
                     sequence,
                     kind: Kind::Publish,
                     place,
-                    identity: record.identity,
-                    parent: record.parent,
+                    record,
                 });
             // Nobody receives when the store was closed meanwhile.
             drop(sender.send(manifest::replace(&directory, &header, entries)));
