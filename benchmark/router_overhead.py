@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import statistics
 import sys
 import time
 from array import array
@@ -36,6 +35,7 @@ from starlette.routing import Route
 from banyan.router.blocks import block_ids
 from banyan.router.events import BlockStored, EventBatch
 from benchmark.client import open_session
+from benchmark.metrics import distribution
 from benchmark.results import write_report
 from benchmark.router_failover import cached_share_expected, router
 from benchmark.servers import free_port, unwind_on_sigterm, wait_answers
@@ -158,17 +158,14 @@ async def measure(urls: dict[str, str], num_tokens: int, repetitions: int) -> di
 
 
 def _told(times: Sequence[tuple[float, float]]) -> dict[str, dict[str, float]]:
-    found = {}
-    for name, values in zip(("first_byte_ms", "last_byte_ms"), zip(*times, strict=True), strict=True):
-        ordered = sorted(values)
-        found[name] = {"median": statistics.median(ordered), "p99": ordered[int(0.99 * (len(ordered) - 1))]}
-    return found
+    columns = dict(zip(("first_byte_ms", "last_byte_ms"), zip(*times, strict=True), strict=True))
+    return {name: told for name, values in columns.items() if (told := distribution(values)) is not None}
 
 
 def _added(told: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
     """What the router adds to the medians."""
     routed, straight = told["routed"], told["straight"]
-    return {f"added_{name}": routed[name]["median"] - straight[name]["median"] for name in routed}
+    return {f"added_{name}": routed[name]["p50"] - straight[name]["p50"] for name in routed}
 
 
 async def run(urls: dict[str, str], repetitions: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -59,7 +60,7 @@ class Target:
     sent: SentPieces = field(default_factory=SentPieces)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """A request with what was found out about it: ``token_ids`` are those of its prompt, None when not known."""
 
@@ -72,6 +73,12 @@ class Asked:
         row = self.request.text or b""
         one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
         return one * (1 + self.request.num_others)
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """Of the prompt, for targets that do not tell what they hold."""
+        row = self.request.row()
+        return list(piece_ids(row, self.request.namespace.encode())) if row is not None else []
 
 
 @dataclass(eq=False)
@@ -192,9 +199,7 @@ class Fleet:
         target = self.targets[choice.rank]
         target.num_in_flight += 1
         target.num_prompt_tokens += num_tokens
-        row = asked.request.row()
-        if row is not None:
-            target.sent.sent(list(piece_ids(row, asked.request.namespace.encode())))
+        target.sent.sent(asked.pieces)
         return Place(target, choice, num_tokens, cached[choice.rank], now_s)
 
     def release(self, place: Place) -> None:
@@ -211,11 +216,9 @@ class Fleet:
     def cached_tokens(self, asked: Asked) -> list[int]:
         """Leading tokens of the prompt at each target: as its events tell, else as far as it was sent before."""
         cached = [0] * len(self.targets)
-        guessed = [target for target in self.targets if not self._is_told(target, asked)]
-        row = asked.request.row() if guessed else None
-        pieces = list(piece_ids(row, asked.request.namespace.encode())) if row is not None else []
-        for target in guessed:
-            cached[target.number] = min(target.sent.leading_tokens(pieces), asked.num_tokens)
+        for target in self.targets:
+            if not self._is_told(target, asked):
+                cached[target.number] = min(target.sent.leading_tokens(asked.pieces), asked.num_tokens)
         for block_tokens in {self._block_tokens(target) for target in self.targets} - {0}:
             self._read_events(asked, block_tokens, cached)
         return cached

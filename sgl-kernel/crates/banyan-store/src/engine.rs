@@ -5,28 +5,24 @@
 //! * The device is used by this thread only. Every operation in flight is in `transfers` or known to the writer.
 //! * Freed depth is filled again before what came back is verified, so that the device works while checksums are computed.
 
+mod reads;
 mod stall;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use banyan_shm::memory::SharedMemory;
 
 use crate::buffer::{AlignedBytes, BufferPool};
-use crate::device::{Action, Completion, Device, FileId, Op, Span, Spans, Token};
-use crate::files::{Files, Use};
+use crate::device::{Completion, Device, FileId, Span, Token};
+use crate::files::Files;
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::pacing::Load;
-use crate::reading::{Planned, ReadJob, Reason};
+use crate::reading::{Planned, ReadJob};
 use crate::shared::Shared;
 use crate::writing::{Surroundings, Writer, WriterToken};
 
-/// Transfers of reads in flight: more adds latency, not bandwidth.
-const READ_DEPTH: usize = 64;
-/// Bytes of reads in flight. It limits reads of whole pages only: 16 MiB were measured to cost them 3 % of what 64 give.
-const READ_BYTES: usize = 64 << 20;
 /// Bytes to verify before the device is looked at again: it is to be given more work before it runs out.
 const SLICE_BYTES: usize = 256 << 10;
 /// While a write waits for readers of another process, their end is looked for this often.
@@ -243,187 +239,6 @@ impl Engine {
         }
     }
 
-    // ---- reads -------------------------------------------------------------------------------------------------
-
-    fn start_reads(&mut self) {
-        for index in 0..self.jobs.len() {
-            while self.has_depth() {
-                let Some(job) = &mut self.jobs[index] else {
-                    break;
-                };
-                let Some(planned) = job.plan_next() else {
-                    break;
-                };
-                self.start_transfer(index, planned);
-            }
-        }
-    }
-
-    fn has_depth(&self) -> bool {
-        self.num_in_flight < READ_DEPTH.min(self.device.capacity() / 2)
-            && (self.bytes_in_flight < READ_BYTES || self.num_in_flight < 2)
-    }
-
-    /// File and byte offset of a record; looked up for the first of its layers.
-    fn locate(&mut self, index: usize, planned: Planned) -> io::Result<(FileId, u64)> {
-        let known = self.jobs[index]
-            .as_ref()
-            .and_then(|job| job.location(planned.page));
-        if let Some(location) = known {
-            return Ok(location);
-        }
-        let (shelf, segmenting) = {
-            let state = self.shared.lock();
-            let shelf = planned.hit.shelf;
-            (
-                state.catalog.shelf_id(shelf),
-                state.catalog.segmenting(shelf),
-            )
-        };
-        let (segment, offset) = segmenting.locate(planned.hit.place);
-        let purpose = match &self.writer {
-            Some(writer) if writer.shelf() == shelf => Use::Writing,
-            _ => Use::Reading,
-        };
-        let stripe = &self.shared.stripe;
-        let file = self
-            .files
-            .get(stripe, &mut *self.device, (shelf, segment), purpose)?;
-        Ok((file, offset))
-    }
-
-    fn start_transfer(&mut self, index: usize, planned: Planned) {
-        let located = self.locate(index, planned);
-        let Some(job) = &mut self.jobs[index] else {
-            return;
-        };
-        let (file, record_offset) = match located {
-            Ok(location) => location,
-            Err(error) => {
-                let is_gone = error.kind() == io::ErrorKind::NotFound;
-                let reason = if is_gone { Reason::Gone } else { Reason::Io };
-                job.on_error(planned, reason);
-                return;
-            }
-        };
-        job.set_location(planned.page, (file, record_offset));
-        let layers = job.layers_of(planned.step);
-        let in_record = self.geometry.in_record(&layers);
-        let mut body = job.target(planned.page, planned.step);
-        let mut bounce = None;
-        if !self.geometry.is_dense() {
-            let buffer = self.bounces.take();
-            body = buffer.span(0, (in_record.end - in_record.start) as usize);
-            bounce = Some(buffer);
-        }
-        let header = planned.with_header.then(|| self.headers.take());
-        let (offset, spans) = match &header {
-            Some(block) => (record_offset, Spans::of([block.span(0, BLOCK_BYTES), body])),
-            None => (record_offset + in_record.start, Spans::one(body)),
-        };
-        let transfer = Transfer {
-            job: index,
-            planned,
-            len: spans.len(),
-            started: Instant::now(),
-            header,
-            bounce,
-        };
-        self.bytes_in_flight += transfer.len;
-        self.num_in_flight += 1;
-        let slot = match self.transfers.iter().position(Option::is_none) {
-            Some(slot) => slot,
-            None => {
-                self.transfers.push(None);
-                self.transfers.len() - 1
-            }
-        };
-        self.transfers[slot] = Some(transfer);
-        let op = Op {
-            token: read_token(slot),
-            file,
-            offset,
-            action: Action::Read(spans),
-        };
-        // SAFETY: buffers are kept in `transfers`; the frame belongs to the read, whose job keeps its memory, until it is over, and it
-        // is not over while this operation is in flight.
-        unsafe { self.device.push(op) };
-    }
-
-    fn on_read(&mut self, slot: usize, result: io::Result<()>) -> usize {
-        let Some(transfer) = self.transfers[slot].take() else {
-            unreachable!("a completion belongs to a transfer")
-        };
-        let Some(job) = &mut self.jobs[transfer.job] else {
-            unreachable!("a job outlives its transfers")
-        };
-        let planned = transfer.planned;
-        match result {
-            Err(_) => {
-                self.shared.lock().counters.read_errors += 1;
-                job.on_error(planned, Reason::Io);
-            }
-            Ok(()) => {
-                if let Some(bounce) = &transfer.bounce {
-                    unpack(&self.geometry, job, planned, bounce);
-                }
-                let header = transfer.header.as_ref().map(AlignedBytes::bytes);
-                job.on_landed(planned, header);
-            }
-        }
-        transfer
-            .header
-            .into_iter()
-            .for_each(|buffer| self.headers.give_back(buffer));
-        transfer
-            .bounce
-            .into_iter()
-            .for_each(|buffer| self.bounces.give_back(buffer));
-        transfer.len
-    }
-
-    fn end_reads(&mut self) {
-        let mut has_ended = false;
-        for index in 0..self.jobs.len() {
-            if let Some(job) = self.jobs[index].take_if(|job| job.is_over()) {
-                self.end_read(job);
-                has_ended = true;
-            }
-        }
-        if has_ended {
-            self.tell_reads();
-        }
-    }
-
-    fn end_read(&mut self, mut job: ReadJob) {
-        let hits = job.hits();
-        if !job.ticket.failed().is_empty() {
-            // Their owners may have reused the places meanwhile, which is no damage.
-            if let Err(error) = self.shared.refresh() {
-                eprintln!("banyan: other writers' manifests cannot be read: {error}");
-            }
-        }
-        let mut state = self.shared.lock();
-        if state.namespace != job.namespace {
-            job.fail_all(Reason::Gone);
-        }
-        for hit in job.reclassify(|hit| state.catalog.holds(hit)) {
-            state.drop_record(&hit);
-        }
-        state.release(&hits);
-        let counters = &mut state.counters;
-        counters.reads += 1;
-        counters.read_bytes += job.ticket.bytes_read();
-        let failed = job.ticket.failed();
-        counters.read_pages += (hits.len() - failed.len()) as u64;
-        for (_, reason) in failed {
-            counters.gone_pages += u64::from(reason == Reason::Gone);
-            counters.checksum_failures += u64::from(reason == Reason::Checksum);
-        }
-        drop(state);
-        job.end();
-    }
-
     // ---- writes ------------------------------------------------------------------------------------------------
 
     fn with_writer(&mut self, act: impl FnOnce(&mut Writer, &mut Surroundings<'_>)) {
@@ -504,20 +319,5 @@ impl Engine {
         } else {
             BUSY
         }
-    }
-}
-
-/// From block-aligned layers to packed ones.
-fn unpack(geometry: &Geometry, job: &ReadJob, planned: Planned, bounce: &AlignedBytes) {
-    let layers = job.layers_of(planned.step);
-    let start = geometry.in_record(&layers).start;
-    // SAFETY: the frame is the read's own, inside its memory, and no operation on this step is in flight any more.
-    let target = unsafe { job.target(planned.page, planned.step).bytes_mut() };
-    let mut at = 0;
-    for layer in layers {
-        let from = (geometry.in_record(&(layer..layer + 1)).start - start) as usize;
-        let len = geometry.layer_bytes()[layer] as usize;
-        target[at..at + len].copy_from_slice(&bounce.bytes()[from..from + len]);
-        at += len;
     }
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the caller of a read holds: how far it is, which pages failed, and the way to give it up.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use banyan_shm::progress::LayerProgress;
+
+/// Why a page did not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    Gone,
+    Checksum,
+    Io,
+    /// The device had not answered in time. It says nothing about the page.
+    Late,
+}
+
+/// The caller's end of a read.
+pub struct ReadTicket {
+    pub progress: Arc<LayerProgress>,
+    pub num_pages: usize,
+    pub(super) failed: Mutex<Vec<(usize, Reason)>>,
+    pub(super) is_cancelled: AtomicBool,
+    pub(super) is_late: AtomicBool,
+    pub(super) bytes: AtomicU64,
+    pub(super) elapsed_ns: AtomicU64,
+}
+
+impl ReadTicket {
+    pub fn new(num_pages: usize, num_layers: usize) -> Self {
+        Self {
+            progress: Arc::new(LayerProgress::new(num_layers)),
+            num_pages,
+            failed: Mutex::default(),
+            is_cancelled: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
+            bytes: AtomicU64::new(0),
+            elapsed_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Pages that failed so far, complete once the progress has ended.
+    pub fn failed(&self) -> Vec<(usize, Reason)> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.clone()
+    }
+
+    pub fn finish(&self) -> Vec<(usize, Reason)> {
+        self.progress.wait_end();
+        self.failed()
+    }
+
+    /// Gives up what has not been submitted, and waits until nothing is written to memory any more.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.progress.wait_end();
+    }
+
+    /// Whether its waiters were let go because the device does not answer.
+    pub fn is_late(&self) -> bool {
+        self.is_late.load(Ordering::Acquire)
+    }
+
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn read_time(&self) -> Duration {
+        Duration::from_nanos(self.elapsed_ns.load(Ordering::Relaxed))
+    }
+}
