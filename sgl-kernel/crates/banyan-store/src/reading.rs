@@ -201,7 +201,7 @@ impl ReadJob {
     pub fn on_error(&mut self, planned: Planned, reason: Reason) {
         self.num_in_flight -= 1;
         self.fail(planned.page, reason);
-        self.land(planned.step);
+        self.settle(planned.page, planned.step);
     }
 
     /// The bytes of a step are in memory, and with the first step its header block.
@@ -214,17 +214,24 @@ impl ReadJob {
         if let Some(block) = header {
             self.take_header(page, block);
         }
-        if self.pages[page].failed.is_some() {
-            self.land(step);
-        } else if self.pages[page].checksums.is_none() && !self.is_in_one_step() {
+        let Page {
+            failed, checksums, ..
+        } = &self.pages[page];
+        if failed.is_none() && checksums.is_none() && !self.is_in_one_step() {
             self.pages[page].early.push(step);
-        } else {
-            self.verify(page, step);
+            return;
         }
-        if header.is_some() {
-            for early in std::mem::take(&mut self.pages[page].early) {
-                self.verify(page, early);
+        self.settle(page, step);
+    }
+
+    /// A step that has landed or failed, and those of its page that waited for the header.
+    fn settle(&mut self, page: usize, step: usize) {
+        let early = std::mem::take(&mut self.pages[page].early);
+        for step in std::iter::once(step).chain(early) {
+            if self.pages[page].failed.is_none() {
+                self.verify(page, step);
             }
+            self.land(step);
         }
     }
 
@@ -260,7 +267,6 @@ impl ReadJob {
         if !agrees {
             self.fail(page, Reason::Checksum);
         }
-        self.land(step);
     }
 
     fn checksums_of(&self, page: usize, layers: Range<usize>) -> Vec<u64> {
@@ -390,6 +396,17 @@ mod tests {
         job.on_landed(plans[0], Some(&block));
         assert_eq!(job.ticket.progress.num_done(), 2);
         assert!(job.is_over() && job.ticket.failed().is_empty());
+    }
+
+    #[test]
+    fn header_when_it_cannot_be_read_then_layers_that_came_before_it_hold_nobody_up() {
+        let mut job = job(1);
+        let plans = plan_all(&mut job);
+        arrive(&job, 0);
+        job.on_landed(plans[1], None);
+        job.on_error(plans[0], Reason::Io);
+        assert_eq!(job.ticket.progress.num_done(), 2);
+        assert_eq!(job.ticket.failed(), [(0, Reason::Io)]);
     }
 
     #[test]
