@@ -16,6 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,27 +41,30 @@ SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
 }
 POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 
+SEED = 1
+"""Draws the sessions of TRACES; other ones tell a policy's luck with one draw from its worth."""
+
 # Sized for two ranks of one core each, where SmolLM2-135M computes some 250 prompt tokens a second on each while both
 # prefill and decode: ten to thirty seconds a run. The real windows are contiguous; lengths shrink with their blocks, so
 # that what is shared stays shared.
 TRACES: dict[str, tuple[str, ...]] = {
     "mooncake": (
-        *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", "1", "--window-seconds", "600"),
+        *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", str(SEED), "--window-seconds", "600"),
         *("--sample-ratio", "0.022", "--max-single-turn-ratio", "0.3", "--token-scale", "0.015625"),
         *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.014"),
     ),
     # The same window and load with three times the sessions over three times the time: tails need more requests.
     "mooncake_long": (
-        *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", "1", "--window-seconds", "600"),
+        *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", str(SEED), "--window-seconds", "600"),
         *("--sample-ratio", "0.066", "--max-single-turn-ratio", "0.3", "--token-scale", "0.015625"),
         *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.042"),
     ),
     "claude_code": (
-        *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", "1", "--window-seconds", "240"),
+        *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", str(SEED), "--window-seconds", "240"),
         *("--window-start", "7000", "--sample-ratio", "0.08", "--token-scale", "0.015625"),
         *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.04"),
     ),
-    "skewed": ("--trace", SKEWED, "--seed", "1", "--num-requests", "36", "--max-output-tokens", "4"),
+    "skewed": ("--trace", SKEWED, "--seed", str(SEED), "--num-requests", "36", "--max-output-tokens", "4"),
 }
 
 
@@ -85,12 +89,12 @@ def _measure(args: argparse.Namespace) -> int:
     with server:
         wait_ready([server])
         _idle(server, args)
-        for name in args.trace or TRACES:
+        for seed, name in product(args.seed or [SEED], args.trace or TRACES):
             play = ["play", "--url", server.url, "--label", args.server, "--result", str(args.result)]
             if server.spec.share != "stock":
                 play += [option for policy in args.policy or POLICIES for option in ("--policy", policy)]
             times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
-            status |= trace_replay.main([*trace_options(name, args.data, args.stretch), *play, *times])
+            status |= trace_replay.main([*trace_options(name, args.data, args.stretch, seed), *play, *times])
     return status
 
 
@@ -103,9 +107,13 @@ def _idle(server: Server, args: argparse.Namespace) -> None:
     append_lines(args.result, [{**line, "provenance": provenance()}])
 
 
-def trace_options(name: str, data: Path, stretch: float) -> list[str]:
-    """Options of `trace_replay` for a trace of TRACES whose file lies below `data`, at 1 / `stretch` of its pace."""
+def trace_options(name: str, data: Path, stretch: float, seed: int = SEED) -> list[str]:
+    """Options of `trace_replay` for a trace of TRACES whose file lies below `data`, at 1 / `stretch` of its pace, with
+    the sessions that `seed` draws."""
     options = list(TRACES[name])
+    if seed != SEED:
+        name = f"{name} seed {seed}"
+        options[options.index("--seed") + 1] = str(seed)
     if options[1] != SKEWED:
         options[1] = str(data / options[1])
     if stretch == 1:
@@ -147,15 +155,24 @@ def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], list[d
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["trace"], run["label"], run["policy"]), []).append(run)
-    order = (list(TRACES), list(SERVERS), [AS_SERVED, *POLICIES])
 
-    def place(key: tuple[str, str, str]) -> tuple[int, ...]:
+    def place(key: tuple[str, str, str]) -> tuple[int, str, int, int]:
         trace, server, policy = key
-        # A stretched trace has its own name, see `trace_options`.
-        pairs = zip((trace.partition(" x")[0], server, policy), order, strict=True)
-        return tuple(known.index(name) if name in known else len(known) for name, known in pairs)
+        # Variations of a trace have names of their own, see `trace_options`.
+        base = trace.partition(" ")[0]
+        return (
+            _position(base, list(TRACES)),
+            trace,
+            _position(server, list(SERVERS)),
+            _position(policy, [AS_SERVED, *POLICIES]),
+        )
 
     return {key: groups[key] for key in sorted(groups, key=place)}
+
+
+def _position(name: str, order: Sequence[str]) -> int:
+    """Behind all others if it is not known."""
+    return order.index(name) if name in order else len(order)
 
 
 def _row(key: tuple[str, str, str], runs: Sequence[dict[str, Any]]) -> str:
@@ -200,6 +217,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--policy", action="append", choices=POLICIES, help="default: all")
     measure.add_argument("--repetition", type=int, default=1, help="number of the first one")
     measure.add_argument("--repetitions", type=int, default=1)
+    measure.add_argument("--seed", type=int, action="append", help=f"which sessions are drawn; default: {SEED}")
     add_stretch_option(measure)
     measure.add_argument("--idle-seconds", type=float, default=15.0, help="watch the idle server first")
     measure.set_defaults(run=_measure)
