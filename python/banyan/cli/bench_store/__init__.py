@@ -22,6 +22,7 @@ from banyan.cli.bench_store.blocks import SHAPES, Blocks, Shape
 from banyan.cli.bench_store.ours import Ceiling, OurStore
 from banyan.cli.bench_store.peers import Peer, open_peers
 from banyan.cli.bench_store.provenance import describe
+from banyan.cli.bench_store.ratios import BASES, CEILINGS, Times, ratios
 
 NUM_ROUNDS = 7
 NUM_READ_ROUNDS = 21
@@ -29,24 +30,6 @@ NUM_READ_ROUNDS = 21
 by a third from one to the next."""
 NUM_GET_ROUNDS = 70
 """Still more of whole pages, Banyan's and NIXL's: they differ by less than their medians of a few rounds do."""
-
-RATIOS = (
-    "layerwise_read_to_ceiling",
-    "layerwise_read_to_private_ceiling",
-    "durable_write_to_ceiling",
-    "durable_write_to_ceiling_at_own_depth",
-    "durable_write_to_private_ceiling",
-    "get_to_best_store",
-    "put_to_best_store",
-    "read_to_nixl",
-    "paced_read_share",
-)
-
-CEILINGS = {"shared": "ceiling", "private": "private ceiling"}
-"""What the file system gives to plain io_uring, by where its memory is: the contender's name."""
-
-Times = dict[tuple[str, str], list[float]]
-"""Seconds of each round by (contender, what it did)."""
 
 
 def run(path: str) -> dict[str, Any]:
@@ -58,7 +41,7 @@ def run(path: str) -> dict[str, Any]:
             place.mkdir()
             results.append(_measure(shape, place))
             shutil.rmtree(place)
-    worst = {name: _least(result["ratios"][name] for result in results) for name in RATIOS}
+    worst = {name: _least(result["ratios"][name] for result in results) for name in BASES}
     return {**worst, "blocks": results, **describe(path)}
 
 
@@ -104,7 +87,7 @@ def _measure(shape: Shape, place: Path) -> dict[str, Any]:
         "layer_bytes": shape.layer_bytes,
         "block_bytes": shape.block_bytes,
         "num_blocks": shape.num_blocks,
-        "ratios": _ratios(rows),
+        "ratios": ratios(times),
         "rows": rows,
         "missing": missing,
         "backlog_drained_s": ours.drained_s,
@@ -137,51 +120,14 @@ def _only_reads(name: str, what: str) -> bool:
 
 
 def _row(name: str, what: str, seconds: list[float], shape: Shape) -> dict[str, Any]:
-    speeds = sorted(shape.num_bytes / taken / 1e9 for taken in seconds)
+    """Median, least and most of all rounds; the median of those that everybody took part in, which came first."""
+    speeds = [shape.num_bytes / taken / 1e9 for taken in seconds]
     return {
         "store": name,
         "what": what,
         "gbps": statistics.median(speeds),
-        "least_gbps": speeds[0],
-        "most_gbps": speeds[-1],
+        "least_gbps": min(speeds),
+        "most_gbps": max(speeds),
+        "joint_gbps": statistics.median(speeds[:NUM_ROUNDS]),
         "num_rounds": len(speeds),
-    }
-
-
-def _ratios(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    def best(what: str, kind: Callable[[str], bool]) -> float | None:
-        found = [row["gbps"] for row in rows if row["what"] == what and kind(row["store"])]
-        return max(found) if found else None
-
-    def ratio(value: float | None, base: float | None) -> float | None:
-        return value / base if value and base else None
-
-    def is_ours(name: str) -> bool:
-        return name == "banyan"
-
-    def is_ceiling(name: str) -> bool:
-        return name.startswith(CEILINGS["shared"])
-
-    def is_private(name: str) -> bool:
-        return name.startswith(CEILINGS["private"])
-
-    def is_own_depth(name: str) -> bool:
-        return name == f"{CEILINGS['shared']}, depth {Ceiling.write_depths[0]}"
-
-    def is_nixl(name: str) -> bool:
-        return name.startswith("nixl")
-
-    def is_store(name: str) -> bool:
-        return not (is_ours(name) or is_ceiling(name) or is_private(name) or is_nixl(name))
-
-    return {
-        "layerwise_read_to_ceiling": ratio(best("layerwise_read", is_ours), best("layerwise_read", is_ceiling)),
-        "layerwise_read_to_private_ceiling": ratio(best("layerwise_read", is_ours), best("layerwise_read", is_private)),
-        "durable_write_to_ceiling": ratio(best("put", is_ours), best("durable_write", is_ceiling)),
-        "durable_write_to_ceiling_at_own_depth": ratio(best("put", is_ours), best("durable_write", is_own_depth)),
-        "durable_write_to_private_ceiling": ratio(best("put", is_ours), best("durable_write", is_private)),
-        "get_to_best_store": ratio(best("get", is_ours), best("get", is_store)),
-        "put_to_best_store": ratio(best("put", is_ours), best("put", is_store)),
-        "read_to_nixl": ratio(best("get", is_ours), best("get", is_nixl)),
-        "paced_read_share": ratio(best("read_while_writes_wait", is_ours), best("read_alone", is_ours)),
     }

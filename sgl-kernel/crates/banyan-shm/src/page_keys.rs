@@ -109,11 +109,14 @@ pub fn key_of(digest: &[u8; 32]) -> Key {
     key
 }
 
+pub(crate) fn step(lane: u64, word: u64) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    (lane ^ word).wrapping_mul(ODD).rotate_left(29)
+}
+
 /// A number that tokens after `start` have: four independent chains, because one would wait for its multiplications.
 pub(crate) fn mix(start: u64, tokens: &[u32]) -> u64 {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [start, start ^ 1, start ^ 2, start ^ 3];
-    let step = |lane: u64, word: u64| (lane ^ word).wrapping_mul(ODD).rotate_left(29);
     let wide = tokens.chunks_exact(8);
     let rest = wide.remainder();
     for eight in wide {

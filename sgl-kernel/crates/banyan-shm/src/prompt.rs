@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::frame::Key;
-use crate::page_keys::mix;
+use crate::page_keys::{mix, step};
 
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
@@ -20,7 +20,8 @@ impl Prompt {
         Trail {
             ids: pages
                 .map(|page| {
-                    id = mix(id, page);
+                    // Only this step waits for the page before; the processor mixes several pages at a time.
+                    id = step(id, mix(1, page));
                     id
                 })
                 .collect(),
