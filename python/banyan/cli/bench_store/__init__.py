@@ -22,7 +22,7 @@ from banyan.cli.bench_store.blocks import SHAPES, Blocks, Shape
 from banyan.cli.bench_store.ours import Ceiling, OurStore
 from banyan.cli.bench_store.peers import Peer, open_peers
 from banyan.cli.bench_store.provenance import describe
-from banyan.cli.bench_store.ratios import BASES, CEILINGS, Times, ratios
+from banyan.cli.bench_store.ratios import BASES, CEILINGS, Times, is_nixl, is_ours, ratios
 
 NUM_ROUNDS = 7
 NUM_READ_ROUNDS = 21
@@ -116,7 +116,7 @@ def _acts(ceiling: Ceiling, ours: OurStore, peers: Sequence[Peer]) -> list[tuple
 
 def _only_reads(name: str, what: str) -> bool:
     """Whether it is one of the reads that are held against each other: ours, plain io_uring's, NIXL's."""
-    return what == "layerwise_read" or (what == "get" and (name == "banyan" or name.startswith("nixl")))
+    return what == "layerwise_read" or (what == "get" and (is_ours(name) or is_nixl(name)))
 
 
 def _row(name: str, what: str, seconds: list[float], shape: Shape) -> dict[str, Any]:

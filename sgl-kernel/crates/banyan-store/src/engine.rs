@@ -21,6 +21,7 @@ use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::pacing::Load;
 use crate::reading::{Planned, ReadJob};
 use crate::shared::Shared;
+use crate::slots::occupy;
 use crate::writing::{Surroundings, Writer, WriterToken};
 
 /// Bytes to verify before the device is looked at again: it is to be given more work before it runs out.
@@ -213,10 +214,7 @@ impl Engine {
 
     fn add_read(&mut self, job: ReadJob) {
         self.know(&job.memory);
-        match self.jobs.iter().position(Option::is_none) {
-            Some(index) => self.jobs[index] = Some(job),
-            None => self.jobs.push(Some(job)),
-        }
+        occupy(&mut self.jobs, job);
         self.tell_reads();
     }
 

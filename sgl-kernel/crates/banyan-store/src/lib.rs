@@ -25,6 +25,7 @@ pub mod places;
 pub mod policy;
 pub mod reading;
 pub mod shared;
+mod slots;
 pub mod state;
 pub mod store;
 #[cfg(test)]

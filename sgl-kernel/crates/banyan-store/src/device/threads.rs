@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::transfer::{Progress, advance};
 use super::{Action, Completion, Device, FileId, Op, Span, Wake};
+use crate::slots::occupy;
 
 pub struct ThreadsDevice {
     shared: Arc<Shared>,
@@ -148,15 +149,7 @@ impl Device for ThreadsDevice {
     }
 
     fn add_file(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        let index = match self.files.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.files.push(None);
-                self.files.len() - 1
-            }
-        };
-        self.files[index] = Some(file);
-        Ok(FileId(index as u32))
+        Ok(FileId(occupy(&mut self.files, file) as u32))
     }
 
     fn remove_file(&mut self, file: FileId) {

@@ -10,6 +10,7 @@ use crate::device::{Action, FileId, Op, Spans};
 use crate::files::Use;
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::reading::{Planned, ReadJob, Reason};
+use crate::slots::occupy;
 
 /// Transfers of reads in flight: more adds latency, not bandwidth.
 const READ_DEPTH: usize = 64;
@@ -103,14 +104,7 @@ impl Engine {
         };
         self.bytes_in_flight += transfer.len;
         self.num_in_flight += 1;
-        let slot = match self.transfers.iter().position(Option::is_none) {
-            Some(slot) => slot,
-            None => {
-                self.transfers.push(None);
-                self.transfers.len() - 1
-            }
-        };
-        self.transfers[slot] = Some(transfer);
+        let slot = occupy(&mut self.transfers, transfer);
         let op = Op {
             token: read_token(slot),
             file,

@@ -16,6 +16,7 @@ use crate::format::{Identity, Record, RecordHeader, record_checksum};
 use crate::geometry::{BLOCK_BYTES, Place};
 use crate::pacing::{self, Load, Permit};
 use crate::shared::Shared;
+use crate::slots::occupy;
 use crate::state::{Outcome, Queued, State};
 
 impl Writer {
@@ -149,20 +150,16 @@ impl Writer {
             state.permit = pacing::spend(state.permit, num_bytes);
             state.counters.write_operations += 1;
         }
-        let index = match self.running.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.running.push(None);
-                self.running.len() - 1
-            }
-        };
+        let (file, offset) = (joined[0].writing.file, joined[0].offset);
+        let action = Action::Write(Spans::of(joined.iter().flat_map(Ready::spans)));
+        let records = joined.into_iter().map(|ready| ready.writing).collect();
+        let index = occupy(&mut self.running, records);
         let op = Op {
             token: (around.token)(WriterToken::Record(index)),
-            file: joined[0].writing.file,
-            offset: joined[0].offset,
-            action: Action::Write(Spans::of(joined.iter().flat_map(Ready::spans))),
+            file,
+            offset,
+            action,
         };
-        self.running[index] = Some(joined.into_iter().map(|ready| ready.writing).collect());
         self.num_running += 1;
         // SAFETY: headers and bounces are kept in `running`, where their heap does not move; the frames are the store's, and
         // `page.memory` keeps them mapped, until the operation has been reaped.
