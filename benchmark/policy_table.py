@@ -13,6 +13,7 @@ the guard against hot ranks, to see what it guards against.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,9 @@ from typing import Any
 from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.config import POLICY_CHOICES, SGLANG_POLICY
 from benchmark import trace_replay
+from benchmark.compare import order_of_repetition
 from benchmark.plot_policies import plot_policies
+from benchmark.policy_draws import draws_table
 from benchmark.provenance import provenance
 from benchmark.replay_options import SKEWED
 from benchmark.results import append_lines, read_lines
@@ -43,6 +46,7 @@ POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 
 SEED = 1
 """Draws the sessions of TRACES; other ones tell a policy's luck with one draw from its worth."""
+SEED_IN_NAME = " seed {}"
 
 # Sized for two ranks of one core each, where SmolLM2-135M computes some 250 prompt tokens a second on each while both
 # prefill and decode: ten to thirty seconds a run. The real windows are contiguous; lengths shrink with their blocks, so
@@ -90,9 +94,11 @@ def _measure(args: argparse.Namespace) -> int:
         wait_ready([server])
         _idle(server, args)
         for seed, name in product(args.seed or [SEED], args.trace or TRACES):
+            # Another order for another draw, so that none always comes first.
+            policies = order_of_repetition(args.policy or POLICIES, seed)
             play = ["play", "--url", server.url, "--label", args.server, "--result", str(args.result)]
             if server.spec.share != "stock":
-                play += [option for policy in args.policy or POLICIES for option in ("--policy", policy)]
+                play += [option for policy in policies for option in ("--policy", policy)]
             times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
             status |= trace_replay.main([*trace_options(name, args.data, args.stretch, seed), *play, *times])
     return status
@@ -112,7 +118,7 @@ def trace_options(name: str, data: Path, stretch: float, seed: int = SEED) -> li
     the sessions that `seed` draws."""
     options = list(TRACES[name])
     if seed != SEED:
-        name = f"{name} seed {seed}"
+        name += SEED_IN_NAME.format(seed)
         options[options.index("--seed") + 1] = str(seed)
     if options[1] != SKEWED:
         options[1] = str(data / options[1])
@@ -120,6 +126,12 @@ def trace_options(name: str, data: Path, stretch: float, seed: int = SEED) -> li
         return [*options, "--name", name]
     time_scale = float(options[options.index("--time-scale") + 1]) if "--time-scale" in options else 1.0
     return [*options, "--name", f"{name} x{stretch:g}", "--time-scale", str(time_scale * stretch)]
+
+
+def draw_of(name: str) -> tuple[str, int]:
+    """The name that a trace has with SEED, and the seed: what `trace_options` put together."""
+    found = re.search(SEED_IN_NAME.format(r"(\d+)"), name)
+    return (name.replace(found[0], "", 1), int(found[1])) if found else (name, SEED)
 
 
 def add_stretch_option(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +145,8 @@ def _show(args: argparse.Namespace) -> int:
     lines = read_lines(args.result)
     runs = [line for line in lines if line.get("kind") == "run"]
     print(table(runs))
+    print()
+    print(draws_table([line for line in lines if line.get("kind") == "request"], draw_of))
     print()
     print(idle_table([line for line in lines if line.get("kind") == "idle"]))
     if args.plot is not None:
@@ -221,7 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_stretch_option(measure)
     measure.add_argument("--idle-seconds", type=float, default=15.0, help="watch the idle server first")
     measure.set_defaults(run=_measure)
-    show = commands.add_parser("show", help="the table, and a picture")
+    show = commands.add_parser("show", help="the table, what several draws say together, and a picture")
     show.add_argument("--plot", type=Path, metavar="FILE.png")
     show.set_defaults(run=_show)
     for command in (measure, show):

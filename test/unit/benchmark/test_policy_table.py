@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmark import trace_replay
-from benchmark.policy_table import TRACES, grouped, trace_options
+from benchmark.policy_table import TRACES, draw_of, grouped, trace_options
 
 
 def asked(name, stretch, **seed):
@@ -27,6 +27,11 @@ def test_trace_when_another_seed_draws_then_only_its_sessions_and_name_are_other
     assert (plain.pop("seed"), other.pop("seed")) == (1, 3)
     assert (plain.pop("name"), other.pop("name")) == ("mooncake x2.5", "mooncake seed 3 x2.5")
     assert plain == other
+
+
+@pytest.mark.parametrize(("stretch", "seed"), [(1, 1), (1, 12), (2.5, 1), (2.5, 7)])
+def test_name_when_taken_apart_then_the_trace_and_the_draw_it_was_made_of(stretch, seed):
+    assert draw_of(asked("mooncake", stretch, seed=seed).name) == (asked("mooncake", stretch).name, seed)
 
 
 def test_rows_when_traces_vary_then_each_stays_with_its_own():
