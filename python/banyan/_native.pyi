@@ -498,8 +498,9 @@ class Store:
     ) -> Read:
         """Bring the first `num_pages` of `found` up: page `i` into the frame at byte `offsets[i]` of `memory`.
 
-        Each step of `layers_per_step` layers, over all pages, is one submission; steps go in forward order. 1 streams
-        layer by layer; the number of layers reads each page as one extent (fastest when nothing waits for a layer).
+        Steps of `layers_per_step` layers, over all pages, go in forward order; 1 streams layer by layer. The number of
+        layers reads whole pages (fastest when nothing waits for a layer): all layers are done at the end. Requests of
+        more than 512 KiB are cut between layers.
         ValueError for an offset that is not a multiple of 4096, outside `memory`, or named twice.
         """
 

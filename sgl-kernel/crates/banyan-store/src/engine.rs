@@ -49,7 +49,6 @@ pub struct Engine {
     jobs: Vec<Option<ReadJob>>,
     transfers: Vec<Option<Transfer>>,
     num_in_flight: usize,
-    bytes_in_flight: usize,
     headers: BufferPool,
     bounces: BufferPool,
     known_memory: Vec<Span>,
@@ -102,7 +101,7 @@ impl Engine {
         let geometry = shared.geometry.clone();
         Self {
             headers: BufferPool::new(BLOCK_BYTES),
-            bounces: BufferPool::new(geometry.record_bytes() as usize),
+            bounces: BufferPool::new(geometry.max_piece_bytes() as usize),
             shared,
             device,
             files: Files::default(),
@@ -111,7 +110,6 @@ impl Engine {
             jobs: Vec::new(),
             transfers: Vec::new(),
             num_in_flight: 0,
-            bytes_in_flight: 0,
             known_memory: Vec::new(),
             has_new_namespace: false,
             stall_after,
@@ -164,14 +162,9 @@ impl Engine {
     }
 
     fn leaves_device(&mut self, done: &Completion) {
-        let Whose::Read(slot) = whose(done.token) else {
-            return;
-        };
-        let Some(transfer) = &self.transfers[slot] else {
-            unreachable!("a completion belongs to a transfer")
-        };
-        self.num_in_flight -= 1;
-        self.bytes_in_flight -= transfer.len;
+        if let Whose::Read(_) = whose(done.token) {
+            self.num_in_flight -= 1;
+        }
     }
 
     fn submit(&mut self) {

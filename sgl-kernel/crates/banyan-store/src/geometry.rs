@@ -14,6 +14,9 @@ pub const MAX_LAYERS: usize = 480;
 /// No page is larger: lengths of one transfer stay within what the kernel takes at once.
 const MAX_RECORD_BYTES: u64 = 1 << 30;
 
+/// Reads are cut to requests of no more than this, where that does not cut a layer: larger ones got 0.8 to 0.95 of a drive's bandwidth.
+pub const REQUEST_BYTES: u64 = 512 << 10;
+
 /// Index of a record within its shelf.
 pub type Place = u32;
 
@@ -86,6 +89,31 @@ impl Geometry {
         self.in_record[layers.start]..self.in_record[layers.end]
     }
 
+    /// All layers, in order and cut: each piece is one layer, or at most `max_layers` and REQUEST_BYTES on disk.
+    pub fn cut(&self, max_layers: usize) -> Vec<Range<usize>> {
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for end in 1..=self.num_layers() {
+            let is_full = end < self.num_layers() && {
+                let longer = self.in_record(&(start..end + 1));
+                end - start == max_layers || longer.end - longer.start > REQUEST_BYTES
+            };
+            if is_full || end == self.num_layers() {
+                pieces.push(start..end);
+                start = end;
+            }
+        }
+        pieces
+    }
+
+    /// Bytes on disk of the largest piece that `cut` may make.
+    pub fn max_piece_bytes(&self) -> u64 {
+        let pieces = self.cut(1).into_iter().map(|layer| self.in_record(&layer));
+        let largest_layer = pieces.map(|bytes| bytes.end - bytes.start).max();
+        let all_layers = self.record_bytes() - BLOCK_BYTES as u64;
+        all_layers.min(REQUEST_BYTES.max(largest_layer.unwrap_or(0)))
+    }
+
     /// Whether memory and disk agree byte for byte: then nothing has to be copied on the way.
     pub fn is_dense(&self) -> bool {
         let block = BLOCK_BYTES as u32;
@@ -140,6 +168,21 @@ mod tests {
         assert!(!geometry.is_dense());
         assert_eq!(geometry.in_frame(&(0..3)), 0..5101);
         assert_eq!(geometry.in_record(&(1..3)), 8192..8192 + 8192 + 4096);
+    }
+
+    #[test]
+    fn layers_when_cut_then_pieces_stay_within_a_request_or_are_one_layer() {
+        let small = Geometry::new(&[12288; 30]).unwrap();
+        assert_eq!((small.cut(30).len(), &small.cut(30)[0]), (1, &(0..30)));
+        assert_eq!(small.cut(20), [0..20, 20..30]);
+        assert_eq!(small.max_piece_bytes(), 30 * 12288);
+        let large = Geometry::new(&[200 << 10; 5]).unwrap();
+        assert_eq!(large.cut(5), [0..2, 2..4, 4..5]);
+        assert_eq!(large.max_piece_bytes(), REQUEST_BYTES);
+        let mixed = Geometry::new(&[1, 700 << 10, 4096, 4096]).unwrap();
+        assert_eq!(mixed.cut(9), [0..1, 1..2, 2..4]);
+        assert_eq!(mixed.cut(1), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(mixed.max_piece_bytes(), 700 << 10);
     }
 
     #[test]

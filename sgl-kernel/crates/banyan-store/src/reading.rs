@@ -3,9 +3,10 @@
 //!
 //! Invariants
 //! * A layer counts as landed for a page only after its checksum agreed, or after the page has failed.
-//! * A read in several steps takes the checksums from the header that it reads together with the first layers, and only if that names
-//!   the page, namespace and generation that the lookup saw. What lands before the header is verified when the header is there.
-//! * A read in one step needs no header: the manifest's checksum stands for the whole record, its page, namespace and generation.
+//! * A layer-wise read takes the checksums from the header that it reads together with the first layers, and only if that names the
+//!   page, namespace and generation that the lookup saw. What arrives before the header is verified when the header is there.
+//! * A read of whole pages needs no header: the manifest's checksum stands for the whole record, its page, namespace and generation. It
+//!   is verified when all of the page has arrived.
 //! * Nothing is written to the memory after `ended`. A late read lets its waiters go before that: its pages have failed, its frames
 //!   are not yet the caller's.
 
@@ -30,13 +31,14 @@ struct Page {
     offset: u64,
     /// File and byte offset of the record, once the first transfer has looked them up.
     location: Option<(FileId, u64)>,
+    /// What the header says, in a layer-wise read.
     checksums: Option<Vec<u64>>,
-    /// Steps that landed before the header.
-    early: Vec<usize>,
+    /// Steps that cannot be verified yet, with the checksums of their layers as they arrived.
+    arrived: Vec<(usize, Vec<u64>)>,
     failed: Option<Reason>,
 }
 
-/// One transfer of a read.
+/// One transfer of a read: a step of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     pub page: usize,
@@ -51,10 +53,14 @@ pub struct ReadJob {
     pub memory: Arc<SharedMemory>,
     geometry: Arc<Geometry>,
     pages: Vec<Page>,
+    /// Layers that one transfer moves.
     steps: Vec<Range<usize>>,
+    /// Nobody waits for single layers.
+    is_whole: bool,
+    /// Pages that have not landed, by step.
     remaining: Vec<usize>,
     num_landed_steps: usize,
-    next: (usize, usize),
+    num_planned: usize,
     num_in_flight: usize,
     started: Instant,
 }
@@ -73,14 +79,11 @@ impl ReadJob {
             offset,
             location: None,
             checksums: None,
-            early: Vec::new(),
+            arrived: Vec::new(),
             failed: None,
         };
         let pages: Vec<Page> = pages.map(page).collect();
-        let steps: Vec<Range<usize>> = (0..num_layers)
-            .step_by(layers_per_step)
-            .map(|start| start..(start + layers_per_step).min(num_layers))
-            .collect();
+        let steps = geometry.cut(layers_per_step);
         Self {
             ticket: Arc::new(ReadTicket::new(pages.len(), num_layers)),
             namespace,
@@ -89,8 +92,9 @@ impl ReadJob {
             remaining: vec![pages.len(); steps.len()],
             pages,
             steps,
+            is_whole: layers_per_step >= num_layers,
             num_landed_steps: 0,
-            next: (0, 0),
+            num_planned: 0,
             num_in_flight: 0,
             started: Instant::now(),
         }
@@ -107,10 +111,6 @@ impl ReadJob {
     /// Valid while the read lasts: files are not let go of before.
     pub fn set_location(&mut self, page: usize, location: (FileId, u64)) {
         self.pages[page].location = Some(location);
-    }
-
-    fn is_in_one_step(&self) -> bool {
-        self.steps.len() == 1
     }
 
     pub fn layers_of(&self, step: usize) -> Range<usize> {
@@ -133,20 +133,17 @@ impl ReadJob {
     }
 
     /// The next transfer in step order; pages that have failed are passed over.
+    ///
+    /// Whole pages too: asked for one after the other, the pieces of a page would be merged into one large request again.
     pub fn plan_next(&mut self) -> Option<Planned> {
         if self.ticket.is_cancelled.load(Ordering::Relaxed) || self.ticket.is_late() {
             self.give_up();
         }
-        while self.next.0 < self.steps.len() {
-            let (step, page) = self.next;
-            self.next = if page + 1 < self.pages.len() {
-                (step, page + 1)
-            } else {
-                (step + 1, 0)
-            };
-            let Some(candidate) = self.pages.get(page) else {
-                continue;
-            };
+        while self.num_planned < self.num_transfers() {
+            let page = self.num_planned % self.pages.len();
+            let step = self.num_planned / self.pages.len();
+            self.num_planned += 1;
+            let candidate = &self.pages[page];
             if candidate.failed.is_some() {
                 self.land(step);
                 continue;
@@ -156,14 +153,18 @@ impl ReadJob {
                 page,
                 step,
                 hit: candidate.hit,
-                with_header: step == 0 && !self.is_in_one_step(),
+                with_header: step == 0 && !self.is_whole,
             });
         }
         None
     }
 
+    fn num_transfers(&self) -> usize {
+        self.pages.len() * self.steps.len()
+    }
+
     fn give_up(&mut self) {
-        self.next = (self.steps.len(), 0);
+        self.num_planned = self.num_transfers();
         self.remaining.fill(0);
     }
 
@@ -201,7 +202,8 @@ impl ReadJob {
     pub fn on_error(&mut self, planned: Planned, reason: Reason) {
         self.num_in_flight -= 1;
         self.fail(planned.page, reason);
-        self.settle(planned.page, planned.step);
+        self.settle(planned.page);
+        self.land(planned.step);
     }
 
     /// The bytes of a step are in memory, and with the first step its header block.
@@ -214,24 +216,56 @@ impl ReadJob {
         if let Some(block) = header {
             self.take_header(page, block);
         }
-        let Page {
-            failed, checksums, ..
-        } = &self.pages[page];
-        if failed.is_none() && checksums.is_none() && !self.is_in_one_step() {
-            self.pages[page].early.push(step);
-            return;
+        // Before they can be verified: now they may still be in the processor's caches.
+        let found = self.checksums_of(page, self.layers_of(step));
+        self.pages[page].arrived.push((step, found));
+        if self.can_settle(page) {
+            self.settle(page);
         }
-        self.settle(page, step);
     }
 
-    /// A step that has landed or failed, and those of its page that waited for the header.
-    fn settle(&mut self, page: usize, step: usize) {
-        let early = std::mem::take(&mut self.pages[page].early);
-        for step in std::iter::once(step).chain(early) {
-            if self.pages[page].failed.is_none() {
-                self.verify(page, step);
-            }
+    fn can_settle(&self, page: usize) -> bool {
+        let Page {
+            failed,
+            checksums,
+            arrived,
+            ..
+        } = &self.pages[page];
+        let can_verify = if self.is_whole {
+            arrived.len() == self.steps.len()
+        } else {
+            checksums.is_some()
+        };
+        can_verify || failed.is_some()
+    }
+
+    /// What has arrived of a page is right, or the page has failed: it lands.
+    fn settle(&mut self, page: usize) {
+        let mut arrived = std::mem::take(&mut self.pages[page].arrived);
+        arrived.sort_unstable_by_key(|(step, _)| *step);
+        if self.pages[page].failed.is_none() && !self.agrees(page, &arrived) {
+            self.fail(page, Reason::Checksum);
+        }
+        for (step, _) in arrived {
             self.land(step);
+        }
+    }
+
+    /// Whether these steps, in order, have the checksums that they should; without a header they are all of the page.
+    fn agrees(&self, page: usize, arrived: &[(usize, Vec<u64>)]) -> bool {
+        let Page { hit, checksums, .. } = &self.pages[page];
+        match checksums {
+            Some(expected) => arrived
+                .iter()
+                .all(|(step, found)| *found == expected[self.layers_of(*step)]),
+            None => {
+                let found: Vec<u64> = arrived
+                    .iter()
+                    .flat_map(|(_, found)| found)
+                    .copied()
+                    .collect();
+                record_checksum(&found) == hit.checksum
+            }
         }
     }
 
@@ -253,19 +287,6 @@ impl ReadJob {
             key: hit.key,
             namespace: self.namespace,
             generation: hit.generation,
-        }
-    }
-
-    fn verify(&mut self, page: usize, step: usize) {
-        let layers = self.steps[step].clone();
-        let found = self.checksums_of(page, layers.clone());
-        let Page { hit, checksums, .. } = &self.pages[page];
-        let agrees = match checksums {
-            Some(expected) => found == expected[layers],
-            None => record_checksum(&found) == hit.checksum,
-        };
-        if !agrees {
-            self.fail(page, Reason::Checksum);
         }
     }
 
@@ -297,7 +318,7 @@ impl ReadJob {
 
     /// Whether no transfer is left or under way.
     pub fn is_over(&self) -> bool {
-        self.num_in_flight == 0 && self.next.0 >= self.steps.len()
+        self.num_in_flight == 0 && self.num_planned == self.num_transfers()
     }
 
     /// After the record's state was looked at: what looked damaged may have been overwritten by its owner.
@@ -330,6 +351,7 @@ impl ReadJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::REQUEST_BYTES;
 
     const NAMESPACE: Namespace = [3; 4];
 
@@ -348,9 +370,19 @@ mod tests {
     }
 
     fn job_of(hits: impl Iterator<Item = Hit>, layers_per_step: usize) -> ReadJob {
-        let geometry = Arc::new(Geometry::new(&[4096, 4096]).unwrap());
-        let memory = Arc::new(SharedMemory::create(1 << 16, "reading").unwrap());
-        let pages = hits.zip((0..).step_by(8192));
+        with_layers(4096, hits, layers_per_step)
+    }
+
+    /// Pages of two layers.
+    fn with_layers(
+        layer_bytes: u64,
+        hits: impl Iterator<Item = Hit>,
+        layers_per_step: usize,
+    ) -> ReadJob {
+        let geometry = Arc::new(Geometry::new(&[layer_bytes; 2]).unwrap());
+        let memory = SharedMemory::create(16 * layer_bytes as usize, "reading").unwrap();
+        let memory = Arc::new(memory);
+        let pages = hits.zip((0..).step_by(2 * layer_bytes as usize));
         ReadJob::new(geometry, NAMESPACE, memory, pages, layers_per_step)
     }
 
@@ -449,6 +481,65 @@ mod tests {
             assert_eq!(job.ticket.failed(), failed);
             assert_eq!(job.ticket.progress.num_done(), 2);
         }
+    }
+
+    /// Two whole pages, each of two transfers, that have all been planned.
+    fn whole_pages_in_two() -> (ReadJob, Vec<Planned>) {
+        let with_checksums = |hits: Vec<Hit>| with_layers(REQUEST_BYTES, hits.into_iter(), 2);
+        let blank = with_checksums(vec![hit(0), hit(1)]);
+        let hits = (0..2).map(|page| {
+            let header = RecordHeader::decode(&arrive(&blank, page as usize)).unwrap();
+            Hit {
+                checksum: record_checksum(&header.checksums),
+                ..hit(page)
+            }
+        });
+        let mut job = with_checksums(hits.collect());
+        for page in 0..2 {
+            arrive(&job, page);
+        }
+        let plans = plan_all(&mut job);
+        (job, plans)
+    }
+
+    #[test]
+    fn whole_pages_when_cut_then_no_neighbours_in_a_row_and_landed_when_all_of_them_is_right() {
+        let (mut job, plans) = whole_pages_in_two();
+        let order: Vec<(usize, usize)> = plans.iter().map(|plan| (plan.page, plan.step)).collect();
+        assert_eq!(order, [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert!(plans.iter().all(|plan| !plan.with_header));
+        // In no order of their own; page 1 is first.
+        for (plan, num_done) in [(plans[3], 0), (plans[0], 0), (plans[1], 0), (plans[2], 2)] {
+            job.on_landed(plan, None);
+            assert_eq!(job.ticket.progress.num_done(), num_done);
+        }
+        assert!(job.is_over() && job.ticket.failed().is_empty());
+    }
+
+    #[test]
+    fn whole_page_when_one_of_its_transfers_fails_or_is_wrong_then_all_of_it_and_no_other() {
+        let (mut job, plans) = whole_pages_in_two();
+        // SAFETY: the test owns the memory.
+        unsafe { job.target(1, 0).bytes_mut()[7] ^= 1 };
+        job.on_landed(plans[0], None);
+        job.on_error(plans[2], Reason::Io);
+        job.on_landed(plans[1], None);
+        assert_eq!(job.ticket.progress.num_done(), 0);
+        job.on_landed(plans[3], None);
+        assert_eq!(job.ticket.progress.num_done(), 2);
+        let failed = [(0, Reason::Io), (1, Reason::Checksum)];
+        assert_eq!(job.ticket.failed(), failed);
+    }
+
+    #[test]
+    fn whole_page_when_it_fails_then_the_rest_of_it_is_not_read() {
+        let hits = [hit(0)].into_iter();
+        let mut job = with_layers(REQUEST_BYTES, hits, 2);
+        let first = job.plan_next().unwrap();
+        job.on_error(first, Reason::Io);
+        assert_eq!(job.plan_next(), None);
+        assert!(job.is_over());
+        assert_eq!(job.ticket.progress.num_done(), 2);
     }
 
     #[test]

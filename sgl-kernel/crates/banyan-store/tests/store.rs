@@ -82,6 +82,35 @@ fn pages_when_layers_are_no_whole_blocks_then_the_same_bytes() {
 }
 
 #[test]
+fn pages_when_one_takes_several_requests_then_the_same_bytes_or_failed_as_a_whole() {
+    for layer_bytes in [vec![320 << 10; 4], vec![(320 << 10) + 5, 700 << 10, 9]] {
+        for engine in engines() {
+            let scratch = Scratch::new();
+            let mut options = Options {
+                layer_bytes: layer_bytes.clone(),
+                segment_bytes: Some(4 << 20),
+                engine,
+                ..options(scratch.path())
+            };
+            options.limits.quota_bytes = 32 << 20;
+            options.limits.share_bytes = 32 << 20;
+            let rig = Rig::open(&options);
+            rig.keep(None, &[0, 1, 2]);
+            for layers_per_step in [1, 2, layer_bytes.len()] {
+                assert_eq!(rig.fetch(&[0, 1, 2], layers_per_step), []);
+            }
+            let padded = |bytes: &u64| bytes.next_multiple_of(4096);
+            let record_bytes = 4096 + layer_bytes.iter().map(padded).sum::<u64>();
+            // The second record, in the first bytes of its last layer.
+            let last_layer_bytes = layer_bytes.last().map(padded).unwrap();
+            overwrite(scratch.path(), 4096 + 2 * record_bytes - last_layer_bytes);
+            let failed = rig.fetch(&[0, 1, 2], layer_bytes.len());
+            assert_eq!(failed, [(1, Reason::Checksum)]);
+        }
+    }
+}
+
+#[test]
 fn store_when_opened_again_then_finds_what_was_stored_over_several_paths() {
     let scratch = Scratch::new();
     let paths: Vec<PathBuf> = ["a", "b", "c"].map(|name| scratch.path().join(name)).into();
@@ -219,22 +248,26 @@ fn segment_files(path: &std::path::Path) -> Vec<PathBuf> {
         .collect()
 }
 
-#[test]
-fn page_when_a_bit_on_disk_flips_then_named_as_bad_and_never_found_again() {
-    let scratch = Scratch::new();
-    let rig = Rig::open(&options(scratch.path()));
-    rig.keep(None, &[0, 1, 2, 3]);
-    let [segment] = &segment_files(scratch.path())[..] else {
+/// Other bytes at this offset of the only segment.
+fn overwrite(path: &std::path::Path, at: u64) {
+    let [segment] = &segment_files(path)[..] else {
         panic!("one segment")
     };
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(segment)
         .unwrap();
-    // The third record, in its last layer.
-    let at = 4096 + 3 * (4096 + 16384) - 100;
     file.write_all_at(&[0x5a; 4], at).unwrap();
     file.sync_all().unwrap();
+}
+
+#[test]
+fn page_when_a_bit_on_disk_flips_then_named_as_bad_and_never_found_again() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    rig.keep(None, &[0, 1, 2, 3]);
+    // The third record, in its last layer.
+    overwrite(scratch.path(), 4096 + 3 * (4096 + 16384) - 100);
     assert_eq!(rig.fetch(&[0, 1, 2, 3], 1), [(2, Reason::Checksum)]);
     assert_eq!(rig.num_found(&[0, 1, 2, 3]), 2);
     assert_eq!(rig.stat("checksum_failures"), 1);
