@@ -11,6 +11,12 @@ def test_ratio_when_the_drive_slows_down_after_the_common_rounds_then_only_those
     assert told["get_to_best_store"] == pytest.approx(2.0)
 
 
+def test_ratio_when_the_drive_changes_between_rounds_then_each_round_is_compared_with_itself():
+    # Nine tenths of the other's time in all rounds but one; their medians would say 1.8 times as long.
+    times = {("banyan", "get"): [0.9, 0.9, 1.8, 1.8, 1.9], ("nixl posix", "get"): [1.0, 1.0, 2.0, 2.0, 1.0]}
+    assert ratios(times)["read_to_nixl"] == pytest.approx(1 / 0.9)
+
+
 def test_ratio_when_there_are_several_others_then_against_the_fastest_and_nixl_is_no_store():
     times = {("banyan", "get"): [1.0], ("lmdb", "get"): [3.0], ("rocksdb", "get"): [2.0], ("nixl posix", "get"): [0.5]}
     told = ratios(times)

@@ -28,6 +28,8 @@ NUM_ROUNDS = 7
 NUM_READ_ROUNDS = 21
 """More rounds of those that only read, from plain files or records: a tenth of a second each, where shared drives vary
 by a third from one to the next."""
+NUM_WRITE_ROUNDS = 21
+"""And of Banyan's puts and plain durable writes, for the same reason."""
 NUM_GET_ROUNDS = 70
 """Still more of whole pages, Banyan's and NIXL's: they differ by less than their medians of a few rounds do."""
 
@@ -69,7 +71,9 @@ def _measure(shape: Shape, place: Path) -> dict[str, Any]:
             timed(*act)
     reads = [act for act in acts if _only_reads(act[0], act[1])]
     gets = [act for act in reads if act[1] == "get"]
-    for num_rounds, contenders in ((NUM_READ_ROUNDS, reads), (NUM_GET_ROUNDS, gets)):
+    writes = [act for act in acts if act[1] == "durable_write" or (act[1] == "put" and is_ours(act[0]))]
+    phases = ((NUM_READ_ROUNDS, reads), (NUM_GET_ROUNDS, gets), (NUM_WRITE_ROUNDS, writes))
+    for num_rounds, contenders in phases:
         for _ in range(num_rounds):
             for act in shuffled.sample(contenders, len(contenders)):
                 timed(*act)
@@ -120,7 +124,7 @@ def _only_reads(name: str, what: str) -> bool:
 
 
 def _row(name: str, what: str, seconds: list[float], shape: Shape) -> dict[str, Any]:
-    """Median, least and most of all rounds; the median of those that everybody took part in, which came first."""
+    """Median, least and most of all rounds, and each of them: ratios are of rounds, not of these medians."""
     speeds = [shape.num_bytes / taken / 1e9 for taken in seconds]
     return {
         "store": name,
@@ -128,6 +132,6 @@ def _row(name: str, what: str, seconds: list[float], shape: Shape) -> dict[str, 
         "gbps": statistics.median(speeds),
         "least_gbps": min(speeds),
         "most_gbps": max(speeds),
-        "joint_gbps": statistics.median(speeds[:NUM_ROUNDS]),
         "num_rounds": len(speeds),
+        "gbps_by_round": [round(speed, 3) for speed in speeds],
     }

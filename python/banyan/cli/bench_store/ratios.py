@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from banyan.cli.bench_store.ours import Ceiling
@@ -13,8 +13,8 @@ CEILINGS = {"shared": "ceiling", "private": "private ceiling"}
 """What the file system gives to plain io_uring, by where its memory is: the contender's name."""
 
 Times: TypeAlias = dict[tuple[str, str], list[float]]
-"""Seconds of each round by (contender, what it did). The first rounds are those of all contenders; the more a contender
-has, the longer it went on with fewer others."""
+"""Seconds of each round by (contender, what it did). The first rounds are those of all contenders; two that
+have more had them together, one right after the other."""
 
 Kind: TypeAlias = Callable[[str], bool]
 
@@ -59,14 +59,17 @@ BASES: dict[str, tuple[str, str, Kind]] = {
 
 
 def ratios(times: Times) -> dict[str, float | None]:
-    """Banyan's median speed over the best of the others', None where somebody is missing."""
+    """How many times as fast Banyan is as the best of the others, None where somebody is missing."""
     return {name: _ratio(times, *base) for name, base in BASES.items()}
 
 
 def _ratio(times: Times, ours: str, theirs: str, whose: Kind) -> float | None:
     own = times.get(("banyan", ours), [])
     others = [seconds for (name, what), seconds in times.items() if what == theirs and whose(name)]
-    # A shared drive may be half as fast minutes later: only rounds that both took part in are compared.
-    pairs = [(own[:common], other[:common]) for other in others if (common := min(len(own), len(other)))]
-    found = [statistics.median(other) / statistics.median(mine) for mine, other in pairs]
-    return min(found, default=None)
+    return min((_paired(own, other) for other in others if own and other), default=None)
+
+
+def _paired(own: Sequence[float], other: Sequence[float]) -> float:
+    """The median of what each round says: a shared drive may be half as fast minutes later, or seconds. Rounds that
+    only one of them took part in say nothing."""
+    return statistics.median(theirs / mine for mine, theirs in zip(own, other, strict=False))
