@@ -91,27 +91,32 @@ impl Geometry {
 
     /// All layers, in order and cut: each piece is one layer, or at most `max_layers` and REQUEST_BYTES on disk.
     pub fn cut(&self, max_layers: usize) -> Vec<Range<usize>> {
-        let mut pieces = Vec::new();
-        let mut start = 0;
-        for end in 1..=self.num_layers() {
-            let is_full = end < self.num_layers() && {
-                let longer = self.in_record(&(start..end + 1));
-                end - start == max_layers || longer.end - longer.start > REQUEST_BYTES
-            };
-            if is_full || end == self.num_layers() {
-                pieces.push(start..end);
-                start = end;
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        for layer in 0..self.num_layers() {
+            match pieces.last_mut() {
+                Some(piece)
+                    if piece.len() < max_layers
+                        && self.bytes_on_disk(piece.start..layer + 1) <= REQUEST_BYTES =>
+                {
+                    piece.end = layer + 1;
+                }
+                _ => pieces.push(layer..layer + 1),
             }
         }
         pieces
     }
 
+    fn bytes_on_disk(&self, layers: Range<usize>) -> u64 {
+        self.in_record[layers.end] - self.in_record[layers.start]
+    }
+
     /// Bytes on disk of the largest piece that `cut` may make.
     pub fn max_piece_bytes(&self) -> u64 {
-        let pieces = self.cut(1).into_iter().map(|layer| self.in_record(&layer));
-        let largest_layer = pieces.map(|bytes| bytes.end - bytes.start).max();
-        let all_layers = self.record_bytes() - BLOCK_BYTES as u64;
-        all_layers.min(REQUEST_BYTES.max(largest_layer.unwrap_or(0)))
+        let num_layers = self.num_layers();
+        let layers = (0..num_layers).map(|layer| self.bytes_on_disk(layer..layer + 1));
+        let largest_layer_bytes = layers.max().unwrap_or(0);
+        self.bytes_on_disk(0..num_layers)
+            .min(REQUEST_BYTES.max(largest_layer_bytes))
     }
 
     /// Whether memory and disk agree byte for byte: then nothing has to be copied on the way.
