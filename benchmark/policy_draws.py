@@ -9,7 +9,7 @@ estimated by drawing from these anew, for both policies alike (a paired bootstra
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ NUM_RESAMPLES = 2000
 INTERVAL = (2.5, 97.5)
 """Percentiles."""
 
-Draws = Mapping[int, Sequence[float]]
+Draws = dict[int, list[float]]
 """Times to first token of a cell's requests in seconds, all repetitions, by draw."""
+Figure = Callable[[np.ndarray], float]
 
 
 def draws_table(requests: Sequence[dict[str, Any]], draw_of: Callable[[str], tuple[str, int]]) -> str:
@@ -47,8 +48,8 @@ def draws_table(requests: Sequence[dict[str, Any]], draw_of: Callable[[str], tup
 
 def _by_cell(
     requests: Sequence[dict[str, Any]], draw_of: Callable[[str], tuple[str, int]]
-) -> dict[str, dict[Cell, dict[int, list[float]]]]:
-    traces: dict[str, dict[Cell, dict[int, list[float]]]] = {}
+) -> dict[str, dict[Cell, Draws]]:
+    traces: dict[str, dict[Cell, Draws]] = {}
     for line in requests:
         if line["ttft_s"] is not None:
             trace, draw = draw_of(line["trace"])
@@ -61,13 +62,17 @@ def _row(trace: str, cell: Cell, draws: list[list[float]], default: list[list[fl
     pooled = np.concatenate(draws)
     cells = [trace, *cell, str(len(draws)), str(len(pooled)), f"{_mean(pooled):.2f}", f"{_p90(pooled):.2f}"]
     for figure in (_mean, _p90):
-        ratio, (low, high) = ratio_over_draws(figure, draws, default)
-        cells.append("1" if cell == DEFAULT else f"{ratio:.2f} ({low:.2f}-{high:.2f})")
+        cells.append("1" if cell == DEFAULT else _ratio_cell(figure, draws, default))
     return f"| {' | '.join(cells)} |"
 
 
+def _ratio_cell(figure: Figure, draws: Sequence[Sequence[float]], default: Sequence[Sequence[float]]) -> str:
+    ratio, (low, high) = ratio_over_draws(figure, draws, default)
+    return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
+
+
 def ratio_over_draws(
-    figure: Callable[[np.ndarray], float], ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+    figure: Figure, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
 ) -> tuple[float, tuple[float, float]]:
     """`figure` of all of `ours` over that of all of `theirs`, and its 95 % interval; the n-th of both are one draw."""
 
