@@ -406,6 +406,9 @@ class Read:
     def num_failed(self) -> int:
         """Pages known to be bad so far."""
 
+    def offsets(self, positions: list[int]) -> bytes:
+        """Where in the memory these of its pages go: int64 byte offsets. ValueError for a page that it has not."""
+
     def wait_layer(self, layer: int) -> float:
         """Block until `layer` of every page has landed or its page has failed; the seconds waited."""
 
@@ -596,8 +599,12 @@ class FlagRing:
         is taken. ValueError for a piece outside the target.
         """
 
-    def follow(self, read: Read) -> RingBatch | None:
-        """Answer for a read of the store that is under way. A page that failed its checksum is told by the read."""
+    def follow(self, reads: list[Read]) -> RingBatch | None:
+        """Answer for reads of the store that are under way: a layer once all of them have it. No doorbell is needed.
+
+        A page that failed its checksum is told by its read. None when every slot is taken. ValueError for no reads, or
+        for reads of different numbers of layers.
+        """
 
     def give_back(self, batch: RingBatch) -> bool:
         """The device is past the batch's words: its slot may be used again. False while it has not ended."""

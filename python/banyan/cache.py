@@ -8,8 +8,9 @@ Invariants
   3. Frames enter ``publish`` only when their content is complete, and leave through ``retire`` before reuse.
   4. After ``reset`` nothing that was looked up, queued or published before it is used again.
 
-A request's fetch: looked up -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``); ``cancel``
-takes a queued one back. All calls come from the scheduler thread.
+A request's fetch: looked up -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
+(``settle``): what it followed from the store is let go. ``cancel`` takes a queued one back. All calls come from the
+scheduler thread.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class PrefixCache:
         self._seen: dict[str, _Seen] = {}
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
+        self._ending: list[_Batch] = []
         self._num_started = 0
 
     # ---- match -------------------------------------------------------------------------------------------------
@@ -218,7 +220,8 @@ class PrefixCache:
         copy = batch.copy
         # Every arrival is looked at: a page that failed its checksum may have been copied as if it were good.
         landed = copy.finish() & all([self._prefetch.is_good(item) for item in batch.arrivals if self._prefetch])
-        self._leave(batch.arrivals)
+        self._ending.append(batch)
+        self.settle()
         counters = self._counters
         counters.fetches_failed += not landed
         counters.fetched_bytes += copy.bytes_fetched
@@ -226,6 +229,16 @@ class PrefixCache:
         counters.copy_us += round(copy.copy_s * 1e6)
         counters.wait_us += round(copy.wait_s * 1e6)
         return landed
+
+    def settle(self) -> None:
+        """Let go what finished copies had followed, as soon as they do not read it any more. Never waits."""
+        going_on = []
+        for batch in self._ending:
+            if batch.copy.has_ended:
+                self._leave(batch.arrivals)
+            else:
+                going_on.append(batch)
+        self._ending = going_on
 
     # ---- publish and release -----------------------------------------------------------------------------------
 
@@ -250,7 +263,7 @@ class PrefixCache:
         return self._shelf.num_quarantined
 
     def quiesce(self) -> None:
-        """Give back what is queued, wait for copies in flight, and forget every lookup."""
+        """Give back what is queued, finish the copies in flight, and forget every lookup."""
         for rid in list(self._queued):
             self.cancel(rid)
         for index in list(self._moving):
@@ -268,6 +281,6 @@ class PrefixCache:
 
         The old ones are let go first: a rank has one shelf and one reader bit.
         """
-        assert not self._queued and not self._moving
+        assert not self._queued and not self._moving and not self._ending
         del self._shelf, self._source, self._prefetch
         self._shelf, self._source, self._prefetch = join()

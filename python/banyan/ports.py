@@ -33,20 +33,25 @@ class Lease(Protocol):
 
 
 class Copy(Protocol):
-    """A copy on its way, layer by layer in forward order. Holds its leases until ``finish``."""
+    """A copy on its way, layer by layer in forward order. Holds its leases until it has ended.
+
+    On the host a wait blocks the caller, and a copy has ended when ``finish`` returns. On a GPU waits are put into the
+    streams that follow, and a copy ends later.
+    """
 
     bytes_fetched: int
     bytes_copied: int
     copy_s: float
     wait_s: float
     has_ended: bool
+    """Whether neither its sources nor its destination are touched any more."""
 
     def wait_layer(self, layer: int) -> float:
-        """Block until that layer is in place; seconds waited. Returns also when the copy failed: ``finish`` tells."""
+        """Wait until that layer is in place; seconds waited. Returns also when the copy failed: ``finish`` tells."""
         ...
 
     def finish(self) -> bool:
-        """Block until nothing writes the destination any more; True when every layer landed."""
+        """Wait until nothing writes the destination any more; True when every layer landed."""
         ...
 
 
@@ -78,6 +83,7 @@ class Source(Protocol):
         """Start to copy each lease's pages into the given frames of this rank's pool.
 
         ``arrivals``: pages, by position in a read under way, and their frames; each layer follows that of the read.
+        What they are read into stays as it is until the copy has ended.
         """
         ...
 
@@ -141,6 +147,10 @@ class StoreRead(Protocol):
     """The device does not answer: all pages have failed, while frames are the store's until ``has_ended``."""
     bytes_read: int
     read_s: float
+
+    def offsets(self, positions: list[int]) -> bytes:
+        """Where in the memory of the read these of its pages go: int64 byte offsets."""
+        ...
 
     def finish(self) -> list[tuple[int, str]]:
         """Block until nothing writes the memory any more; positions of the pages that failed, with the reason."""

@@ -14,12 +14,14 @@ from banyan.cache import PrefixCache
 from banyan.config import Config
 from banyan.layout import BlockGeometry
 from banyan.sglang_plugin import device_access as module
+from banyan.sglang_plugin import device_start
 from banyan.sglang_plugin.device_access import DeviceAccess
 from banyan.sglang_plugin.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.device_pool import DeviceMHAPool, DeviceMLAPool, describe_buffers
 from banyan.sglang_plugin.runtime import Refused
 from banyan.sglang_plugin.tiers import Seats
 from banyan.telemetry import Counters
+from banyan.transport.cuda_ipc.driver import DriverError
 
 PAGE, TOKENS, LAYERS = 4, 32, 3
 COMMON = {"size": TOKENS, "page_size": PAGE, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
@@ -39,7 +41,7 @@ class Device(FakeDriver):
         return Device.num_streams
 
     def create_partition_stream(self, num_sms):
-        raise module.DriverError("cuGreenCtxCreate", "CUDA_ERROR_NOT_SUPPORTED")
+        raise DriverError("cuGreenCtxCreate", "CUDA_ERROR_NOT_SUPPORTED")
 
     def current_device(self):
         return 0
@@ -79,7 +81,7 @@ class Rank:
         for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
             buffer.copy_(torch.randn(buffer.shape))
             self.driver.adopt(buffer)
-        monkeypatch.setattr(module, "CudaDriver", lambda: self.driver)
+        monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
         self.ready = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
         self.access = DeviceAccess(
             pool=self.pool,

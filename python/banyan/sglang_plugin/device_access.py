@@ -23,17 +23,17 @@ from banyan.cache import PrefixCache
 from banyan.config import Config
 from banyan.layout import BlockGeometry
 from banyan.ports import OwnShelf, Source
-from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
 from banyan.sglang_plugin.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.device_start import find_route, open_driver, open_ring, pin_arena
 from banyan.sglang_plugin.pool_access import Publish
 from banyan.sglang_plugin.tiers import Seats
-from banyan.transport.capability import DeviceFacts, Route, verdict
+from banyan.transport.capability import Route
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.copy_stream import open_copy_stream
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.gpu_io import ArenaReads
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
 from banyan.transport.cuda_ipc.readback import ReadbackLane
@@ -52,8 +52,6 @@ def current_stream() -> int:
 
 class DeviceAccess:
     """Implements ``PoolAccess`` on CUDA."""
-
-    follows_reads = False
 
     def __init__(
         self,
@@ -74,8 +72,10 @@ class DeviceAccess:
         self._geometry = pool.banyan_geometry
         self._extents = pool.banyan_extents
         self._device = pool.device
-        self._driver = self._open_driver()
-        self.shares_pool = self._find_route(has_arena=arena is not None) is Route.DIRECT
+        self._driver = open_driver()
+        route = find_route(self._driver, self._extents, has_arena=arena is not None)
+        self.shares_pool = route is Route.DIRECT
+        self._device_uuid = self._driver.device_uuid(self._driver.current_device())
         self._page_bytes = tuple(extent.page_bytes for layer in self._geometry.layers for extent in layer)
         self._groups = LayerGroups(
             tuple(len(extents) for extents in self._geometry.layers), config.copy_layers_per_launch
@@ -84,42 +84,14 @@ class DeviceAccess:
         self._published: ReadbackLane[list[str]] = ReadbackLane(
             self._driver, stream=self._readback_stream, num_pages=self._geometry.num_pages
         )
-        self._arena_address = None if arena is None else self._register(arena)
+        self._arena_address = None if arena is None else pin_arena(self._driver, arena)
+        self._ring = None if arena is None else open_ring(self._driver, stream=self._copy_stream)
+        self.follows_reads = self._ring is not None
         self._completed: deque[bool] = deque()
         self._publish: Publish | None = None
         self._allocator: DeviceAllocator | None = None
         self._sources: list[CudaSource] = []
         self._next_absence_s = 0.0
-
-    def _open_driver(self) -> CudaDriver:
-        try:
-            return CudaDriver()
-        except DriverError as error:
-            runtime.refuse(verdict(DeviceFacts(driver_error=str(error)), has_arena=False).line)
-
-    def _find_route(self, *, has_arena: bool) -> Route:
-        driver, device = self._driver, self._driver.current_device()
-        others = [other for other in range(driver.num_devices()) if not driver.can_access(device, other)]
-        found = verdict(
-            DeviceFacts(
-                num_unexportable_extents=sum(not driver.is_exportable(address) for address, _ in self._extents),
-                unreachable_devices=tuple(others),
-            ),
-            has_arena=has_arena,
-        )
-        if found.route is Route.REFUSED:
-            runtime.refuse(found.line)
-        if found.route is Route.STAGED:
-            logger.warning("banyan: %s", found.line)
-        self._device_uuid = driver.device_uuid(device)
-        return found.route
-
-    def _register(self, arena: _native.SharedBytes) -> int:
-        """Pin this rank's part of the arena; its address on the device."""
-        try:
-            return self._driver.register_host(np.frombuffer(arena, dtype=np.uint8).ctypes.data, arena.num_bytes)
-        except DriverError as error:
-            runtime.refuse(f"the host arena cannot be pinned ({error}): lower --banyan-host-gb or start without it")
 
     def _open_streams(self, config: Config, num_slots: int) -> None:
         driver = self._driver
@@ -175,7 +147,10 @@ class DeviceAccess:
         shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
         peers = _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
         order = StreamOrder(self._copy_stream, current_stream, self._consumers, self._ready_events)
-        return shelf, self._open_source(peers, seats, order, num_pages=geometry.num_pages, target_row=OWN_ROW)
+        reads = None
+        if self._ring is not None:
+            reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_pool(geometry).frame_bytes)
+        return shelf, self._open_source(peers, seats, order, num_pages=geometry.num_pages, reads=reads)
 
     def arena_view(
         self,
@@ -203,7 +178,14 @@ class DeviceAccess:
         return describe(self._driver, self._device_uuid, self._extents)
 
     def _open_source(
-        self, peers: _native.Peers, seats: Seats, order: StreamOrder, *, num_pages: int, target_row: int
+        self,
+        peers: _native.Peers,
+        seats: Seats,
+        order: StreamOrder,
+        *,
+        num_pages: int,
+        target_row: int = OWN_ROW,
+        reads: ArenaReads | None = None,
     ) -> CudaSource:
         own_rows = {seats.own: OWN_ROW}
         if self._arena_address is not None:
@@ -225,6 +207,7 @@ class DeviceAccess:
             page_bytes=self._geometry.full_block_bytes,
             num_pages=num_pages,
             target_row=target_row,
+            reads=reads,
         )
         self._sources.append(source)
         return source
@@ -246,6 +229,8 @@ class DeviceAccess:
         self._allocator.poll()
         for source in self._sources:
             source.settle()
+        if self._ring is not None:
+            self._ring.settle()
         now_s = time.monotonic()
         if now_s >= self._next_absence_s:
             self._next_absence_s = now_s + ABSENCE_PERIOD_S
@@ -259,8 +244,7 @@ class DeviceAccess:
     def pop_completed(self) -> bool:
         return self._completed.popleft()
 
-    def leave(self) -> None:
-        self._completed.extend([False] * self._published.forget())
+    def wait_for_copies(self) -> None:
         deadline_s = time.monotonic() + READER_PATIENCE_S
         while num_under_way := sum(source.num_under_way for source in self._sources):
             if time.monotonic() > deadline_s:
@@ -268,6 +252,10 @@ class DeviceAccess:
             for source in self._sources:
                 source.settle()
             time.sleep(POLL_S)
+
+    def leave(self) -> None:
+        self._completed.extend([False] * self._published.forget())
+        self.wait_for_copies()
         for source in self._sources:
             source.close()
         self._sources.clear()

@@ -249,6 +249,7 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _tick(self) -> None:
         self._access.poll()
+        self._cache.settle()
         if self._member.tier is not None:
             self._member.tier.tick()
 
@@ -265,7 +266,7 @@ class BanyanLinker(UnifiedCacheLinker):
         Raises:
             RuntimeError: when a peer does not stop reading the old pages.
         """
-        self._cache.quiesce()
+        self._quiesce()
         self._member.leave_tier()
         self._allocator.settle()
         self._member.leave()
@@ -273,16 +274,22 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def reset(self) -> None:
         # The tiers first: their copies read the pool under leases.
-        self._cache.quiesce()
+        self._quiesce()
         self._member.empty()
         self._cache.reset()
         self._access.forget()
 
     def close(self) -> None:
-        self._cache.quiesce()
+        self._quiesce()
         self._member.close_tier()
         self._cache.reset()
         self._member.close()
+
+    def _quiesce(self) -> None:
+        """Nothing of this rank is queued or under way any more."""
+        self._cache.quiesce()
+        self._access.wait_for_copies()
+        self._cache.settle()
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""

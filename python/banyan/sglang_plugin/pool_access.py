@@ -75,8 +75,17 @@ class PoolAccess(Protocol):
         """Take the oldest one; whether it was published."""
         ...
 
+    def wait_for_copies(self) -> None:
+        """Before pages are withdrawn or memory is given away: wait until no copy is under way.
+
+        Raises:
+            RuntimeError: when the device does not come to an end with them.
+        """
+        ...
+
     def leave(self) -> None:
-        """Before the rank leaves its namespace: wait until nothing of it is under way, drop what is not published."""
+        """Before the rank leaves its namespace: let go of its peers, drop what is not published. No copy is under way
+        but those of the tiers, which end meanwhile."""
         ...
 
     def forget(self) -> None:
@@ -136,6 +145,9 @@ class HostAccess:
     def pop_completed(self) -> bool:
         self._num_completed -= 1
         return True
+
+    def wait_for_copies(self) -> None:
+        pass
 
     def leave(self) -> None:
         pass

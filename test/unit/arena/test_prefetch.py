@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test.unit.arena.test_backup import ARENAS, Host
@@ -205,6 +206,47 @@ def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_fo
     assert host.counters.read_failed_pages == 2 and host.residency.num_resident == 0
     host.until(lambda: host.store.lookup(keys(1, 2)).num_pages == 2)
     host.store.close()
+
+
+class LaggingSource:
+    """Peers whose copies go on after ``finish``, as those of a GPU do, until they are let go."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.copies: list[LaggingCopy] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def start_copy(self, *loads: Any) -> LaggingCopy:
+        self.copies.append(LaggingCopy(self._source.start_copy(*loads)))
+        return self.copies[-1]
+
+
+class LaggingCopy:
+    has_ended = False
+
+    def __init__(self, copy: Any) -> None:
+        self._copy = copy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._copy, name)
+
+
+def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has_ended(host: StoreHost) -> None:
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    source = host.cache._source = LaggingSource(host.rank.peers)
+    assert host.cache.lookup("r", keys(1, 2))
+    assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
+    assert host.cache.finish(host.cache.start())
+    host.cache.settle()
+    host.prefetch.poll()
+    assert host.residency.num_filling == 2 and host.residency.num_resident == 0
+    source.copies[0].has_ended = True
+    host.cache.settle()
+    host.prefetch.poll()
+    assert host.residency.num_filling == 0 and host.residency.num_resident == 2
 
 
 def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: StoreHost) -> None:

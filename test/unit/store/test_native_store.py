@@ -62,6 +62,9 @@ def test_pages_when_put_then_read_into_other_frames(store: Store, memory: Shared
     assert (frames[5] == frames[0]).all() and (frames[4] == frames[1]).all()
     with pytest.raises(ValueError, match="layer 2 of a read of 2 layers"):
         read.wait_layer(2)
+    assert np.frombuffer(read.offsets([1, 0]), dtype=np.int64).tolist() == offsets(4, 5).tolist()
+    with pytest.raises(ValueError, match="page 2 of a read of 2 pages"):
+        read.offsets([2])
 
 
 def test_put_when_the_parent_is_named_then_the_chain_goes_on(store: Store, memory: SharedBytes) -> None:

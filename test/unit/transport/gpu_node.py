@@ -12,13 +12,14 @@ from banyan import _native
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.mappings import PeerMappings
-from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
+from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
 from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
 
 NUM_PAGES = 8
 NUM_LAYERS = 3
 PAGE_BYTES = 16
 EXTENTS = 2 * NUM_LAYERS
+FRAME_BYTES = EXTENTS * PAGE_BYTES
 SCHEDULE, FORWARD, COPY = 1, 2, 3
 GEOMETRY = [
     [(extent * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for extent in (2 * layer, 2 * layer + 1)]
@@ -29,7 +30,9 @@ GEOMETRY = [
 class GpuRank:
     """A pool on the device, its shelf, and its door to the peers."""
 
-    def __init__(self, gpu: FakeGpu, roster: _native.Roster, slot: int, layers_per_launch: int = 1) -> None:
+    def __init__(
+        self, gpu: FakeGpu, roster: _native.Roster, slot: int, layers_per_launch: int = 1, make_reads=lambda rank: None
+    ) -> None:
         self.gpu, self.roster, self.slot = gpu, roster, slot
         self.driver = FakeDriver(gpu)
         self.pools = [gpu.allocate(NUM_PAGES * PAGE_BYTES) for _ in range(EXTENTS)]
@@ -51,6 +54,8 @@ class GpuRank:
             own_rows={slot: OWN_ROW},
         )
         self.ready = [self.driver.create_event() for _ in range(2)]
+        self.arena = gpu.allocate(NUM_PAGES * FRAME_BYTES)
+        self.places.write(ARENA_ROW, [self.arena + e * PAGE_BYTES for e in range(EXTENTS)], [FRAME_BYTES] * EXTENTS)
         self.source = CudaSource(
             directory=self.peers,
             driver=self.driver,
@@ -65,6 +70,7 @@ class GpuRank:
             ),
             page_bytes=EXTENTS * PAGE_BYTES,
             num_pages=NUM_PAGES,
+            reads=make_reads(self),
         )
 
     def device_pool(self) -> _native.DevicePool:

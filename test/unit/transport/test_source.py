@@ -98,7 +98,7 @@ def test_start_copy_when_frames_and_lease_differ_then_valueerror_and_nothing_is_
     _, _, reader = node
     lease = reader.lease([key(1)])
     reader.driver.calls.clear()
-    with pytest.raises(ValueError, match="2 frames for a lease of 1"):
+    with pytest.raises(ValueError, match="2 frames for 1 pages"):
         reader.source.start_copy([(lease, reader.targets(1, 2))])
     assert not reader.driver.calls
 

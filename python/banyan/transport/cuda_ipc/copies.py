@@ -7,7 +7,7 @@ Invariants
   2. Whoever reads layer l on a stream does so behind that stream's wait for the event of l's group.
   3. Whatever follows ``finish`` on a consumer's stream runs after the last byte of the batch was written.
   4. Leases and mappings are held until the event behind the last copy is done. Events say so, no clock does.
-  5. No call waits for the device.
+  5. No call waits for the device. ``finish`` of a batch that follows reads waits for them: they may fail.
 
 States of a batch: enqueued --last event done, seen by ``settle``--> landed; a refused call --> failed. What a failed
 batch had enqueued runs to its end before its leases are given back.
@@ -73,10 +73,25 @@ class LayerGroups:
     def group_of(self, layer: int) -> int:
         return layer // self.layers_per_launch
 
+    def last_layer(self, group: int) -> int:
+        return min((group + 1) * self.layers_per_launch, len(self.extents_of_layer)) - 1
+
     def extents(self, group: int) -> range:
         first_layer = group * self.layers_per_launch
         start = sum(self.extents_of_layer[:first_layer])
         return range(start, start + sum(self.extents_of_layer[first_layer : first_layer + self.layers_per_launch]))
+
+
+class Followed(Protocol):
+    """What a batch waits for layer by layer: ``banyan._native.RingBatch``. Its end does not depend on the device."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a layer was let through that had not come; final once it has ended."""
+        ...
 
 
 class EventPool:
@@ -121,11 +136,16 @@ class CudaCopy:
         self._groups = groups
         self._current_stream = current_stream
         self._consumers = consumers
+        self._followed: Followed | None = None
         self._group_events: list[int] = []
         self._waited: set[tuple[int, int]] = set()
         self._has_failed = False
         self._is_lost = False
         self._has_landed = False
+
+    def follow(self, followed: Followed) -> None:
+        """The copy stream waits for these reads."""
+        self._followed = followed
 
     def group_enqueued(self, event: int) -> None:
         """The next group of layers is done when ``event`` is."""
@@ -166,7 +186,15 @@ class CudaCopy:
         if self._group_events:
             for stream in self._consumers():
                 self._wait(stream, len(self._group_events) - 1)
-        return not self._has_failed
+        return self._all_came() and not self._has_failed
+
+    def _all_came(self) -> bool:
+        """Whether every layer that the batch followed had come when it was let through. Waits for the reads."""
+        if self._followed is None:
+            return True
+        while not self._followed.has_ended:
+            time.sleep(POLL_S)
+        return not self._followed.has_failed
 
     def _wait(self, stream: int, group: int) -> None:
         # The copy stream runs in order: a stream that waited for a later group has this one.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """I/O in stream order: a stream rings when it reaches a layer, another waits for the answer. No Python in between.
 
+What is read before the device asks (the store reads as soon as a request has come) is followed: it is answered only.
+
 Invariants
   1. A stream that waits for a layer waits for a word that will be written, whatever becomes of the I/O.
   2. A slot is given back when its batch has ended and an event behind its last wait is done: no stream looks at its
@@ -12,10 +14,12 @@ States of a batch: enqueued -> ended, with the device still behind it -> given b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from banyan.ports import StoreRead
 from banyan.transport.cuda_ipc.driver import Flags, Streams
 
 
@@ -43,7 +47,9 @@ class IoBatch(Protocol):
 
 
 class IoRing(Protocol):
-    """The part of ``banyan._native.FlagRing`` that gives slots back."""
+    """The part of ``banyan._native.FlagRing`` that takes slots for reads under way, and gives slots back."""
+
+    def follow(self, reads: list[Any]) -> IoBatch | None: ...
 
     def give_back(self, batch: IoBatch) -> bool: ...
 
@@ -66,6 +72,10 @@ class GpuIo:
         self._ring = ring
         self._words = words
         self._passed: list[_Passed] = []
+
+    def follow(self, reads: Sequence[StoreRead]) -> IoBatch | None:
+        """Layers of reads that are under way, each answered when all of them have it; None when every slot is taken."""
+        return self._ring.follow(list(reads))
 
     def ask(self, stream: int, batch: IoBatch, layer: int) -> None:
         """When ``stream`` comes here, the layers up to ``layer`` may be brought into memory."""
@@ -104,3 +114,49 @@ class GpuIo:
         """Let the streams go on: what has not been asked for will not come."""
         for batch in batches:
             batch.cancel()
+
+
+class FollowedReads:
+    """Reads of one batch of copies, and the words that tell how far all of them are."""
+
+    def __init__(self, io: GpuIo, batch: IoBatch) -> None:
+        self._io = io
+        self._batch = batch
+
+    def wait(self, stream: int, layer: int) -> None:
+        """What is enqueued on ``stream`` from now on runs after ``layer`` has come, or will not come."""
+        self._io.wait(stream, self._batch, layer)
+
+    def passed(self, stream: int) -> None:
+        """Nothing more is enqueued."""
+        self._io.finish(stream, self._batch)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._batch.has_ended
+
+    @property
+    def has_failed(self) -> bool:
+        return self._batch.has_failed
+
+
+class ArenaReads:
+    """What the store reads into this rank's part of the host arena, for copies that follow."""
+
+    def __init__(self, io: GpuIo, *, frame_bytes: int) -> None:
+        self._io = io
+        self._frame_bytes = frame_bytes
+
+    def pages(self, read: StoreRead, positions: Sequence[int]) -> bytes:
+        """The pages of the arena that these of the read's pages go to, as bytes of int64."""
+        offsets = array("q", read.offsets(list(positions)))
+        return array("q", [offset // self._frame_bytes for offset in offsets]).tobytes()
+
+    def follow(self, reads: Sequence[StoreRead]) -> FollowedReads | None:
+        """Words to wait for; None when none are free: then the reads are waited for here, and are over."""
+        batch = self._io.follow(reads)
+        if batch is not None:
+            return FollowedReads(self._io, batch)
+        for read in reads:
+            read.finish()
+        return None

@@ -5,6 +5,8 @@ Invariants
   1. A lease is granted only when its pages have room in the page lists and every peer it names is open: after that no
      step of the copy can run out of anything.
   2. A target page belongs to at most one batch that is not yet enqueued (SGLang hands a page out once).
+     Reads of the store are under way without a lease: there is as much room again for their pages, and a batch that
+     finds none fails.
   3. After a driver call was refused nothing is leased any more: the rank goes on computing, and has said why.
 
 One thread, the scheduler's.
@@ -12,7 +14,6 @@ One thread, the scheduler's.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from array import array
 from collections import deque
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from banyan.ports import Frames, Match
+from banyan.ports import Frames, Match, StoreRead
 from banyan.transport.cuda_ipc.copies import (
     CudaCopy,
     DeviceFrames,
@@ -28,16 +29,17 @@ from banyan.transport.cuda_ipc.copies import (
     HostBoundCopy,
     LayerGroups,
     PageKernel,
-    PageLists,
 )
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan.transport.cuda_ipc.gpu_io import ArenaReads, FollowedReads
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
-from banyan.transport.cuda_ipc.places import OWN_ROW, WORD_BYTES
-from banyan.transport.cuda_ipc.ring_space import RingSpace
+from banyan.transport.cuda_ipc.page_lists import ListSpace, Part
+from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW
 
 logger = logging.getLogger("banyan")
 
-NUM_LISTS = 3
+Arrivals = Sequence[tuple[StoreRead, Sequence[int], "Frames | DeviceFrames"]]
+"""As in ``banyan.ports.Source.start_copy``."""
 
 
 class NativeLease(Protocol):
@@ -84,7 +86,9 @@ class CudaLease:
 @dataclass(slots=True)
 class _Batch:
     copy: CudaCopy
-    loads: list[tuple[CudaLease, Frames | DeviceFrames]]
+    parts: list[Part]
+    leases: list[CudaLease]
+    reads: list[StoreRead]
     has_lists: bool = field(default=False)
 
 
@@ -116,11 +120,13 @@ class CudaSource:
         page_bytes: int,
         num_pages: int,
         target_row: int = OWN_ROW,
+        reads: ArenaReads | None = None,
     ) -> None:
         """``page_bytes`` of a page over all layers; ``num_pages`` of the target bound what can be under way.
 
         ``target_row`` is the place that copies land in: the own pool, or the own part of the host arena. What lands
-        in the arena is for processors, which no stream orders: there ``finish`` waits.
+        in the arena is for processors, which no stream orders: there ``finish`` waits. ``reads``: how to follow what
+        comes from the store; None where nothing does.
         """
         self._directory = directory
         self._driver = driver
@@ -130,12 +136,11 @@ class CudaSource:
         self._order = order
         self._page_bytes = page_bytes
         self._target_row = target_row
+        self._reads = reads
         self._copy_kind = CudaCopy if target_row == OWN_ROW else HostBoundCopy
         self._events = EventPool(driver)
-        self._room = RingSpace(num_pages)
-        list_bytes = NUM_LISTS * self._room.size * WORD_BYTES
-        self._lists = driver.allocate(list_bytes)
-        self._staging = driver.allocate_pinned(list_bytes)
+        self._max_leased = num_pages
+        self._lists = ListSpace(driver, stream=order.copy_stream, num_pages=num_pages * (1 if reads is None else 2))
         self._num_leased = 0
         self._under_way: deque[_Batch] = deque()
         self._is_broken = False
@@ -155,7 +160,7 @@ class CudaSource:
     def lease(self, match: Match, num_pages: int) -> CudaLease | None:
         """As the directory's; None also when a peer's pool cannot be reached or too much is under way."""
         self.settle()
-        if self._is_broken or self._num_leased + num_pages > self._room.capacity:
+        if self._is_broken or self._num_leased + num_pages > self._max_leased:
             return None
         lease = self._directory.lease(match, num_pages)
         if lease is None:
@@ -183,24 +188,21 @@ class CudaSource:
 
         return CudaLease(num_pages, lease.runs, rows, release)
 
-    def start_copy(
-        self, loads: Sequence[tuple[CudaLease, Frames | DeviceFrames]], arrivals: Sequence[Any] = ()
-    ) -> CudaCopy:
-        """Enqueue the copies of all loads, layer group by layer group, as one batch.
+    def start_copy(self, loads: Sequence[tuple[CudaLease, Frames | DeviceFrames]], arrivals: Arrivals = ()) -> CudaCopy:
+        """Enqueue the copies of all loads and arrivals, layer group by layer group, as one batch.
 
         Target frames may be known here (int64 buffers) or to the device only.
 
         Raises:
-            ValueError: when frames and lease differ in number, or for arrivals: what comes from the store lands in the
-                arena first, and is leased from there. Nothing was enqueued.
+            ValueError: when pages and frames differ in number, or for arrivals where none can be followed. Nothing was
+                enqueued.
         """
-        if arrivals:
-            raise ValueError(f"{len(arrivals)} reads to follow: a pool on a GPU is filled from the arena")
-        for lease, frames in loads:
-            num_frames = frames.numel() if isinstance(frames, DeviceFrames) else len(frames)
-            if num_frames != lease.num_pages:
-                raise ValueError(f"{num_frames} frames for a lease of {lease.num_pages} pages")
-        num_pages = sum(lease.num_pages for lease, _ in loads)
+        parts = [Part(lease.rows, frames) for lease, frames in loads]
+        parts += [self._arriving(*arrival) for arrival in arrivals]
+        for part in parts:
+            if part.num_targets != part.num_pages:
+                raise ValueError(f"{part.num_targets} frames for {part.num_pages} pages")
+        num_pages = sum(part.num_pages for part in parts)
         copy = self._copy_kind(
             streams=self._driver,
             groups=self._groups,
@@ -208,15 +210,30 @@ class CudaSource:
             current_stream=self._order.current_stream,
             consumers=self._order.consumers,
         )
-        batch = _Batch(copy, list(loads))
+        batch = _Batch(copy, parts, [lease for lease, _ in loads], [read for read, _, _ in arrivals])
         self._under_way.append(batch)
+        if self._is_broken or not self._lists.has_room(num_pages):
+            copy.fail(self._last_event())
+            logger.warning("banyan: a fetch of %d pages failed: %s", num_pages, self._reason())
+        else:
+            self._try_enqueue(batch, num_pages)
+        return copy
+
+    def _reason(self) -> str:
+        return "a driver call was refused before" if self._is_broken else "too many are under way"
+
+    def _arriving(self, read: StoreRead, positions: Sequence[int], frames: Frames | DeviceFrames) -> Part:
+        if self._reads is None:
+            raise ValueError("a read of the store cannot be followed here: its pages are leased when they have landed")
+        return Part([(ARENA_ROW, self._reads.pages(read, positions))], frames)
+
+    def _try_enqueue(self, batch: _Batch, num_pages: int) -> None:
         try:
             self._enqueue(batch, num_pages)
         except DriverError as error:
-            copy.fail(self._last_event())
+            batch.copy.fail(self._last_event())
             self._is_broken = True
             logger.error("banyan: sharing is off from here on, a copy could not be enqueued: %s", error)
-        return copy
 
     def _last_event(self) -> int | None:
         """An event behind all that is on the copy stream; None when even that is refused."""
@@ -234,10 +251,10 @@ class CudaSource:
         while self._under_way and self._under_way[0].copy.has_ended:
             batch = self._under_way.popleft()
             self._events.give(batch.copy.take_events())
-            for lease, _ in batch.loads:
+            for lease in batch.leases:
                 lease.release()
             if batch.has_lists:
-                self._room.give_back()
+                self._lists.give_back()
 
     def close_absent(self) -> None:
         """Unmap the pools of ranks that left or died. Called about as often as deaths can be noticed."""
@@ -253,46 +270,32 @@ class CudaSource:
         assert not self._under_way
         self._mappings.close()
         self._events.close()
-        self._driver.free(self._lists)
-        self._driver.free_pinned(self._staging)
+        self._lists.close()
 
     def _enqueue(self, batch: _Batch, num_pages: int) -> None:
         stream = self._order.copy_stream
         for event in self._order.ready_events():
             self._driver.wait_event(stream, event)
-        lists = self._upload(batch, num_pages)
+        lists = self._lists.take(num_pages)
+        batch.has_lists = True
+        self._lists.upload(lists, batch.parts)
+        followed = self._follow(batch)
         for group in range(self._groups.num_groups):
+            if followed is not None:
+                followed.wait(stream, self._groups.last_layer(group))
             extents = self._groups.extents(group)
             self._kernel.enqueue(stream=stream, lists=lists, target_row=self._target_row, extents=extents)
             event = self._events.take()
             self._driver.record_event(event, stream)
             batch.copy.group_enqueued(event)
+        if followed is not None:
+            followed.passed(stream)
 
-    def _upload(self, batch: _Batch, num_pages: int) -> PageLists:
-        """Bring rows and source pages from here, target pages from where SGLang has them: here or on the device."""
-        stream = self._order.copy_stream
-        first = NUM_LISTS * WORD_BYTES * self._room.take(num_pages)
-        batch.has_lists = True
-        size = num_pages * WORD_BYTES
-        start = self._lists + first
-        lists = PageLists(rows=start, sources=start + size, targets=start + 2 * size, num_pages=num_pages)
-        rows, sources = array("q"), array("q")
-        offset = first + 2 * size
-        for lease, frames in batch.loads:
-            for row, pages in lease.rows:
-                sources.frombytes(pages)
-                rows.extend([row] * (len(sources) - len(rows)))
-            if isinstance(frames, DeviceFrames):
-                num_bytes = frames.numel() * WORD_BYTES
-                self._driver.copy_async(self._lists + offset, frames.data_ptr(), num_bytes, stream)
-            else:
-                num_bytes = self._stage(offset, bytes(memoryview(frames).cast("B")))
-            offset += num_bytes
-        self._stage(first, (rows + sources).tobytes())
-        return lists
-
-    def _stage(self, offset: int, numbers: bytes) -> int:
-        """Bring numbers to ``offset`` of the lists, by way of pinned memory; their size in bytes."""
-        ctypes.memmove(self._staging + offset, numbers, len(numbers))
-        self._driver.copy_async(self._lists + offset, self._staging + offset, len(numbers), self._order.copy_stream)
-        return len(numbers)
+    def _follow(self, batch: _Batch) -> FollowedReads | None:
+        """The reads that the copy stream waits for; None when there are none, or when they are over already."""
+        if self._reads is None or not batch.reads:
+            return None
+        followed = self._reads.follow(batch.reads)
+        if followed is not None:
+            batch.copy.follow(followed)
+        return followed

@@ -56,8 +56,9 @@ impl PyFlagRing {
         self.send(Box::new(reads.map_err(to_py)?))
     }
 
-    fn follow(&self, read: &PyRead) -> PyResult<Option<PyRingBatch>> {
-        self.send(Box::new(Following(read.ticket().progress.clone())))
+    fn follow(&self, reads: Vec<PyRef<'_, PyRead>>) -> PyResult<Option<PyRingBatch>> {
+        let progress = reads.iter().map(|read| read.ticket().progress.clone());
+        self.send(Box::new(Following::new(progress.collect()).map_err(to_py)?))
     }
 
     fn give_back(&self, batch: &PyRingBatch) -> bool {

@@ -16,7 +16,7 @@ use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Found, Options, Purpose, Store};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::convert::{frames_of, keys_of, namespace_hex, namespace_of};
 use crate::memory::SharedBytes;
@@ -76,17 +76,21 @@ impl PyRead {
 
     /// Some of its pages, for a copy that follows layer by layer.
     pub fn arrival(&self, positions: &[usize]) -> PyResult<Arrival> {
+        Ok(Arrival {
+            memory: self.memory.clone(),
+            offsets: self.offsets_of(positions)?,
+            gate: self.ticket.progress.clone(),
+        })
+    }
+
+    fn offsets_of(&self, positions: &[usize]) -> PyResult<Vec<u64>> {
         let offset = |position: &usize| {
             self.offsets.get(*position).copied().ok_or_else(|| {
                 let num_pages = self.offsets.len();
                 PyValueError::new_err(format!("page {position} of a read of {num_pages} pages"))
             })
         };
-        Ok(Arrival {
-            memory: self.memory.clone(),
-            offsets: positions.iter().map(offset).collect::<PyResult<_>>()?,
-            gate: self.ticket.progress.clone(),
-        })
+        positions.iter().map(offset).collect()
     }
 }
 
@@ -110,6 +114,17 @@ impl PyRead {
     #[getter]
     fn is_late(&self) -> bool {
         self.ticket.is_late()
+    }
+
+    #[pyo3(name = "offsets")]
+    fn offsets_in_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        positions: Vec<usize>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let offsets = self.offsets_of(&positions)?;
+        let bytes: Vec<u8> = offsets.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok(PyBytes::new(py, &bytes))
     }
 
     #[getter]

@@ -2,7 +2,8 @@
 //! I/O that a GPU asks for: two words of mapped host memory for each batch, and a thread that answers.
 //!
 //! When the compute stream reaches a layer it writes the doorbell; the thread runs what was prepared for that layer and writes the answer,
-//! which the stream that needs the layer waits for. No processor thread of the engine stands between two layers.
+//! which the stream that needs the layer waits for. No processor thread of the engine stands between two layers. What is under way before
+//! the GPU comes to it (a read that began when its request arrived) has no doorbell to wait for: it is only answered.
 //!
 //! Invariants
 //! * A slot's words only move forward, round the circle of 32 bits: layer `l` of a batch is `first + l`, and the next batch of the slot
@@ -35,27 +36,61 @@ pub const SLOT_BYTES: usize = 128;
 const SPIN: Duration = Duration::from_micros(50);
 const NAP: Duration = Duration::from_micros(20);
 
+/// Who says when a layer may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The device, by the doorbell.
+    ByTheDevice,
+    /// Nobody has to: all of it is under way.
+    FromTheStart,
+}
+
 /// What a batch does for each layer, on the ring's thread.
 pub trait LayerWork: Send {
+    fn asked(&self) -> Asked {
+        Asked::ByTheDevice
+    }
     fn num_layers(&self) -> usize;
     /// Brings one layer into memory completely; the reason when it cannot.
     fn run_layer(&mut self, layer: usize) -> std::result::Result<(), String>;
 }
 
-/// Follows reads that are under way: a layer is there when they say so.
-pub struct Following(pub Arc<LayerProgress>);
+/// Follows reads that are under way: a layer is there when all of them say so.
+pub struct Following {
+    num_layers: usize,
+    reads: Vec<Arc<LayerProgress>>,
+}
+
+impl Following {
+    /// All `reads` are of one geometry; an error when their layers differ in number, or for none.
+    pub fn new(reads: Vec<Arc<LayerProgress>>) -> Result<Self> {
+        let Some(num_layers) = reads.first().map(|read| read.num_layers()) else {
+            return invalid!("no read to follow");
+        };
+        if let Some(other) = reads.iter().find(|read| read.num_layers() != num_layers) {
+            return invalid!("reads of {num_layers} and of {} layers", other.num_layers());
+        }
+        Ok(Self { num_layers, reads })
+    }
+}
 
 impl LayerWork for Following {
+    fn asked(&self) -> Asked {
+        Asked::FromTheStart
+    }
+
     fn num_layers(&self) -> usize {
-        self.0.num_layers()
+        self.num_layers
     }
 
     fn run_layer(&mut self, layer: usize) -> std::result::Result<(), String> {
-        self.0.wait_layer(layer);
-        if self.0.num_done() > layer {
-            return Ok(());
+        for read in &self.reads {
+            read.wait_layer(layer);
+            if read.num_done() <= layer {
+                return Err(format!("a read ended before layer {layer}"));
+            }
         }
-        Err(format!("the read ended before layer {layer}"))
+        Ok(())
     }
 }
 
@@ -154,8 +189,12 @@ impl Shared {
         batch: &Batch,
         mut work: Box<dyn LayerWork>,
     ) -> std::result::Result<(), String> {
+        let asked = work.asked();
         for layer in 0..batch.num_layers {
-            self.wait_for_doorbell(batch, layer)?;
+            match asked {
+                Asked::ByTheDevice => self.wait_for_doorbell(batch, layer)?,
+                Asked::FromTheStart => self.check_wanted(batch, layer)?,
+            }
             work.run_layer(layer)?;
             self.word(batch.slot, ANSWER_OFFSET)
                 .store(batch.value(layer + 1), Ordering::Release);
@@ -168,17 +207,23 @@ impl Shared {
         let wanted = batch.value(layer + 1);
         let began = Instant::now();
         while !has_come(doorbell.load(Ordering::Acquire), wanted) {
-            if batch.is_cancelled.load(Ordering::Acquire) {
-                return Err(format!("cancelled before layer {layer}"));
-            }
-            if self.is_closing.load(Ordering::Acquire) {
-                return Err(format!("shut down before layer {layer}"));
-            }
+            self.check_wanted(batch, layer)?;
             if began.elapsed() < SPIN {
                 hint::spin_loop();
             } else {
                 thread::sleep(NAP);
             }
+        }
+        Ok(())
+    }
+
+    /// The reason when nobody wants the layer any more.
+    fn check_wanted(&self, batch: &Batch, layer: usize) -> std::result::Result<(), String> {
+        if batch.is_cancelled.load(Ordering::Acquire) {
+            return Err(format!("cancelled before layer {layer}"));
+        }
+        if self.is_closing.load(Ordering::Acquire) {
+            return Err(format!("shut down before layer {layer}"));
         }
         Ok(())
     }
@@ -441,17 +486,46 @@ mod tests {
         drop(memory);
     }
 
+    fn following(reads: &[Arc<LayerProgress>]) -> Box<Following> {
+        Box::new(Following::new(reads.to_vec()).unwrap())
+    }
+
     #[test]
     fn following_when_the_read_ends_early_then_the_rest_fails() {
         let (ring, memory) = ring(0);
-        let progress = Arc::new(LayerProgress::new(2));
-        let batch = ring.send(Box::new(Following(progress.clone()))).unwrap();
-        word(&memory, batch.slot, DOORBELL_OFFSET).store(batch.value(2), Ordering::Release);
-        progress.advance_to(1);
+        let reads = [Arc::new(LayerProgress::new(2))];
+        let batch = ring.send(following(&reads)).unwrap();
+        reads[0].advance_to(1);
         wait(&memory, batch.slot, batch.value(1));
         assert!(!batch.has_failed());
-        progress.end();
+        reads[0].end();
         wait(&memory, batch.slot, batch.value(2));
         assert!(batch.has_failed());
+    }
+
+    #[test]
+    fn following_when_one_of_several_reads_lags_then_its_layer_is_not_answered() {
+        let (ring, memory) = ring(0);
+        let reads = [
+            Arc::new(LayerProgress::new(2)),
+            Arc::new(LayerProgress::new(2)),
+        ];
+        let batch = ring.send(following(&reads)).unwrap();
+        reads[0].advance_to(2);
+        reads[1].advance_to(1);
+        wait(&memory, batch.slot, batch.value(1));
+        thread::sleep(Duration::from_millis(20));
+        let answer = word(&memory, batch.slot, ANSWER_OFFSET).load(Ordering::Acquire);
+        assert_eq!(answer, batch.value(1));
+        reads[1].advance_to(2);
+        until_ended(&batch);
+        assert!(!batch.has_failed() && ring.give_back(&batch));
+    }
+
+    #[test]
+    fn following_when_layers_differ_or_nothing_is_followed_then_refused() {
+        let of = |num_layers| Arc::new(LayerProgress::new(num_layers));
+        assert!(Following::new(vec![of(2), of(3)]).is_err());
+        assert!(Following::new(vec![]).is_err());
     }
 }
