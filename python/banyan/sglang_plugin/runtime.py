@@ -10,7 +10,7 @@ import multiprocessing
 import sys
 from typing import Any, NoReturn
 
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_device, get_server_args
 
 from banyan.config import Config
 
@@ -44,7 +44,8 @@ def is_sharing() -> bool:
 
 def is_on_gpu() -> bool:
     """Whether this server's pools lie on a GPU."""
-    return get_server_args().device == "cuda"
+    # What SGLang has resolved: the argument itself is None unless the user gave it.
+    return bool(get_device().device == "cuda")
 
 
 def is_main_process() -> bool:
