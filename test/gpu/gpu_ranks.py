@@ -12,15 +12,19 @@ import torch
 
 from banyan import _native
 from banyan.cli.gpu_pools import Shape, device_place
+from banyan.layout import BlockGeometry
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import describe
+from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
 from banyan.transport.cuda_ipc.mappings import PeerMappings
-from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
+from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
 from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 SHAPE = Shape("check", 4, (32768, 32768))
+BLOCK = BlockGeometry(((32768, 32768),) * SHAPE.num_layers)
+NUM_SLOTS = 4
 NUM_PAGES = 64
 NUM_KEYS = 200
 NAMESPACE = b"g" * 32
@@ -35,7 +39,9 @@ def content(number: int, extent: int) -> int:
 
 
 class GpuRank:
-    def __init__(self, roster: _native.Roster, slot: int) -> None:
+    """``arena``: frames of ``BLOCK`` that the store reads into, for a rank that follows its reads."""
+
+    def __init__(self, roster: _native.Roster, slot: int, arena: _native.SharedBytes | None = None) -> None:
         self.driver = CudaDriver()
         self.extents = [extent.view(torch.int64) for extent in device_place(SHAPE, NUM_PAGES)]
         addresses = [extent.data_ptr() for extent in self.extents]
@@ -70,6 +76,9 @@ class GpuRank:
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
         )
+        self.io: GpuIo | None = None
+        if arena is not None:
+            self._place_arena(places, arena)
         self.source = CudaSource(
             directory=self.peers,
             driver=self.driver,
@@ -84,8 +93,19 @@ class GpuRank:
             ),
             page_bytes=SHAPE.block_bytes,
             num_pages=NUM_PAGES,
+            reads=ArenaReads(self.io, frame_bytes=BLOCK.frame_bytes) if self.io is not None else None,
         )
         torch.cuda.synchronize()
+
+    def _place_arena(self, places: PlaceTable, arena: _native.SharedBytes) -> None:
+        address = self._pin(arena)
+        bases = [address + offset for layer in BLOCK.table() for offset, _ in layer]
+        places.write(ARENA_ROW, bases, [BLOCK.frame_bytes] * len(bases))
+        words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "gpu-check-ring")
+        self.io = GpuIo(self.driver, _native.FlagRing(words, NUM_SLOTS), self._pin(words))
+
+    def _pin(self, memory: _native.SharedBytes) -> int:
+        return self.driver.register_host(np.frombuffer(memory, dtype=np.uint8).ctypes.data, memory.num_bytes)
 
     def _ready(self) -> list[int]:
         self._events = [torch.cuda.Event()]

@@ -1,107 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real server with two ranks on one GPU: prompts that come back to the other rank, sharing off against on.
+"""The real server with two ranks on one GPU: conversations whose turns alternate between the ranks, and come twice.
 
-    python test/gpu/server_check.py --model-path M [--port 32150] [--seconds 240] [-- further server arguments]
+    python test/gpu/server_check.py --model-path M [--conversations 8] [-- further server arguments]
 
-Prints one JSON object; exit status 1 when tokens differ or nothing was fetched.
+Sharing off, between the pools, and by way of the store after a restart. Prints one JSON object; the exit status is 1
+when greedy tokens differ from sharing off, when nothing was fetched, or when sharing makes the scheduler wait for the
+device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
+import tempfile
+from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-NUM_PROMPTS = 12
-NUM_TOKENS = 16
-SERVER = (
-    "--dp 2 --page-size 16 --attention-backend triton --sampling-backend pytorch --mem-fraction-static 0.3 "
-    "--max-total-tokens 65536 --enable-cache-report --random-seed 1 "
-    "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
-).split()
+import synchronisations
+from engine import Answer, Server
+
+NUM_TURNS = 3
+FIRST_TOKENS = (400, 2000)
+TURN_TOKENS = (50, 300)
+RUNS = ("first", "second")
 
 
-class Server:
-    def __init__(self, args: argparse.Namespace, share: str, log: Path) -> None:
-        self.port = args.port
-        paths = [str(ROOT / "test/gpu/one_gpu"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
-        command = [
-            sys.executable,
-            "-m",
-            "sglang.launch_server",
-            "--model-path",
-            args.model_path,
-            "--port",
-            str(args.port),
-        ]
-        self.log = log.open("w")
-        self.popen = subprocess.Popen(
-            [*command, *SERVER, "--enable-banyan", "--banyan-share", share, "--banyan-policy", "sglang", *args.further],
-            env={**os.environ, "PYTHONPATH": ":".join(paths)},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + args.seconds
-        while not self._is_up():
-            if self.popen.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise SystemExit(f"server with share={share} did not come up: see {log}")
-            time.sleep(1)
+def converse(server: Server, num_conversations: int, *, seed: int = 0, first_rank: int = 0) -> list[Answer]:
+    """Every turn follows the answer of the one before, on the other rank; contents and lengths are fixed."""
+    chance = random.Random(seed)
+    answers = []
+    for number in range(num_conversations):
+        ids: list[int] = []
+        for turn in range(NUM_TURNS):
+            ids += [chance.randrange(5, 250) for _ in range(chance.randrange(*(TURN_TOKENS if turn else FIRST_TOKENS)))]
+            answers.append(server.generate(ids, (first_rank + number + turn) % 2))
+            ids = ids + answers[-1].tokens
+    return answers
 
-    def _is_up(self) -> bool:
+
+def summary(answers: list[Answer]) -> dict[str, object]:
+    cached: Counter[str] = Counter()
+    for answer in answers:
+        cached.update(answer.cached)
+    times = sorted(answer.ttft_s for answer in answers)
+    return {
+        "ttft_p50_s": statistics.median(times),
+        "ttft_max_s": times[-1],
+        "cached": sum(answer.num_cached_tokens for answer in answers) / sum(a.num_prompt_tokens for a in answers),
+        "cached_tokens": dict(cached),
+    }
+
+
+class Check:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._num_conversations = args.conversations
+        self.answers: dict[str, dict[str, list[Answer]]] = {}
+        self.waits: dict[str, Counter[str] | str] = {}
+
+    def serve(self, name: str, *further: str) -> Server:
+        args, log = self._args, self._args.log / f"server-{name}.log"
+        options = [*further, *args.further]
+        return Server(args.model_path, port=args.port, seconds=args.seconds, log=log, further=options)
+
+    def compare(self, share: str) -> None:
+        """Serve the same conversations twice, each turn on the other rank than before, then others under the profiler,
+        whose times are not kept."""
+        server = self.serve(share, "--banyan-share", share)
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+            self.answers[share] = {
+                run: converse(server, self._num_conversations, first_rank=rank) for rank, run in enumerate(RUNS)
+            }
+            self._profile(server, share)
+        finally:
+            server.stop()
 
-    def generate(self, ids: list[int], rank: int) -> dict:
-        body = {
-            "input_ids": ids,
-            "routed_dp_rank": rank,
-            "sampling_params": {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True},
+    def restart(self) -> None:
+        """Serve with a store, stop, and keep the answers of the server that comes up on what it finds there."""
+        with tempfile.TemporaryDirectory(dir=self._args.log) as folder:
+            for name in ("store-before", "store"):
+                server = self.serve(
+                    name, "--banyan-host-gb", "1", "--banyan-store", folder, "--banyan-store-admit", "first"
+                )
+                try:
+                    self.answers[name] = {"first": converse(server, self._num_conversations)}
+                finally:
+                    server.stop()
+
+    def _profile(self, server: Server, name: str) -> None:
+        folder = self._args.log / f"profile-{name}"
+        folder.mkdir(exist_ok=True)
+        server.call("/start_profile", output_dir=str(folder.resolve()), activities=["CPU", "GPU"])
+        converse(server, self._num_conversations, seed=1)
+        server.call("/stop_profile")
+        try:
+            self.waits[name] = synchronisations.count(folder)
+        except ValueError as error:
+            self.waits[name] = str(error)
+
+    def verdict(self) -> dict[str, bool]:
+        tokens = {
+            name: [[answer.tokens for answer in answers] for answers in runs.values()]
+            for name, runs in self.answers.items()
         }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        started = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=120) as response:
-            answer = json.load(response)
-        details = answer["meta_info"].get("cached_tokens_details") or {}
+        first = tokens["off"][:1]
         return {
-            "tokens": answer["output_ids"],
-            "cached": answer["meta_info"]["cached_tokens"],
-            "peer": details.get("peer", 0),
-            "seconds": time.perf_counter() - started,
+            "tokens_are_those_of_sharing_off": tokens["off"] == tokens["peer"]
+            and tokens["store-before"] == first == tokens["store"],
+            "pages_came_from_the_peer": self._fetched("peer")["peer"] > 0,
+            "pages_came_from_the_store": self._fetched("store")["storage"] > 0,
+            "sharing_adds_no_wait_for_the_device": self._adds_no_wait(),
         }
 
-    def stop(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.popen.pid, number)
-                self.popen.wait(20)
-                break
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
-        self.log.close()
+    def _adds_no_wait(self) -> bool:
+        off, shared = self.waits["off"], self.waits["peer"]
+        # The forwards are the same: what differs is a call of a period, not of a request.
+        return isinstance(off, Counter) and isinstance(shared, Counter) and shared.total() <= 1.02 * off.total() + 2
 
-
-def story(server: Server) -> dict[str, list[dict]]:
-    """Every prompt on rank 0, then again on rank 1; lengths and contents are fixed."""
-    chance = random.Random(0)
-    prompts = [[chance.randrange(5, 250) for _ in range(chance.randrange(400, 2000))] for _ in range(NUM_PROMPTS)]
-    return {name: [server.generate(ids, rank) for ids in prompts] for rank, name in enumerate(("first", "again"))}
+    def _fetched(self, name: str) -> Counter[str]:
+        fetched: Counter[str] = Counter()
+        for answers in self.answers[name].values():
+            for answer in answers:
+                fetched.update(answer.cached)
+        return fetched
 
 
 def main() -> int:
@@ -109,33 +133,25 @@ def main() -> int:
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--port", type=int, default=32150)
     parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--log", type=Path, default=Path("build/gpu"))
     parser.add_argument("further", nargs="*")
     args = parser.parse_args()
     args.log.mkdir(parents=True, exist_ok=True)
-    runs = {}
-    for share in ("off", "peer"):
-        server = Server(args, share, args.log / f"server-{share}.log")
-        try:
-            runs[share] = story(server)
-        finally:
-            server.stop()
-    parts = ("first", "again")
-    tokens = {
-        share: [[one["tokens"] for one in run[part]] for part in ("first", "again")] for share, run in runs.items()
-    }
+    check = Check(args)
+    check.compare("off")
+    check.compare("peer")
+    check.restart()
+    verdict = check.verdict()
     result = {
-        "num_prompts": NUM_PROMPTS,
-        "equal_tokens": tokens["off"] == tokens["peer"],
-        "peer_tokens": sum(one["peer"] for one in runs["peer"]["again"]),
-        **{
-            f"{part}_{share}_s": statistics.median(one["seconds"] for one in run[part])
-            for share, run in runs.items()
-            for part in parts
-        },
+        "num_conversations": args.conversations,
+        "num_turns": NUM_TURNS,
+        **{name: {run: summary(answers) for run, answers in runs.items()} for name, runs in check.answers.items()},
+        "waits_for_the_device": check.waits,
+        "verdict": verdict,
     }
     print(json.dumps(result, indent=2))
-    return 0 if result["equal_tokens"] and result["peer_tokens"] > 0 else 1
+    return 0 if all(verdict.values()) else 1
 
 
 if __name__ == "__main__":
