@@ -226,7 +226,6 @@ class PrefixCache:
         counters.fetches_failed += not landed
         counters.fetched_bytes += copy.bytes_fetched
         counters.copied_bytes += copy.bytes_copied
-        counters.copy_us += round(copy.copy_s * 1e6)
         counters.wait_us += round(copy.wait_s * 1e6)
         return landed
 
@@ -236,6 +235,7 @@ class PrefixCache:
         for batch in self._ending:
             if batch.copy.has_ended:
                 self._leave(batch.arrivals)
+                self._counters.copy_us += round(batch.copy.copy_s * 1e6)
             else:
                 going_on.append(batch)
         self._ending = going_on

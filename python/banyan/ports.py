@@ -42,6 +42,7 @@ class Copy(Protocol):
     bytes_fetched: int
     bytes_copied: int
     copy_s: float
+    """Seconds that moving took; known once the copy has ended."""
     wait_s: float
     has_ended: bool
     """Whether neither its sources nor its destination are touched any more."""

@@ -13,8 +13,9 @@ from test.unit.directory.rig import keys
 from test.unit.transport.fake_gpu import FakeGpu
 
 from banyan import _native
+from banyan.cache import NOTHING_QUEUED
 from banyan.config import Config
-from banyan.sglang_plugin import device_access, device_start
+from banyan.sglang_plugin import device_access, device_start, planning
 from banyan.sglang_plugin.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.device_pool import DeviceMHAPool
 from banyan.sglang_plugin.linker import BanyanLinker
@@ -75,6 +76,7 @@ def make_node(monkeypatch, config, num_ranks=2):
     monkeypatch.setattr(rig.module.runtime, "bookkeeping", lambda args: {"roster": roster.path, "server": "s"})
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: SCHEDULE)
+    monkeypatch.setattr(device_access, "markable_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
     return [GpuRank(monkeypatch, gpu, roster, rank) for rank in range(num_ranks)]
 
@@ -122,6 +124,39 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
     reader.linker.num_completed_offloads()
     owner.linker.num_completed_offloads()
     assert len(owner.pages.free_pages) == TOKENS // PAGE
+
+
+def run_prefill(rank, index):
+    """A forward that computes on the scheduler's stream; SGLang's calls around it."""
+    rank.linker.layer_done_counter.set_consumer(index)
+    for layer in range(LAYERS):
+        rank.linker.layer_done_counter.wait_until(layer)
+        for _ in range(10):
+            rank.gpu.enqueue(SCHEDULE, lambda: None)
+
+
+def test_planner_when_the_device_has_passed_a_prefill_or_a_copy_then_it_learns_how_long_that_took(ranks, monkeypatch):
+    owner, reader = ranks
+    monkeypatch.setattr(planning.prefill, "pieces_of_this_pass", lambda: ((100, 0),))
+    assert reader.linker.start_layer_wise_loading() == NOTHING_QUEUED
+    run_prefill(reader, NOTHING_QUEUED)
+    owner.linker.offload(rig.transfer(keys(1, 2), owner.pages.alloc(2 * PAGE)))
+    let_the_device_run(ranks)
+    for rank in ranks:
+        rank.linker.num_completed_offloads()
+    (forward,) = reader.linker.state()["forwards"]
+    assert forward["forward_us"] == pytest.approx(10 * LAYERS, abs=LAYERS)
+    assert reader.linker.lookup("r", rig.transfer(keys(1, 2), None)) == [2]
+    assert reader.linker.load("r", rig.transfer(keys(1, 2), reader.pages.alloc(2 * PAGE)))
+    index = reader.linker.start_layer_wise_loading()
+    run_prefill(reader, index)
+    assert reader.linker.finish_layer_wise_loading(index)
+    assert reader.linker.state()["move_us_per_token"] == {}
+    let_the_device_run(ranks)
+    reader.linker.num_completed_offloads()
+    state = reader.linker.state()
+    assert state["move_us_per_token"]["peer"] and state["copy_us"] > 0
+    assert len(state["forwards"]) == 1, "a forward that waits for a copy is no lesson"
 
 
 def go_on_until(rank, condition):

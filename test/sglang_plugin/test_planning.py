@@ -70,7 +70,7 @@ class Rank:
         num_tokens = self.plan(rid) * PAGE
         self.planner.leased(rid, {SourceKind.PEER: num_tokens})
         self.planner.started(7)
-        self.planner.moved(7, SimpleNamespace(copy_s=num_tokens * per_token_us / 1e6), landed)
+        self.planner.moved(7, SimpleNamespace(copy_s=num_tokens * per_token_us / 1e6, has_ended=True), landed)
 
 
 class FakeReq:
@@ -102,6 +102,34 @@ def test_plan_when_moves_proved_slow_then_computed_and_when_asked_then_moved(ran
     assert rank.plan("r") == 0
     rank.arrive("wish", 330, Action.MOVE)
     assert rank.plan("wish") == 20
+
+
+def test_moved_when_the_copy_goes_on_then_its_time_is_learnt_when_it_has_ended(rank):
+    for number in range(4):
+        rank.arrive(f"r{number}", 330, Action.MOVE)
+        copy = SimpleNamespace(copy_s=0.0, has_ended=False)
+        rank.planner.leased(f"r{number}", {SourceKind.PEER: rank.plan(f"r{number}") * PAGE})
+        rank.planner.started(7)
+        rank.planner.moved(7, copy, True)
+        rank.planner.settle()
+        assert len(rank.planner.state()["move_us_per_token"]) == (number > 0)
+        copy.copy_s, copy.has_ended = 320 * 5000 / 1e6, True
+        rank.planner.settle()
+    rank.arrive("r", 330)
+    assert rank.plan("r") == 0
+
+
+def test_forward_when_it_was_timed_after_others_had_begun_then_its_own_pieces_are_learnt(rank):
+    rank.pieces = ((0, 100),)
+    rank.planner.started(-1)
+    rank.planner.forward_begins()
+    first = rank.planner.pieces_running
+    rank.pieces = ((0, 200),)
+    rank.planner.started(-1)
+    rank.planner.forward_begins()
+    rank.planner.forward_took(first, 10.0)
+    (learnt,) = rank.planner.state()["forwards"]
+    assert learnt == {"number": 0, "pieces": first, "forward_us": 10 * LAYERS}
 
 
 def test_plan_when_the_server_always_moves_then_moved_but_a_request_may_still_ask(monkeypatch):
@@ -149,7 +177,7 @@ def test_outcome_when_the_lease_is_refused_or_given_back_then_it_is_told(rank):
     rank.planner.cancelled("r")
     assert rank.explained("r")["outcome"] == "cancelled"
     rank.planner.started(1)
-    rank.planner.moved(1, SimpleNamespace(copy_s=1.0), True)
+    rank.planner.moved(1, SimpleNamespace(copy_s=1.0, has_ended=True), True)
     assert rank.explained("r")["outcome"] == "cancelled"
     assert rank.planner.state()["move_us_per_token"] == {}
 

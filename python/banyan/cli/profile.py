@@ -81,7 +81,10 @@ def measure(engine: Engine, grid: Grid, *, rank: int, provenance: dict[str, Any]
     bench = _Bench(engine, rank, random.Random(grid.seed), progress)
     bench.warm_up(max(grid.extend_tokens))
     if not _state(engine, rank)["forwards"]:
-        raise EngineError("the server times no forwards: only the CPU engine's per-layer clock shows compute time")
+        raise EngineError(
+            "the server times no forwards: on a GPU start it with --cuda-graph-backend-prefill disabled, for a prefill "
+            "that runs as one CUDA graph shows no layers"
+        )
     held_out = bench.measure(grid.held_out(page_tokens), 1)
     rounds = [bench.measure(grid.cells(), 1) for _ in range(grid.num_repeats)]
     samples = [sample for found in rounds for sample in found]

@@ -22,6 +22,7 @@ from banyan import _native
 from banyan.cache import PrefixCache
 from banyan.config import Config
 from banyan.layout import BlockGeometry
+from banyan.planner import Piece
 from banyan.ports import OwnShelf, Source
 from banyan.sglang_plugin.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
 from banyan.sglang_plugin.device_allocator import DeviceAllocator
@@ -34,6 +35,7 @@ from banyan.transport.cuda_ipc.copy_stream import open_copy_stream
 from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
+from banyan.transport.cuda_ipc.layer_times import LayerTimer
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
 from banyan.transport.cuda_ipc.readback import ReadbackLane
@@ -48,6 +50,11 @@ ABSENCE_PERIOD_S = 0.1
 
 def current_stream() -> int:
     return torch.cuda.current_stream().cuda_stream
+
+
+def markable_stream() -> int | None:
+    """The calling thread's stream; None while a graph is captured, for an event that is recorded then is part of it."""
+    return None if torch.cuda.is_current_stream_capturing() else current_stream()
 
 
 class DeviceAccess:
@@ -90,6 +97,7 @@ class DeviceAccess:
         self._completed: deque[bool] = deque()
         self._publish: Publish | None = None
         self._allocator: DeviceAllocator | None = None
+        self._timer: LayerTimer[tuple[Piece, ...]] | None = None
         self._sources: list[CudaSource] = []
         self._next_absence_s = 0.0
 
@@ -220,6 +228,12 @@ class DeviceAccess:
             return False
         return True
 
+    def time_layers(
+        self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]
+    ) -> LayerTimer[tuple[Piece, ...]]:
+        self._timer = LayerTimer(self._driver, num_layers=num_layers, current_stream=markable_stream, took=took)
+        return self._timer
+
     def poll(self) -> None:
         assert self._publish is not None and self._allocator is not None
         while (taken := self._published.take()) is not None:
@@ -231,6 +245,8 @@ class DeviceAccess:
             source.settle()
         if self._ring is not None:
             self._ring.settle()
+        if self._timer is not None:
+            self._timer.poll()
         now_s = time.monotonic()
         if now_s >= self._next_absence_s:
             self._next_absence_s = now_s + ABSENCE_PERIOD_S

@@ -3,22 +3,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.planner import Piece
 from banyan.sglang_plugin.planning import RankPlanner
 from banyan.telemetry import LayerClock
 
 
-class LayerWait:
-    """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock."""
+class DeviceTimer(Protocol):
+    """Times prefills by the device's own clock, where that of the calling thread shows launches only."""
 
-    def __init__(self, cache: PrefixCache, clock: LayerClock, planner: RankPlanner, num_layers: int) -> None:
+    def begin(self, forward: tuple[Piece, ...] | None) -> None:
+        """The next layers are those of a prefill of these pieces; None: of a forward that is no lesson."""
+        ...
+
+    def tick(self, layer: int) -> None: ...
+
+
+class LayerWait:
+    """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock.
+
+    ``timer`` is None where the forward runs on the calling thread.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        clock: LayerClock,
+        planner: RankPlanner,
+        num_layers: int,
+        timer: DeviceTimer | None,
+    ) -> None:
         self.num_layers = num_layers
         self.consumer_index = NOTHING_QUEUED
         self._cache = cache
         self._clock = clock
         self._planner = planner
+        self._timer = timer
         self._copy: Any = None
 
     def set_consumer(self, index: int) -> None:
@@ -27,8 +49,13 @@ class LayerWait:
         self._copy = self._cache.moving(index)
         self._planner.forward_begins()
         self._clock.begin()
+        if self._timer is not None:
+            pieces = self._planner.pieces_running
+            self._timer.begin(pieces if pieces and self._copy is None else None)
 
     def wait_until(self, layer: int) -> None:
         """Return once ``layer`` of the current batch is in place."""
         waited_s = 0.0 if self._copy is None else self._copy.wait_layer(layer)
         self._clock.tick(layer, waited_s)
+        if self._timer is not None:
+            self._timer.tick(layer)

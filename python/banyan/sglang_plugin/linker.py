@@ -114,14 +114,15 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         if self._member.store is not None:
             self._planner.pace_writes(self._member.store, block_bytes=self._member.block.block_bytes)
+        timer = self._access.time_layers(pool.layer_num, self._planner.forward_took)
         clock = LayerClock(
             num_layers=pool.layer_num,
             counters=self.counters,
             clock=time.perf_counter_ns,
-            # On a GPU the ticks are launches: what they time is no lesson.
-            ended=self._planner.forward_ended if pool.device == "cpu" else None,
+            # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
+            ended=self._planner.forward_ended if timer is None else None,
         )
-        self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num)
+        self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num, timer)
 
     def _time_control(self) -> None:
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
@@ -250,6 +251,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def _tick(self) -> None:
         self._access.poll()
         self._cache.settle()
+        self._planner.settle()
         if self._member.tier is not None:
             self._member.tier.tick()
 

@@ -46,6 +46,7 @@ class RankPlanner:
         self._planner = Planner(times=self._times, rates=self._rates, num_layers=num_layers, min_pages=min_pages)
         self._leased: dict[str, Mapping[SourceKind, int]] = {}
         self._moving: dict[int, dict[str, Mapping[SourceKind, int]]] = {}
+        self._ending: list[tuple[Mapping[SourceKind, int], Copy]] = []
         self._pieces_prepared: tuple[Piece, ...] = ()
         self._pieces_running: tuple[Piece, ...] = ()
         self._stored_tokens_prepared = 0
@@ -112,15 +113,25 @@ class RankPlanner:
             self._leased = {}
 
     def moved(self, index: int, copy: Copy, landed: bool) -> None:
-        """A batch's moves have ended."""
+        """A batch's moves are finished. How long they took is learnt when they have ended."""
         batch = self._moving.pop(index, {})
         tokens: Counter[SourceKind] = Counter()
         for rid, moved in batch.items():
             self._planner.record(rid, "landed" if landed else "failed")
             tokens.update(moved)
-        # On a GPU nobody knows yet how long a batch takes that has just been enqueued.
-        if landed and copy.copy_s > 0:
-            self._rates.observe_batch(tokens, copy.copy_s * 1e6)
+        if landed:
+            self._ending.append((tokens, copy))
+        self.settle()
+
+    def settle(self) -> None:
+        """Learn from the moves that have ended. Called on every scheduling step."""
+        going_on = []
+        for tokens, copy in self._ending:
+            if not copy.has_ended:
+                going_on.append((tokens, copy))
+            elif copy.copy_s > 0:
+                self._rates.observe_batch(tokens, copy.copy_s * 1e6)
+        self._ending = going_on
 
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
@@ -133,14 +144,24 @@ class RankPlanner:
         else:
             self._permits.end()
 
+    @property
+    def pieces_running(self) -> tuple[Piece, ...]:
+        """What the forward that has just begun computes; () when it is no prefill."""
+        return self._pieces_running
+
     def forward_ended(self, layer_us: float) -> None:
-        if self._pieces_running and layer_us > 0:
-            self._times.observe(ForwardSample(self._pieces_running, layer_us * self._num_layers))
-            if self._layer_times is not None:
-                self._layer_times.observe(ForwardShape.of_batch(self._pieces_running), layer_us)
+        """The forward that had begun has taken so long for each layer."""
+        self.forward_took(self._pieces_running, layer_us)
         self._pieces_running = ()
         if self._permits is not None:
             self._permits.end()
+
+    def forward_took(self, pieces: tuple[Piece, ...], layer_us: float) -> None:
+        """A forward over ``pieces`` has taken so long for each layer. On a GPU others have begun meanwhile."""
+        if pieces and layer_us > 0:
+            self._times.observe(ForwardSample(pieces, layer_us * self._num_layers))
+            if self._layer_times is not None:
+                self._layer_times.observe(ForwardShape.of_batch(pieces), layer_us)
 
     # ---- tell --------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ import torch
 from banyan import _native
 from banyan.cache import PrefixCache
 from banyan.layout import BlockGeometry
+from banyan.planner import Piece
 from banyan.ports import OwnShelf, Source
 from banyan.sglang_plugin.allocator import QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.layer_wait import DeviceTimer
 from banyan.sglang_plugin.tiers import Seats
 
 Publish = Callable[[Any, list[str]], None]
@@ -60,6 +62,10 @@ class PoolAccess(Protocol):
 
     def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
         """Publish pages as soon as they are complete; False when that cannot be promised."""
+        ...
+
+    def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
+        """What times prefills by the device's clock and tells ``took``; None where the caller's clock does."""
         ...
 
     def poll(self) -> None:
@@ -134,6 +140,9 @@ class HostAccess:
         self._publish(self.frames(slots), keys)
         self._num_completed += 1
         return True
+
+    def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
+        return None
 
     def poll(self) -> None:
         pass

@@ -58,6 +58,8 @@ class FakeGpu:
         self.streams: dict[int, deque[Op]] = defaultdict(deque)
         self.recorded: dict[int, int] = defaultdict(int)
         self.reached: dict[int, int] = defaultdict(int)
+        self.reached_at: dict[int, int] = {}
+        self.now_us = 0
         self.memory: dict[int, ctypes.Array] = {}
         self.exported: dict[bytes, int] = {}
         self.num_handles = 0
@@ -90,12 +92,17 @@ class FakeGpu:
         ready = [stream for stream, ops in sorted(self.streams.items()) if ops and ops[0].is_ready()]
         if not ready:
             return False
-        self.streams[self.random.choice(ready)].popleft().run()
+        self._run_next(self.random.choice(ready))
         return True
+
+    def _run_next(self, stream: int) -> None:
+        # Every operation takes a microsecond.
+        self.now_us += 1
+        self.streams[stream].popleft().run()
 
     def run_stream(self, stream: int) -> None:
         while self.streams[stream] and self.streams[stream][0].is_ready():
-            self.streams[stream].popleft().run()
+            self._run_next(stream)
 
     def run(self) -> None:
         while self.step():
@@ -132,6 +139,13 @@ class FakeDriver:
         self._called("create_event")
         return id(self) + self._next_event
 
+    create_timing_event = create_event
+
+    def elapsed_s(self, first: int, last: int) -> float:
+        self._called("elapsed_s", first, last)
+        assert self.gpu.reached[first] and self.gpu.reached[last], "only events that are done have a time"
+        return (self.gpu.reached_at[last] - self.gpu.reached_at[first]) / 1e6
+
     def destroy_event(self, event: int) -> None:
         self._called("destroy_event", event)
 
@@ -140,7 +154,11 @@ class FakeDriver:
         gpu = self.gpu
         gpu.recorded[event] += 1
         version = gpu.recorded[event]
-        gpu.enqueue(stream, lambda: gpu.reached.__setitem__(event, version))
+
+        def reach() -> None:
+            gpu.reached[event], gpu.reached_at[event] = version, gpu.now_us
+
+        gpu.enqueue(stream, reach)
 
     def is_event_done(self, event: int) -> bool:
         self._called("is_event_done", event)

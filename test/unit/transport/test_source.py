@@ -32,6 +32,16 @@ def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_leases
         ]
 
 
+def test_fetch_when_it_has_landed_then_the_device_says_how_long_it_took(node):
+    gpu, _, reader = node
+    copy = fetch(reader, [key(1)], 3)
+    assert not copy.has_ended and copy.copy_s == 0
+    gpu.run()
+    assert copy.has_ended
+    # The fake takes a microsecond for each operation: every page of every extent, and the events between.
+    assert copy.copy_s == pytest.approx((EXTENTS + reader.source._groups.num_groups) / 1e6)
+
+
 def test_batch_when_it_has_several_loads_then_one_launch_for_each_group_moves_all(node):
     gpu, owner, reader = node
     loads = [(reader.lease([key(n)]), reader.targets(page)) for n, page in ((2, 1), (1, 2))]
@@ -137,7 +147,7 @@ def test_close_when_all_is_done_then_every_allocation_and_event_is_given_back(no
     reader.places.close()
     freed = before - set(gpu.memory)
     assert len(freed) == 4 and not reader.driver.mapped
-    assert reader.driver.names().count("destroy_event") == reader.source._groups.num_groups
+    assert reader.driver.names().count("destroy_event") == reader.source._groups.num_groups + 1
 
 
 def test_start_copy_when_frames_are_known_here_then_the_same_pages_move(node):

@@ -95,14 +95,15 @@ class Followed(Protocol):
 
 
 class EventPool:
-    """Events are kept: making one costs more than recording it."""
+    """Events are kept: making one costs more than recording it. ``create`` makes one of the kind that is kept here."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, create: Callable[[], int]) -> None:
         self._streams = streams
+        self._create = create
         self._idle: list[int] = []
 
     def take(self) -> int:
-        return self._idle.pop() if self._idle else self._streams.create_event()
+        return self._idle.pop() if self._idle else self._create()
 
     def give(self, events: Sequence[int]) -> None:
         """Take events back. Waits that were enqueued on them keep the record they saw."""
@@ -119,6 +120,7 @@ class CudaCopy:
 
     wait_s = 0.0
     copy_s = 0.0
+    """By the clock of the device, from the first copy to the end of the last; known once the batch has ended."""
 
     def __init__(
         self,
@@ -137,6 +139,7 @@ class CudaCopy:
         self._current_stream = current_stream
         self._consumers = consumers
         self._followed: Followed | None = None
+        self._measure: Callable[[], float] | None = None
         self._group_events: list[int] = []
         self._waited: set[tuple[int, int]] = set()
         self._has_failed = False
@@ -151,6 +154,10 @@ class CudaCopy:
         """The next group of layers is done when ``event`` is."""
         self._group_events.append(event)
 
+    def timed_by(self, measure: Callable[[], float]) -> None:
+        """All is enqueued; once it is done ``measure`` says how many seconds it took."""
+        self._measure = measure
+
     def fail(self, last_event: int | None) -> None:
         """Nothing more is enqueued. ``last_event`` is behind what is; None: nobody knows when that ends."""
         self._has_failed = True
@@ -163,6 +170,8 @@ class CudaCopy:
         """Whether the device has done all that was enqueued. A batch whose end is unknown never is."""
         if not self._has_landed and not self._is_lost:
             self._has_landed = self._streams.is_event_done(self._group_events[-1])
+            if self._has_landed and self._measure is not None:
+                self.copy_s = self._measure()
         return self._has_landed
 
     def take_events(self) -> list[int]:

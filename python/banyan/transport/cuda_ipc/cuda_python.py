@@ -71,6 +71,12 @@ class CudaDriver:
     def create_event(self) -> int:
         return int(self._call("cuEventCreate", int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
 
+    def create_timing_event(self) -> int:
+        return int(self._call("cuEventCreate", int(self._cuda.CUevent_flags.CU_EVENT_DEFAULT)))
+
+    def elapsed_s(self, first: int, last: int) -> float:
+        return float(self._call("cuEventElapsedTime", first, last)) / 1000
+
     def destroy_event(self, event: int) -> None:
         self._call("cuEventDestroy", event)
 

@@ -46,6 +46,14 @@ class Streams(Protocol):
         """What is enqueued on ``stream`` from now on runs after the record that ``event`` holds now."""
         ...
 
+    def create_timing_event(self) -> int:
+        """An event that also keeps when it was reached."""
+        ...
+
+    def elapsed_s(self, first: int, last: int) -> float:
+        """Seconds between two timing events that are both done."""
+        ...
+
     def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy between any two places of the unified address space. Host memory must be pinned."""
         ...

@@ -45,7 +45,7 @@ class ReadbackLane(Generic[Tag]):
         self._stream = stream
         self._room = RingSpace(2 * num_pages)
         self._pinned = driver.allocate_pinned(self._room.size * WORD_BYTES)
-        self._events = EventPool(driver)
+        self._events = EventPool(driver, driver.create_event)
         self._sent: deque[_Sent[Tag]] = deque()
         self._num_wanted = 0
 

@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
 
 from banyan.ports import Frames, Match, StoreRead
 from banyan.transport.cuda_ipc.copies import (
@@ -32,6 +32,7 @@ from banyan.transport.cuda_ipc.copies import (
 )
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, FollowedReads
+from banyan.transport.cuda_ipc.leases import CudaLease, Directory
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
 from banyan.transport.cuda_ipc.page_lists import ListSpace, Part
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW
@@ -42,47 +43,6 @@ Arrivals = Sequence[tuple[StoreRead, Sequence[int], "Frames | DeviceFrames"]]
 """As in ``banyan.ports.Source.start_copy``."""
 
 
-class NativeLease(Protocol):
-    """A lease of the native directory, which knows the frames behind it."""
-
-    num_pages: int
-    runs: list[tuple[int, int]]
-
-    def sources(self) -> list[tuple[int, int, bytes]]: ...
-
-    def release(self) -> None: ...
-
-
-class Directory(Protocol):
-    """The part of ``banyan._native.Peers`` that does not touch pages."""
-
-    def version(self) -> int: ...
-
-    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match: ...
-
-    def touch(self, match: Any) -> None: ...
-
-    def lease(self, match: Any, num_pages: int) -> NativeLease | None: ...
-
-    def present(self) -> list[Peer]: ...
-
-
-@dataclass(slots=True)
-class CudaLease:
-    """Pages that may be copied, with the rows of their peers. Implements ``banyan.ports.Lease``."""
-
-    num_pages: int
-    runs: list[tuple[int, int]]
-    rows: list[tuple[int, bytes]]
-    _give_back: Callable[[], None]
-    _is_held: bool = True
-
-    def release(self) -> None:
-        if self._is_held:
-            self._is_held = False
-            self._give_back()
-
-
 @dataclass(slots=True)
 class _Batch:
     copy: CudaCopy
@@ -90,6 +50,8 @@ class _Batch:
     leases: list[CudaLease]
     reads: list[StoreRead]
     has_lists: bool = field(default=False)
+    timed: tuple[int, ...] = ()
+    """Timing events of a batch that was enqueued whole: behind all that it waits for, and its last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +100,8 @@ class CudaSource:
         self._target_row = target_row
         self._reads = reads
         self._copy_kind = CudaCopy if target_row == OWN_ROW else HostBoundCopy
-        self._events = EventPool(driver)
+        self._events = EventPool(driver, driver.create_event)
+        self._timing = EventPool(driver, driver.create_timing_event)
         self._max_leased = num_pages
         self._lists = ListSpace(driver, stream=order.copy_stream, num_pages=num_pages * (1 if reads is None else 2))
         self._num_leased = 0
@@ -250,11 +213,16 @@ class CudaSource:
         """Give back the leases of batches that have landed. Called on every scheduling step."""
         while self._under_way and self._under_way[0].copy.has_ended:
             batch = self._under_way.popleft()
-            self._events.give(batch.copy.take_events())
+            self._give_events(batch)
             for lease in batch.leases:
                 lease.release()
             if batch.has_lists:
                 self._lists.give_back()
+
+    def _give_events(self, batch: _Batch) -> None:
+        events = batch.copy.take_events()
+        self._timing.give(batch.timed)
+        self._events.give([event for event in events if event not in batch.timed])
 
     def close_absent(self) -> None:
         """Unmap the pools of ranks that left or died. Called about as often as deaths can be noticed."""
@@ -270,6 +238,7 @@ class CudaSource:
         assert not self._under_way
         self._mappings.close()
         self._events.close()
+        self._timing.close()
         self._lists.close()
 
     def _enqueue(self, batch: _Batch, num_pages: int) -> None:
@@ -280,14 +249,20 @@ class CudaSource:
         batch.has_lists = True
         self._lists.upload(lists, batch.parts)
         followed = self._follow(batch)
+        began = self._timing.take()
+        self._driver.record_event(began, stream)
         for group in range(self._groups.num_groups):
             if followed is not None:
                 followed.wait(stream, self._groups.last_layer(group))
             extents = self._groups.extents(group)
             self._kernel.enqueue(stream=stream, lists=lists, target_row=self._target_row, extents=extents)
-            event = self._events.take()
+            is_last = group == self._groups.num_groups - 1
+            event = (self._timing if is_last else self._events).take()
             self._driver.record_event(event, stream)
             batch.copy.group_enqueued(event)
+            if is_last:
+                batch.timed = (began, event)
+                batch.copy.timed_by(partial(self._driver.elapsed_s, began, event))
         if followed is not None:
             followed.passed(stream)
 
