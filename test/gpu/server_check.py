@@ -23,6 +23,7 @@ import synchronisations
 from engine import Answer, Server
 
 NUM_TURNS = 3
+NUM_PROFILED = 2
 FIRST_TOKENS = (400, 2000)
 TURN_TOKENS = (50, 300)
 RUNS = ("first", "second")
@@ -94,7 +95,7 @@ class Check:
         folder = self._args.log / f"profile-{name}"
         folder.mkdir(exist_ok=True)
         server.call("/start_profile", output_dir=str(folder.resolve()), activities=["CPU", "GPU"])
-        converse(server, self._num_conversations, seed=1)
+        converse(server, NUM_PROFILED, seed=1)
         server.call("/stop_profile")
         try:
             self.waits[name] = synchronisations.count(folder)
