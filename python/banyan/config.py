@@ -368,6 +368,11 @@ def uses_expandable_segments() -> bool:
     return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
+def sizes_pool_after_capture() -> bool:
+    """Whether SGLang was told to make the KV pool of virtual memory that it fills after CUDA graphs were captured."""
+    return os.environ.get("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "").lower() in ("1", "true", "yes", "y")
+
+
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
     return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")

@@ -36,6 +36,7 @@ class ServerFacts:
     enable_unified_memory: bool = False
     enable_memory_saver: bool = False
     expandable_segments: bool = False
+    sizes_pool_after_capture: bool = False
     has_arena: bool = False
     speculative_algorithm: str | None = None
     disaggregation_mode: str = "null"
@@ -69,6 +70,13 @@ _RULES = (
         lambda f: (
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: such memory has no CUDA IPC handle: unset it, "
             "or let pages go through the host arena (--banyan-host-gb)"
+        ),
+    ),
+    _Rule(
+        lambda f: f.device == "cuda" and f.sizes_pool_after_capture,
+        lambda f: (
+            "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool grows after Banyan has told the other ranks where it lies: "
+            "unset it"
         ),
     ),
     _Rule(

@@ -126,6 +126,14 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
     assert len(owner.pages.free_pages) == TOKENS // PAGE
 
 
+def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, monkeypatch, capsys):
+    rank = ranks[0]
+    del rank.pool.banyan_geometry
+    with pytest.raises((SystemExit, rig.module.runtime.Refused)):
+        rig.module._check_shareable({ComponentType.FULL}, rank.pool, rank.pages)
+    assert "--banyan-share off" in capsys.readouterr().err
+
+
 def run_prefill(rank, index):
     """A forward that computes on the scheduler's stream; SGLang's calls around it."""
     rank.linker.layer_done_counter.set_consumer(index)

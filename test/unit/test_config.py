@@ -148,6 +148,12 @@ def test_take_flags_when_they_contradict_each_other_then_refused_with_the_way_ou
         config.take_flags(parse("--enable-banyan", *flags))
 
 
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("True", True), ("0", False), ("", False)])
+def test_sizes_pool_after_capture_when_sglang_is_told_so_then_true(monkeypatch, value, expected):
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", value)
+    assert config.sizes_pool_after_capture() is expected
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [("expandable_segments:True", True), ("max_split_size_mb:64, expandable_segments: true", True), ("", False)],

@@ -50,6 +50,12 @@ def test_refusals_when_segments_are_expandable_then_only_cuda_minds():
     assert refusals(ServerFacts(device="cuda", expandable_segments=True, has_arena=True)) == []
 
 
+def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
+    assert refusals(ServerFacts(sizes_pool_after_capture=True)) == []
+    (line,) = refusals(ServerFacts(device="cuda", sizes_pool_after_capture=True, has_arena=True))
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in line and "unset it" in line
+
+
 def test_refusals_when_the_device_is_a_gpu_then_there_are_none():
     assert refusals(ServerFacts(device="cuda")) == []
 
@@ -59,7 +65,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
-    covered = {*BAD, "expandable_segments", "has_arena"}
+    covered = {*BAD, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
     assert {field.name for field in fields(ServerFacts)} == covered
 
 

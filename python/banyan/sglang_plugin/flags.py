@@ -117,6 +117,7 @@ def _facts(args: argparse.Namespace, wanted: Config) -> ServerFacts:
         enable_unified_memory=args.enable_unified_memory,
         enable_memory_saver=args.enable_memory_saver,
         expandable_segments=config.uses_expandable_segments(),
+        sizes_pool_after_capture=config.sizes_pool_after_capture(),
         has_arena=wanted.host_bytes > 0,
         speculative_algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,

@@ -314,3 +314,7 @@ def _check_shareable(components: set[Any], pool: Any, allocator: Any) -> None:
         runtime.refuse(f"this model caches {names} state; only full attention is shared: use --banyan-share off")
     if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
         runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA")))
+    if not hasattr(pool, "banyan_geometry"):
+        runtime.refuse(
+            "SGLang makes this KV pool in a way of its own (quantized, or sized later): use --banyan-share off"
+        )
