@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -35,6 +37,30 @@ class Answer:
     ttft_s: float
 
 
+def plugin_paths(folder: Path) -> list[str]:
+    """Where Python finds Banyan and, by which SGLang finds it, its entry point.
+
+    Where Banyan is not installed (a machine that reaches no package index), the entry point is written to ``folder``.
+    """
+    paths = [str(ROOT / "test/gpu/one_gpu"), str(ROOT / "python")]
+    try:
+        importlib.metadata.distribution("banyan")
+    except importlib.metadata.PackageNotFoundError:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        name, version = project["name"], project["version"]
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [
+            line
+            for group, points in project["entry-points"].items()
+            for line in (f"[{group}]", *(f"{point} = {target}" for point, target in points.items()))
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        paths.append(str(folder.resolve()))
+    return paths
+
+
 class Server:
     """Up when it is made.
 
@@ -44,7 +70,7 @@ class Server:
 
     def __init__(self, model_path: str, *, port: int, seconds: float, log: Path, further: list[str]) -> None:
         self.port = port
-        paths = [str(ROOT / "test/gpu/one_gpu"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+        paths = [*plugin_paths(log.parent / "plugin"), os.environ.get("PYTHONPATH", "")]
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model_path, "--port", str(port)]
         self._log = log.open("w")
         self._popen = subprocess.Popen(
