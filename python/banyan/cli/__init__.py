@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from banyan.router import settings
-
 DEFAULT_URL = "http://127.0.0.1:30000"
 
 BENCHES = {
@@ -35,6 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from banyan.cli import replay
 
         return replay.main(words[1:])
+    if words[:1] == ["bench"]:
+        # On a machine with a GPU and little else, only what is measured is imported.
+        bench = argparse.ArgumentParser(prog="banyan bench")
+        _add_bench(bench)
+        return _bench(bench.parse_args(words[1:]))
     args = _parser().parse_args(words)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
@@ -43,17 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
     from banyan.cli import sim, store
+    from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
     doctor.set_defaults(run=_doctor)
     store.add_parsers(commands)
-    bench = commands.add_parser("bench", help="measure the native core here")
-    bench.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
-    bench.add_argument("--json", action="store_true", help="machine-readable")
-    bench.add_argument("--path", help="store: the directory to measure in")
-    bench.set_defaults(run=_bench)
+    _add_bench(commands.add_parser("bench", help="measure the native core here"))
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
     settings.add_flags(route)
@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_parser(commands)
     commands.add_parser("replay", help="play a recorded workload against a server (in a checkout): replay --help")
     return parser
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--path", help="store: the directory to measure in")
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +114,8 @@ def _profile(args: argparse.Namespace) -> int:
 
 
 def _route(args: argparse.Namespace) -> int:
+    from banyan.router import settings
+
     try:
         chosen = settings.take_flags(args)
     except (ValueError, OSError) as error:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of `banyan bench gpu`; the rest of it needs a GPU."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -41,3 +42,15 @@ def test_run_when_there_is_no_gpu_then_one_line_and_no_trace(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
     with pytest.raises(SystemExit, match="no CUDA GPU"):
         bench_gpu.run()
+
+
+def test_gpu_check_when_only_what_it_names_is_installed_then_its_modules_are_found():
+    script = (
+        "import sys\n"
+        "for name in ('msgspec', 'rich', 'prometheus_client', 'psutil', 'sglang', 'torch'): sys.modules[name] = None\n"
+        "import banyan.cli.gpu_pools, banyan.layout, banyan.transport.cuda_ipc.source\n"
+        "from banyan.cli import main\n"
+        "main(['bench', 'gpu', '--json'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "banyan bench gpu: import of torch" in ended.stderr, ended.stderr
