@@ -11,23 +11,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import io
-import tokenize
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = ("before", "after", "around", "subclass", "call")
 """The first three are hooks; "subclass" and "call" are upstream sources that Banyan inherits from or calls."""
-
-_LAYOUT_TOKENS = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +57,33 @@ def load_queue(folder: Path | None = None) -> list[Patch]:
 
 
 def fingerprint(source: str) -> str:
-    """Digest of Python source, blind to comments, blank lines and indentation width."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    text = "\x00".join(token.string for token in tokens if token.type not in _LAYOUT_TOKENS)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Digest of what Python source says, blind to comments and layout, and the same under every version of Python."""
+    return hashlib.sha256(_said(ast.parse(source)).encode()).hexdigest()[:16]
+
+
+def _said(node: object) -> str:
+    """A syntax tree as text. What is empty is left out: newer versions of Python have fields that older ones lack."""
+    if isinstance(node, ast.JoinedStr):
+        return f"JoinedStr({', '.join(_pieces(node))})"
+    if isinstance(node, ast.AST):
+        fields = [f"{name}={_said(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_said, node))}]"
+    return repr(node)
+
+
+def _pieces(string: ast.JoinedStr) -> list[str]:
+    """The parts of an f-string. Some versions of Python leave neighbouring constants apart that others join."""
+    pieces: list[str] = []
+    text = ""
+    for value in string.values:
+        if isinstance(value, ast.Constant):
+            text += value.value
+            continue
+        pieces += [repr(text), _said(value)]
+        text = ""
+    return [*pieces, repr(text)]
 
 
 def upstream_source(target: str) -> str:
