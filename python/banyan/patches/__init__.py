@@ -56,9 +56,9 @@ def load_queue(folder: Path | None = None) -> list[Patch]:
     return queue
 
 
-def fingerprint(source: str) -> str:
+def fingerprint(tree: ast.AST) -> str:
     """Digest of what Python source says, blind to comments and layout, and the same under every version of Python."""
-    return hashlib.sha256(_said(ast.parse(source)).encode()).hexdigest()[:16]
+    return hashlib.sha256(_said(tree).encode()).hexdigest()[:16]
 
 
 def _said(node: object) -> str:
@@ -86,8 +86,8 @@ def _pieces(string: ast.JoinedStr) -> list[str]:
     return [*pieces, repr(text)]
 
 
-def upstream_source(target: str) -> str:
-    """The source text of a function or class of the installed package, read from its file.
+def upstream_definition(target: str) -> ast.AST:
+    """A function, class or module of the installed package as a syntax tree, read from its file.
 
     Raises:
         LookupError: when the file or the definition is not there.
@@ -103,18 +103,13 @@ def upstream_source(target: str) -> str:
     path = path / f"{rest[0]}.py" if rest else path
     if not rest or not path.is_file():
         raise LookupError(f"{target}: no module file {path.name}")
-    text = path.read_text()
-    body: list[ast.stmt] = ast.parse(text).body
-    found: ast.stmt | None = None
+    found: ast.AST = ast.parse(path.read_text())
     for name in rest[1:]:
-        found = next((node for node in body if getattr(node, "name", None) == name), None)
-        if found is None:
+        inside = next((node for node in getattr(found, "body", []) if getattr(node, "name", None) == name), None)
+        if inside is None:
             raise LookupError(f"{target}: {name} is not defined in {path.name}")
-        body = getattr(found, "body", [])
-    source = ast.get_source_segment(text, found, padded=True) if found is not None else text
-    if source is None:
-        raise LookupError(f"{target}: its source cannot be read")
-    return source
+        found = inside
+    return found
 
 
 def changed(queue: list[Patch]) -> list[str]:
@@ -122,15 +117,10 @@ def changed(queue: list[Patch]) -> list[str]:
     lines = []
     for patch in queue:
         try:
-            actual = fingerprint(_dedent(upstream_source(patch.target)))
+            actual = fingerprint(upstream_definition(patch.target))
         except LookupError as error:
             lines.append(f"patch {patch.name}: {error}")
             continue
         if actual != patch.fingerprint:
             lines.append(f"patch {patch.name}: {patch.target} has changed ({patch.fingerprint} -> {actual})")
     return lines
-
-
-def _dedent(source: str) -> str:
-    indent = len(source) - len(source.lstrip(" "))
-    return "\n".join(line[indent:] for line in source.splitlines())
