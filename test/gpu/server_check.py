@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -42,23 +43,27 @@ def converse(server: Server, num_conversations: int, *, seed: int = 0, first_ran
     return answers
 
 
-def summary(answers: list[Answer]) -> dict[str, object]:
+def cached_tokens(answers: list[Answer]) -> Counter[str]:
+    """Tokens that were not computed, by where they came from."""
     cached: Counter[str] = Counter()
     for answer in answers:
         cached.update(answer.cached)
+    return cached
+
+
+def summary(answers: list[Answer]) -> dict[str, object]:
     times = sorted(answer.ttft_s for answer in answers)
     return {
         "ttft_p50_s": statistics.median(times),
         "ttft_max_s": times[-1],
         "cached": sum(answer.num_cached_tokens for answer in answers) / sum(a.num_prompt_tokens for a in answers),
-        "cached_tokens": dict(cached),
+        "cached_tokens": dict(cached_tokens(answers)),
     }
 
 
 class Check:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._num_conversations = args.conversations
         self.answers: dict[str, dict[str, list[Answer]]] = {}
         self.waits: dict[str, Counter[str] | str] = {}
 
@@ -73,7 +78,7 @@ class Check:
         server = self.serve(share, "--banyan-share", share)
         try:
             self.answers[share] = {
-                run: converse(server, self._num_conversations, first_rank=rank) for rank, run in enumerate(RUNS)
+                run: converse(server, self._args.conversations, first_rank=rank) for rank, run in enumerate(RUNS)
             }
             self._profile(server, share)
         finally:
@@ -87,13 +92,15 @@ class Check:
                     name, "--banyan-host-gb", "1", "--banyan-store", folder, "--banyan-store-admit", "first"
                 )
                 try:
-                    self.answers[name] = {"first": converse(server, self._num_conversations)}
+                    self.answers[name] = {"first": converse(server, self._args.conversations)}
                 finally:
                     server.stop()
 
     def _profile(self, server: Server, name: str) -> None:
         folder = self._args.log / f"profile-{name}"
-        folder.mkdir(exist_ok=True)
+        # Traces of an earlier check would be counted as well.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         server.call("/start_profile", output_dir=str(folder.resolve()), activities=["CPU", "GPU"])
         converse(server, NUM_PROFILED, seed=1)
         server.call("/stop_profile")
@@ -122,11 +129,7 @@ class Check:
         return isinstance(off, Counter) and isinstance(shared, Counter) and shared.total() <= 1.02 * off.total() + 2
 
     def _fetched(self, name: str) -> Counter[str]:
-        fetched: Counter[str] = Counter()
-        for answers in self.answers[name].values():
-            for answer in answers:
-                fetched.update(answer.cached)
-        return fetched
+        return cached_tokens([answer for answers in self.answers[name].values() for answer in answers])
 
 
 def main() -> int:

@@ -92,7 +92,7 @@ class DeviceAccess:
             self._driver, stream=self._readback_stream, num_pages=self._geometry.num_pages
         )
         self._arena_address = None if arena is None else pin_arena(self._driver, arena)
-        self._ring = None if arena is None else open_ring(self._driver, stream=self._copy_stream)
+        self._ring = open_ring(self._driver, stream=self._copy_stream) if config.store else None
         self.follows_reads = self._ring is not None
         self._completed: deque[bool] = deque()
         self._publish: Publish | None = None

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from banyan.ports import StoreRead
+from banyan.transport.cuda_ipc.copies import EventPool
 from banyan.transport.cuda_ipc.driver import Flags, Streams
 
 
@@ -71,6 +72,7 @@ class GpuIo:
         self._driver = driver
         self._ring = ring
         self._words = words
+        self._events = EventPool(driver, driver.create_event)
         self._passed: list[_Passed] = []
 
     def follow(self, reads: Sequence[StoreRead]) -> IoBatch | None:
@@ -91,7 +93,7 @@ class GpuIo:
         The answer is final once the batch has ended: a caller who has not waited for the device asks ``has_failed``
         again before he hands results out.
         """
-        event = self._driver.create_event()
+        event = self._events.take()
         self._driver.record_event(event, stream)
         self._passed.append(_Passed(batch, event))
         return not batch.has_failed
@@ -101,7 +103,7 @@ class GpuIo:
         kept = []
         for passed in self._passed:
             if self._driver.is_event_done(passed.event) and self._ring.give_back(passed.batch):
-                self._driver.destroy_event(passed.event)
+                self._events.give([passed.event])
             else:
                 kept.append(passed)
         self._passed = kept

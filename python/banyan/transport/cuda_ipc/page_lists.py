@@ -49,7 +49,7 @@ class ListSpace:
         self._staging = driver.allocate_pinned(num_bytes)
 
     def has_room(self, num_pages: int) -> bool:
-        return self._room.num_taken + num_pages <= self._room.capacity
+        return self._room.has_room(num_pages)
 
     def take(self, num_pages: int) -> PageLists:
         """Room for a batch.

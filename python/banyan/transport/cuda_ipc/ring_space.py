@@ -24,13 +24,17 @@ class RingSpace:
         """Size of the buffer behind it."""
         return 2 * self.capacity
 
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` places more may be taken."""
+        return self.num_taken + size <= self.capacity
+
     def take(self, size: int) -> int:
         """Offset of ``size`` adjacent places.
 
         Raises:
             ValueError: when more than ``capacity`` would be taken: the caller has lost count.
         """
-        if size < 1 or self.num_taken + size > self.capacity:
+        if size < 1 or not self.has_room(size):
             raise ValueError(f"{size} places wanted, {self.num_taken} of {self.capacity} are taken")
         if not self._stretches or self._end + size > self.size:
             self._end = 0
