@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL := build/models/smollm2-135m-instruct
-.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim
+.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs modes pressure pd
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,9 +40,18 @@ fmt: setup ## format Python and Rust
 bench: setup ## the full table: at least 200 multi-turn requests, both modes, three alternations (about an hour)
 	@$(PY) -m benchmark.demo --full
 
+pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick
+	@$(PY) -m benchmark.pd $(ARGS)
+
 sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim
 	@for study in cache-compute pd-ratio tutti cost dp dualpath; do \
 	    $(PY) -m banyan.cli sim $$study --plot build/sim $(ARGS) || exit 1; done
+
+modes: setup ## start SGLang in every mode, with tiny models: who is served, who refused; build/modes/report.json
+	@$(PY) -m benchmark.modes --write-docs $(ARGS)
+
+pressure: setup ## a model of hits when the working set exceeds the pools (minutes): make pressure DATA=../shared/data
+	@$(PY) -m benchmark.pressure.study $(if $(DATA),--data $(DATA)) $(ARGS)
 
 loom: setup ## model-check the lease protocol
 	@$(PY) -m pytest test/native/test_loom.py -q
@@ -50,14 +59,17 @@ loom: setup ## model-check the lease protocol
 fuzz: setup ## drive the directory against its model with fresh seeds
 	@$(PY) -m pytest test/property -q --hypothesis-seed=random
 
-gpu-check: ## prove the GPU path on a machine with a CUDA GPU; results in build/gpu (nothing is fetched)
-	@scripts/gpu_check.sh
+gpu-check: ## prove the GPU path on a machine with a CUDA GPU, in steps: make gpu-check [STEPS='tests bench']; results in build/gpu
+	@scripts/gpu_check.sh $(STEPS)
 
 crash: setup ## kill -9, power cuts and lying devices against the store: make crash SEEDS=1000, or SEED=n
 	@$(PY) scripts/crash.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
 
 churn: setup ## two writers fill one store over and over; disk, files and memory stay within bounds: make churn SECONDS=240
 	@$(PY) scripts/churn.py --seconds $(or $(SECONDS),240)
+
+docs: setup ## write the parts of the documentation that are made from code
+	@$(PY) scripts/docs.py
 
 lock: ## pin the newest versions that satisfy requirements/cpu.in
 	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \

@@ -25,11 +25,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from banyan.cli.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
 from benchmark.compare import Target, measure_alternately
 from benchmark.control import control_costs
 from benchmark.load import Arrivals, Progress
 from benchmark.measure import RunResult, Workload
+from benchmark.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
 from benchmark.provenance import provenance
 from benchmark.report import NAMES, RUNS, build_report, number, percent, render_html
 from benchmark.results import append_lines

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine, policy_hints
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.prefill_stall import DECODE_PROMPT_TOKENS, SERVER_ARGS, TIMEOUT_S, summarise
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready

@@ -23,9 +23,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.demo import SHORT, make_workloads, server_specs
 from benchmark.measure import RunResult, Workload, measure
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.outputs import compare_outputs
 from benchmark.results import write_report
 from benchmark.servers import Server, unwind_on_sigterm, wait_ready

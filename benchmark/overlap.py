@@ -21,8 +21,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import StoreServer, prompts

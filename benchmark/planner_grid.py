@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.planner import Action
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.store_server import StoreServer
@@ -153,7 +153,7 @@ class Grid:
 def ask_beside_a_peer(asks: Sequence[Ask], model: Path, out: Path) -> dict[str, Any]:
     """Two ranks: one computes what the other one is to find. The reader's state at the end."""
     holder, reader = 0, 1
-    args = (*COMMON, "--max-total-tokens", "20000")
+    args = (*COMMON, "--max-total-tokens", "20000", "--banyan-host-gb", "0")
     with Server(ServerSpec("planner-peer", 2, "on", args, cpu_env(dp=2)), model, out / "logs") as server:
         wait_ready([server])
         engine = Engine(server.url)

@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from banyan.config import POLICY_CHOICES, SGLANG_POLICY
 from benchmark import trace_replay
 from benchmark.compare import order_of_repetition
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.plot_policies import plot_policies
 from benchmark.policy_draws import draws_table
 from benchmark.provenance import provenance
@@ -34,13 +34,16 @@ from benchmark.results import append_lines, read_lines
 from benchmark.servers import Server, ServerFailed, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.trace_replay import AS_SERVED
 
+POOLS_ONLY = ("--banyan-host-gb", "0")
+"""The table is about placement: what a rank does not hold, a peer's pool holds or nobody."""
+
 SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
     "stock_rr": ("stock", ("--load-balance-method", "round_robin")),
     "stock_tokens": ("stock", ("--load-balance-method", "total_tokens")),
     "index": ("index", ()),
-    "peer": ("on", ()),
+    "peer": ("on", POOLS_ONLY),
     "index_unguarded": ("index", ("--banyan-hot-rank-factor", "inf")),
-    "peer_unguarded": ("on", ("--banyan-hot-rank-factor", "inf")),
+    "peer_unguarded": ("on", (*POOLS_ONLY, "--banyan-hot-rank-factor", "inf")),
 }
 POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.records import Answer
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready

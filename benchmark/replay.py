@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from banyan.replay import Pace, RequestClass, Sharing, Synthesis, Trace, TraceRequest, Vocabulary, class_of, sharing_of
+from banyan.lab.replay import (
+    Pace,
+    RequestClass,
+    Sharing,
+    Synthesis,
+    Trace,
+    TraceRequest,
+    Vocabulary,
+    class_of,
+    sharing_of,
+)
 from benchmark.measure import flush_cache
 from benchmark.metrics import summarise
 from benchmark.records import Answer, Record

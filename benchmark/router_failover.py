@@ -29,8 +29,8 @@ from typing import Any
 
 import aiohttp
 
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark.client import NativeClient, open_session
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processes import ProcessSession
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_answers, wait_ready

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.model import DEFAULT_TARGET, ensure_model
 from benchmark import trace_replay
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.policy_table import TRACES, add_stretch_option, server_spec, trace_options
 from benchmark.provenance import provenance
 from benchmark.replay import Workload, play, summary

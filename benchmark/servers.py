@@ -9,6 +9,7 @@ fine.
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -34,10 +35,15 @@ SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
 }
 STOP_GRACE_S = 15.0
 NUM_LOG_LINES = 30
+PORTS = range(15000, 30000, 10)
 
 
 class ServerFailed(RuntimeError):
-    """A server did not come up; the message ends with the last lines of its log."""
+    """The server ``label`` did not come up; the message ends with the last lines of its log."""
+
+    def __init__(self, label: str, reason: str, log_tail: str) -> None:
+        super().__init__(f"server {label} {reason}\n{log_tail}")
+        self.label = label
 
 
 def cpu_env(*, dp: int, cores_per_rank: int = 1, first_core: int = 0) -> tuple[tuple[str, str], ...]:
@@ -111,7 +117,7 @@ class Server:
     def is_ready(self, *, timeout_s: float = 5.0) -> bool:
         """Whether it generates. Raises ServerFailed when it has ended."""
         if self._process.poll() is not None:
-            raise ServerFailed(f"server {self.spec.label} ended with {self._process.returncode}\n{self.log_tail()}")
+            raise ServerFailed(self.spec.label, f"ended with {self._process.returncode}", self.log_tail())
         if answers(f"{self.url}/health_generate", timeout_s=timeout_s):
             if self.start_up_s is None:
                 self.start_up_s = time.monotonic() - self._start_s
@@ -190,7 +196,7 @@ def wait_ready(
             waiting([server.spec.label for server in missing], elapsed_s)
         if elapsed_s > timeout_s:
             late = missing[0]
-            raise ServerFailed(f"server {late.spec.label} does not answer after {elapsed_s:.0f} s\n{late.log_tail()}")
+            raise ServerFailed(late.spec.label, f"does not answer after {elapsed_s:.0f} s", late.log_tail())
         time.sleep(poll_s)
 
 
@@ -225,7 +231,12 @@ def answers(url: str, *, timeout_s: float) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, below those that the system gives to connections.
+
+    SGLang counts more ports up from it, and would meet a connection of another server there.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port from {PORTS.start} to {PORTS.stop}")

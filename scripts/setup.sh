@@ -74,6 +74,6 @@ if ! is_done native "$native" || [ ! -e python/banyan/_native.abi3.so ]; then
 fi
 
 if [ ! -f build/models/smollm2-135m-instruct/banyan-model.json ]; then
-    timed "unpacking SmolLM2-135M-Instruct to bf16" .venv/bin/python -m banyan.cli.model
+    timed "unpacking SmolLM2-135M-Instruct to bf16" .venv/bin/python -m benchmark.model
 fi
 say "ready"

@@ -35,6 +35,12 @@ class Member(TypedDict):
     num_frames: int
     num_published: int
 
+def available_bytes() -> int | None:
+    """What is left of memory, by the machine or by the control groups of this process, whichever is less.
+
+    None: neither says.
+    """
+
 class SharedBytes(Buffer):
     """Zeroed shared memory, writable for the process that made it and readable for its peers.
 
@@ -49,6 +55,13 @@ class SharedBytes(Buffer):
         bytes are backed
         on return, so that no later store fails. Takes about a second per few GiB; the GIL is released.
         """
+
+    @staticmethod
+    def reserve(num_bytes: int, label: str) -> SharedBytes:
+        """As `create`, but nothing is backed: call `back` for what is about to be used. Peers see the whole."""
+
+    def back(self, offset: int, num_bytes: int) -> None:
+        """Give these bytes memory, so that no later store to them fails. Raises OSError; the GIL is released."""
 
     @staticmethod
     def keep(path: str, num_bytes: int) -> tuple[SharedBytes, bool]:
@@ -118,6 +131,13 @@ class Roster:
 
     @property
     def num_slots(self) -> int: ...
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page, as the ranks have said; 0 before the first of them."""
+
+    def agree_on_page_tokens(self, page_tokens: int) -> None:
+        """Say how many tokens a page has here. Raises ValueError when another rank has said another number."""
+
     def members(self) -> list[Member]:
         """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
         is taken again."""
@@ -239,9 +259,6 @@ class Copy:
     @property
     def has_ended(self) -> bool:
         """Landed or failed: nothing is written any more, and `finish` will not block."""
-
-    @property
-    def layers_done(self) -> int: ...
 
 class PageKeys:
     """Page keys from tokens: SGLang's chained sha256, with a bounded memory of chains hashed before. Any thread.
@@ -377,22 +394,20 @@ class Found:
 
     @property
     def num_pages(self) -> int: ...
+    def after(self, num_pages: int, /) -> Found:
+        """What was found behind the first `num_pages`; of fewer, nothing."""
 
 class Read:
-    """Pages on their way from the store into memory, step by step. Any thread may wait; waits release the GIL.
+    """Pages on their way from the store into memory, step by step; copies follow it (`Peers.start_copy`, `FlagRing`).
 
     A page is *good* in a layer once the checksum of exactly that page and layer, taken over the bytes in memory,
-    agrees. `wait_layer` also returns when pages have failed: until `finish` has named them, nothing that was computed
+    agrees. Who follows goes on when pages have failed: until `finish` has named them, nothing that was computed
     from a layer may be kept. Dropping it before `finish` gives up, and returns when nothing is written to memory any
     more.
     """
 
     @property
     def num_pages(self) -> int: ...
-    @property
-    def layers_done(self) -> int:
-        """How many leading layers have landed or failed."""
-
     @property
     def has_ended(self) -> bool:
         """Whether `finish` would return at once."""
@@ -402,15 +417,8 @@ class Read:
         """Whether the device has not answered in time: all pages have failed, nobody waits for layers any more, and
         the frames are the store's until `has_ended`."""
 
-    @property
-    def num_failed(self) -> int:
-        """Pages known to be bad so far."""
-
     def offsets(self, positions: list[int]) -> bytes:
         """Where in the memory these of its pages go: int64 byte offsets. ValueError for a page that it has not."""
-
-    def wait_layer(self, layer: int) -> float:
-        """Block until `layer` of every page has landed or its page has failed; the seconds waited."""
 
     def finish(self) -> list[tuple[int, str]]:
         """Block until nothing writes the memory any more; the failed pages as (position, reason), [] when all are good.
@@ -426,15 +434,11 @@ class Read:
     def read_s(self) -> float:
         """Seconds from the first submission to the last completion; 0.0 before the end."""
 
-    @property
-    def wait_s(self) -> float:
-        """Seconds spent waiting in `wait_layer` and `finish`, over all callers."""
-
 class Store:
     """The L3 store: pages on one or more file systems, found by page key within one namespace.
 
     One object for each rank. It owns one I/O thread. Every method may be called from any thread; none but `open`,
-    `sync`, `invalidate`, `evict`, `refresh` and `close` waits for a device. The format stands in docs/format.md.
+    `sync`, `invalidate`, `evict` and `close` waits for a device. The format stands in docs/format.md.
 
     Memory is a `SharedBytes` in which a page occupies a *frame*: the Full Block, layers one after another without gaps,
     from a byte offset that is a multiple of 4096. Frames belong to the store from `put` until `completed` names
@@ -453,9 +457,7 @@ class Store:
         segment_bytes: int | None = None,
         backlog_bytes: int = 256 << 20,
         access: str = "read-write",
-        policy: str = "lru",
         engine: str = "auto",
-        faults: str | None = None,
         read_bytes_per_s: int | None = None,
         stall_s: float = 10.0,
     ) -> Store:
@@ -471,12 +473,10 @@ class Store:
             segment_bytes: size of a segment file; chosen from the quota when None.
             backlog_bytes: pages queued by `put` beyond this are refused ("full").
             access: "read-write", or "read" (no shelf of its own, `put` raises).
-            policy: "lru" or "s3fifo"; in both children go before their parents.
             engine: "auto" (io_uring, else threads), "uring" or "threads".
             read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.
             stall_s: a read that the device has not answered for so long is late; until it has, nothing is found and
                 nothing taken.
-            faults: a seeded fault plan, for tests only (see docs/format.md).
 
         Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, or paths that
         do not belong together; OSError when the system refuses (a read-only path: pass access="read").
@@ -545,14 +545,21 @@ class Store:
     def drop(self, keys: list[str]) -> int:
         """Withdraw single pages (a reader found their content wrong); how many were this writer's own."""
 
-    def refresh(self) -> None:
-        """Take in now what other writers have published. It also happens by itself soon after they did."""
-
     def stats(self) -> dict[str, int]:
         """Counters since open and gauges; the names are those of `banyan store stat`."""
 
     def close(self) -> None:
         """Finish what is being written, drop the rest of the back-log, and leave. Idempotent, also on drop."""
+
+class WriteGate:
+    """When the store starts a write: the rule itself, for those that simulate a store. Permits as the `Store`'s."""
+
+    def pause_writes(self) -> None: ...
+    def set_write_budget(self, num_bytes: int) -> None: ...
+    def open_writes(self) -> None: ...
+    def take(self, num_bytes: int, *, num_reads: int, num_writes: int) -> bool:
+        """Whether a write of `num_bytes` may start now, beside so many reads on the node and writes of this store.
+        If so, its bytes are taken from the budget."""
 
 def store_check(paths: list[str]) -> dict[str, Any]:
     """Read every record and verify it (`banyan fsck`); changes nothing. Safe while the store is in use."""

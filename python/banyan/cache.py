@@ -2,14 +2,15 @@
 """The data path of one rank, top to bottom: match, lease, move, publish, release.
 
 Invariants
-  1. A page is promised by ``lookup`` and delivered by ``admit``: all promised pages or none. ``admit`` is the last
-     moment to say no, and no means that SGLang computes the tail.
+  1. A page is promised by ``prepare`` and delivered by ``admit``: all promised pages or none, on all shards of the
+     rank. ``admit`` is the last moment to say no, and no means that SGLang computes the tail.
   2. From a granted lease until ``finish`` the owners of the source frames do not reuse them.
   3. Frames enter ``publish`` only when their content is complete, and leave through ``retire`` before reuse.
   4. After ``reset`` nothing that was looked up, queued or published before it is used again.
+  5. This is the only book of a fetch. The planner is told of every step, and keeps none.
 
-A request's fetch: looked up -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
-(``settle``): what it followed from the store is let go. ``cancel`` takes a queued one back. All calls come from the
+A request's fetch: prepared -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
+(``poll``): it is detached from the reads of the store. ``cancel`` takes a queued one back. All calls come from the
 scheduler thread.
 """
 
@@ -18,8 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from banyan.arena.prefetch import Arrival, Prefetch
+from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.layout import Seats
+from banyan.planner import FetchPlanner, RequestFacts
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Source
 from banyan.telemetry import Counters
 
@@ -29,32 +34,8 @@ NOTHING_QUEUED = -1
 MAX_REMEMBERED = 4096
 """Lookups remembered at once: more than SGLang keeps waiting, small enough to forget aborted requests."""
 
-
 FRAME_BYTES = 8
 """Frames that come back from the shelf are bytes of int64."""
-
-
-STORE = -1
-"""In the runs of an offer: the pages that come from the store. The others are named by roster slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Where the leading pages of a request's tail can come from: ``(slot or STORE, num_pages)`` from the front."""
-
-    runs: tuple[tuple[int, int], ...]
-
-    @property
-    def num_pages(self) -> int:
-        return sum(num_pages for _, num_pages in self.runs)
-
-
-def _store_run(num_pages: int) -> tuple[tuple[int, int], ...]:
-    return ((STORE, num_pages),) if num_pages else ()
-
-
-def _all_of_them(rid: str, num_missing: int, num_stored: int) -> int:
-    return num_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,80 +50,101 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Queued:
-    """One request's pages: leased ones first, then what is on its way from the store."""
+class _Held:
+    """What a fetch copies from, and where to: leased pages first, then what is on its way from the store."""
 
     lease: Lease | None
+    arrivals: Sequence[Arrival]
     frames: Frames
-    arrivals: Sequence[Arrival]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Batch:
+    """Fetches that move together."""
+
+    fetches: list[Fetch]
+    arrivals: list[Arrival]
     copy: Copy
-    arrivals: Sequence[Arrival]
+    has_landed: bool = False
 
 
 class PrefixCache:
     """One rank's view of the node's prefix cache.
 
     Args:
-        slots: the shelves to ask, the preferred first; without it every other rank's pool.
+        slots: the roster slots to ask, the preferred first.
         prefetch: brings pages up from the store; None without one.
-        worth: how many pages of a request to read, given its id, how many pages of its prompt are missing and how many
-            of these, from the first on, the store has.
+        agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """
 
     def __init__(
         self,
         *,
+        seats: Seats,
+        page_tokens: int,
         shelf: OwnShelf,
         source: Source,
+        slots: Sequence[int],
+        prefetch: Prefetch | None,
+        planner: FetchPlanner,
+        agreed: Callable[[bool], bool],
         counters: Counters,
-        min_fetch_pages: int,
-        slots: Sequence[int] | None = None,
-        prefetch: Prefetch | None = None,
-        worth: Callable[[str, int, int], int] = _all_of_them,
     ) -> None:
+        self._seats = seats
+        self._page_tokens = page_tokens
         self._shelf = shelf
         self._source = source
-        self._counters = counters
-        self._min_fetch_pages = min_fetch_pages
         self._slots = slots
         self._prefetch = prefetch
-        self._worth = worth
+        self._planner = planner
+        self._agreed = agreed
+        self._counters = counters
         self._seen: dict[str, _Seen] = {}
-        self._queued: dict[str, _Queued] = {}
+        self._queued: dict[str, tuple[Fetch, _Held]] = {}
         self._moving: dict[int, _Batch] = {}
         self._ending: list[_Batch] = []
         self._num_started = 0
 
     # ---- match -------------------------------------------------------------------------------------------------
 
-    def lookup(self, rid: str, keys: Sequence[str]) -> Offer | None:
-        """Where the leading pages of ``keys`` can come from; None when it is not worth a fetch.
+    def prepare(self, request: RequestFacts, keys: Sequence[str]) -> Offer:
+        """Where the leading pages of ``keys`` can come from, reads of the store included, which this starts.
 
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
         pages change or something comes up from the store.
         """
         version = (self._source.version(), self._prefetch.version if self._prefetch is not None else 0)
-        seen = self._seen.get(rid)
+        seen = self._seen.get(request.rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
-            match = self._source.lookup(keys, self._slots)
-            seen = _Seen(version, keys[0], len(keys), match, self._offer(rid, match, keys[match.num_pages :]))
-            self._remember(rid, seen)
+            match = self._source.lookup(keys, self._slots_for(request.max_rank))
+            num_arriving = self._start_reads(request, keys[match.num_pages :])
+            seen = _Seen(version, keys[0], len(keys), match, self._offer(match, num_arriving))
+            self._remember(request.rid, seen)
             self._counters.lookups += 1
             self._counters.lookup_hits += seen.offer.num_pages > 0
-        return seen.offer if seen.offer.num_pages >= self._min_fetch_pages else None
+        return seen.offer
 
-    def _offer(self, rid: str, match: Match, rest: Sequence[str]) -> Offer:
-        """The match, and behind it what comes from the store: it is asked for now, unless it was when the request
-        came."""
-        num_arriving = 0
-        if self._prefetch is not None and rest:
-            self._prefetch.want(rest, partial(self._worth, rid))
-            num_arriving = self._prefetch.num_arriving(rest)
-        return Offer((*match.runs, *_store_run(num_arriving)))
+    def _slots_for(self, rank: int) -> Sequence[int]:
+        """The slots to ask, first the pool of the rank that is said to hold the most: of equally long runs the first
+        supplies."""
+        first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
+        return self._slots if first not in self._slots else sorted(self._slots, key=lambda slot: slot != first)
+
+    def _start_reads(self, request: RequestFacts, keys: Sequence[str]) -> int:
+        """Read what only the store has, unless that began when the request came; how many pages are on their way."""
+        if self._prefetch is None or not keys:
+            return 0
+        self._prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
+        return self._prefetch.num_arriving(keys)
+
+    def _offer(self, match: Match, num_arriving: int) -> Offer:
+        lengths = [(length, self._seats.rank_of(slot)) for slot, length in match.runs]
+        _, rank = max([*lengths, (num_arriving, self._seats.dp_rank)], key=itemgetter(0))
+        return Offer(self._runs(match, num_arriving), rank)
+
+    def _runs(self, found: Match | Lease | None, num_arriving: int) -> tuple[Run, ...]:
+        leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
+        return (*leased, *([Run(SourceKind.STORE, num_arriving)] if num_arriving else ()))
 
     def _remember(self, rid: str, seen: _Seen) -> None:
         self._seen.pop(rid, None)
@@ -152,59 +154,81 @@ class PrefixCache:
 
     # ---- lease -------------------------------------------------------------------------------------------------
 
-    def admit(self, rid: str, keys: Sequence[str], frames: Frames) -> Offer | None:
+    def admit(self, rid: str, keys: Sequence[str], frames: Frames) -> Fetch | None:
         """Lease exactly the pages of ``keys`` and queue their copy into ``frames``; None: compute instead.
 
-        ``keys`` is a prefix of what ``lookup`` saw: the ranks of a tensor-parallel group agree on the shortest.
+        ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest.
         """
         seen = self._seen.pop(rid, None)
         match = seen.match if seen is not None else self._source.lookup(keys, self._slots)
-        num_leased = min(match.num_pages, len(keys))
-        arrivals = self._follow(keys[num_leased:], frames[num_leased:])
-        lease = self._source.lease(match, num_leased) if num_leased and arrivals is not None else None
-        if arrivals is None or (num_leased and lease is None):
-            self._leave(arrivals or ())
+        held = self._hold(match, keys, frames)
+        # Asked of every shard, also of one that was refused: the others wait for its answer.
+        is_granted = self._agreed(held is not None)
+        if held is None or not is_granted:
+            if held is not None:
+                self._let_go(held)
             self._counters.fetches_refused += 1
+            self._planner.became(rid, Outcome.REFUSED)
             return None
+        fetch = Fetch(rid, self._runs(held.lease, len(keys) - len(held.frames)), self._page_tokens)
+        self._queued[rid] = (fetch, held)
         self._counters.fetches += 1
-        self._queued[rid] = _Queued(lease, frames[:num_leased], arrivals)
-        return Offer((*(lease.runs if lease is not None else ()), *_store_run(len(keys) - num_leased)))
+        self._planner.became(rid, Outcome.LEASED)
+        return fetch
 
-    def _follow(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
+    def _hold(self, match: Match, keys: Sequence[str], frames: Frames) -> _Held | None:
+        """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
+        num_leased = min(match.num_pages, len(keys))
+        arrivals = self._attach(keys[num_leased:], frames[num_leased:])
+        if arrivals is None:
+            return None
+        lease = self._source.lease(match, num_leased) if num_leased else None
+        if num_leased and lease is None:
+            self._detach(arrivals)
+            return None
+        return _Held(lease, arrivals, frames[:num_leased])
+
+    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
         """What comes from the store, nothing for no keys, or None when it is not coming."""
         if not keys:
             return ()
-        return None if self._prefetch is None else self._prefetch.follow(keys, frames)
+        return None if self._prefetch is None else self._prefetch.attach(keys, frames)
 
-    def _leave(self, arrivals: Sequence[Arrival]) -> None:
+    def _let_go(self, held: _Held) -> None:
+        if held.lease is not None:
+            held.lease.release()
+        self._detach(held.arrivals)
+
+    def _detach(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:
             assert self._prefetch is not None
-            self._prefetch.leave(arrival)
+            self._prefetch.detach(arrival)
 
     def cancel(self, rid: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
-        queued = self._queued.pop(rid, None)
-        if queued is None:
+        _, held = self._queued.pop(rid, (None, None))
+        if held is None:
             return False
-        if queued.lease is not None:
-            queued.lease.release()
-        self._leave(queued.arrivals)
+        self._let_go(held)
+        self._planner.became(rid, Outcome.CANCELLED)
         return True
 
     # ---- move --------------------------------------------------------------------------------------------------
 
     def start(self) -> int:
         """Start the copies of every queued fetch as one batch; its index, or ``NOTHING_QUEUED``."""
-        if not self._queued:
-            return NOTHING_QUEUED
-        batch = self._queued.values()
-        loads = [(queued.lease, queued.frames) for queued in batch if queued.lease is not None]
-        arrivals = [arrival for queued in batch for arrival in queued.arrivals]
-        self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
+        queued = list(self._queued.values())
         self._queued.clear()
+        fetches = [fetch for fetch, _ in queued]
+        self._planner.started(fetches)
+        if not fetches:
+            return NOTHING_QUEUED
+        loads = [(held.lease, held.frames) for _, held in queued if held.lease is not None]
+        arrivals = [arrival for _, held in queued for arrival in held.arrivals]
+        self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
         self._num_started += 1
         copy = self._source.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
-        self._moving[self._num_started] = _Batch(copy, arrivals)
+        self._moving[self._num_started] = _Batch(fetches, arrivals, copy)
         return self._num_started
 
     def moving(self, index: int) -> Copy | None:
@@ -219,26 +243,36 @@ class PrefixCache:
             return True
         copy = batch.copy
         # Every arrival is looked at: a page that failed its checksum may have been copied as if it were good.
-        landed = copy.finish() & all([self._prefetch.is_good(item) for item in batch.arrivals if self._prefetch])
+        batch.has_landed = copy.finish() & all(
+            [self._prefetch.is_good(item) for item in batch.arrivals if self._prefetch]
+        )
+        for fetch in batch.fetches:
+            self._planner.became(fetch.rid, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
         self._ending.append(batch)
-        self.settle()
+        self.poll()
         counters = self._counters
-        counters.fetches_failed += not landed
+        counters.fetches_failed += not batch.has_landed
         counters.fetched_bytes += copy.bytes_fetched
         counters.copied_bytes += copy.bytes_copied
         counters.wait_us += round(copy.wait_s * 1e6)
-        return landed
+        return batch.has_landed
 
-    def settle(self) -> None:
-        """Let go what finished copies had followed, as soon as they do not read it any more. Never waits."""
+    def poll(self) -> None:
+        """Detach copies that have ended from the reads of the store, and tell how long they took. Never waits."""
         going_on = []
         for batch in self._ending:
-            if batch.copy.has_ended:
-                self._leave(batch.arrivals)
-                self._counters.copy_us += round(batch.copy.copy_s * 1e6)
-            else:
+            if not batch.copy.has_ended:
                 going_on.append(batch)
+                continue
+            self._detach(batch.arrivals)
+            self._counters.copy_us += round(batch.copy.copy_s * 1e6)
+            if batch.has_landed:
+                self._planner.moved(batch.fetches, batch.copy.copy_s)
         self._ending = going_on
+
+    def is_elsewhere(self, key: str) -> bool:
+        """Whether one of the shelves that this rank asks holds the page now. A hint, as every lookup."""
+        return self._source.lookup([key], self._slots).num_pages == 1
 
     # ---- publish and release -----------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary that every package shares. Values only: no behaviour, no imports from Banyan.
+"""The vocabulary that every package shares. Values only: no imports from Banyan.
 
 The words are those of ``docs/glossary.md``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from enum import Enum
 from typing import NewType
 
 PageKey = NewType("PageKey", str)
@@ -24,3 +26,62 @@ class PrefixSpan:
     origin_tokens: int
     max_tokens: int
     max_rank: int
+
+
+class SourceKind(Enum):
+    """Where pages lie, named as in SGLang's ``cached_tokens_details``."""
+
+    OWN = "device"
+    PEER = "peer"
+    HOST = "host"
+    STORE = "storage"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring pages of a prompt at one kind of source."""
+
+    kind: SourceKind
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where the leading pages of a request's tail can come from, and the rank that supplies most of them.
+
+    ``runs`` follow each other from the front without a gap.
+    """
+
+    runs: tuple[Run, ...]
+    rank: int
+
+    @property
+    def num_pages(self) -> int:
+        return sum(run.num_pages for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What one request was granted: pages that stay where they are until they have been copied into its rank's pool."""
+
+    rid: str
+    runs: tuple[Run, ...]
+    page_tokens: int
+
+    @property
+    def tokens(self) -> Counter[SourceKind]:
+        """How many tokens come from each kind of source."""
+        tokens: Counter[SourceKind] = Counter()
+        for run in self.runs:
+            tokens[run.kind] += run.num_pages * self.page_tokens
+        return tokens
+
+
+class Outcome(Enum):
+    """What became of a request's fetch so far."""
+
+    LEASED = "leased"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+    LANDED = "landed"
+    FAILED = "failed"

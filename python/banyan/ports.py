@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The edges of the data path, as protocols. ``cache.py`` knows these and no implementation.
 
-On a server they are the native objects of ``banyan._native``; tests pass the models of ``banyan.directory``.
-Everything here is called on the scheduler thread; only a ``Copy`` is worked on by another thread.
+On a server they are the native objects of ``banyan._native``, or of ``banyan.transport.cuda_ipc`` where pools lie on
+GPUs. Everything here is called on the scheduler thread; only a ``Copy`` is worked on by another thread.
 """
 
 from __future__ import annotations
@@ -139,6 +139,10 @@ class StoreFound(Protocol):
 
     num_pages: int
 
+    def after(self, num_pages: int, /) -> StoreFound:
+        """What was found behind the first ``num_pages``; of fewer, nothing."""
+        ...
+
 
 class StoreRead(Protocol):
     """Pages on their way from the store into memory, layer by layer."""
@@ -159,7 +163,15 @@ class StoreRead(Protocol):
 
 
 class PageStore(Protocol):
-    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict`` and ``close`` wait for a device."""
+    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict`` and ``close`` wait for a device.
+
+    ``engine`` says in one line what does the I/O.
+    """
+
+    engine: str
+
+    version: int
+    """Differs from the last answer when a lookup may answer differently."""
 
     def register(self, memory: object) -> None:
         """Announce memory that pages will move in and out of, so that the first read need not prepare it."""
@@ -187,11 +199,17 @@ class PageStore(Protocol):
         """Write out what is queued and wait for it; how many pages failed."""
         ...
 
-    def pause_writes(self) -> None: ...
+    def pause_writes(self) -> None:
+        """Start no write until one of the next two is called."""
+        ...
 
-    def open_writes(self) -> None: ...
+    def open_writes(self) -> None:
+        """Write whenever nobody reads."""
+        ...
 
-    def set_write_budget(self, num_bytes: int) -> None: ...
+    def set_write_budget(self, num_bytes: int) -> None:
+        """Write so many bytes at most until the next call."""
+        ...
 
     def evict(self, num_pages: int) -> int:
         """Evict this writer's own pages."""
@@ -199,6 +217,10 @@ class PageStore(Protocol):
 
     def invalidate(self, namespace: bytes) -> None:
         """Go on in another namespace; nothing of the old one is found again."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges, for ``/server_info``."""
         ...
 
     def close(self) -> None: ...

@@ -97,6 +97,11 @@ def alone():
         server.awake()
 
 
+def pytest_collection_modifyitems(items):
+    """Tests with servers of their own come first: beside the two shared ones, memory would not do for them."""
+    items.sort(key=lambda item: "_servers" in item.fixturenames)
+
+
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory):
     logs = tmp_path_factory.mktemp("servers")

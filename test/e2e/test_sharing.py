@@ -12,16 +12,26 @@ pytestmark = pytest.mark.e2e
 PAGE = 16
 
 
+def tiers(meta):
+    return {name: tokens for name, tokens in meta["cached_tokens_details"].items() if not name.startswith("dp_")}
+
+
+def span(meta):
+    return {name: value for name, value in meta["cached_tokens_details"].items() if name.startswith("dp_")}
+
+
 def test_prefix_when_the_other_rank_holds_it_then_it_is_fetched_and_reported_as_peer(banyan, prompt):
     ids = prompt("fetch", 1000)
     first, _ = banyan.generate(ids, rank=0)
     second, meta = banyan.generate(ids, rank=1)
     assert second == first
     assert meta["cached_tokens"] == 992
-    assert meta["cached_tokens_details"] == {"device": 0, "host": 0, "peer": 992, "storage": 0}
+    assert tiers(meta) == {"device": 0, "host": 0, "peer": 992, "storage": 0}
+    assert span(meta) == {"dp_origin_kv_len": 0, "dp_max_kv_len": 992, "dp_max_kv_rank": 0}
     third, meta = banyan.generate(ids, rank=1)
     assert third == first
-    assert meta["cached_tokens_details"] == {"device": 992, "host": 0, "peer": 0, "storage": 0}
+    assert tiers(meta) == {"device": 992, "host": 0, "peer": 0, "storage": 0}
+    assert span(meta)["dp_origin_kv_len"] == 992
 
 
 def test_openai_answer_when_a_peer_held_the_prefix_then_its_tokens_are_in_the_breakdown(banyan, prompt):
@@ -102,6 +112,18 @@ def test_eviction_when_pools_are_full_and_ranks_fetch_then_every_prompt_is_read_
     assert sum(rank["retired_pages"] for rank in ranks) > 0
     assert sum(rank["fetches"] for rank in ranks) > 0
     assert all(rank["num_quarantined_pages"] == 0 for rank in ranks)
+
+
+def test_prefix_when_it_has_left_both_pools_then_it_comes_from_an_arena_that_nobody_asked_for(banyan, prompt):
+    ids = prompt("left", 1200)
+    token, log_probability = banyan.first_token(ids, rank=0)
+    for number in range(8):
+        banyan.first_token(prompt(f"crowd{number}", 1700), rank=number % 2)
+    _, meta = banyan.generate(ids, rank=1, num_tokens=1)
+    details = meta["cached_tokens_details"]
+    assert details["device"] == details["peer"] == 0 and details["host"] >= 1200 - 2 * PAGE, details
+    again, log_probability_again = banyan.first_token(ids, rank=1)
+    assert again == token and log_probability_again == pytest.approx(log_probability, abs=0.02)
 
 
 def test_abort_when_clients_leave_in_the_middle_then_nothing_leaks(banyan, prompt):

@@ -29,7 +29,7 @@ class Restartable:
         self.client = self._start()
 
     def _start(self, *more: str) -> Client:
-        args = (*ARGS, *POOL_ARGS, *STORE_ARGS, "--banyan-store", str(self.store), *more)
+        args = (*ARGS, *POOL_ARGS, *STORE_ARGS, "--banyan-store", f"file://{self.store}", *more)
         spec = ServerSpec("tiers", 2, "on", args, CPU)
         self.server = Server(spec, MODEL, self._logs)
         wait_ready([self.server])

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real server with two ranks on one GPU, driven with nothing but the standard library."""
+"""The real server with two ranks, on one GPU or on two, driven with nothing but the standard library.
+
+A server that outlives its check keeps the GPU and answers the next check. So it has a port of its own, it dies with the
+process that started it, and ``stop`` leaves nothing of its process group.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,18 +24,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 16
-PATIENCE_S = 20
+PATIENCE_S = 20.0
 SERVER = (
-    "--dp 2 --page-size 16 --attention-backend triton --sampling-backend pytorch --mem-fraction-static 0.3 "
+    "--dp 2 --page-size 16 --attention-backend triton --sampling-backend pytorch --mem-fraction-static 0.85 "
     "--max-total-tokens 65536 --enable-cache-report --random-seed 1 --enable-banyan --banyan-policy sglang "
     "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
 ).split()
+"""Options that come later win. Tokens bound the pool: a smaller fraction would not hold the weights of two ranks."""
+
+LAUNCH = ("-m", "sglang.launch_server")
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``cached``: tokens of the prompt by where they came from, as SGLang reports them."""
 
+    prompt: tuple[int, ...]
     tokens: list[int]
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -37,12 +48,29 @@ class Answer:
     ttft_s: float
 
 
-def plugin_paths(folder: Path) -> list[str]:
-    """Where Python finds Banyan and, by which SGLang finds it, its entry point.
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def die_with_parent() -> None:
+    """In a child, before it becomes the server: whatever ends this process ends it as well."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_on_termination() -> None:
+    """SIGTERM ends this process as ``sys.exit`` does, so that what is in ``finally`` is done."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def plugin_paths(folder: Path, *, one_gpu: bool = True) -> list[str]:
+    """Where Python finds Banyan and, by which SGLang finds it, its entry point; with ``one_gpu`` also what puts all
+    ranks on the first GPU.
 
     Where Banyan is not installed (a machine that reaches no package index), the entry point is written to ``folder``.
     """
-    paths = [str(ROOT / "test/gpu/one_gpu"), str(ROOT / "python")]
+    paths = [*([str(ROOT / "test/gpu/one_gpu")] if one_gpu else []), str(ROOT / "python")]
     try:
         importlib.metadata.distribution("banyan")
     except importlib.metadata.PackageNotFoundError:
@@ -68,10 +96,10 @@ class Server:
         SystemExit: when it does not come up within ``seconds``.
     """
 
-    def __init__(self, model_path: str, *, port: int, seconds: float, log: Path, further: list[str]) -> None:
-        self.port = port
-        paths = [*plugin_paths(log.parent / "plugin"), os.environ.get("PYTHONPATH", "")]
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model_path, "--port", str(port)]
+    def __init__(self, model_path: str, *, seconds: float, log: Path, further: list[str], one_gpu: bool = True) -> None:
+        self.port = free_port()
+        paths = [*plugin_paths(log.parent / "plugin", one_gpu=one_gpu), os.environ.get("PYTHONPATH", "")]
+        command = [sys.executable, *LAUNCH, "--model-path", model_path, "--port", str(self.port)]
         self._log = log.open("w")
         self._popen = subprocess.Popen(
             [*command, *SERVER, *further],
@@ -79,11 +107,18 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
+        try:
+            self._wait_until_up(seconds, log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_up(self, seconds: float, log: Path) -> None:
         deadline = time.monotonic() + seconds
         while not self._is_up():
             if self._popen.poll() is not None or time.monotonic() > deadline:
-                self.stop()
                 raise SystemExit(f"the server did not come up: see {log}")
             time.sleep(1)
 
@@ -118,7 +153,27 @@ class Server:
                     last = json.loads(line[len(b"data: ") :])
         meta = last["meta_info"]
         details = meta.get("cached_tokens_details") or {}
-        return Answer(last["output_ids"], meta["prompt_tokens"], meta["cached_tokens"], details, ttft_s)
+        return Answer(tuple(ids), last["output_ids"], meta["prompt_tokens"], meta["cached_tokens"], details, ttft_s)
+
+    def score(self, prompt: list[int], output: list[int], rank: int) -> tuple[list[float], dict[str, int]]:
+        """Log-probabilities of the tokens of ``output`` behind ``prompt``, and where what was cached came from."""
+        body = {
+            "input_ids": prompt + output,
+            "routed_dp_rank": rank,
+            "return_logprob": True,
+            "logprob_start_len": len(prompt),
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        }
+        with urllib.request.urlopen(self.post("/generate", body), timeout=300) as response:
+            meta = json.load(response)["meta_info"]
+        scored = [entry[0] for entry in meta["input_token_logprobs"] if entry[0] is not None]
+        return scored[-(len(output) - 1) :], meta.get("cached_tokens_details") or {}
+
+    def rank_states(self) -> list[dict]:
+        """What each rank says of itself in ``/server_info``."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=60) as response:
+            info = json.load(response)
+        return [state["banyan"] for state in info["internal_states"] if "banyan" in state]
 
     def call(self, path: str, **body: object) -> None:
         """Anything else that answers when it is done."""
@@ -126,11 +181,11 @@ class Server:
             response.read()
 
     def stop(self) -> None:
+        """End the server. The group is killed also when its first process has ended well: others may not have."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._popen.pid, number)
                 self._popen.wait(PATIENCE_S)
-                break
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
         self._log.close()

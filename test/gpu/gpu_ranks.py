@@ -6,12 +6,14 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from banyan import _native
-from banyan.cli.gpu_pools import Shape, device_place
+from banyan.lab.bench.gpu_pools import Shape, device_place
 from banyan.layout import BlockGeometry
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
@@ -27,6 +29,7 @@ BLOCK = BlockGeometry(((32768, 32768),) * SHAPE.num_layers)
 NUM_SLOTS = 4
 NUM_PAGES = 64
 NUM_KEYS = 200
+OPENING_S = 10.0
 NAMESPACE = b"g" * 32
 
 
@@ -75,6 +78,8 @@ class GpuRank:
             alignment_bytes=tile.alignment_bytes,
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
+            wanted_slots=range(NUM_SLOTS),
+            executor=ThreadPoolExecutor(1),
         )
         self.io: GpuIo | None = None
         if arena is not None:
@@ -87,6 +92,7 @@ class GpuRank:
             groups=LayerGroups((2,) * SHAPE.num_layers, 2),
             order=StreamOrder(
                 copy_stream=self.copy_stream,
+                follow_stream=self.driver.create_stream(),
                 current_stream=lambda: self.forward.cuda_stream,
                 consumers=lambda: (self.forward.cuda_stream,),
                 ready_events=self._ready,
@@ -112,6 +118,16 @@ class GpuRank:
         self._events[0].record(self.forward)
         return [self._events[0].cuda_event]
 
+    def meet_peers(self) -> None:
+        """Open who is there, and wait until they can be read."""
+        self.mappings.attend(self.peers.present())
+        slots = [slot for slot, _epoch in self.peers.present()]
+        deadline = time.monotonic() + OPENING_S
+        while self.mappings.reachable(slots) != slots:
+            assert time.monotonic() < deadline, "a peer cannot be opened: see the log"
+            self.mappings.poll()
+            time.sleep(0.001)
+
     def write(self, page: int, number: int) -> None:
         for extent, words in enumerate(self.extents):
             words[page].fill_(content(number, extent))
@@ -122,7 +138,7 @@ class GpuRank:
 
 
 def own(roster_path: str) -> None:
-    """Evict and write pages for ever, whatever peers are reading; a line for each thousand."""
+    """Evict and write pages for ever, whatever peers are reading; a line when there is something to fetch."""
     rank = GpuRank(_native.Roster.open(roster_path), 0)
     chance, held = random.Random(1), {}
     free = list(range(NUM_PAGES))
@@ -141,8 +157,8 @@ def own(roster_path: str) -> None:
         rank.shelf.publish(np.array([page]), [key(number)])
         held[number] = page
         num_written += 1
-        if num_written % 100 == 0:
-            print(num_written, flush=True)
+        if num_written == 100:
+            print(num_written, flush=True)  # The reader may begin; nobody reads on.
 
 
 if __name__ == "__main__":

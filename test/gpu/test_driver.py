@@ -8,7 +8,7 @@ import time
 import torch
 
 from banyan import _native
-from banyan.transport.cuda_ipc.copy_stream import open_copy_stream
+from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 
 
 def until(condition, seconds=5.0):
@@ -55,7 +55,7 @@ def test_wait_event_when_another_stream_is_behind_then_ordered(driver):
     assert until(lambda: driver.is_event_done(events[1]))
 
 
-def test_shared_memory_when_registered_for_reading_then_the_device_sees_it(driver):
+def test_shared_memory_of_a_peer_when_registered_for_reading_then_the_device_sees_it(driver):
     roster = _native.Roster.create(2)
     pool = _native.SharedBytes.create(1 << 21, "gpu-check")
     memoryview(pool).cast("B")[:8] = b"from-cpu"
@@ -92,7 +92,7 @@ def test_copy_stream_when_opened_then_it_runs_a_copy_and_says_how(driver):
     def try_copy(stream):
         driver.copy_async(target.data_ptr(), source.data_ptr(), 8, stream)
 
-    opened = open_copy_stream(driver, num_sms=16, try_kernel=try_copy)
+    opened = open_copy_streams(driver, num_sms=16, num_streams=2, try_stream=try_copy)
     torch.cuda.synchronize()
     print(opened)
     assert torch.equal(target, source) and opened.num_sms >= 16

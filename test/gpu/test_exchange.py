@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test.gpu.gpu_ranks import NUM_KEYS, NUM_PAGES, GpuRank, key
+from test.gpu.gpu_ranks import NUM_KEYS, NUM_PAGES, SHAPE, GpuRank, content, key
+from test.gpu.pool_tensor import pool_tensor
 
 from banyan import _native
+from banyan.transport.cuda_ipc.description import PoolDescription
+from banyan.transport.cuda_ipc.opening import p2p_fix_rebuild_cuda_tensor
 
 ROOT = Path(__file__).parents[2]
 NUM_FETCHES = 500
@@ -31,7 +34,9 @@ def node():
     )
     try:
         assert owner.stdout.readline().strip() == "100"
-        yield owner, GpuRank(roster, 1)
+        rank = GpuRank(roster, 1)
+        rank.meet_peers()
+        yield owner, rank
     finally:
         owner.kill()
         owner.wait()
@@ -72,16 +77,32 @@ def test_owner_when_killed_then_its_mapping_is_closed_in_time_and_the_reader_goe
     owner, rank = node
     while all(fetch(rank, number, 0) is None for number in range(NUM_KEYS)):
         pass
-    assert rank.mappings.num_open == 1
+    assert len(rank.mappings._open) == 1
     owner.kill()
     owner.wait()
     started_s = time.monotonic()
-    while rank.mappings.num_open and time.monotonic() - started_s < 2 * HEARTBEAT_S:
+    while len(rank.mappings._open) and time.monotonic() - started_s < 2 * HEARTBEAT_S:
         rank.source.settle()
-        rank.source.close_absent()
+        rank.mappings.attend(rank.peers.present())
         time.sleep(0.01)
-    assert rank.mappings.num_open == 0 and time.monotonic() - started_s < HEARTBEAT_S
+    assert len(rank.mappings._open) == 0 and time.monotonic() - started_s < HEARTBEAT_S
     assert all(fetch(rank, number, 0) is None for number in range(NUM_KEYS))
     rank.write(3, 17)
     torch.cuda.synchronize()
     assert int(rank.mismatches(3, 17)) == 0
+
+
+def test_pool_when_opened_as_a_tensor_then_it_shows_what_the_owner_has_published(node):
+    _owner, rank = node
+    found = next(match for number in range(NUM_KEYS) if (match := rank.source.lookup([key(number)])).num_pages)
+    lease = rank.peers.lease(found, 1)
+    ((slot, epoch, frames),) = lease.sources()
+    described = PoolDescription.decode(rank.peers.description(slot, epoch))
+    rank.mappings.close()  # A process opens a handle once.
+    opened = p2p_fix_rebuild_cuda_tensor(rank.driver, described, SHAPE.extents, lambda: None)
+    page = int.from_bytes(frames, "little")
+    for extent, page_bytes in enumerate(SHAPE.extents):
+        seen = pool_tensor(opened, extent, page_bytes, device_id=0)[page].view(torch.int64)
+        assert any(bool((seen == content(number, extent)).all()) for number in range(NUM_KEYS))
+    lease.release()
+    opened.close()

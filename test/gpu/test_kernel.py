@@ -4,10 +4,10 @@
 import pytest
 import torch
 from test.kernels.kv_pools import GEOMETRIES, arena, launch, pool
+from test.kernels.reference import kv_trans_reference
 
-from banyan.cli.gpu_pools import model_shapes
+from banyan.lab.bench.gpu_pools import model_shapes
 from banyan.transport.kv_trans.launch import on_torch_stream
-from banyan.transport.kv_trans.reference import kv_trans_reference
 
 SHAPES = {
     **{name: tuple(sizes) for name, sizes in GEOMETRIES.items()},

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from test.kernels.kv_pools import GEOMETRIES, POISON, arena, fused, int64, launch, place_table, pool
+from test.kernels.reference import kv_trans_reference
 
 from banyan.transport.kv_trans.launch import KvTrans, TileShape
-from banyan.transport.kv_trans.reference import kv_trans_reference
 
 NUM_PAGES = 5
 TILE_BYTES = 4096

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from test.property.directory_model import ModelPeers, ModelRoster, ModelShelf
 
 from banyan import _native as native
-from banyan.directory.model import ModelPeers, ModelRoster, ModelShelf
 
 NUM_SLOTS = 3
 NUM_FRAMES = 6

@@ -27,6 +27,7 @@ states = st.builds(
     pending_prefill_tokens=tokens,
     ongoing_tokens=tokens,
     read_queue_tokens=tokens,
+    unused_tokens=st.none() | tokens,
     last_turn=st.integers(-1, 3),
 )
 every_policy = pytest.mark.parametrize("policy", [make() for make in POLICIES.values()], ids=list(POLICIES))

@@ -8,13 +8,13 @@ import sys
 CHILD = """
 import json
 import sglang.srt.managers.data_parallel_controller
-from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.plugins import load_plugins
 from banyan.sglang_plugin import runtime, seams
 
 runtime.is_main_process = lambda: False
 load_plugins()
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 for process in ("scheduler", "controller"):
     seams.verify(process)
 Scheduler._create_generation_req = Scheduler._create_generation_req.__wrapped__

@@ -4,10 +4,14 @@
 from collections import Counter
 
 import pytest
+from test.unit.cache_rig import PAGE_TOKENS, Notes, make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
 from banyan._native import Peers, Roster, Shelf
-from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.cache import NOTHING_QUEUED
+from banyan.core import Outcome, Run, SourceKind
+from banyan.layout import Layout
+from banyan.planner import RequestFacts
 from banyan.telemetry import Counters
 
 
@@ -26,16 +30,21 @@ class CountingPeers:
 class Node:
     """A holder and a reader, each with its cache."""
 
-    def __init__(self, *, min_fetch_pages=1):
+    def __init__(self):
         self.roster = Roster.create(2)
         self.ranks = [Rank(self.roster, slot) for slot in range(2)]
         self.source = CountingPeers(self.ranks[1].peers)
         self.counters = [Counters(), Counters()]
-        self.holder = PrefixCache(
-            shelf=self.ranks[0].shelf, source=self.ranks[0].peers, counters=self.counters[0], min_fetch_pages=1
-        )
-        self.reader = PrefixCache(
-            shelf=self.ranks[1].shelf, source=self.source, counters=self.counters[1], min_fetch_pages=min_fetch_pages
+        self.planner = Notes()
+        self.is_agreed = True
+        self.holder = make_cache(self.ranks[0].shelf, self.ranks[0].peers, counters=self.counters[0])
+        self.reader = make_cache(
+            self.ranks[1].shelf,
+            self.source,
+            slot=1,
+            counters=self.counters[1],
+            planner=self.planner,
+            agreed=lambda granted: granted and self.is_agreed,
         )
 
 
@@ -46,8 +55,8 @@ def node():
 
 def test_fetch_when_a_peer_holds_the_prefix_then_its_bytes_arrive(node):
     node.holder.publish(frames(3, 4, 5), keys(1, 2, 3))
-    match = node.reader.lookup("r", keys(1, 2, 3, 4))
-    assert (match.num_pages, match.runs) == (3, ((0, 3),))
+    offer = node.reader.prepare(request("r"), keys(1, 2, 3, 4))
+    assert (offer.num_pages, offer.runs, offer.rank) == (3, (Run(SourceKind.PEER, 3),), 0)
     assert node.reader.admit("r", keys(1, 2, 3), frames(7, 8, 9))
     index = node.reader.start()
     for layer in range(3):
@@ -58,34 +67,28 @@ def test_fetch_when_a_peer_holds_the_prefix_then_its_bytes_arrive(node):
     assert (seen.fetches, seen.fetched_pages, seen.fetched_bytes) == (1, 3, 3 * 3 * 2 * 128)
 
 
-def test_lookup_when_nothing_changed_then_the_directory_is_asked_once(node):
+def test_prepare_when_nothing_changed_then_the_directory_is_asked_once(node):
     node.holder.publish(frames(3), keys(1))
     for _ in range(5):
-        assert node.reader.lookup("r", keys(1)).num_pages == 1
+        assert node.reader.prepare(request("r"), keys(1)).num_pages == 1
     assert node.source.calls["lookup"] == 1
 
 
-def test_lookup_when_a_peer_published_since_then_the_answer_is_new(node):
-    assert node.reader.lookup("r", keys(1)) is None
+def test_prepare_when_a_peer_published_since_then_the_answer_is_new(node):
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
     node.holder.publish(frames(3), keys(1))
-    assert node.reader.lookup("r", keys(1)).num_pages == 1
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 1
 
 
-def test_lookup_when_own_tree_grew_then_the_shorter_tail_is_looked_up(node):
+def test_prepare_when_own_tree_grew_then_the_shorter_tail_is_looked_up(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
-    assert node.reader.lookup("r", keys(1, 2)).num_pages == 2
-    assert node.reader.lookup("r", keys(2)).num_pages == 1
-
-
-def test_lookup_when_the_match_is_too_short_to_pay_then_none():
-    node = Node(min_fetch_pages=2)
-    node.holder.publish(frames(3), keys(1))
-    assert node.reader.lookup("r", keys(1, 2)) is None
+    assert node.reader.prepare(request("r"), keys(1, 2)).num_pages == 2
+    assert node.reader.prepare(request("r"), keys(2)).num_pages == 1
 
 
 def test_admit_when_a_page_was_freed_since_the_lookup_then_refused_and_nothing_is_held(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
-    node.reader.lookup("r", keys(1, 2))
+    node.reader.prepare(request("r"), keys(1, 2))
     assert ids(node.holder.retire(frames(4))) == [4]
     assert not node.reader.admit("r", keys(1, 2), frames(7, 8))
     assert node.reader.start() == NOTHING_QUEUED
@@ -95,14 +98,14 @@ def test_admit_when_a_page_was_freed_since_the_lookup_then_refused_and_nothing_i
 
 def test_admit_when_the_group_agreed_on_less_then_only_that_is_leased(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
-    node.reader.lookup("r", keys(1, 2))
+    node.reader.prepare(request("r"), keys(1, 2))
     assert node.reader.admit("r", keys(1), frames(7))
     assert ids(node.holder.retire(frames(3, 4))) == [4]
 
 
 def test_retire_when_a_fetch_is_queued_then_the_page_waits_until_it_is_cancelled(node):
     node.holder.publish(frames(3), keys(1))
-    node.reader.lookup("r", keys(1))
+    node.reader.prepare(request("r"), keys(1))
     assert node.reader.admit("r", keys(1), frames(7))
     assert ids(node.holder.retire(frames(3))) == []
     assert node.holder.num_quarantined == 1
@@ -116,7 +119,7 @@ def test_retire_when_a_fetch_is_queued_then_the_page_waits_until_it_is_cancelled
 def test_start_when_two_requests_want_the_same_tail_then_it_is_fetched_once(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
     for rid, targets in (("a", frames(7, 8)), ("b", frames(9, 10))):
-        node.reader.lookup(rid, keys(1, 2))
+        node.reader.prepare(request(rid), keys(1, 2))
         assert node.reader.admit(rid, keys(1, 2), targets)
     index = node.reader.start()
     assert node.reader.finish(index)
@@ -125,10 +128,50 @@ def test_start_when_two_requests_want_the_same_tail_then_it_is_fetched_once(node
     assert node.ranks[1].pages(10) == node.ranks[0].pages(4)
 
 
+def test_admit_when_another_shard_was_refused_then_this_one_gives_its_lease_back(node):
+    node.holder.publish(frames(3), keys(1))
+    node.reader.prepare(request("r"), keys(1))
+    node.is_agreed = False
+    assert node.reader.admit("r", keys(1), frames(7)) is None
+    assert ids(node.holder.retire(frames(3))) == [3] and not node.reader.cancel("r")
+    assert (node.counters[1].fetches, node.counters[1].fetches_refused) == (0, 1)
+
+
+def test_planner_when_fetches_move_then_it_is_told_of_every_step_once(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    for rid, target in (("a", 7), ("b", 8), ("c", 9)):
+        node.reader.prepare(request(rid), keys(1))
+        assert node.reader.admit(rid, keys(1), frames(target))
+    node.reader.cancel("b")
+    index = node.reader.start()
+    node.reader.finish(index)
+    assert node.reader.finish(index), "a batch that is not known any more"
+    node.reader.poll()
+    told = node.planner.told
+    fetches = told[4][1]
+    assert [fetch.rid for fetch in fetches] == ["a", "c"]
+    assert all(fetch.tokens == {SourceKind.PEER: PAGE_TOKENS} for fetch in fetches)
+    assert told == [
+        *((rid, Outcome.LEASED) for rid in "abc"),
+        ("b", Outcome.CANCELLED),
+        ("started", fetches),
+        ("a", Outcome.LANDED),
+        ("c", Outcome.LANDED),
+        ("moved", fetches),
+    ]
+
+
+def test_planner_when_a_fetch_is_refused_then_told_and_the_next_batch_has_nothing(node):
+    node.reader.prepare(request("r"), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7)) is None
+    assert node.reader.start() == NOTHING_QUEUED
+    assert node.planner.told == [("r", Outcome.REFUSED), ("started", ())]
+
+
 def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
     for rid, target in (("a", 7), ("b", 8)):
-        node.reader.lookup(rid, keys(1))
+        node.reader.prepare(request(rid), keys(1))
         assert node.reader.admit(rid, keys(1), frames(target))
         if rid == "a":
             index = node.reader.start()
@@ -137,23 +180,23 @@ def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):
     assert ids(node.holder.retire(frames(3, 4))) == [3, 4]
 
 
-def test_lookup_when_the_holder_was_reset_then_nobody_has_it(node):
+def test_prepare_when_the_holder_was_reset_then_nobody_has_it(node):
     node.holder.publish(frames(3), keys(1))
-    assert node.reader.lookup("r", keys(1)).num_pages == 1
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 1
     node.holder.reset()
-    assert node.reader.lookup("r", keys(1)) is None
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
 
 
 def test_remember_when_many_requests_are_aborted_then_old_lookups_are_forgotten(node, monkeypatch):
     monkeypatch.setattr("banyan.cache.MAX_REMEMBERED", 4)
     for number in range(20):
-        node.reader.lookup(f"r{number}", keys(1))
+        node.reader.prepare(request(f"r{number}"), keys(1))
     assert len(node.reader._seen) == 4
 
 
 def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_sharing_goes_on(node):
     node.holder.publish(frames(3), keys(1))
-    assert node.reader.lookup("r", keys(1)).num_pages == 1
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 1
     for slot, cache in enumerate((node.holder, node.reader)):
         cache.quiesce()
         rank = node.ranks[slot]
@@ -169,6 +212,21 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
             )
 
         cache.move_to(join)
-    assert node.reader.lookup("r", keys(1)) is None
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
     node.holder.publish(frames(3), keys(1))
-    assert node.reader.lookup("r", keys(1)).num_pages == 1
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 1
+
+
+def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_supplies():
+    roster = Roster.create(3)
+    ranks = [Rank(roster, slot) for slot in range(3)]
+    for rank in ranks[1:]:
+        rank.shelf.publish(frames(1, 2), keys(1, 2))
+    three = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
+    cache = make_cache(ranks[0].shelf, ranks[0].peers, slots=[1, 2], layout=three)
+    for named, supplier in ((-1, 1), (0, 1), (2, 2)):
+        facts = RequestFacts(f"named {named}", None, PAGE_TOKENS, None, max_rank=named)
+        assert cache.prepare(facts, keys(1, 2)).rank == supplier
+        assert cache.admit(facts.rid, keys(1, 2), frames(4, 5)) is not None
+        assert cache.finish(cache.start())
+        assert ranks[0].pages(4) == ranks[supplier].pages(1)

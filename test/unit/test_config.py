@@ -98,6 +98,26 @@ def test_take_flags_when_the_arena_is_to_be_kept_then_the_folder_is_absolute(fla
     assert taken.keep_host_arena == folder
 
 
+@pytest.mark.parametrize(
+    ("flags", "has_arena", "sizes_arena"),
+    [
+        ([], True, True),
+        (["--banyan-host-gb", "auto"], True, True),
+        (["--banyan-host-gb", "0"], False, False),
+        (["--banyan-host-gb", "2"], True, False),
+        (["--banyan-share", "index"], False, False),
+        (["--banyan-share", "off"], False, False),
+    ],
+)
+def test_arena_when_its_size_is_left_open_then_there_is_one_where_ranks_fetch(flags, has_arena, sizes_arena):
+    taken = config.take_flags(parse("--enable-banyan", *flags))
+    assert (taken.has_arena, taken.sizes_arena) == (has_arena, sizes_arena)
+
+
+def test_store_when_the_arena_is_left_open_then_it_has_one():
+    assert config.take_flags(parse("--enable-banyan", "--banyan-store", "/kv")).has_arena
+
+
 def test_config_when_it_travels_as_a_dict_then_it_arrives_unchanged():
     wanted = Config(share="off", min_fetch_tokens=5)
     assert Config.from_dict(pickle.loads(pickle.dumps(wanted.as_dict()))) == wanted
@@ -140,6 +160,8 @@ def test_policy_when_left_open_then_the_users_other_wishes_decide(flags, method,
         (["--banyan-policy", "lmetric", "--banyan-no-prefix-hints"], "--banyan-no-prefix-hints"),
         (["--banyan-hot-rank-factor", "0.5"], "--banyan-hot-rank-factor 0.5"),
         (["--banyan-keep-host-arena"], "--banyan-host-gb"),
+        (["--banyan-store", "/kv", "--banyan-host-gb", "0"], "--banyan-host-gb"),
+        (["--banyan-host-gb", "-1"], "--banyan-host-gb -1"),
         (["--banyan-hot-rank-factor", "nan"], "--banyan-hot-rank-factor nan"),
     ],
 )

@@ -5,12 +5,20 @@ from dataclasses import fields
 
 import pytest
 
-from banyan.refusals import ServerFacts, memory_refusal, pool_refusal, quota_refusal, refusals
+from banyan.refusals import (
+    ServerFacts,
+    detour_refusal,
+    layout_refusal,
+    memory_refusal,
+    pool_refusal,
+    quota_refusal,
+    refusals,
+)
 
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
     "device": ("xpu", "--device xpu", "--banyan-share off"),
-    "dp_size": (65, "--dp-size 65", "--dp-size 64"),
+    "num_seats": (65, "--dp-size, --tp-size", "use fewer"),
     "pp_size": (2, "--pp-size 2", "--pp-size 1"),
     "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
     "page_size": (1, "--page-size 1", "--page-size 16"),
@@ -25,7 +33,6 @@ BAD = {
     "enable_unified_memory": (True, "--enable-unified-memory", "drop that flag"),
     "enable_memory_saver": (True, "--enable-memory-saver", "start without"),
     "speculative_algorithm": ("EAGLE", "--speculative-algorithm EAGLE", "drop that flag"),
-    "disaggregation_mode": ("prefill", "--disaggregation-mode prefill", "drop that flag"),
     "kv_cache_dtype": ("fp4_e2m1", "--kv-cache-dtype fp4_e2m1", "use auto"),
     "rust_server": (True, "SGLANG_RUST_SERVER", "unset it"),
 }
@@ -56,6 +63,12 @@ def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
     assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in line and "unset it" in line
 
 
+def test_refusals_when_each_process_has_a_part_of_an_arena_then_it_takes_two_places():
+    assert refusals(ServerFacts(num_seats=64)) == refusals(ServerFacts(num_seats=32, has_arena=True)) == []
+    (line,) = refusals(ServerFacts(num_seats=33, has_arena=True))
+    assert "--banyan-host-gb" in line and "66 places" in line and "no host arena" in line
+
+
 def test_refusals_when_the_device_is_a_gpu_then_there_are_none():
     assert refusals(ServerFacts(device="cuda")) == []
 
@@ -65,8 +78,19 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
-    covered = {*BAD, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
+    covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
+    covered |= {"disaggregation_mode", "load_balance_method", "policy", "dp_size"}
     assert {field.name for field in fields(ServerFacts)} == covered
+
+
+def test_refusal_when_idle_ranks_step_with_the_others_then_detours_are_named_with_the_way_out():
+    line = detour_refusal("2 attention DP ranks of 1 shard(s)")
+    assert "--banyan-elastic-prefill-tokens" in line and "2 attention DP ranks" in line and "drop that flag" in line
+
+
+def test_refusal_when_processes_are_divided_in_another_way_then_both_ways_are_named():
+    line = layout_refusal(asked="2 ranks of 4", resolved="8 ranks of 1")
+    assert "2 ranks of 4" in line and "8 ranks of 1" in line and "--banyan-share off" in line
 
 
 def test_pool_refusal_when_the_pool_is_unknown_then_it_is_named():
@@ -88,3 +112,53 @@ def test_quota_when_prefills_are_not_cut_then_refused(quota_ms, chunked_prefill_
     line = quota_refusal(quota_ms=quota_ms, chunked_prefill_size=chunked_prefill_size)
     assert (line is not None) is is_refused
     assert line is None or "--chunked-prefill-size" in line
+
+
+BAD_PAIR = {
+    "disaggregation_transfer_backend": ("mooncake", "--disaggregation-transfer-backend mooncake", "nixl"),
+    "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
+    "elastic_prefill": (True, "--banyan-elastic-prefill-tokens", "drop that flag"),
+    "store_admit": ("second", "--banyan-store-admit second", "use first"),
+}
+BAD_DECODE = {
+    "retraction_backup": ("host_pool", "--disaggregation-decode-retraction-backup host_pool", "drop those flags"),
+    "host_receive_threshold": (0.5, "--disaggregation-decode-host-receive-threshold", "drop those flags"),
+    "offloads_decode_kvcache": (True, "--disaggregation-decode-enable-offload-kvcache", "use one of them"),
+    "enable_hisparse": (True, "--enable-hisparse", "drop that flag"),
+}
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_refusals_when_the_server_is_one_of_a_pair_then_there_are_none(mode):
+    assert refusals(ServerFacts(disaggregation_mode=mode)) == []
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("field", BAD_PAIR)
+def test_refusals_when_a_pair_cannot_work_then_one_line_names_flag_and_way_out(field, mode):
+    value, flag, way_out = BAD_PAIR[field]
+    (line,) = refusals(ServerFacts(disaggregation_mode=mode, **{field: value}))
+    assert flag in line and way_out in line
+    assert refusals(ServerFacts(**{field: value})) == []
+
+
+@pytest.mark.parametrize("field", BAD_DECODE)
+def test_refusals_when_a_decode_server_cannot_keep_answers_then_one_line_and_only_there(field):
+    value, flag, way_out = BAD_DECODE[field]
+    (line,) = refusals(ServerFacts(disaggregation_mode="decode", **{field: value}))
+    assert flag in line and way_out in line
+    assert refusals(ServerFacts(disaggregation_mode="prefill", **{field: value})) == []
+
+
+def test_refusals_when_room_and_policy_both_choose_the_rank_then_one_line():
+    facts = {"disaggregation_mode": "prefill", "load_balance_method": "follow_bootstrap_room", "policy": "lmetric"}
+    (line,) = refusals(ServerFacts(**facts))
+    assert "follow_bootstrap_room" in line and "--banyan-policy lmetric" in line
+    assert refusals(ServerFacts(**facts | {"dp_size": 1})) == []
+    assert refusals(ServerFacts(**facts | {"policy": "sglang"})) == []
+
+
+@pytest.mark.parametrize("dtype", ["mxfp8", "nvfp4", "fp4_mx_block16"])
+def test_refusals_when_kv_has_scales_of_its_own_then_it_is_refused_whatever_it_is_called(dtype):
+    (line,) = refusals(ServerFacts(kv_cache_dtype=dtype))
+    assert f"--kv-cache-dtype {dtype}" in line

@@ -21,6 +21,7 @@ from banyan.ports import Clock, PageStore
 from banyan.telemetry import Counters
 
 QUEUED = "queued"
+ORPHAN = "orphan"
 PRESENT = ("present", "elsewhere")
 
 
@@ -51,13 +52,14 @@ class Archive:
         self._clock = clock
         self._writing: dict[str, int] = {}
 
-    @property
-    def num_writing(self) -> int:
-        return len(self._writing)
+    def sight(self, keys: Sequence[str], num_stored: int) -> Sequence[str]:
+        """A chain of pages has come up or has been asked for, and the store has the first ``num_stored``: write those
+        that are resident here and worth it.
 
-    def sight(self, keys: Sequence[str]) -> None:
-        """A chain of pages has come up or has been asked for: write those that are resident here and worth it."""
-        num_known = self._store.lookup(keys).num_pages
+        Returns the pages that were refused because the store does not have the page before them; counting those is the
+        caller's, who may offer them again.
+        """
+        num_known = num_stored
         while num_known < len(keys) and keys[num_known] in self._writing:
             num_known += 1
         worth: list[str] = []
@@ -74,24 +76,28 @@ class Archive:
                 worth.append(key)
         parent = self._lineage.parent(worth[0]) if worth else None
         if parent is not None:
-            self._put(worth, None if parent == ROOT else parent)
-        self._counters.archive_refused_pages += len(worth) if worth and parent is None else 0
+            return self._put(worth, None if parent == ROOT else parent)
+        self._counters.archive_refused_pages += len(worth)
+        return ()
 
     def _is_worth(self, key: str) -> bool:
         verdict = self._admission.judge(PageKey(key), self._block_bytes, self._clock())
         self._counters.archive_refused_pages += verdict is Verdict.OVER_BUDGET
         return verdict is Verdict.QUEUED
 
-    def _put(self, keys: list[str], parent: str | None) -> None:
+    def _put(self, keys: list[str], parent: str | None) -> Sequence[str]:
         frames = [frame for key in keys if (frame := self._residency.frame(key)) is not None]
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
-        for key, frame, answer in zip(keys, frames, self._store.put(keys, parent, self._memory, offsets), strict=True):
+        answers = self._store.put(keys, parent, self._memory, offsets)
+        is_orphan = answers[0] == ORPHAN
+        for key, frame, answer in zip(keys, frames, answers, strict=True):
             if answer == QUEUED:
                 self._writing[key] = frame
                 self._residency.hold([frame])
             elif answer not in PRESENT:
                 self._admission.give_back(PageKey(key), self._block_bytes)
-                self._counters.archive_refused_pages += 1
+                self._counters.archive_refused_pages += not is_orphan
+        return keys if is_orphan else ()
 
     def poll(self) -> None:
         """Let go of what has been written since the last call. Never blocks."""

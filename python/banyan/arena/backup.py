@@ -4,9 +4,12 @@
 Invariants
   1. A page that any rank's part of the arena holds, or that is on its way from here, is passed over.
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
-  3. No more than ``max_pages`` are on their way; what comes on top is not backed up, and counted. Nothing waits.
+  3. No more than ``max_pages`` are on their way; what comes on top is put off, and offered again when copies have
+     landed. Nothing waits. What has left the pool by then, and what is more than ``MAX_PUT_OFF_PAGES``, is dropped and
+     counted.
 
-A page: offered -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
+A page: offered -> copying -> resident, or passed over, or put off -> offered, or dropped. One thread calls; the copies
+have their own.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from dataclasses import dataclass
 from banyan.arena.residency import Residency
 from banyan.ports import Copy, Source
 from banyan.telemetry import Counters
+
+MAX_PUT_OFF_PAGES = 1 << 16
+"""Names remembered of pages that wait for their turn: a few megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +70,46 @@ class Backup:
         self._counters = counters
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
+        self._put_off: deque[Sequence[str]] = deque()
+        self._num_put_off = 0
 
     def offer(self, keys: Sequence[str]) -> None:
         """A chain of pages that this rank's pool has just published."""
-        keys = keys[self._num_present(keys) :]
+        self._send(keys[self._num_present(keys) :])
+
+    def _send(self, keys: Sequence[str]) -> int:
+        """Copy what the pool holds of ``keys``, as far as there is room, and put off the rest; how many it holds."""
         found = self._view.lookup(keys, self._pool_slots) if keys else None
         if found is None or found.num_pages == 0:
-            return
+            return 0
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
         frames = self._residency.claim(max(0, room))
-        self._counters.backups_dropped_pages += found.num_pages - len(frames)
+        self._put_aside(keys[len(frames) : found.num_pages])
         lease = self._view.lease(found, len(frames)) if frames else None
         if lease is None:
             self._residency.abandon(frames)
-            return
-        keys = keys[: len(frames)]
-        self._moving.append(_Moving(keys, frames, self._view.start_copy([(lease, array("q", frames))])))
-        self._on_their_way.update(keys)
+            return found.num_pages
+        sent = keys[: len(frames)]
+        self._moving.append(_Moving(sent, frames, self._view.start_copy([(lease, array("q", frames))])))
+        self._on_their_way.update(sent)
+        return found.num_pages
+
+    def _put_aside(self, keys: Sequence[str]) -> None:
+        if self._num_put_off + len(keys) > MAX_PUT_OFF_PAGES:
+            self._counters.backups_dropped_pages += len(keys)
+        elif keys:
+            self._put_off.append(keys)
+            self._num_put_off += len(keys)
+
+    def _offer_again(self) -> None:
+        """What was put off, the oldest first, as far as there is room."""
+        for _ in range(len(self._put_off)):
+            if len(self._on_their_way) >= self._max_pages:
+                return
+            keys = self._put_off.popleft()
+            self._num_put_off -= len(keys)
+            keys = keys[self._num_present(keys) :]
+            self._counters.backups_dropped_pages += len(keys) - self._send(keys)
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
@@ -91,11 +120,13 @@ class Backup:
 
     def poll(self) -> list[Landed]:
         """Publish what has landed since the last call. Never blocks."""
-        landed = []
+        landed, num_moving = [], len(self._moving)
         while self._moving and self._moving[0].copy.has_ended:
             done = self._land(self._moving.popleft())
             if done is not None:
                 landed.append(done)
+        if len(self._moving) < num_moving:
+            self._offer_again()
         return landed
 
     def _land(self, moved: _Moving) -> Landed | None:
@@ -108,7 +139,7 @@ class Backup:
         num_twice = self._view.lookup(moved.keys, self._arena_slots).num_pages
         self._residency.abandon(moved.frames[:num_twice])
         keys, frames = moved.keys[num_twice:], moved.frames[num_twice:]
-        self._residency.settle(frames, keys)
+        self._residency.publish(frames, keys)
         self._counters.backed_up_pages += len(keys)
         return Landed(keys, frames) if keys else None
 
@@ -119,3 +150,5 @@ class Backup:
             self._residency.abandon(moving.frames)
         self._moving.clear()
         self._on_their_way.clear()
+        self._put_off.clear()
+        self._num_put_off = 0

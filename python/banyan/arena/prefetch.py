@@ -3,13 +3,13 @@
 
 Invariants
   1. A page is being read at most once from here, into a frame that is ``filling`` in the residency.
-  2. A page is published only after all its layers have been read and verified, and after the copies that follow its
+  2. A page is published only after all its layers have been read and verified, and after the copies attached to its
      read have ended. A page that failed is not published, and the request that used it is told.
   3. No more than ``max_pages`` are on their way; what comes on top is not read. Nothing waits.
   4. A late read counts as failed at once, but its frames stay ``filling`` until it has ended.
 
-A fetch: reading -> read, while copies follow it -> landed: its good pages resident, the other frames free again.
-One thread calls; the store reads on its own.
+A reading: under way -> read, while copies are attached to it -> landed: its good pages resident, the other frames free
+again. One thread calls; the store reads on its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from banyan.arena.residency import Residency
-from banyan.ports import Frames, PageStore, Source, StoreRead
+from banyan.ports import Frames, PageStore, Source, StoreFound, StoreRead
 from banyan.telemetry import Counters
 
 Worth = Callable[[int, int], int]
@@ -28,11 +28,11 @@ Worth = Callable[[int, int], int]
 
 
 @dataclass(slots=True, eq=False)
-class _Fetch:
+class _Reading:
     keys: Sequence[str]
     frames: list[int]
     read: StoreRead
-    num_followers: int = 0
+    num_attached: int = 0
     failures: dict[int, str] | None = None  # position -> reason; None until the read has ended
 
     def has_lost(self, position: int) -> bool:
@@ -47,7 +47,7 @@ class Arrival:
     read: StoreRead
     positions: list[int]
     frames: Frames
-    _fetch: _Fetch = field(repr=False)
+    _reading: _Reading = field(repr=False)
 
 
 class Prefetch:
@@ -82,24 +82,30 @@ class Prefetch:
         self._max_pages = max_pages
         self._layers_per_read = layers_per_read
         self._counters = counters
-        self._fetches: list[_Fetch] = []
-        self._place_of: dict[str, tuple[_Fetch, int]] = {}
+        self._readings: list[_Reading] = []
+        self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
         """Changes whenever ``num_arriving`` could answer differently."""
 
-    def want(self, keys: Sequence[str], worth: Worth) -> None:
+    def start_reads(self, keys: Sequence[str], worth: Worth, found: StoreFound | None = None) -> None:
         """Start to read the leading pages of ``keys`` that the store holds and that are not on their way.
 
         ``keys`` go to the end of a prompt; ``worth`` says how many of the pages that were found are to be read.
+        ``found``: what the store holds of ``keys``, where that was looked up before.
         """
-        keys = keys[self.num_arriving(keys) :]
-        num_behind = len(keys)
-        # A page that failed is read again only when its first read is over.
-        keys = list(takewhile(lambda key: key not in self._place_of, keys))
-        found = self._store.lookup(keys) if keys else None
-        num_wanted = worth(num_behind, found.num_pages) if found is not None and found.num_pages else 0
-        if found is None or num_wanted == 0:
+        num_arriving = self.num_arriving(keys)
+        keys = keys[num_arriving:]
+        if not keys:
             return
+        found = self._store.lookup(list(keys)) if found is None else found.after(num_arriving)
+        # A page that failed is read again only when its first read is over.
+        num_idle = sum(1 for _ in takewhile(lambda key: key not in self._place_of, keys))
+        num_found = min(num_idle, found.num_pages)
+        num_wanted = worth(len(keys), num_found) if num_found else 0
+        if num_wanted:
+            self._read(keys, found, num_wanted)
+
+    def _read(self, keys: Sequence[str], found: StoreFound, num_wanted: int) -> None:
         room = min(num_wanted, self._max_pages - len(self._place_of))
         frames = self._residency.claim(max(0, room))
         self._counters.reads_dropped_pages += num_wanted - len(frames)
@@ -107,9 +113,9 @@ class Prefetch:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
         read = self._store.read(found, len(frames), self._memory, offsets, layers_per_step=self._layers_per_read)
-        fetch = _Fetch(keys[: len(frames)], frames, read)
-        self._fetches.append(fetch)
-        self._place_of.update((key, (fetch, position)) for position, key in enumerate(fetch.keys))
+        reading = _Reading(keys[: len(frames)], frames, read)
+        self._readings.append(reading)
+        self._place_of.update((key, (reading, position)) for position, key in enumerate(reading.keys))
         self._counters.reads += 1
         self.version += 1
 
@@ -123,10 +129,10 @@ class Prefetch:
             num_pages += 1
         return num_pages
 
-    def follow(self, keys: Sequence[str], frames: Frames) -> list[Arrival] | None:
-        """What a copy of exactly ``keys`` into the pool's ``frames`` has to follow; None when a page is not coming.
+    def attach(self, keys: Sequence[str], frames: Frames) -> list[Arrival] | None:
+        """What a copy of exactly ``keys`` into the pool's ``frames`` takes over; None when a page is not coming.
 
-        Every arrival is given back with ``leave``.
+        Every arrival is given to ``detach`` in the end.
         """
         if self.num_arriving(keys) < len(keys):
             return None
@@ -135,60 +141,61 @@ class Prefetch:
         start = 0
         for end in range(1, len(places) + 1):
             if end == len(places) or places[end][0] is not places[start][0]:
-                fetch = places[start][0]
-                fetch.num_followers += 1
+                reading = places[start][0]
+                reading.num_attached += 1
                 positions = [position for _, position in places[start:end]]
-                arrivals.append(Arrival(fetch.read, positions, frames[start:end], fetch))
+                arrivals.append(Arrival(reading.read, positions, frames[start:end], reading))
                 start = end
         return arrivals
 
-    def leave(self, arrival: Arrival) -> None:
-        """The copy that followed ``arrival`` has ended, or will not start."""
-        arrival._fetch.num_followers -= 1
+    def detach(self, arrival: Arrival) -> None:
+        """The copy of ``arrival`` has ended, or will not start."""
+        arrival._reading.num_attached -= 1
 
     def is_good(self, arrival: Arrival) -> bool:
         """Whether all its pages were verified. Waits for the end of the read, as its copy has, unless it is late."""
-        if arrival._fetch.failures is None and arrival._fetch.read.is_late:
+        if arrival._reading.failures is None and arrival._reading.read.is_late:
             return False
-        failures = self._end(arrival._fetch)
+        failures = self._end(arrival._reading)
         return not any(position in failures for position in arrival.positions)
 
     def poll(self) -> None:
         """Publish what has been read since the last call. Never blocks."""
-        for fetch in list(self._fetches):
-            if fetch.read.has_ended and fetch.num_followers == 0:
-                self._land(fetch)
+        for reading in list(self._readings):
+            if reading.read.has_ended and reading.num_attached == 0:
+                self._land(reading)
 
-    def _end(self, fetch: _Fetch) -> dict[int, str]:
-        if fetch.failures is None:
-            fetch.failures = dict(fetch.read.finish())
-            self._counters.read_failed_pages += len(fetch.failures)
-            self._counters.read_bytes += fetch.read.bytes_read
-            self._counters.read_us += round(fetch.read.read_s * 1e6)
+    def _end(self, reading: _Reading) -> dict[int, str]:
+        if reading.failures is None:
+            reading.failures = dict(reading.read.finish())
+            self._counters.read_failed_pages += len(reading.failures)
+            self._counters.read_bytes += reading.read.bytes_read
+            self._counters.read_us += round(reading.read.read_s * 1e6)
             self.version += 1
-        return fetch.failures
+        return reading.failures
 
-    def _land(self, fetch: _Fetch) -> None:
-        failures = self._end(fetch)
-        self._forget(fetch)
+    def _land(self, reading: _Reading) -> None:
+        failures = self._end(reading)
+        self._forget(reading)
+        keys, frames = reading.keys, reading.frames
         # Another rank may have read the same pages meanwhile: one copy is enough for the node.
-        num_twice = self._view.lookup(fetch.keys, self._arena_slots).num_pages
-        good = [position for position in range(num_twice, len(fetch.keys)) if position not in failures]
-        kept = {fetch.frames[position] for position in good}
-        self._residency.abandon([frame for frame in fetch.frames if frame not in kept])
-        self._residency.settle([fetch.frames[p] for p in good], [fetch.keys[p] for p in good])
+        num_twice = self._view.lookup(keys, self._arena_slots).num_pages
+        good = [position for position in range(num_twice, len(keys)) if position not in failures]
+        kept = {frames[position] for position in good}
+        self._residency.abandon([frame for frame in frames if frame not in kept])
+        self._residency.publish([frames[position] for position in good], [keys[position] for position in good])
         self._counters.read_pages += len(good)
 
-    def _forget(self, fetch: _Fetch) -> None:
-        self._fetches.remove(fetch)
-        for key in fetch.keys:
+    def _forget(self, reading: _Reading) -> None:
+        self._readings.remove(reading)
+        for key in reading.keys:
             del self._place_of[key]
         self.version += 1
 
     def quiesce(self) -> None:
-        """Wait for the reads under way and forget what they brought. No copy may follow any."""
-        for fetch in list(self._fetches):
-            assert fetch.num_followers == 0
-            self._end(fetch)
-            self._forget(fetch)
-            self._residency.abandon(fetch.frames)
+        """Wait for the reads under way and forget what they brought. No copy may be attached to any."""
+        for reading in list(self._readings):
+            assert reading.num_attached == 0
+            self._end(reading)
+            self._forget(reading)
+            self._residency.abandon(reading.frames)

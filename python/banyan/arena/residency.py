@@ -7,8 +7,9 @@ Invariants
   3. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 
-States of a frame: free --claim--> filling --settle--> resident --evict--> free, by way of quarantine while peers read
-it; filling --abandon--> free. Hold and unhold count users of a filling or resident frame; a held one stays.
+States of a frame: without memory --grow--> free --claim--> filling --publish--> resident --evict--> free, by way of
+quarantine while peers read it; filling --abandon--> free. Hold and unhold count users of a filling or resident frame; a
+held one stays.
 
 Eviction is a clock: a page that was leased since the hand last passed gets another round. One thread.
 """
@@ -64,12 +65,23 @@ class Residency:
         return len(self._key_of)
 
     @property
+    def num_free(self) -> int:
+        """Frames that can be claimed without evicting a page, but for those that come out of quarantine."""
+        return len(self._free)
+
+    @property
     def num_filling(self) -> int:
         return len(self._filling)
 
     def watch(self, watch: FrameWatch) -> None:
         """Tell ``watch`` from now on."""
         self._watches.append(watch)
+
+    def grow(self, num_frames: int) -> None:
+        """The next frames have got memory."""
+        # Behind the others: memory that was used before is used again first.
+        self._free = [*range(self.num_frames + num_frames - 1, self.num_frames - 1, -1), *self._free]
+        self.num_frames += num_frames
 
     def adopt(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         """Free ``frames`` hold the complete pages of ``keys`` already; the first is the next to go. Publish them."""
@@ -95,7 +107,7 @@ class Residency:
             watch.taken(claimed)
         return claimed
 
-    def settle(self, frames: Sequence[int], keys: Sequence[str]) -> None:
+    def publish(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         """The claimed ``frames`` hold the complete pages of ``keys``, in the order of the prefix: publish them.
 
         A page that is resident already keeps its frame; the new one is free again.

@@ -6,38 +6,27 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 
-BENCHES = {
-    "copy": ("banyan.cli.bench_copy", "page copies against one memcpy of the same bytes"),
-    "dispatch": ("banyan.cli.bench_dispatch", "placing one request of 2,000 pages, hashing included"),
-    "gpu": ("banyan.cli.bench_gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
-    "store": (
-        "banyan.cli.bench_store",
-        "the store against its file system and against other stores (--path)",
-    ),
-    "directory": ("banyan.cli.bench_directory", "lookups, leases and publications on a directory of realistic size"),
+LABORATORY = {
+    "bench": ("banyan.lab.bench", "measure the native core here"),
+    "sim": ("banyan.lab.sim.command", "simulate clusters that run the shipped policies; check published figures"),
 }
+"""Commands that measure and simulate, by the module whose ``main`` runs them. The product reaches the laboratory only
+through these names; no other command needs it, and these need no other."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["replay"]:
-        # Its options are the harness's own.
-        from banyan.cli import replay
-
-        return replay.main(words[1:])
-    if words[:1] == ["bench"]:
-        # On a machine with a GPU and little else, only what is measured is imported.
-        bench = argparse.ArgumentParser(prog="banyan bench")
-        _add_bench(bench)
-        return _bench(bench.parse_args(words[1:]))
+    if words and words[0] in LABORATORY:
+        module, _ = LABORATORY[words[0]]
+        status: int = importlib.import_module(module).main(words[1:])
+        return status
     args = _parser().parse_args(words)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
@@ -45,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import sim, store
+    from banyan.cli import store
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -53,7 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="machine-readable")
     doctor.set_defaults(run=_doctor)
     store.add_parsers(commands)
-    _add_bench(commands.add_parser("bench", help="measure the native core here"))
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
     settings.add_flags(route)
@@ -63,15 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
     explain.add_argument("--json", action="store_true", help="machine-readable")
     explain.set_defaults(run=_explain)
-    sim.add_parser(commands)
-    commands.add_parser("replay", help="play a recorded workload against a server (in a checkout): replay --help")
+    for name, (_, purpose) in LABORATORY.items():
+        commands.add_parser(name, help=purpose)
     return parser
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
-    parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.add_argument("--path", help="store: the directory to measure in")
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
@@ -140,27 +122,6 @@ def _explain(args: argparse.Namespace) -> int:
         if args.json
         else "\n".join(line for one in found for line in explain.sentences(one))
     )
-    return 0
-
-
-def _bench(args: argparse.Namespace) -> int:
-    module, _ = BENCHES[args.what]
-    if (args.what == "store") != (args.path is not None):
-        raise SystemExit("banyan bench: --path DIR belongs to store, which needs it")
-    if args.path is not None and not os.path.isdir(args.path):
-        raise SystemExit(f"banyan bench: --path {args.path}: no such folder: make one on the file system to measure")
-    run = importlib.import_module(module).run
-    result = run() if args.path is None else run(args.path)
-    if args.json:
-        print(json.dumps(result, indent=2))
-        return 0
-    rows = result if isinstance(result, list) else [result]
-    for row in rows:
-        print(
-            "  ".join(
-                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
-            )
-        )
     return 0
 
 

@@ -7,28 +7,12 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from banyan import SGLANG_VERSION, __version__, config, patches
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. ``advice`` is what to do when it is not well."""
-
-    what: str
-    is_ok: bool
-    detail: str
-    advice: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        line = f"{'ok  ' if self.is_ok else 'BAD '} {self.what}: {self.detail}"
-        return line if self.is_ok or not self.advice else f"{line}\n      -> {self.advice}"
+from banyan.cli.doctor_gpu import examine_gpus
+from banyan.cli.finding import Finding
+from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 
 
 def examine() -> list[Finding]:
@@ -44,7 +28,7 @@ def examine() -> list[Finding]:
         _sgl_kernel,
         _cpu_rounding,
     )
-    return [check() for check in checks]
+    return [check() for check in checks] + examine_gpus(CudaDriver)
 
 
 def _versions() -> Finding:

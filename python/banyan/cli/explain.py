@@ -38,6 +38,8 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         f"{plan['rid']} on rank {plan['dp_rank']}: prompt of {plan['prompt_tokens']} tokens, "
         f"{plan['own_tokens']} in the rank's own tree, tail of {tail}",
         f"  found elsewhere: {found}",
+        f"  dp_origin_kv_len {plan['dp_origin_kv_len']}, dp_max_kv_len {plan['dp_max_kv_len']}, "
+        f"dp_max_kv_rank {plan['dp_max_kv_rank']}",
         f"  plan: move {moved} tokens, compute {tail - moved}; {plan['reason']}; {plan['outcome']}",
     ]
     if plan["expected_us"] is not None:

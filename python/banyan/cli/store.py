@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from banyan._native import store_check, store_evict, store_repair, store_survey
+from banyan.store import StoreLocation
 
 CLEAN, REPAIRED, UNREPAIRED, REFUSED = 0, 1, 4, 8
 """Exit statuses of fsck, as other file system checkers have them."""
@@ -16,13 +17,13 @@ CLEAN, REPAIRED, UNREPAIRED, REFUSED = 0, 1, 4, 8
 def add_parsers(commands: Any) -> None:
     """Add both commands to the ``banyan`` parser."""
     fsck = commands.add_parser("fsck", help="read and verify every record of a store")
-    fsck.add_argument("path", help="the store's path, or all of its paths joined with commas")
+    fsck.add_argument("path", help="the store, as --banyan-store names it: its paths joined with commas")
     fsck.add_argument("--repair", action="store_true", help="withdraw what is bad; shelves in use are only checked")
     fsck.add_argument("--json", action="store_true", help="machine-readable")
     fsck.set_defaults(run=fsck_command)
     store = commands.add_parser("store", help="look at a store, make room in it")
     store.add_argument("what", choices=("ls", "stat", "evict"))
-    store.add_argument("path", help="the store's path, or all of its paths joined with commas")
+    store.add_argument("path", help="the store, as --banyan-store names it: its paths joined with commas")
     store.add_argument("--shelf", help="evict: the shelf to remove, as ls names it; all that nobody uses if absent")
     store.add_argument("--json", action="store_true", help="machine-readable")
     store.set_defaults(run=store_command)
@@ -32,7 +33,7 @@ def fsck_command(args: argparse.Namespace) -> int:
     """Check or repair; the exit status says what was found."""
     examine = store_repair if args.repair else store_check
     try:
-        report = examine(args.path.split(","))
+        report = examine(paths_of(args.path))
     except (ValueError, OSError) as error:
         return _refuse(error, args)
     findings = report["findings"]
@@ -56,8 +57,8 @@ def fsck_command(args: argparse.Namespace) -> int:
 
 def store_command(args: argparse.Namespace) -> int:
     """``ls`` shelf by shelf, ``stat`` in all, ``evict`` what nobody uses."""
-    paths = args.path.split(",")
     try:
+        paths = paths_of(args.path)
         if args.what == "evict":
             removed = store_evict(paths, args.shelf)
             result: dict[str, Any] = {"removed_shelves": removed}
@@ -76,6 +77,11 @@ def store_command(args: argparse.Namespace) -> int:
         for name, value in result.items():
             print(f"{name}: {value}")
     return 0
+
+
+def paths_of(text: str) -> list[str]:
+    """The folders of a store, named as ``--banyan-store`` names them. Raises ValueError."""
+    return list(StoreLocation.parse([part for part in text.split(",") if part]).paths)
 
 
 def _line(shelf: dict[str, Any]) -> str:

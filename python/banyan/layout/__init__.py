@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Geometry of pages: every offset of a pool is computed here and nowhere else."""
+"""How processes divide into ranks and shards, and where their pages lie: every offset is computed here alone."""
 
 from banyan.layout.block import BlockGeometry
 from banyan.layout.geometry import Extent, PoolGeometry
 from banyan.layout.namespace import Namespace
+from banyan.layout.prompt import cacheable_tokens
+from banyan.layout.ranks import Layout
+from banyan.layout.seats import Seats
 
-__all__ = ["BlockGeometry", "Extent", "Namespace", "PoolGeometry"]
+__all__ = ["BlockGeometry", "Extent", "Layout", "Namespace", "PoolGeometry", "Seats", "cacheable_tokens"]

@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise it whenever bytes of a page change their meaning."""
 
 
@@ -22,6 +22,9 @@ class Namespace:
     ``weights_epoch`` counts the weight updates this process has taken since its start: two ranks of a server share
     again as soon as both have taken the same ones. What the updates brought is known to this server only, so
     ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
+
+    The last four say which part of a token's KV the process holds: its shard's heads, by attention TP, and its shard's
+    tokens, by CP. Where KV is replicated over attention TP they are 1 and 0 on all shards.
     """
 
     model: str
@@ -37,8 +40,10 @@ class Namespace:
     num_layers: int
     page_bytes_by_layer: tuple[tuple[int, ...], ...]
     pool_layout: str
-    tp_size: int
-    tp_rank: int
+    attn_tp_size: int
+    attn_tp_rank: int
+    attn_cp_size: int
+    attn_cp_rank: int
 
     def digest(self) -> bytes:
         """32 bytes; equal exactly when all fields and the format version are equal."""

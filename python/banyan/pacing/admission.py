@@ -22,8 +22,6 @@ class Verdict(Enum):
     QUEUED = "queued"
     SEEN_ONCE = "seen_once"
     OVER_BUDGET = "over_budget"
-    BACKLOG_FULL = "backlog_full"
-    ORPHANED = "orphaned"
 
 
 class Admission(Enum):

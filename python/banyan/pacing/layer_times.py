@@ -19,10 +19,6 @@ class LayerTimes:
         predicted_us = self._table.time_us(shape)
         self._correction.observe(shape.extend_tokens, predicted_us=predicted_us, measured_us=layer_us)
 
-    def expected_us(self, shape: ForwardShape) -> float:
-        """The likeliest time of one layer."""
-        return self._table.time_us(shape) * self._correction.ratio(shape.extend_tokens)[0]
-
     def safe_us(self, shape: ForwardShape) -> float:
         """A time that a layer seldom falls short of: what may be given to writes. Never below zero."""
         ratio, deviation = self._correction.ratio(shape.extend_tokens)

@@ -15,8 +15,11 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("before", "after", "around", "subclass", "call")
-"""The first three are hooks; "subclass" and "call" are upstream sources that Banyan inherits from or calls."""
+HOOKED_KINDS = ("before", "after", "around", "register")
+"""The first three are hooks around ``target``; "register" is called once in the process and adds to a registry."""
+
+KINDS = (*HOOKED_KINDS, "subclass", "call")
+"""The last two are upstream sources that Banyan inherits from or calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Patch:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"patch {self.name}: kind {self.kind!r} is none of {', '.join(KINDS)}")
-        if (self.hook is None) == (self.kind in ("before", "after", "around")):
+        if (self.hook is None) == (self.kind in HOOKED_KINDS):
             raise ValueError(f"patch {self.name}: kind {self.kind} and hook {self.hook} do not go together")
 
 
@@ -105,11 +108,18 @@ def upstream_definition(target: str) -> ast.AST:
         raise LookupError(f"{target}: no module file {path.name}")
     found: ast.AST = ast.parse(path.read_text())
     for name in rest[1:]:
-        inside = next((node for node in getattr(found, "body", []) if getattr(node, "name", None) == name), None)
+        named = (node for node in getattr(found, "body", []) if getattr(node, "name", None) == name)
+        inside = next((node for node in named if not _is_overload(node)), None)
         if inside is None:
             raise LookupError(f"{target}: {name} is not defined in {path.name}")
         found = inside
     return found
+
+
+def _is_overload(node: ast.AST) -> bool:
+    """Whether a definition only declares types: what runs is another one of the same name."""
+    names = [ast.unparse(decorator) for decorator in getattr(node, "decorator_list", [])]
+    return any(name.split(".")[-1] == "overload" for name in names)
 
 
 def changed(queue: list[Patch]) -> list[str]:

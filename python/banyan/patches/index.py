@@ -8,8 +8,8 @@ from banyan import SGLANG_VERSION, patches
 HEAD = f"""# The patch queue
 
 Every place where Banyan touches sglang=={SGLANG_VERSION}. Generated from `patches/*.toml`; a test keeps it true.
-`before`, `after` and `around` are hooks of SGLang's plugin registry; `subclass` and `call` are upstream sources that
-Banyan inherits from or relies on, watched by fingerprint only.
+`before`, `after` and `around` are hooks of SGLang's plugin registry; `register` adds to a registry of SGLang's;
+`subclass` and `call` are upstream sources that Banyan inherits from or relies on, watched by fingerprint only.
 
 | patch | kind | where | why | can go when |
 |---|---|---|---|---|

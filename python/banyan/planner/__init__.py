@@ -5,17 +5,19 @@
 ``PrefillTimes`` limit a forward to the compute quota. ``Profile`` is where they start from.
 """
 
-from banyan.planner.move_rates import MoveRates, SourceKind
-from banyan.planner.plan import Estimated, Plan, Pricing, Reason, Run, Tail
+from banyan.planner.move_rates import MoveRates
+from banyan.planner.plan import Estimated, Plan, Pricing, Reason, Tail
 from banyan.planner.planner import Action, Planner
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost, mean_relative_error
 from banyan.planner.prefill_times import PrefillTimes
 from banyan.planner.profile import BadProfile, Profile
+from banyan.planner.request import FetchPlanner, RequestFacts
 
 __all__ = [
     "Action",
     "BadProfile",
     "Estimated",
+    "FetchPlanner",
     "ForwardSample",
     "MoveRates",
     "Piece",
@@ -26,8 +28,7 @@ __all__ = [
     "Pricing",
     "Profile",
     "Reason",
-    "Run",
-    "SourceKind",
+    "RequestFacts",
     "Tail",
     "mean_relative_error",
 ]

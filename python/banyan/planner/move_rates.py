@@ -8,22 +8,13 @@ estimate and no others. Called by one thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 
+from banyan.core import SourceKind
 from banyan.pacing import length_class, nearest, shortest_of_class
 from banyan.telemetry import Estimate
 
 FEW = 3
 """An estimate of fewer moves is taken to be off by as much as it is."""
-
-
-class SourceKind(Enum):
-    """Where a run of pages lies, named as in SGLang's ``cached_tokens_details``."""
-
-    OWN = "device"
-    PEER = "peer"
-    HOST = "host"
-    STORE = "storage"
 
 
 class MoveRates:

@@ -13,11 +13,13 @@ the best n is where both take as long: the cut.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
 
-from banyan.planner.move_rates import MoveRates, SourceKind
+from banyan.core import Run, SourceKind
+from banyan.layout import cacheable_tokens
+from banyan.planner.move_rates import MoveRates
 from banyan.planner.prefill_times import PrefillTimes
 
 NUM_PARTS = 4
@@ -28,24 +30,18 @@ NEAR = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring pages of the tail at one kind of source."""
-
-    kind: SourceKind
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tail:
     """What is asked: the part of a prompt behind the rank's own prefix, and where its first pages were found.
 
-    ``runs`` follow each other from the front of the tail without a gap.
+    ``runs`` follow each other from the front of the tail without a gap. ``max_rank`` supplies most of them (-1: not
+    told); it changes no plan.
     """
 
     own_tokens: int
     prompt_tokens: int
     page_tokens: int
     runs: tuple[Run, ...]
+    max_rank: int = field(default=-1, compare=False)
 
     @property
     def num_found(self) -> int:
@@ -86,12 +82,17 @@ class Plan:
 
 
 class Pricing:
-    """Prices plans of one rank from its measured times."""
+    """Prices plans of one rank from its measured times.
 
-    def __init__(self, *, times: PrefillTimes, rates: MoveRates, num_layers: int) -> None:
+    Where ``num_in_step`` ranks step together, all of them wait for a move that is not hidden behind the forward: that
+    part is charged once for each.
+    """
+
+    def __init__(self, *, times: PrefillTimes, rates: MoveRates, num_layers: int, num_in_step: int = 1) -> None:
         self._times = times
         self._rates = rates
         self._num_layers = num_layers
+        self._num_in_step = num_in_step
 
     def recompute(self, tail: Tail) -> Estimated | None:
         """The plan that moves nothing; None while prefill times are not known."""
@@ -115,7 +116,8 @@ class Pricing:
             move_us += move[0]
             move_error_us += move[1]
         layers = self._num_layers
-        total_us = (move_us + max(move_us, compute_us) * (layers - 1) + compute_us) / layers
+        alone_us = (move_us + max(move_us, compute_us) * (layers - 1) + compute_us) / layers
+        total_us = compute_us + self._num_in_step * (alone_us - compute_us)
         error_us = move_error_us + abs(recompute.total_us - compute_us) * (compute_error_us / compute_us)
         return Estimated(num_pages, move_us, compute_us, total_us, error_us)
 
@@ -156,8 +158,8 @@ class Pricing:
 
 
 def _moved(tail: Tail, num_pages: int) -> int:
-    """Tokens of the first ``num_pages``; the last token of a prompt is always computed."""
-    return min(num_pages * tail.page_tokens, tail.prompt_tokens - tail.own_tokens - 1)
+    """Tokens of the first ``num_pages``; the last of them may end beyond what a cache can supply."""
+    return min(num_pages * tail.page_tokens, cacheable_tokens(tail.prompt_tokens) - tail.own_tokens)
 
 
 def _parts(start: int, end: int) -> list[int]:

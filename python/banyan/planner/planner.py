@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from banyan.core import Outcome, SourceKind
 from banyan.pacing import length_class
-from banyan.planner.move_rates import MoveRates, SourceKind
+from banyan.planner.move_rates import MoveRates
 from banyan.planner.plan import Estimated, Plan, Pricing, Reason, Tail
 from banyan.planner.prefill_times import PrefillTimes
 
@@ -58,8 +59,11 @@ class _Decision:
 class Planner:
     """Decides how many of the pages found for a tail are moved."""
 
-    def __init__(self, *, times: PrefillTimes, rates: MoveRates, num_layers: int, min_pages: int) -> None:
-        self._pricing = Pricing(times=times, rates=rates, num_layers=num_layers)
+    def __init__(
+        self, *, times: PrefillTimes, rates: MoveRates, num_layers: int, min_pages: int, num_in_step: int = 1
+    ) -> None:
+        """``num_in_step`` ranks wait when this one does."""
+        self._pricing = Pricing(times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step)
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
         self._decisions: dict[str, _Decision] = {}
@@ -131,11 +135,11 @@ class Planner:
             return Plan(best.num_pages, Reason.TRIAL, best, recompute)
         return Plan(0, reason, best, recompute)
 
-    def record(self, rid: str, outcome: str) -> None:
+    def record(self, rid: str, outcome: Outcome) -> None:
         """What became of a plan. Requests that are forgotten by now are ignored."""
         decision = self._decisions.get(rid)
         if decision is not None:
-            decision.outcome = outcome
+            decision.outcome = outcome.value
 
     def explain(self) -> list[dict[str, Any]]:
         """The remembered decisions, oldest first, as plain values."""
@@ -156,6 +160,9 @@ def _explanation(rid: str, decision: _Decision) -> dict[str, Any]:
         "rid": rid,
         "prompt_tokens": tail.prompt_tokens,
         "own_tokens": tail.own_tokens,
+        "dp_origin_kv_len": tail.own_tokens,
+        "dp_max_kv_len": tail.own_tokens + tail.num_found * tail.page_tokens,
+        "dp_max_kv_rank": tail.max_rank,
         "page_tokens": tail.page_tokens,
         "found": [[run.kind.value, run.num_pages] for run in tail.runs],
         "moved_pages": plan.num_pages,

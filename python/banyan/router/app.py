@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from banyan.disagg import Role
 from banyan.router import models, prompt
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
 from banyan.router.load_feed import follow_load
 from banyan.router.metrics import Metrics
+from banyan.router.pair import PairForwarder
 from banyan.router.probes import Probes
 from banyan.router.settings import Settings
 from banyan.router.subscription import follow
@@ -41,9 +43,11 @@ class Router:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        dispatcher = Dispatcher(0, POLICIES[settings.policy](), guard=HotRankGuard(settings.hot_rank_factor))
-        servers = [Server(url, Health(settings.failures_to_down)) for url in settings.servers]
-        self.fleet = Fleet(servers, dispatcher, max_in_flight=settings.max_in_flight)
+        self.fleet = self._fleet(settings.servers, Role.ALONE)
+        self.decodes: Fleet | None = None
+        if settings.prefills:
+            self.fleet = self._fleet(settings.prefills, Role.PREFILL)
+            self.decodes = self._fleet(settings.decodes, Role.DECODE)
         self.is_stopping = False
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
@@ -51,6 +55,21 @@ class Router:
         self.tokens: Tokens
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[str, list[asyncio.Task[None]]] = {}
+
+    def _fleet(self, urls: Sequence[str], role: Role) -> Fleet:
+        settings = self.settings
+        dispatcher = Dispatcher(0, POLICIES[settings.policy](), guard=HotRankGuard(settings.hot_rank_factor))
+        servers = [Server(url, Health(settings.failures_to_down), role) for url in urls]
+        return Fleet(servers, dispatcher, max_in_flight=settings.max_in_flight)
+
+    @property
+    def fleets(self) -> list[Fleet]:
+        """Requests go to a server of each."""
+        return [self.fleet] if self.decodes is None else [self.fleet, self.decodes]
+
+    @property
+    def all_servers(self) -> list[Server]:
+        return [server for fleet in self.fleets for server in fleet.servers]
 
     @contextlib.asynccontextmanager
     async def run(self, app: Starlette) -> AsyncIterator[None]:
@@ -66,13 +85,19 @@ class Router:
         ) as session:
             self._session = session
             self._context = zmq.asyncio.Context()
-            self.forwarder = Forwarder(self.fleet, settings, session, self.metrics)
+            self.forwarder = (
+                Forwarder(self.fleet, settings, session, self.metrics)
+                if self.decodes is None
+                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics)
+            )
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake
-            probes = Probes(self.fleet, settings, session, changed=wake, restarted=self._follow)
-            for server in self.fleet.servers:
-                self._start(probes.watch(server))
-                self._start(probes.check_engine(server))
+            for fleet in self.fleets:
+                follow_it = partial(self._follow, fleet)
+                probes = Probes(fleet, settings, session, changed=wake, restarted=follow_it)
+                for server in fleet.servers:
+                    self._start(probes.watch(server))
+                    self._start(probes.check_engine(server))
             try:
                 yield
             finally:
@@ -87,7 +112,7 @@ class Router:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _follow(self, server: Server) -> None:
+    def _follow(self, fleet: Fleet, server: Server) -> None:
         """Listen to a server that has (re)started."""
         for task in self._following.pop(server.url, ()):
             task.cancel()
@@ -98,14 +123,14 @@ class Router:
             for source, feed in zip(server.description.sources, server.feeds, strict=True)
         ]
         loads = [
-            follow_load(self._context, source, partial(self._told_load, server, source.rank), time.time)
+            follow_load(self._context, source, partial(self._told_load, fleet, server, source.rank), time.time)
             for source in server.description.load_sources
         ]
         self._following[server.url] = [self._start(work) for work in (*events, *loads)]
 
-    def _told_load(self, server: Server, rank: int, report: LoadReport) -> None:
+    def _told_load(self, fleet: Fleet, server: Server, rank: int, report: LoadReport) -> None:
         self.metrics.published_loads.labels(server.url).inc()
-        self.fleet.told(server, rank, report)
+        fleet.told(server, rank, report)
 
     # ---- passed on ---------------------------------------------------------------------------------------------
 
@@ -137,18 +162,20 @@ class Router:
 
     async def health(self, request: Request) -> Response:
         """200 while requests are taken and somebody can be sent to."""
-        well = not self.is_stopping and any(server.takes_requests for server in self.fleet.servers)
+        well = not self.is_stopping and all(
+            any(server.takes_requests for server in fleet.servers) for fleet in self.fleets
+        )
         return Response(status_code=200 if well else 503)
 
     async def render_metrics(self, request: Request) -> Response:
-        text = self.metrics.render(self.fleet, self.forwarder.admission.num_waiting)
+        text = self.metrics.render(self.all_servers, self.forwarder.admission.num_waiting)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def servers(self, request: Request) -> Response:
         """How each server is, as the router sees it."""
         if not _is_local(request):
             return _error("/router answers this machine only", "forbidden", 403)
-        return JSONResponse([_state(server) for server in self.fleet.servers])
+        return JSONResponse([_state(server) for server in self.all_servers])
 
     async def drain(self, request: Request) -> Response:
         """Send a server (``?server=URL``) nothing more; what it is doing goes on to its end."""
@@ -162,12 +189,12 @@ class Router:
         if not _is_local(request):
             return _error("/router answers this machine only", "forbidden", 403)
         url = request.query_params.get("server", "").rstrip("/")
-        for server in self.fleet.servers:
+        for server in self.all_servers:
             if server.url == url:
                 server.is_draining = is_draining
                 self.forwarder.admission.wake()
                 return JSONResponse(_state(server))
-        return _error(f"no server {url!r}: one of {', '.join(self.settings.servers)}", "not_found", 404)
+        return _error(f"no server {url!r}: one of {', '.join(self.settings.urls)}", "not_found", 404)
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:
@@ -227,6 +254,7 @@ def _error(message: str, kind: str, status: int, headers: dict[str, str] | None 
 def _state(server: Server) -> dict[str, Any]:
     return {
         "server": server.url,
+        "role": server.role.value,
         "state": server.health.state.value,
         "is_draining": server.is_draining,
         "num_in_flight": len(server.in_flight),

@@ -12,6 +12,8 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
+from banyan.layout import cacheable_tokens
+
 SALT_TAG = b"sglang-cache-salt-v1\0"
 """Starts the chain of a salted request in events of the default format."""
 
@@ -33,19 +35,16 @@ def salt_digest(cache_salt: str | None) -> bytes | None:
 
 
 def block_ids(token_ids: array[int], block_tokens: int, cache_salt: str | None = None) -> Iterator[int]:
-    """Ids of the prompt's full pages, hashed as they are asked for: a prompt that nobody holds costs one hash.
-
-    The last token belongs to no page here: a rank computes it to have something to sample from.
-    """
+    """Ids of the pages that a cache can supply, hashed as they are asked for: what nobody holds costs one hash."""
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()
-    num_blocks = (len(token_ids) - 1) // block_tokens
-    return _chain(memoryview(packed.tobytes()), 4 * block_tokens, num_blocks, salt_digest(cache_salt) or b"")
+    num_bytes = 4 * cacheable_tokens(len(token_ids), block_tokens)
+    return _chain(memoryview(packed.tobytes())[:num_bytes], 4 * block_tokens, salt_digest(cache_salt) or b"")
 
 
-def _chain(packed: memoryview, block_bytes: int, num_blocks: int, digest: bytes) -> Iterator[int]:
-    for start in range(0, num_blocks * block_bytes, block_bytes):
+def _chain(packed: memoryview, block_bytes: int, digest: bytes) -> Iterator[int]:
+    for start in range(0, len(packed), block_bytes):
         page = hashlib.sha256(digest)
         page.update(packed[start : start + block_bytes])
         digest = page.digest()

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from banyan.disagg import Role
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
@@ -47,6 +48,8 @@ class Description:
         sources: one for each rank that publishes; none without events.
         load_sources: one for each rank that publishes its load; none where it must be asked for.
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
+        role: what it does in a pair.
+        bootstrap_port: where decode servers meet a prefill server.
     """
 
     num_ranks: int = 1
@@ -55,6 +58,8 @@ class Description:
     sources: tuple[EventSource, ...] = ()
     started: str = ""
     load_sources: tuple[LoadSource, ...] = ()
+    role: Role = Role.ALONE
+    bootstrap_port: int = 0
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -68,7 +73,13 @@ class Description:
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             places_itself = any(isinstance(state, dict) and state.get("banyan") for state in states)
-            said = cls(num_ranks, places_itself, started=repr(info.get("startup_time")))
+            said = cls(
+                num_ranks,
+                places_itself,
+                started=repr(info.get("startup_time")),
+                role=Role(info.get("disaggregation_mode") or Role.ALONE),
+                bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
+            )
             if not events or events.get("publisher") != "zmq":
                 return said
             ranks = range(int(events["dp_size"]))

@@ -21,6 +21,8 @@ from functools import cached_property
 import msgspec
 
 from banyan import _native
+from banyan.disagg import Role
+from banyan.layout import cacheable_tokens
 from banyan.router.blocks import block_ids, leading_blocks, salt_digest
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
@@ -32,10 +34,12 @@ from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
 
 @dataclass(eq=False)
 class Server:
-    """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank."""
+    """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank.
+    ``role``: what the router was told that it does."""
 
     url: str
     health: Health
+    role: Role = Role.ALONE
     description: Description | None = None
     is_draining: bool = False
     targets: list[int] = field(default_factory=list)
@@ -83,13 +87,15 @@ class Asked:
 
 @dataclass(eq=False)
 class Place:
-    """The right to send one request to a target, until it is released."""
+    """The right to send one request to a target, until it is released. ``beside``: at a decode server, the place of the
+    same request at a prefill server."""
 
     target: Target
     choice: Choice
     num_tokens: int
     cached_tokens: int
     at_s: float
+    beside: Place | None = None
     is_released: bool = False
 
 
@@ -238,7 +244,7 @@ class Fleet:
         )
         if not block_tokens or asked.token_ids is None:
             return None
-        num_tokens = (len(asked.token_ids) - 1) // block_tokens * block_tokens
+        num_tokens = cacheable_tokens(len(asked.token_ids), block_tokens)
         prior = salt_digest(asked.request.cache_salt)
         return _native.PromptTokens(prior, asked.token_ids[:num_tokens], block_tokens)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import aiohttp
@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from banyan.router.admission import Admission, QueueFull, Rate, WaitedTooLong
-from banyan.router.fleet import Asked, Fleet, Place
+from banyan.router.fleet import Asked, Fleet, Place, Server
 from banyan.router.metrics import Metrics
 from banyan.router.probes import nobody_listens
 from banyan.router.prompt import pin
@@ -40,12 +40,23 @@ from banyan.router.verdict import (
 logger = logging.getLogger("banyan.router")
 
 
+@dataclass(frozen=True)
+class SentRequest:
+    """A request as it is passed on."""
+
+    path: str
+    asked: Asked
+    body: bytes
+    headers: Mapping[str, str]
+
+
 @dataclass(eq=False)
-class _Sent:
-    """A place, and the attempt that uses it."""
+class Sent:
+    """A place, and the attempt that uses it. ``others`` are told when it ends: attempts that have a part in it."""
 
     place: Place
     attempt: Attempt
+    others: list[Callable[[Outcome], None]] = field(default_factory=list)
 
 
 class Forwarder:
@@ -63,18 +74,19 @@ class Forwarder:
         """The answer to one request. Cancel it when the client has gone."""
         tried: list[Tried] = []
         start_s = time.monotonic()
+        # A compressed stream could not be ended with an event that says that it broke.
+        onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
+        going = SentRequest(path, asked, body, {**onward, "accept-encoding": "identity"})
         while True:
             avoid = {one.server for one in tried}
             try:
-                place = await self.admission.enter(
-                    partial(self._fleet.take, asked, avoid), self._settings.queue_timeout_s
-                )
+                place = await self.admission.enter(partial(self._take, asked, avoid), self._settings.queue_timeout_s)
             except QueueFull:
                 return self._refuse(429, f"{self.admission.num_waiting} requests are waiting already", tried)
             except WaitedTooLong:
                 return self._refuse(503, self._no_room(), tried)
-            sent = _Sent(place, Attempt(self._session, idle_timeout_s=self._settings.idle_timeout_s))
-            failure = await self._try(sent, path, asked, body, headers)
+            sent = Sent(place, self._attempt())
+            failure = await self._try(sent, going, tried)
             if failure is not None:
                 tried.append(failure)
             if failure is None or not self._may_retry(tried):
@@ -86,40 +98,55 @@ class Forwarder:
             return self._relay(sent)
         return self._fail(tried)
 
-    async def _try(self, sent: _Sent, path: str, asked: Asked, body: bytes, headers: Mapping[str, str]) -> Tried | None:
+    @property
+    def _servers(self) -> list[Server]:
+        return self._fleet.servers
+
+    def _take(self, asked: Asked, avoid: Collection[str]) -> Place | None:
+        return self._fleet.take(asked, avoid)
+
+    def _attempt(self) -> Attempt:
+        return Attempt(self._session, idle_timeout_s=self._settings.idle_timeout_s)
+
+    async def _try(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         """One attempt; None when it gave an answer, else why not. Without an answer the place is free again."""
-        server, attempt = sent.place.target.server, sent.attempt
-        server.in_flight[id(attempt)] = attempt.give_up
-        onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
-        # A compressed stream could not be ended with an event that says that it broke.
-        onward["accept-encoding"] = "identity"
-        rank = sent.place.target.rank
-        if rank is not None and len(server.targets) > 1 and asked.request.may_pin:
-            body = pin(body, rank)
-        self._metrics.placed(sent.place)
         try:
-            await attempt.open(server.url + path, body, onward)
+            failure = await self._open(sent, going, tried)
+        except BaseException:
+            self._end(sent, Outcome.LEFT)
+            raise
+        if failure is not None:
+            self._end(sent, failure.outcome)
+        return failure
+
+    async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
+        self._metrics.placed(sent.place)
+        target = sent.place.target
+        return await self._send(target.server, sent.attempt, going, rank=target.rank)
+
+    async def _send(self, server: Server, attempt: Attempt, going: SentRequest, *, rank: int | None) -> Tried | None:
+        """Send a request, until the first bytes of an answer are there; else why there are none."""
+        body = going.body
+        server.in_flight[id(attempt)] = attempt.give_up
+        if rank is not None and len(server.targets) > 1 and going.asked.request.may_pin:
+            body = pin(body, rank)
+        try:
+            await attempt.open(server.url + going.path, body, going.headers)
         except Unreached as error:
-            self._end(sent, Outcome.UNREACHED)
             if nobody_listens(error.__cause__):
                 logger.warning("%s is down: %s", server.url, error)
                 server.health.refused(str(error))
             return Tried(server.url, Outcome.UNREACHED, str(error))
         except Lost as error:
-            self._end(sent, Outcome.LOST)
             return Tried(server.url, Outcome.LOST, str(error))
-        except BaseException:
-            self._end(sent, Outcome.LEFT)
-            raise
         if attempt.status in RETRYABLE_STATUSES:
-            self._end(sent, Outcome.REFUSED)
             return Tried(server.url, Outcome.REFUSED, f"HTTP {attempt.status}")
         return None
 
     def _may_retry(self, tried: list[Tried]) -> bool:
-        return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._fleet.servers))
+        return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._servers))
 
-    def _relay(self, sent: _Sent) -> Response:
+    def _relay(self, sent: Sent) -> Response:
         attempt = sent.attempt
         if not attempt.is_stream:
             self._end(sent, Outcome.ANSWERED)
@@ -134,7 +161,7 @@ class Forwarder:
             response.headers["retry-after"] = str(self._retry_after_s())
         return response
 
-    async def relay(self, sent: _Sent) -> AsyncIterator[bytes]:
+    async def relay(self, sent: Sent) -> AsyncIterator[bytes]:
         """The bytes of a stream as they come; its last event says so when it broke."""
         try:
             yield sent.attempt.first
@@ -148,14 +175,16 @@ class Forwarder:
         else:
             self._end(sent, Outcome.ANSWERED)
 
-    def left(self, sent: _Sent) -> None:
+    def left(self, sent: Sent) -> None:
         """The client has its answer, or has gone."""
         self._end(sent, Outcome.LEFT)
 
-    def _end(self, sent: _Sent, outcome: Outcome) -> None:
+    def _end(self, sent: Sent, outcome: Outcome) -> None:
         place = sent.place
         if place.is_released:
             return
+        for tell in sent.others:
+            tell(outcome)
         sent.attempt.close()
         place.target.server.in_flight.pop(id(sent.attempt), None)
         self._rate.happened()
@@ -171,7 +200,7 @@ class Forwarder:
     def _no_room(self) -> str:
         states = ", ".join(
             f"{server.url} {'draining' if server.is_draining else server.health.state.value}"
-            for server in self._fleet.servers
+            for server in self._servers
         )
         return f"no server had room within {self._settings.queue_timeout_s:g} s: {states}"
 
@@ -198,7 +227,7 @@ class Forwarder:
 class _Relay(StreamingResponse):
     """A stream that gives its place back also when it was never begun."""
 
-    def __init__(self, forwarder: Forwarder, sent: _Sent) -> None:
+    def __init__(self, forwarder: Forwarder, sent: Sent) -> None:
         super().__init__(forwarder.relay(sent), sent.attempt.status)
         self._forwarder = forwarder
         self._sent = sent

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from banyan.router.fleet import Fleet, Place
+from banyan.router.fleet import Place, Server
 from banyan.router.verdict import Outcome
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -41,17 +42,21 @@ class Metrics:
         self._waiting = Gauge("waiting", "Requests that wait in the router.", **made)
 
     def placed(self, place: Place) -> None:
-        self.choices.labels(place.target.server.url, place.choice.reason.value).inc()
+        self.chosen(place)
         self.prompt_tokens.inc(place.num_tokens)
         self.cached_tokens.inc(place.cached_tokens)
+
+    def chosen(self, place: Place) -> None:
+        """A place whose prompt is counted elsewhere."""
+        self.choices.labels(place.target.server.url, place.choice.reason.value).inc()
 
     def ended(self, server: str, outcome: Outcome) -> None:
         self.attempts.labels(server, outcome.value).inc()
 
-    def render(self, fleet: Fleet, num_waiting: int) -> bytes:
+    def render(self, servers: Sequence[Server], num_waiting: int) -> bytes:
         """All of them, in Prometheus' text format."""
         self._waiting.set(num_waiting)
-        for server in fleet.servers:
+        for server in servers:
             self._up.labels(server.url).set(server.takes_requests)
             self._in_flight.labels(server.url).set(len(server.in_flight))
             self._holes.labels(server.url).set(sum(feed.num_holes for feed in server.feeds))

@@ -25,6 +25,10 @@ class BadAnswer(Exception):
     """The server answered, and not well."""
 
 
+class WrongRole(Exception):
+    """The server is not what the router was told."""
+
+
 def nobody_listens(error: BaseException | None) -> bool:
     """Whether a connection was refused, rather than not made for another reason."""
     return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
@@ -72,9 +76,11 @@ class Probes:
     async def _checked(self, server: Server, probe: Probe, look: Awaitable[None]) -> None:
         try:
             await look
-        except (aiohttp.ClientError, TimeoutError, BadAnswer, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, BadAnswer, WrongRole, ValueError) as error:
             was = server.health.state
             said = f"{probe.value}: {type(error).__name__}: {error}"
+            if isinstance(error, WrongRole) and said != server.health.last_error:
+                logger.error("%s takes no requests: %s", server.url, error)
             if nobody_listens(error):
                 server.health.refused(said)
             elif server.health.failed(probe, said):
@@ -87,7 +93,10 @@ class Probes:
     async def _bring_up(self, server: Server) -> None:
         await self._look_at_engine(server)
         info = await self._get(server, "/server_info", self._settings.probe_timeout_s)
-        if self._fleet.described(server, Description.read(info, server.url)):
+        description = Description.read(info, server.url)
+        if description.role is not server.role:
+            raise WrongRole(f"its --disaggregation-mode is {description.role.value}, not {server.role.value}")
+        if self._fleet.described(server, description):
             self._restarted(server)
         await self._look_at_load(server)
         server.health.came_up()

@@ -30,7 +30,7 @@ def serve(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     app, router = build(settings)
-    logger.info("http://%s:%d, %s, in front of %s", settings.host, settings.port, settings.policy, settings.servers)
+    logger.info("http://%s:%d, %s, in front of %s", settings.host, settings.port, settings.policy, settings.urls)
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -23,6 +24,19 @@ POLICY_ACTION = "banyan.policy"
 
 DETOUR_ACTION = "banyan.detour"
 """Action type of a prompt's prefill elsewhere; its payload is ``{"server": ID}``, which no client knows."""
+
+
+class Until(StrEnum):
+    """What ended the wait of a request that the dispatcher held back during a detour."""
+
+    LANDED = "landed"
+    """Its rank can fetch the whole prompt."""
+    GIVEN_UP = "given_up"
+    """The rank that was to compute the prompt has nothing to do any more, and the pages are not there."""
+    LATE = "late"
+    ABORTED = "aborted"
+    INACTIVE = "inactive"
+    """One of the two ranks is no longer active; the policy has chosen anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
+from banyan.routing.displacement import displaced
 from banyan.routing.view import Choice, Lots, Query, RankState
 
 
@@ -25,6 +26,6 @@ class Linear:
 
     def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
         def cost(state: RankState) -> float:
-            return state.ongoing_tokens - self.alpha * query.cached_on(state.rank)
+            return state.ongoing_tokens + displaced(query, state) - self.alpha * query.cached_on(state.rank)
 
         return argmin(cost, query, candidates, lots)

@@ -3,7 +3,8 @@
 
 After LMetric (OSDI 2026) as "Elastic P2P vs PD-Combined" (3.4, corrected) gives it. The new tokens make a soft
 affinity: a rank that holds the prefix has less to compute. Where ranks fetch from each other, what any of them can
-fetch is not new on any: there a prefix decides between equally busy ranks only, and draws nobody to a busy one.
+fetch is not new on any: there a prefix decides between equally busy ranks only, and draws nobody to a busy one. What
+the request would push out of a full pool counts as work, for it will be.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
+from banyan.routing.displacement import displaced
 from banyan.routing.view import Choice, Lots, Query, RankState
 
 
@@ -20,7 +22,8 @@ def lmetric(query: Query, state: RankState) -> int:
 
     This request counts too: an idle rank would otherwise score 0 whatever it had to compute.
     """
-    return (state.pending_prefill_tokens + query.computed_on(state.rank)) * (state.num_requests + 1)
+    num_tokens = state.pending_prefill_tokens + query.computed_on(state.rank) + displaced(query, state)
+    return num_tokens * (state.num_requests + 1)
 
 
 @dataclass(frozen=True, slots=True)

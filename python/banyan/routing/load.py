@@ -36,6 +36,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     pending_prefill_tokens: int = 0
     ongoing_tokens: int = 0
     free_tokens: int = 0
+    unused_tokens: int | None = None
     read_queue_tokens: int = 0
     total_prefill_tokens: int = 0
     total_prefill_us: int = 0
@@ -61,8 +62,8 @@ class SGLangLoad(Protocol):
     total_prefill_busy_us: int
 
 
-def report_of(load: SGLangLoad, taken_s: float) -> LoadReport:
-    """The same in Banyan's words."""
+def report_of(load: SGLangLoad, taken_s: float, unused_tokens: int | None = None) -> LoadReport:
+    """The same in Banyan's words, with the room that the directory shows."""
     return LoadReport(
         taken_s=taken_s,
         num_running=load.num_running_reqs,
@@ -70,6 +71,7 @@ def report_of(load: SGLangLoad, taken_s: float) -> LoadReport:
         pending_prefill_tokens=load.num_waiting_uncached_tokens,
         ongoing_tokens=load.num_total_tokens,
         free_tokens=max(0, load.max_total_num_tokens - load.num_used_tokens),
+        unused_tokens=unused_tokens,
         total_prefill_tokens=load.total_prefill_uncached_tokens,
         total_prefill_us=load.total_prefill_busy_us,
     )

@@ -12,6 +12,7 @@ from banyan.routing.affinity import Affinity
 from banyan.routing.dualpath import DualPath
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.hybrid import Hybrid
+from banyan.routing.level import Level
 from banyan.routing.linear import Linear
 from banyan.routing.lmetric import LMetric
 from banyan.routing.lots import SeededLots
@@ -30,6 +31,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "unified": Unified,
         "hybrid": Hybrid,
         "dualpath": DualPath,
+        "level": Level,
     }
 )
 

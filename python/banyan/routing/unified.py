@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
+from banyan.routing.displacement import displaced
 from banyan.routing.view import Choice, Lots, Query, RankState, Reason
 
 
@@ -39,14 +40,15 @@ class Unified:
             raise ValueError("fetch_overhead_s is at least 0 and session_factor at least 1")
 
     def expected_s(self, query: Query, state: RankState) -> float:
-        """Queue + prefill + transfer, in seconds; whichever of computing and fetching the tail is faster."""
+        """Queue + prefill + transfer, in seconds; whichever of computing and fetching the tail is faster. And what
+        others will have to compute again."""
         rate = state.prefill_tokens_per_s or self.prefill_tokens_per_s
         own_s = query.new_on(state.rank) / rate
         missing = query.fetchable_tokens - query.cached_on(state.rank)
         if missing > 0:
             fetch_s = self.fetch_overhead_s + missing / self.fetch_tokens_per_s
             own_s = min(own_s, fetch_s + (query.num_prompt_tokens - query.fetchable_tokens) / rate)
-        return state.pending_prefill_tokens / rate + own_s
+        return (state.pending_prefill_tokens + displaced(query, state)) / rate + own_s
 
     def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
         expected_s = {state.rank: self.expected_s(query, state) for state in candidates}

@@ -3,6 +3,15 @@
 
 SGLang calls ``register`` once in each of its processes, before it reads any argument. Without ``--enable-banyan``
 every hook passes through.
+
+A folder says which process runs its files (the patches say the same, and a test compares):
+
+* ``launcher/``    the main process: flags, refusals, what clients read
+* ``dispatcher/``  the data-parallel controller: where a request runs
+* ``rank/``        a scheduler process: one shard of one rank
+* ``pools/``       also a scheduler process: its KV pool, on the host or on a GPU
+
+The files beside this one run in each of them.
 """
 
 from __future__ import annotations

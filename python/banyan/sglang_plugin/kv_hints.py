@@ -8,6 +8,9 @@ from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
+from banyan.routing import hint
+from banyan.sglang_plugin import runtime
+
 
 def with_action(
     hints: KvHintsEnvelope | None, *, action_id: str, action_type: str, action_version: str, payload: Mapping[str, Any]
@@ -30,3 +33,12 @@ def payload_of(hints: KvHintsEnvelope | None, action_type: str, action_version: 
             payload: Mapping[str, Any] = action.payload
             return payload
     return None
+
+
+def is_detour(hints: KvHintsEnvelope | None) -> bool:
+    """Whether a request is a prefill that the dispatcher sent for another rank's request.
+
+    A client that says so does not know the server's id.
+    """
+    payload = payload_of(hints, hint.DETOUR_ACTION, hint.ACTION_VERSION)
+    return payload is not None and payload.get("server") == runtime.server_id()

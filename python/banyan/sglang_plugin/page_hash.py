@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
 
+from banyan.refusals.ranks import page_hash_refusal
 from banyan.sglang_plugin import runtime
 
 
@@ -22,7 +23,4 @@ def prepare(page_tokens: int) -> None:
         get_hash_str([0] * page_tokens, None, page_size=page_tokens)
     except RuntimeError as error:
         cause = str(error.__cause__ or error).splitlines()[0]
-        runtime.refuse(
-            f"SGLang cannot build the extension that hashes pages ({cause}): install g++ and the headers of OpenSSL "
-            "(libssl-dev, openssl-devel), or start without --enable-banyan"
-        )
+        runtime.refuse(page_hash_refusal(cause))

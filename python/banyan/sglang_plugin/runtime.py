@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from sglang.srt.runtime_context import get_device, get_server_args
 
 from banyan.config import Config
+from banyan.disagg import Role
 
 BOOKKEEPING = "_banyan"
 """Attribute of ServerArgs: underscore names are never sealed and are pickled to every child process."""
@@ -40,6 +41,11 @@ def is_sharing() -> bool:
     """Whether this server shares pages (as opposed to: off, or only the CPU engine's fixes)."""
     active = config()
     return active is not None and active.shares
+
+
+def role() -> Role:
+    """What this server does in a pair, if it is of one."""
+    return Role(get_server_args().disaggregation_mode)
 
 
 def is_on_gpu() -> bool:

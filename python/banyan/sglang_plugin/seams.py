@@ -11,10 +11,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from banyan import patches
+from banyan.refusals.ranks import hooks_refusal
 from banyan.sglang_plugin import runtime
 
 _QUEUE = patches.load_queue()
@@ -27,13 +29,13 @@ def register() -> None:
     for patch in _QUEUE:
         if patch.hook is None:
             continue
-        wanted_here = is_main if "main" in patch.processes else not is_main and _is_loaded(patch.target)
+        if patch.kind == "register":
+            if not is_main and "sglang.srt.managers.scheduler" in sys.modules:
+                _resolve(patch.hook)()
+            continue
+        wanted_here = is_main if "main" in patch.processes else not is_main and _is_used(patch)
         if wanted_here:
             HookRegistry.register(patch.target, _resolve(patch.hook), _HOOK_TYPES[patch.kind])
-    if not is_main and "sglang.srt.managers.scheduler" in sys.modules:
-        from banyan.sglang_plugin import cpu_attention
-
-        cpu_attention.register()
 
 
 def changed() -> list[str]:
@@ -46,21 +48,19 @@ def verify(process: str) -> None:
     missing = [
         patch.target
         for patch in _QUEUE
-        if patch.hook is not None and process in patch.processes and not _is_hooked(patch.target)
+        if patch.kind in _HOOK_TYPES and process in patch.processes and not _is_hooked(patch.target)
     ]
     if missing:
-        runtime.refuse(
-            f"SGLang did not apply the hooks on {', '.join(missing)}: see its log for the reason, "
-            "or start without --enable-banyan"
-        )
+        runtime.refuse(hooks_refusal(missing))
 
 
-def _is_loaded(target: str) -> bool:
-    module, _class, _method = target.rsplit(".", 2)
-    return module in sys.modules
+def _is_used(patch: patches.Patch) -> bool:
+    """Whether this child process uses the target: it is imported, or the scheduler imports it later on."""
+    module, _class, _method = patch.target.rsplit(".", 2)
+    return module in sys.modules or ("scheduler" in patch.processes and "sglang.srt.managers.scheduler" in sys.modules)
 
 
-def _resolve(hook: str) -> object:
+def _resolve(hook: str) -> Any:
     module, _, name = hook.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -25,6 +25,9 @@ class Counters:
     published_pages: int = 0
     retired_pages: int = 0
     quarantined_pages: int = 0
+    alloc_wait_us: int = 0
+    evicted_duplicate_pages: int = 0
+    evicted_last_pages: int = 0
     resets: int = 0
     backed_up_pages: int = 0
     backups_dropped_pages: int = 0
@@ -88,8 +91,11 @@ DESCRIPTIONS = {
     "published_pages": "pages offered to the peers",
     "retired_pages": "pages given back by SGLang's tree or requests",
     "quarantined_pages": "of these, pages that a peer was still reading",
+    "alloc_wait_us": "time allocations waited for freed pages that were not to be handed out yet",
+    "evicted_duplicate_pages": "pages that left this rank's tree while a peer or the arena held them too",
+    "evicted_last_pages": "pages that left this rank's tree and of which the node held no other copy",
     "backed_up_pages": "pages copied from this rank's pool to the host arena",
-    "backups_dropped_pages": "pages not backed up: no frame in the arena, or too many copies on their way",
+    "backups_dropped_pages": "pages not backed up: they had left the pool, or too many waited, when there was room",
     "backups_failed": "copies to the host arena that did not land",
     "kept_pages": "pages of the host arena that a restart of the server would find again",
     "unkept_pages": "pages of the host arena that it would not find: too many were waiting for their checksum",

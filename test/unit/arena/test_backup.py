@@ -8,18 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import NAMESPACE, NUM_LAYERS, PAGE_BYTES, Rank, frames, keys
 
 from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan.arena import backup
 from banyan.arena.backup import Backup, Landed
 from banyan.arena.residency import Residency
-from banyan.cache import PrefixCache
+from banyan.core import Run, SourceKind
 from banyan.layout import BlockGeometry
 from banyan.telemetry import Counters
 
-NUM_RANKS = 2
 BLOCK = BlockGeometry(((PAGE_BYTES, PAGE_BYTES),) * NUM_LAYERS)
-ARENAS = [NUM_RANKS + rank for rank in range(NUM_RANKS)]
+ARENAS = [LAYOUT.num_ranks + rank for rank in range(LAYOUT.num_ranks)]
 
 
 class Host:
@@ -37,7 +38,7 @@ class Host:
     ) -> None:
         self.rank = Rank(roster, slot, page_bytes=page_bytes)
         self.memory = SharedBytes.create(num_frames * block.frame_bytes, f"arena-{slot}")
-        seat = NUM_RANKS + slot
+        seat = LAYOUT.num_ranks + slot
         table = block.table()
         self.shelf = Shelf(roster, seat, NAMESPACE, self.memory, num_frames, table, block.frame_bytes)
         self.view = Peers(roster, None, seat, NAMESPACE, table, self.memory, block.frame_bytes)
@@ -51,15 +52,11 @@ class Host:
             max_pages=max_pages,
             counters=self.counters,
         )
-        self.cache = PrefixCache(
-            shelf=self.rank.shelf,
-            source=self.rank.peers,
-            counters=self.counters,
-            min_fetch_pages=1,
-            slots=[1 - slot, *ARENAS],
+        self.cache = make_cache(
+            self.rank.shelf, self.rank.peers, slot=slot, slots=[1 - slot, *ARENAS], counters=self.counters
         )
 
-    def settle(self) -> list[Landed]:
+    def wait_landed(self) -> list[Landed]:
         deadline = time.monotonic() + 5
         landed = self.backup.poll()
         while not landed and time.monotonic() < deadline and self.backup._moving:
@@ -67,18 +64,18 @@ class Host:
             landed = self.backup.poll()
         return landed
 
-    def fetch(self, wanted: Sequence[str], targets: np.ndarray) -> tuple[tuple[int, int], ...]:
-        offer = self.cache.lookup("r", list(wanted))
-        assert offer is not None
-        assert self.cache.admit("r", list(wanted)[: offer.num_pages], targets[: offer.num_pages]) is not None
+    def fetch(self, wanted: Sequence[str], targets: np.ndarray) -> tuple[Run, ...]:
+        offer = self.cache.prepare(request("r"), list(wanted))
+        fetch = self.cache.admit("r", list(wanted)[: offer.num_pages], targets[: offer.num_pages])
+        assert fetch is not None and fetch.runs == offer.runs and offer.num_pages
         assert self.cache.finish(self.cache.start())
         return offer.runs
 
 
 @pytest.fixture
 def hosts() -> list[Host]:
-    roster = Roster.create(2 * NUM_RANKS)
-    return [Host(roster, slot) for slot in range(NUM_RANKS)]
+    roster = Roster.create(2 * LAYOUT.num_ranks)
+    return [Host(roster, slot) for slot in range(LAYOUT.num_ranks)]
 
 
 def test_page_when_it_left_the_pool_then_both_ranks_read_it_back_from_the_arena(hosts: list[Host]) -> None:
@@ -86,11 +83,11 @@ def test_page_when_it_left_the_pool_then_both_ranks_read_it_back_from_the_arena(
     before = [owner.rank.pages(frame) for frame in (3, 4, 5)]
     owner.rank.shelf.publish(frames(3, 4, 5), keys(1, 2, 3))
     owner.backup.offer(keys(1, 2, 3))
-    assert [landed.keys for landed in owner.settle()] == [keys(1, 2, 3)]
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2, 3)]
     owner.rank.shelf.retire(frames(3, 4, 5))
-    assert other.fetch(keys(1, 2, 3), frames(9, 1, 7)) == ((NUM_RANKS, 3),)
+    assert other.fetch(keys(1, 2, 3), frames(9, 1, 7)) == (Run(SourceKind.HOST, 3),)
     assert [other.rank.pages(frame) for frame in (9, 1, 7)] == before
-    assert owner.fetch(keys(1, 2, 3), frames(10, 11, 12)) == ((NUM_RANKS, 3),)
+    assert owner.fetch(keys(1, 2, 3), frames(10, 11, 12)) == (Run(SourceKind.HOST, 3),)
     assert [owner.rank.pages(frame) for frame in (10, 11, 12)] == before
 
 
@@ -98,9 +95,9 @@ def test_offer_when_another_part_holds_the_pages_then_one_copy_for_the_node(host
     for host in hosts:
         host.rank.shelf.publish(frames(3, 4), keys(1, 2))
     hosts[0].backup.offer(keys(1, 2))
-    hosts[0].settle()
+    hosts[0].wait_landed()
     hosts[1].backup.offer(keys(1, 2))
-    assert not hosts[1].settle() and hosts[1].residency.num_resident == 0
+    assert not hosts[1].wait_landed() and hosts[1].residency.num_resident == 0
 
 
 def test_offer_when_two_ranks_are_as_quick_then_one_copy_stays(hosts: list[Host]) -> None:
@@ -108,7 +105,7 @@ def test_offer_when_two_ranks_are_as_quick_then_one_copy_stays(hosts: list[Host]
         host.rank.shelf.publish(frames(3, 4), keys(1, 2))
         host.backup.offer(keys(1, 2))
     for host in hosts:
-        host.settle()
+        host.wait_landed()
     assert [host.residency.num_resident for host in hosts] == [2, 0]
     assert len(hosts[1].residency.claim(8)) == 8, "the frames of the second copy are free again"
 
@@ -118,16 +115,35 @@ def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Hos
     owner.rank.shelf.publish(frames(3, 4), keys(1, 2))
     owner.backup.offer(keys(1, 2))
     owner.backup.offer(keys(1, 2))
-    owner.settle()
+    owner.wait_landed()
     assert owner.counters.backed_up_pages == 2 and owner.residency.num_filling == 0
 
 
-def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_is_dropped_and_counted() -> None:
-    owner = Host(Roster.create(2 * NUM_RANKS), 0, max_pages=2)
+def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() -> None:
+    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner.rank.shelf.publish(frames(3, 4, 5, 6, 7), keys(1, 2, 3, 4, 5))
+    owner.backup.offer(keys(1, 2, 3, 4, 5))
+    landed = [key for _ in range(3) for moved in owner.wait_landed() for key in moved.keys]
+    assert landed == keys(1, 2, 3, 4, 5) and owner.counters.backups_dropped_pages == 0
+    assert not owner.wait_landed()
+
+
+def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_counted() -> None:
+    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.shelf.publish(frames(3, 4, 5), keys(1, 2, 3))
     owner.backup.offer(keys(1, 2, 3))
-    owner.settle()
+    owner.rank.shelf.retire(frames(5))
+    owner.wait_landed()
+    assert not owner.wait_landed()
     assert owner.counters.backed_up_pages == 2 and owner.counters.backups_dropped_pages == 1
+
+
+def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup, "MAX_PUT_OFF_PAGES", 1)
+    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner.rank.shelf.publish(frames(3, 4, 5, 6), keys(1, 2, 3, 4))
+    owner.backup.offer(keys(1, 2, 3, 4))
+    assert owner.counters.backups_dropped_pages == 2
 
 
 def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts: list[Host]) -> None:
@@ -135,7 +151,7 @@ def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts:
     owner.rank.shelf.publish(frames(3), keys(1))
     owner.rank.shelf.retire(frames(3))
     owner.backup.offer(keys(1))
-    assert owner.residency.num_filling == 0 and not owner.settle()
+    assert owner.residency.num_filling == 0 and not owner.wait_landed()
 
 
 def test_arena_when_full_then_pages_that_were_asked_for_stay(hosts: list[Host]) -> None:
@@ -143,15 +159,15 @@ def test_arena_when_full_then_pages_that_were_asked_for_stay(hosts: list[Host]) 
     for number in range(8):
         owner.rank.shelf.publish(frames(number), keys(number))
         owner.backup.offer(keys(number))
-        owner.settle()
+        owner.wait_landed()
     # Both pools hold it, so nobody leases it; the prompt that asks for it says that it is wanted.
     owner.view.touch(owner.view.lookup(keys(0), ARENAS))
     owner.rank.shelf.publish(frames(9), keys(9))
     owner.backup.offer(keys(9))
-    owner.settle()
+    owner.wait_landed()
     owner.rank.shelf.reset()
-    assert other.fetch(keys(0), frames(1)) == ((NUM_RANKS, 1),)
-    assert other.cache.lookup("other", keys(1)) is None
+    assert other.fetch(keys(0), frames(1)) == (Run(SourceKind.HOST, 1),)
+    assert other.cache.prepare(request("other"), keys(1)).num_pages == 0
 
 
 def test_quiesce_when_copies_are_on_their_way_then_their_frames_are_free(hosts: list[Host]) -> None:

@@ -95,7 +95,7 @@ class Owner:
         keys = [key(number) for number in numbers[: len(frames)]]
         for frame, name in zip(frames, keys, strict=True):
             self.part.write(frame, content(name))
-        self.residency.settle(frames, keys)
+        self.residency.publish(frames, keys)
 
     def keep(self) -> None:
         self.later.work()
@@ -204,7 +204,7 @@ def test_part_when_its_owner_is_killed_at_any_moment_then_what_is_adopted_is_wha
                 case 2 | 3 if filling:
                     frame, name = filling.pop()
                     part.write(frame, content(name))
-                    owner.residency.settle([frame], [name])
+                    owner.residency.publish([frame], [name])
                 case 4:
                     owner.keep()
                 case 5 if rng.random() < 0.1 and not filling:

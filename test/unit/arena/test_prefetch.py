@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from test.unit.arena.test_backup import ARENAS, Host
+from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan._native import Roster, Store
-from banyan.arena.archive import Archive
-from banyan.arena.lineage import Lineage
-from banyan.arena.prefetch import Prefetch
-from banyan.cache import STORE, PrefixCache
+from banyan.arena.store_tier import StoreTier
+from banyan.core import Run, SourceKind
 from banyan.layout import BlockGeometry
 from banyan.pacing import Admission, WriteAdmission
 
@@ -39,10 +38,9 @@ class StoreHost(Host):
         *,
         admission: Admission = Admission.FIRST_SIGHT,
         stall_s: float = 10.0,
-        faults: str | None = None,
-        **limits: int,
+        read_bytes_per_s: int | None = None,
     ) -> None:
-        super().__init__(roster, slot, page_bytes=LAYER_BYTES // 2, block=BLOCK, num_frames=limits.get("num_frames", 8))
+        super().__init__(roster, slot, page_bytes=LAYER_BYTES // 2, block=BLOCK)
         self.store = Store.open(
             [str(folder)],
             NAMESPACE,
@@ -51,44 +49,42 @@ class StoreHost(Host):
             share_bytes=32 << 20,
             floor_bytes=0,
             stall_s=stall_s,
-            faults=faults,
+            read_bytes_per_s=read_bytes_per_s,
         )
-        self.lineage = Lineage()
-        shared = {
-            "store": self.store,
-            "residency": self.residency,
-            "memory": self.memory,
-            "frame_bytes": BLOCK.frame_bytes,
-            "counters": self.counters,
-        }
-        self.archive = Archive(
-            **shared,
-            lineage=self.lineage,
+        self.tier = StoreTier(
+            max_read_bytes=1 << 30,
+            store=self.store,
+            residency=self.residency,
+            view=self.view,
+            arena_slots=ARENAS,
+            memory=self.memory,
+            block=BLOCK,
             admission=WriteAdmission(admission, budget=None),
-            block_bytes=BLOCK.block_bytes,
-            clock=time.monotonic_ns,
-        )
-        max_pages = limits.get("max_pages", 100)
-        self.prefetch = Prefetch(
-            **shared, view=self.view, arena_slots=ARENAS, max_pages=max_pages, layers_per_read=limits.get("layers", 1)
-        )
-        self.cache = PrefixCache(
-            shelf=self.rank.shelf,
-            source=self.rank.peers,
+            layers_per_read=1,
             counters=self.counters,
-            min_fetch_pages=1,
+        )
+        self.prefetch = self.tier.prefetch
+        self.cache = make_cache(
+            self.rank.shelf,
+            self.rank.peers,
+            slot=slot,
             slots=[1 - slot, *ARENAS],
+            counters=self.counters,
             prefetch=self.prefetch,
         )
 
     def save(self, targets: list[int], names: list[str]) -> None:
         """Publish pages of the pool, back them up, and wait until they are stored."""
-        self.lineage.learn(names)
+        self.tier.learn([names])
         self.rank.shelf.publish(frames(*targets), names)
         self.backup.offer(names)
-        for landed in self.settle():
-            self.archive.sight(landed.keys)
-        self.until(lambda: self.archive.num_writing == 0)
+        for landed in self.wait_landed():
+            self.tier.landed(landed.keys)
+        self.until(lambda: self.num_writing == 0)
+
+    @property
+    def num_writing(self) -> int:
+        return len(self.tier._archive._writing)
 
     def lose(self) -> None:
         """Everything but the store forgets."""
@@ -100,8 +96,7 @@ class StoreHost(Host):
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.001)
-            self.archive.poll()
-            self.prefetch.poll()
+            self.tier.poll()
 
 
 @pytest.fixture
@@ -118,23 +113,23 @@ def test_page_when_only_the_store_holds_it_then_it_streams_into_the_pool_and_sta
     host.save([3, 4, 5], keys(1, 2, 3))
     assert host.counters.archived_pages == 3
     host.lose()
-    assert host.fetch(keys(1, 2, 3, 4), frames(9, 1, 7, 2)) == ((STORE, 3),)
+    assert host.fetch(keys(1, 2, 3, 4), frames(9, 1, 7, 2)) == (Run(SourceKind.STORE, 3),)
     assert [host.rank.pages(frame) for frame in (9, 1, 7)] == before
     host.until(lambda: host.residency.num_resident == 3)
-    assert host.fetch(keys(1, 2, 3), frames(10, 11, 12)) == ((2, 3),), "now it comes from the arena"
+    assert host.fetch(keys(1, 2, 3), frames(10, 11, 12)) == (Run(SourceKind.HOST, 3),), "now it comes from the arena"
     assert [host.rank.pages(frame) for frame in (10, 11, 12)] == before
 
 
-def test_want_when_the_request_waits_then_the_pages_are_there_before_its_turn(host: StoreHost) -> None:
+def test_start_reads_when_the_request_waits_then_the_pages_are_there_before_its_turn(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    host.prefetch.want(keys(1, 2), whole)
-    host.prefetch.want(keys(1, 2), whole)
+    host.prefetch.start_reads(keys(1, 2), whole)
+    host.prefetch.start_reads(keys(1, 2), whole)
     host.until(lambda: host.residency.num_resident == 2)
     assert host.counters.reads == 1 and host.counters.read_pages == 2
 
 
-def test_want_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHost) -> None:
+def test_start_reads_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHost) -> None:
     host.save([3, 4, 5], keys(1, 2, 3))
     host.lose()
     asked: list[tuple[int, int]] = []
@@ -143,11 +138,51 @@ def test_want_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHos
         asked.append((num_missing, num_stored))
         return 2
 
-    host.prefetch.want(keys(1, 2, 3, 4), worth)
+    host.prefetch.start_reads(keys(1, 2, 3, 4), worth)
     assert asked == [(4, 3)] and host.prefetch.num_arriving(keys(1, 2, 3)) == 2
-    host.prefetch.want(keys(1, 2, 3, 4), lambda num_missing, num_stored: 0)
+    host.prefetch.start_reads(keys(1, 2, 3, 4), lambda num_missing, num_stored: 0)
     host.until(lambda: host.residency.num_resident == 2)
     assert (host.counters.reads, host.counters.read_pages, host.counters.reads_dropped_pages) == (1, 2, 0)
+
+
+class Asked:
+    """The store, with the keys that it is asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.lookups: list[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def lookup(self, keys: list[str]) -> Any:
+        self.lookups.append(keys)
+        return self._store.lookup(keys)
+
+
+def test_arrive_when_the_node_holds_the_beginning_then_the_store_is_asked_once_and_read_behind_it(
+    host: StoreHost,
+) -> None:
+    host.save([3, 4, 5], keys(1, 2, 3))
+    host.lose()
+    store = host.tier._store = host.prefetch._store = Asked(host.store)
+    asked: list[tuple[int, int]] = []
+
+    def worth(num_missing: int, num_stored: int) -> int:
+        asked.append((num_missing, num_stored))
+        return num_stored
+
+    for _ in range(2):
+        host.tier.arrive(keys(1, 2, 3, 4), 1, worth)
+    assert store.lookups == 2 * [keys(1, 2, 3, 4)] and asked == [(3, 2)]
+    host.until(lambda: host.residency.num_resident == 2)
+    assert host.residency.frame(*keys(1)) is None and host.residency.frame(*keys(3)) is not None
+
+
+def test_arrive_when_the_node_holds_more_than_the_store_then_nothing_is_read(host: StoreHost) -> None:
+    host.save([3], keys(1))
+    host.tier.arrive(keys(1, 2, 3), 2, whole)
+    assert host.counters.reads == 0
 
 
 def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_rest(host: StoreHost) -> None:
@@ -157,7 +192,7 @@ def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_res
     # The page furthest from the root goes first.
     host.residency.abandon(host.residency.claim(host.residency.num_frames - host.residency.num_resident + 1))
     assert host.residency.frame(*keys(3)) is None and host.residency.frame(*keys(2)) is not None
-    assert host.fetch(keys(1, 2, 3), frames(9, 1, 7)) == ((2, 2), (STORE, 1))
+    assert host.fetch(keys(1, 2, 3), frames(9, 1, 7)) == (Run(SourceKind.HOST, 2), Run(SourceKind.STORE, 1))
     assert [host.rank.pages(frame) for frame in (9, 1, 7)] == before
 
 
@@ -166,7 +201,7 @@ def test_two_requests_when_they_want_the_same_read_then_both_follow_it(host: Sto
     host.save([3, 4], keys(1, 2))
     host.lose()
     for rid, targets in (("a", (6, 7)), ("b", (8, 9))):
-        assert host.cache.lookup(rid, keys(1, 2))
+        assert host.cache.prepare(request(rid), keys(1, 2)).num_pages
         assert host.cache.admit(rid, keys(1, 2), frames(*targets)) is not None
     assert host.cache.finish(host.cache.start())
     assert host.counters.reads == 1
@@ -183,23 +218,22 @@ def test_finish_when_a_record_is_damaged_then_the_batch_fails_and_the_page_is_ne
     content = bytearray(segment.read_bytes())
     content[content.index(second_layer)] ^= 1
     segment.write_bytes(content)
-    assert host.cache.lookup("r", keys(1, 2, 3))
+    assert host.cache.prepare(request("r"), keys(1, 2, 3)).num_pages
     assert host.cache.admit("r", keys(1, 2, 3), frames(9, 1, 7)) is not None
     assert not host.cache.finish(host.cache.start())
     host.until(lambda: host.residency.num_filling == 0)
     assert host.counters.read_failed_pages == 1
-    offer = host.cache.lookup("again", keys(1, 2, 3))
-    assert offer is not None and offer.num_pages == 1
+    assert host.cache.prepare(request("again"), keys(1, 2, 3)).num_pages == 1
 
 
 def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_for_the_drive(tmp_path: Path) -> None:
-    host = StoreHost(Roster.create(4), 0, tmp_path, stall_s=0.1, faults="seed=1,hang=1")
+    host = StoreHost(Roster.create(4), 0, tmp_path, stall_s=0.1, read_bytes_per_s=24_000)
     host.save([3, 4], keys(1, 2))
     host.lose()
-    assert host.cache.lookup("r", keys(1, 2))
+    assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
     assert host.cache.admit("r", keys(1, 2), frames(9, 1)) is not None
     assert not host.cache.finish(host.cache.start())
-    assert host.cache.lookup("meanwhile", keys(1, 2)) is None
+    assert host.cache.prepare(request("meanwhile"), keys(1, 2)).num_pages == 0
     host.prefetch.poll()
     assert host.residency.num_filling == 2
     host.until(lambda: host.residency.num_filling == 0)
@@ -237,14 +271,14 @@ def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has
     host.save([3, 4], keys(1, 2))
     host.lose()
     source = host.cache._source = LaggingSource(host.rank.peers)
-    assert host.cache.lookup("r", keys(1, 2))
+    assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
     assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
     assert host.cache.finish(host.cache.start())
-    host.cache.settle()
+    host.cache.poll()
     host.prefetch.poll()
     assert host.residency.num_filling == 2 and host.residency.num_resident == 0
     source.copies[0].has_ended = True
-    host.cache.settle()
+    host.cache.poll()
     host.prefetch.poll()
     assert host.residency.num_filling == 0 and host.residency.num_resident == 2
 
@@ -252,7 +286,7 @@ def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has
 def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    assert host.cache.lookup("r", keys(1, 2))
+    assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
     assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
     assert host.cache.cancel("r")
     host.until(lambda: host.residency.num_resident == 2)
@@ -261,7 +295,7 @@ def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: Stor
 def test_quiesce_when_reads_are_under_way_then_their_frames_are_free(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    host.prefetch.want(keys(1, 2), whole)
+    host.prefetch.start_reads(keys(1, 2), whole)
     host.cache.quiesce()
     host.prefetch.quiesce()
     assert host.residency.num_filling == 0 and host.prefetch.num_arriving(keys(1)) == 0
@@ -271,7 +305,7 @@ def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes
     host = StoreHost(Roster.create(4), 0, tmp_path, admission=Admission.SECOND_SIGHT)
     host.save([3, 4], keys(1, 2))
     assert host.counters.archived_pages == 0
-    host.archive.sight(keys(1, 2))
+    host.tier.landed(keys(1, 2))
     host.until(lambda: host.counters.archived_pages == 2)
     host.store.close()
 
@@ -279,9 +313,53 @@ def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes
 def test_sight_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
     host.rank.shelf.publish(frames(3), keys(1))
     host.backup.offer(keys(1))
-    for landed in host.settle():
-        host.archive.sight(landed.keys)
-    assert host.archive.num_writing == 0 and host.counters.archive_refused_pages == 1
+    for landed in host.wait_landed():
+        host.tier.landed(landed.keys)
+    assert host.num_writing == 0 and host.counters.archive_refused_pages == 1
+
+
+def test_landed_when_the_store_lacks_the_parent_then_the_chain_is_handed_out_and_written_when_it_has_it(
+    host: StoreHost,
+) -> None:
+    host.save([3], keys(1))
+    assert host.store.evict(10) == 1
+    orphans: list[list[str]] = []
+    host.tier._orphaned = lambda chain: orphans.append(list(chain))
+    host.rank.shelf.publish(frames(4), keys(2))
+    host.tier.learn([keys(1, 2)])
+    host.backup.offer(keys(2))
+    for landed in host.wait_landed():
+        host.tier.landed(landed.keys)
+    assert orphans == [keys(2)] and list(host.tier.offer_again(keys(2))) == keys(2)
+    assert (host.num_writing, host.counters.archive_refused_pages) == (0, 0)
+    host.tier.landed(keys(1))
+    assert list(host.tier.offer_again(keys(2))) == []
+    host.until(lambda: host.store.lookup(keys(1, 2)).num_pages == 2)
+
+
+def test_landed_when_nobody_else_could_write_the_parent_then_the_page_counts_as_refused(host: StoreHost) -> None:
+    host.save([3], keys(1))
+    assert host.store.evict(10) == 1
+    host.tier.learn([keys(1, 2)])
+    host.rank.shelf.publish(frames(4), keys(2))
+    host.backup.offer(keys(2))
+    for landed in host.wait_landed():
+        host.tier.landed(landed.keys)
+    assert (host.num_writing, host.counters.archive_refused_pages) == (0, 1)
+
+
+def test_look_again_when_others_have_announced_pages_then_they_are_read_for_a_prompt_that_came_before(
+    tmp_path: Path,
+) -> None:
+    one, two = (StoreHost(Roster.create(4), 0, tmp_path) for _ in range(2))
+    two.tier.arrive(keys(1, 2, 3), 0, whole)
+    news = two.tier.take_news()
+    one.save([3, 4], keys(1, 2))
+    two.until(lambda: two.tier.take_news() != news and two.store.lookup(keys(1, 2)).num_pages == 2)
+    two.tier.look_again(keys(1, 2, 3), 0, whole)
+    two.until(lambda: two.residency.num_resident == 2)
+    for server in (one, two):
+        server.store.close()
 
 
 def test_two_servers_when_they_share_a_path_then_a_page_is_written_once_and_read_by_both(tmp_path: Path) -> None:
@@ -292,7 +370,7 @@ def test_two_servers_when_they_share_a_path_then_a_page_is_written_once_and_read
     two.save([3, 4], keys(1, 2))
     assert one.counters.archived_pages == 2 and two.counters.archived_pages == 0
     two.lose()
-    assert two.fetch(keys(1, 2), frames(8, 9)) == ((STORE, 2),)
+    assert two.fetch(keys(1, 2), frames(8, 9)) == (Run(SourceKind.STORE, 2),)
     assert [two.rank.pages(frame) for frame in (8, 9)] == before
     for server in (one, two):
         server.store.close()

@@ -47,7 +47,7 @@ def shelf() -> FakeShelf:
 
 def fill(residency: Residency, *keys: str) -> list[int]:
     frames = residency.claim(len(keys))
-    residency.settle(frames, keys)
+    residency.publish(frames, keys)
     return frames
 
 
@@ -95,13 +95,21 @@ def test_claim_when_the_rest_is_held_or_read_then_fewer(shelf: FakeShelf) -> Non
     assert residency.claim(3) == [held]
 
 
-def test_settle_when_a_page_is_resident_already_then_its_frame_stays_and_the_new_one_is_free(shelf: FakeShelf) -> None:
+def test_publish_when_a_page_is_resident_already_then_its_frame_stays_and_the_new_one_is_free(shelf: FakeShelf) -> None:
     residency = Residency(shelf, 3)
     (first,) = fill(residency, "a")
     frames = residency.claim(2)
-    residency.settle(frames, ["a", "b"])
+    residency.publish(frames, ["a", "b"])
     assert residency.frame("a") == first and residency.frame("b") == frames[1]
     assert residency.claim(1) == frames[:1]
+
+
+def test_claim_when_the_part_has_grown_then_new_frames_come_before_an_eviction(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 1)
+    first = fill(residency, "a")
+    residency.grow(2)
+    assert fill(residency, "b", "c") == [1, 2] and first == [0]
+    assert set(shelf.key_of.values()) == {"a", "b", "c"} and residency.num_evicted == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -117,7 +125,7 @@ def test_frames_when_used_at_random_then_each_is_in_one_place(shelf: FakeShelf, 
             case 1:
                 rng.shuffle(filling)
                 done = [filling.pop() for _ in range(rng.randrange(len(filling) + 1))]
-                residency.settle(done, [f"{rng.randrange(30)}" for _ in done] if step % 2 else [f"s{f}" for f in done])
+                residency.publish(done, [f"{rng.randrange(30)}" for _ in done] if step % 2 else [f"s{f}" for f in done])
             case 2 if filling:
                 residency.abandon([filling.pop()])
             case 3 if shelf.key_of:

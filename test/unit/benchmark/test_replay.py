@@ -9,7 +9,7 @@ import json
 import pytest
 from bench_fakes import record
 
-from banyan.replay import Pace, Skew, Trace, TraceRequest, Vocabulary, skewed_trace
+from banyan.lab.replay import Pace, Skew, Trace, TraceRequest, Vocabulary, skewed_trace
 from benchmark import policy_table, replay, trace_replay
 from benchmark.records import Answer
 from benchmark.replay import WarmStart, Workload, imbalance, play, play_cold, summary

@@ -4,7 +4,8 @@ import json
 import pytest
 
 from banyan import cli
-from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Run, SourceKind, Tail
+from banyan.core import Outcome, Run, SourceKind
+from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
 
 
 class FakeEngine:
@@ -19,11 +20,11 @@ def made_plans():
     """What a real planner explains: one measured plan and one without figures."""
     rates = MoveRates()
     planner = Planner(times=PrefillTimes(PrefillCost(1000.0, 100.0, 0.0, 0.0)), rates=rates, num_layers=30, min_pages=1)
-    found = Tail(own_tokens=32, prompt_tokens=200, page_tokens=16, runs=(Run(SourceKind.PEER, 10),))
+    found = Tail(own_tokens=32, prompt_tokens=200, page_tokens=16, runs=(Run(SourceKind.PEER, 10),), max_rank=3)
     planner.decide("first", found)
     rates.observe(SourceKind.PEER, 160, 480.0)
     planner.decide("second", found)
-    planner.record("second", "landed")
+    planner.record("second", Outcome.LANDED)
     return planner.explain()
 
 
@@ -37,6 +38,7 @@ def test_explain_when_the_request_is_remembered_then_the_plan_and_its_figures_ar
     text = capsys.readouterr().out
     assert "second on rank 1: prompt of 200 tokens, 32 in the rank's own tree, tail of 168" in text
     assert "found elsewhere: 160 tokens at peer" in text
+    assert "dp_origin_kv_len 32, dp_max_kv_len 192, dp_max_kv_rank 3" in text
     assert "plan: move 160 tokens, compute 8; expected to be faster; landed" in text
     assert "recompute: 17.80 ms expected" in text
     assert "first" not in text

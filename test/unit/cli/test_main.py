@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,17 +11,24 @@ from banyan import cli
 from banyan.cli import doctor
 
 
-def test_bench_when_json_is_asked_for_then_the_result_is_printed_as_it_is(monkeypatch, capsys):
-    rows = [{"geometry": "x", "ratio": 0.9}]
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: type("M", (), {"run": staticmethod(lambda: rows)}))
-    assert cli.main(["bench", "copy", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == rows
+def test_laboratory_when_a_command_is_named_then_its_module_gets_the_rest(monkeypatch):
+    asked = []
+    module = SimpleNamespace(main=lambda words: asked.append(words) or 3)
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: {"banyan.lab.bench": module}[name])
+    assert cli.main(["bench", "copy", "--json"]) == 3
+    assert asked == [["copy", "--json"]]
 
 
-def test_bench_when_it_is_unknown_then_the_choices_are_said(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["bench", "nothing"])
-    assert "copy" in capsys.readouterr().err
+@pytest.mark.parametrize("module", [module for module, _ in cli.LABORATORY.values()])
+def test_laboratory_when_its_table_is_followed_then_every_command_is_there(module):
+    assert callable(importlib.import_module(module).main)
+
+
+def test_help_when_asked_for_then_the_laboratory_is_listed_and_not_imported(capsys):
+    script = "import sys\nfrom banyan import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
+    script += "sys.exit(any(name.startswith('banyan.lab') for name in sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "bench" in ended.stdout and "sim" in ended.stdout, ended.stderr
 
 
 def test_doctor_when_run_here_then_every_finding_is_well(capsys):

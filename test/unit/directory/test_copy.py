@@ -32,7 +32,6 @@ def test_copy_when_pages_are_scattered_over_peers_then_every_layer_is_equal(rank
     copy = reader.peers.start_copy([(lease, frames(10, 11, 0, 15, 1, 4))])
     for layer in range(NUM_LAYERS):
         assert copy.wait_layer(layer) >= 0.0
-        assert copy.layers_done > layer
         assert reader.page(10, layer) == ranks[0].page(2, layer)
     assert copy.finish()
     for source, frame, target in [(0, 2, 10), (0, 3, 11), (0, 9, 0), (0, 5, 15), (1, 7, 1), (1, 8, 4)]:
@@ -74,7 +73,7 @@ def test_copy_when_dropped_before_finish_then_the_lease_is_still_the_callers(ran
 def test_copy_when_nothing_is_loaded_then_lands(ranks: list[Rank]) -> None:
     copy = ranks[2].peers.start_copy([])
     assert copy.finish()
-    assert (copy.bytes_copied, copy.layers_done) == (0, NUM_LAYERS)
+    assert copy.bytes_copied == 0
 
 
 def test_copy_when_its_peers_object_is_gone_then_still_lands(ranks: list[Rank]) -> None:

@@ -34,8 +34,18 @@ def test_open_when_the_format_is_another_then_valueerror_names_both() -> None:
     with open(roster.path, "r+b") as table:
         table.seek(8)
         table.write((99).to_bytes(8, "little"))
-    with pytest.raises(ValueError, match="roster format 99, this build reads format 1"):
+    with pytest.raises(ValueError, match="roster format 99, this build reads format 2"):
         Roster.open(roster.path)
+
+
+def test_page_tokens_when_a_rank_says_another_number_then_it_is_refused_and_the_first_one_stands() -> None:
+    roster = Roster.create(2)
+    assert roster.page_tokens == 0
+    Roster.open(roster.path).agree_on_page_tokens(64)
+    roster.agree_on_page_tokens(64)
+    with pytest.raises(ValueError, match="a page has 16 tokens here and 64 tokens at another rank"):
+        roster.agree_on_page_tokens(16)
+    assert roster.page_tokens == 64
 
 
 def test_open_when_a_plain_file_then_valueerror(tmp_path) -> None:

@@ -19,8 +19,10 @@ ONE = Namespace(
     num_layers=30,
     page_bytes_by_layer=((6144, 6144),),
     pool_layout="MHA/nhd",
-    tp_size=1,
-    tp_rank=0,
+    attn_tp_size=1,
+    attn_tp_rank=0,
+    attn_cp_size=1,
+    attn_cp_rank=0,
 )
 
 

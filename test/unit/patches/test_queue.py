@@ -63,6 +63,12 @@ def test_changed_when_a_source_differs_or_is_gone_then_one_line_each_names_it(tm
     assert "gone is not defined" in line
 
 
+def test_upstream_definition_when_overloaded_then_the_body_that_runs_is_found():
+    found = patches.upstream_definition("sglang.srt.disaggregation.utils.get_kv_class")
+    assert not found.decorator_list
+    assert "NixlKVManager" in ast.unparse(found)
+
+
 def test_load_queue_when_a_field_is_missing_then_the_file_is_named(tmp_path):
     (tmp_path / "20-y.toml").write_text('target = "a.b"\nprocesses = ["main"]\n')
     with pytest.raises(ValueError, match=r"20-y\.toml"):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from banyan.planner import MoveRates, SourceKind
+from banyan.core import SourceKind
+from banyan.planner import MoveRates
 
 
 def test_rates_when_short_and_long_moves_differ_then_each_class_keeps_its_own():

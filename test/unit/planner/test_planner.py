@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.core import Outcome, Run, SourceKind
 from banyan.planner import (
     Action,
     ForwardSample,
@@ -16,8 +17,6 @@ from banyan.planner import (
     PrefillTimes,
     Pricing,
     Reason,
-    Run,
-    SourceKind,
     Tail,
 )
 
@@ -43,8 +42,18 @@ def rates_of(**per_token_us):
     return rates
 
 
-def planner(rates, *, times=None, min_pages=1):
-    return Planner(times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, min_pages=min_pages)
+def planner(rates, *, times=None, min_pages=1, num_in_step=1):
+    return Planner(
+        times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, min_pages=min_pages, num_in_step=num_in_step
+    )
+
+
+def test_plan_when_eight_ranks_would_wait_for_a_move_then_only_what_hides_is_moved():
+    # What comes from the store is moved whole or not at all.
+    exposed, hidden = tail((STORE, 100)), tail((STORE, 100), new=3_000)
+    alone, together = (planner(rates_of(STORE=90.0), num_in_step=num) for num in (1, 8))
+    assert (alone.decide("exposed", exposed).num_pages, together.decide("exposed", exposed).num_pages) == (100, 0)
+    assert together.decide("hidden", hidden).num_pages == alone.decide("hidden", hidden).num_pages == 100
 
 
 def test_plan_when_moving_is_faster_then_all_is_moved_and_the_figures_say_so():
@@ -199,8 +208,8 @@ def test_best_when_every_number_of_pages_is_tried_then_the_cut_is_within_a_tenth
 def test_explain_when_a_decision_was_made_then_its_figures_and_outcome_are_plain_values():
     ours = planner(rates_of(PEER=1.0))
     ours.decide("r", tail((PEER, 10), own=32))
-    ours.record("r", "landed")
-    ours.record("gone", "landed")
+    ours.record("r", Outcome.LANDED)
+    ours.record("gone", Outcome.LANDED)
     (one,) = json.loads(json.dumps(ours.explain()))
     assert one["rid"] == "r" and one["outcome"] == "landed"
     assert (one["own_tokens"], one["found"], one["moved_pages"]) == (32, [["peer", 10]], 10)

@@ -24,6 +24,7 @@ from banyan.router.events import EventBatch
 from banyan.router.settings import Settings
 
 BLOCK_TOKENS = 4
+BOOTSTRAP_PORT = 8998
 TEST_TIMEOUT_S = 20.0
 
 
@@ -76,8 +77,8 @@ class Served:
 class FakeServer(Served):
     """One SGLang server. Its tokens are bytes; its answers are numbered events."""
 
-    def __init__(self, name, *, num_ranks=1, events=False, loads=False, banyan=False):
-        self.name, self.num_ranks, self.banyan = name, num_ranks, banyan
+    def __init__(self, name, *, num_ranks=1, events=False, loads=False, banyan=False, mode="null"):
+        self.name, self.num_ranks, self.banyan, self.mode = name, num_ranks, banyan, mode
         self.seen = []
         self.status = 200
         self.num_tokens = 3
@@ -141,6 +142,7 @@ class FakeServer(Served):
     async def server_info(self, request):
         await self.awake.wait()
         info = {"dp_size": self.num_ranks, "startup_time": {"total": id(self)}, "kv_events": None}
+        info |= {"disaggregation_mode": self.mode, "disaggregation_bootstrap_port": BOOTSTRAP_PORT}
         info["internal_states"] = [
             {"banyan": {"dp_rank": rank}} if self.banyan else {} for rank in range(self.num_ranks)
         ]
@@ -242,9 +244,9 @@ class Rig:
 
     def assert_idle(self):
         """Every place has been given back."""
-        for target in self.router.fleet.targets:
+        for target in (target for fleet in self.router.fleets for target in fleet.targets):
             assert (target.num_in_flight, target.num_prompt_tokens) == (0, 0)
-        assert not any(server.in_flight for server in self.router.fleet.servers)
+        assert not any(server.in_flight for server in self.router.all_servers)
         assert self.router.forwarder.admission.num_waiting == 0
 
 
@@ -255,20 +257,23 @@ async def until(condition):
 
 
 @contextlib.asynccontextmanager
-async def running(servers, *, is_up=True, **settings):
-    """A router in front of ``servers``, all of which are up unless told otherwise."""
+async def running(servers, *, is_up=True, instead=None, **settings):
+    """A router in front of ``servers``, all of which are up unless told otherwise. ``instead``: what it is told of them
+    in place of the truth."""
     defaults = {"policy": "round_robin", "probe_interval_s": 0.02, "probe_timeout_s": 0.2, "health_interval_s": 60.0}
     async with asyncio.timeout(TEST_TIMEOUT_S):
         for server in servers:
             await server.start()
-        app, router = build(Settings(servers=tuple(server.url for server in servers), **(defaults | settings)))
+        sides = {"servers": "null", "prefills": "prefill", "decodes": "decode"}
+        urls = {side: tuple(server.url for server in servers if server.mode == mode) for side, mode in sides.items()}
+        app, router = build(Settings(**(urls | (instead or {}) | defaults | settings)))
         served = Served(app)
         await served.start()
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
                 rig = Rig(servers, served, router, client)
                 if is_up:
-                    await until(lambda: all(server.takes_requests for server in router.fleet.servers))
+                    await until(lambda: all(server.takes_requests for server in router.all_servers))
                 yield rig
         finally:
             for server in servers:

@@ -12,6 +12,7 @@ from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankSta
 from banyan.routing.affinity import Affinity
 from banyan.routing.dualpath import DualPath, ReadSide, decode_rank, read_side
 from banyan.routing.hybrid import Hybrid
+from banyan.routing.level import Level
 from banyan.routing.linear import Linear
 from banyan.routing.lmetric import LMetric
 from banyan.routing.round_robin import RoundRobin
@@ -63,6 +64,26 @@ def test_session_sticky_when_its_rank_is_hot_then_it_moves():
     busy = [RankState(rank=0, ongoing_tokens=9_000), RankState(rank=1)]
     choice = place(SessionSticky(), ask(session_rank=0), busy)
     assert (choice.rank, choice.reason, choice.hot_ranks) == (1, Reason.LOAD, (0,))
+
+
+def pending(*tokens):
+    return [RankState(rank=rank, pending_prefill_tokens=num) for rank, num in enumerate(tokens)]
+
+
+def test_level_when_a_hit_would_make_the_fullest_rank_fuller_by_over_a_chunk_then_it_is_passed_over():
+    holder = ask(cached_tokens={0: 900}, fetchable_tokens=900)
+    assert choose(Level(chunk_tokens=512), holder, pending(6_000, 5_000)) == (1, Reason.LOAD)
+    assert choose(Level(chunk_tokens=512), holder, pending(6_000, 5_700)) == (0, Reason.CACHE)
+
+
+def test_level_when_another_rank_is_the_fullest_anyway_then_the_request_does_not_queue_behind_a_hit():
+    holder = ask(cached_tokens={1: 900}, fetchable_tokens=900)
+    assert choose(Level(chunk_tokens=512), holder, pending(50_000, 30_000, 0)) == (2, Reason.LOAD)
+
+
+def test_level_when_nothing_can_be_fetched_then_what_must_be_computed_counts_as_load():
+    holder = ask(num_tokens=8_000, cached_tokens={0: 7_000})
+    assert choose(Level(chunk_tokens=512), holder, pending(3_000, 0)) == (0, Reason.CACHE)
 
 
 def test_affinity_when_a_rank_holds_the_prefix_then_no_load_keeps_requests_away():

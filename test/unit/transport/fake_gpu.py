@@ -13,10 +13,13 @@ import random
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from banyan.transport.cuda_ipc.copies import PageLists
 from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.opening import GivenUpError
 from banyan.transport.cuda_ipc.places import PlaceTable
 
 WORD_BYTES = 8
@@ -50,6 +53,28 @@ class Buffer:
         return ctypes.string_at(self.address, self.num_bytes)
 
 
+class OpeningThread:
+    """The thread that opens peers: it does nothing until it is told, as if every call took long."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Callable, Future]] = deque()
+        self.is_running = False
+
+    def submit(self, call: Callable) -> Future:
+        self.jobs.append((call, Future()))
+        return self.jobs[-1][1]
+
+    def run(self) -> None:
+        self.is_running = True
+        while self.jobs:
+            call, future = self.jobs.popleft()
+            try:
+                future.set_result(call())
+            except (DriverError, ValueError, GivenUpError) as error:
+                future.set_exception(error)
+        self.is_running = False
+
+
 class FakeGpu:
     """One device and the processes that use it."""
 
@@ -63,6 +88,9 @@ class FakeGpu:
         self.memory: dict[int, ctypes.Array] = {}
         self.exported: dict[bytes, int] = {}
         self.num_handles = 0
+        self.opener = OpeningThread()
+        self.registers_read_only = False
+        """Whether the device can register memory for reading only. Discrete GPUs cannot."""
 
     # ---- memory
 
@@ -120,10 +148,15 @@ class FakeDriver:
         self.refuse: dict[str, int] = {}
         """Call name -> how many calls of that name still succeed."""
         self.mapped: dict[int, bytes] = {}
+        self.entered: set[bool] = {False}
+        """Threads that have a context: True is the one that opens."""
+        self.slow_calls: list[tuple] = []
+        """What a scheduling thread must not do while it serves: openings and registrations made on it."""
         self._next_event = 0
 
     def _called(self, name: str, *arguments) -> None:
         self.calls.append((name, *arguments))
+        assert self.gpu.opener.is_running in self.entered, f"{name} without a context"
         if name in self.refuse:
             self.refuse[name] -= 1
             if self.refuse[name] < 0:
@@ -212,7 +245,7 @@ class FakeDriver:
         return handle
 
     def open_handle(self, handle: bytes) -> int:
-        self._called("open_handle", handle)
+        self._slow("open_handle", handle)
         assert handle not in self.mapped.values(), "a process opens a handle once"
         if handle not in self.gpu.exported:
             raise DriverError("open_handle", "CUDA_ERROR_MAP_FAILED")
@@ -241,15 +274,47 @@ class FakeDriver:
     free_pinned = free
 
     def register_host(self, address: int, num_bytes: int) -> int:
-        self._called("register_host", address, num_bytes)
+        self._slow("register_host", address, num_bytes)
+        if protection(address) == "r--s":
+            raise DriverError("register_host", "CUDA_ERROR_INVALID_VALUE")
         self.gpu.memory[address] = (ctypes.c_char * num_bytes).from_address(address)
         return address
 
-    register_host_reading = register_host
+    def register_host_reading(self, address: int, num_bytes: int) -> int:
+        """As ``CudaDriver`` does where the device has no read-only registration: plainly."""
+        if self.gpu.registers_read_only:
+            self._slow("register_host_read_only", address, num_bytes)
+            self.gpu.memory[address] = (ctypes.c_char * num_bytes).from_address(address)
+            return address
+        return self.register_host(address, num_bytes)
+
+    def _slow(self, name: str, *arguments) -> None:
+        self._called(name, *arguments)
+        if not self.gpu.opener.is_running:
+            self.slow_calls.append((name, *arguments))
 
     def unregister_host(self, address: int) -> None:
         self._called("unregister_host", address)
         del self.gpu.memory[address]
+
+    # ---- Contexts
+
+    def current_context(self) -> int:
+        return id(self.gpu)
+
+    def enter_context(self, context: int) -> None:
+        assert context == id(self.gpu)
+        self.entered.add(self.gpu.opener.is_running)
+
+
+def protection(address: int) -> str:
+    """How this process has mapped the page of ``address``: "rw-s" and the like."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, flags, *_rest = line.split()
+        first, end = (int(number, 16) for number in span.split("-"))
+        if first <= address < end:
+            return flags
+    raise AssertionError(f"{address:#x} is not mapped")
 
 
 class FakeKernel:

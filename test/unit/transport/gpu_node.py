@@ -20,7 +20,7 @@ NUM_LAYERS = 3
 PAGE_BYTES = 16
 EXTENTS = 2 * NUM_LAYERS
 FRAME_BYTES = EXTENTS * PAGE_BYTES
-SCHEDULE, FORWARD, COPY = 1, 2, 3
+SCHEDULE, FORWARD, COPY, FOLLOW = 1, 2, 3, 4
 GEOMETRY = [
     [(extent * NUM_PAGES * PAGE_BYTES, PAGE_BYTES) for extent in (2 * layer, 2 * layer + 1)]
     for layer in range(NUM_LAYERS)
@@ -41,8 +41,8 @@ class GpuRank:
                 self.put(page, extent, self.content(page, extent))
         self.shelf = self.announce()
         self.peers = _native.Peers(roster, slot, slot, NAMESPACE, GEOMETRY, self.device_pool())
-        streams = self.streams = [slot * 10 + stream for stream in (SCHEDULE, FORWARD, COPY)]
-        self.schedule, self.forward, self.copy_stream = streams
+        streams = self.streams = [slot * 10 + stream for stream in (SCHEDULE, FORWARD, COPY, FOLLOW)]
+        self.schedule, self.forward, self.copy_stream, self.follow_stream = streams
         self.places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=EXTENTS)
         self.places.write(OWN_ROW, self.pools, [PAGE_BYTES] * EXTENTS)
         self.mappings = PeerMappings(
@@ -52,6 +52,8 @@ class GpuRank:
             alignment_bytes=8,
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
+            wanted_slots=range(roster.num_slots),
+            executor=gpu.opener,
         )
         self.ready = [self.driver.create_event() for _ in range(2)]
         self.arena = gpu.allocate(NUM_PAGES * FRAME_BYTES)
@@ -64,6 +66,7 @@ class GpuRank:
             groups=LayerGroups((2,) * NUM_LAYERS, layers_per_launch),
             order=StreamOrder(
                 copy_stream=self.copy_stream,
+                follow_stream=self.follow_stream,
                 current_stream=lambda: self.forward,
                 consumers=lambda: (self.schedule, self.forward),
                 ready_events=self.record_ready,
@@ -86,7 +89,7 @@ class GpuRank:
         return self.ready
 
     def content(self, page: int, extent: int) -> bytes:
-        return bytes([100 * (self.slot + 1) + page, extent] * (PAGE_BYTES // 2))
+        return bytes([60 * (self.slot + 1) + page, extent] * (PAGE_BYTES // 2))
 
     def get(self, page: int, extent: int) -> bytes:
         return ctypes.string_at(self.pools[extent] + page * PAGE_BYTES, PAGE_BYTES)
@@ -98,6 +101,14 @@ class GpuRank:
         """A forward pass that writes a page, one extent after the other."""
         for extent in range(EXTENTS):
             self.gpu.enqueue(stream, lambda extent=extent: self.put(page, extent, data))
+
+    def meet_peers(self) -> None:
+        """Open those who are there and close those who are not, whatever it takes."""
+        self.mappings.attend(self.peers.present())
+        self.gpu.opener.run()
+        self.mappings.poll()
+        self.gpu.run_stream(self.copy_stream)
+        self.mappings.poll()
 
     def lease(self, names: list[str]):
         return self.source.lease(self.source.lookup(names), len(names))
@@ -112,4 +123,6 @@ class GpuRank:
 def make_node(seed: int = 0, layers_per_launch: int = 1) -> tuple[FakeGpu, GpuRank, GpuRank]:
     gpu = FakeGpu(seed)
     roster = _native.Roster.create(2)
-    return gpu, *(GpuRank(gpu, roster, slot, layers_per_launch) for slot in (0, 1))
+    owner, reader = (GpuRank(gpu, roster, slot, layers_per_launch) for slot in (0, 1))
+    reader.meet_peers()
+    return gpu, owner, reader

@@ -4,7 +4,7 @@
 import pytest
 
 from banyan.transport.capability import DeviceFacts, Route, verdict
-from banyan.transport.cuda_ipc.copy_stream import open_copy_stream
+from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 from banyan.transport.cuda_ipc.driver import DriverError
 
 
@@ -32,34 +32,36 @@ class Maker:
     def create_stream(self):
         return 1
 
-    def create_partition_stream(self, num_sms):
+    def create_partition_streams(self, num_sms, num_streams):
         if not self.partition:
             raise DriverError("cuGreenCtxCreate", "CUDA_ERROR_NOT_SUPPORTED")
-        return 2, num_sms + 4
+        return [2] * num_streams, num_sms + 4
 
 
 def test_copy_stream_when_the_driver_partitions_then_its_processors_bound_the_copies():
-    opened = open_copy_stream(Maker(), num_sms=12, try_kernel=lambda stream: None)
-    assert (opened.stream, opened.num_sms, opened.is_partition) == (2, 16, True)
+    opened = open_copy_streams(Maker(), num_sms=12, num_streams=2, try_stream=lambda stream: None)
+    assert (opened.streams, opened.num_sms, opened.is_partition) == ([2, 2], 16, True)
+    assert opened.num_programs == 4 * 16
 
 
 def test_copy_stream_when_the_driver_does_not_partition_then_a_plain_one_and_the_reason():
-    opened = open_copy_stream(Maker(partition=False), num_sms=12, try_kernel=lambda stream: None)
-    assert (opened.stream, opened.num_sms, opened.is_partition) == (1, 12, False)
+    opened = open_copy_streams(Maker(partition=False), num_sms=12, num_streams=2, try_stream=lambda stream: None)
+    assert (opened.streams, opened.num_sms, opened.is_partition) == ([1, 1], 12, False)
+    assert opened.num_programs == 12
     assert "NOT_SUPPORTED" in opened.note
 
 
 def test_copy_stream_when_a_kernel_does_not_run_in_the_partition_then_a_plain_one():
-    def try_kernel(stream):
+    def try_stream(stream):
         if stream == 2:
             raise DriverError("kv_trans_for_dp", "CUDA_ERROR_INVALID_CONTEXT")
 
-    assert open_copy_stream(Maker(), num_sms=12, try_kernel=try_kernel).stream == 1
+    assert open_copy_streams(Maker(), num_sms=12, num_streams=2, try_stream=try_stream).streams == [1, 1]
 
 
 def test_copy_stream_when_no_stream_runs_a_kernel_then_drivererror():
-    def try_kernel(stream):
+    def try_stream(stream):
         raise DriverError("kv_trans_for_dp", "CUDA_ERROR_UNKNOWN")
 
     with pytest.raises(DriverError):
-        open_copy_stream(Maker(), num_sms=12, try_kernel=try_kernel)
+        open_copy_streams(Maker(), num_sms=12, num_streams=2, try_stream=try_stream)

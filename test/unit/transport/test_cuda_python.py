@@ -100,3 +100,22 @@ def test_handle_when_exported_and_opened_then_its_64_bytes_cross_unchanged():
     assert opened == [handle]
     with pytest.raises(DriverError, match="a handle of 3 bytes"):
         driver.open_handle(b"abc")
+
+
+@pytest.mark.parametrize(("supported", "flags"), [(0, 0x03), (1, 0x0B)])
+def test_memory_when_the_device_only_reads_it_then_the_flag_is_used_only_where_the_device_has_it(supported, flags):
+    seen = []
+
+    def register(address, num_bytes, flags):
+        seen.append(flags)
+        return (Result.CUDA_SUCCESS,)
+
+    found = bindings(
+        cuCtxGetDevice=lambda: (Result.CUDA_SUCCESS, 0),
+        cuDeviceGetAttribute=lambda attribute, device: (Result.CUDA_SUCCESS, supported),
+        cuMemHostRegister=register,
+        cuMemHostGetDevicePointer=lambda address, flags: (Result.CUDA_SUCCESS, address),
+    )
+    found.CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED=1)
+    assert CudaDriver(found).register_host_reading(4096, 64) == 4096
+    assert seen == [flags]

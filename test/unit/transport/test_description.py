@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The announced form of a pool: round trip, one export for each allocation, and no trust in what is read."""
 
+from dataclasses import replace
+
 import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
-from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Segment, describe
+from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Probe, Segment, describe
 
 SIMPLE = PoolDescription(b"u" * 16, (Segment(b"h" * 64, 100),), (PlacedExtent(0, 0, 60), PlacedExtent(0, 60, 40)))
 
 
-def test_description_when_decoded_then_equal():
-    assert PoolDescription.decode(SIMPLE.encode()) == SIMPLE
+PROBED = replace(SIMPLE, probe=Probe(b"n" * 16, PlacedExtent(0, 60, 40)))
+
+
+@pytest.mark.parametrize("description", [SIMPLE, PROBED])
+def test_description_when_decoded_then_equal(description):
+    assert PoolDescription.decode(description.encode()) == description
+
+
+def test_probe_when_it_leaves_its_segment_then_valueerror():
+    data = PROBED.encode()
+    with pytest.raises(ValueError, match="leaves its segment"):
+        PoolDescription.decode(data[:-24] + (41).to_bytes(8, "little") + data[-16:])
 
 
 @pytest.mark.parametrize(

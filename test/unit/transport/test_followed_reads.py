@@ -6,7 +6,7 @@ import ctypes
 from array import array
 
 import pytest
-from test.unit.directory.rig import frames, key
+from test.unit.directory.rig import frames, ids, key
 from test.unit.transport.fake_gpu import FakeGpu
 from test.unit.transport.gpu_node import EXTENTS, FRAME_BYTES, NUM_LAYERS, NUM_PAGES, PAGE_BYTES, GpuRank
 
@@ -95,6 +95,7 @@ class Node:
         self.owner = GpuRank(self.gpu, roster, 0)
         self.ring = Ring(self.gpu, num_slots)
         self.reader = GpuRank(self.gpu, roster, 1, layers_per_launch, self.make_reads)
+        self.reader.meet_peers()
 
     def make_reads(self, rank):
         self.io = GpuIo(rank.driver, self.ring, self.ring.words)
@@ -241,3 +242,27 @@ def test_start_copy_when_nothing_can_be_followed_then_valueerror():
     rank = GpuRank(gpu, _native.Roster.create(2), 0)
     with pytest.raises(ValueError, match="cannot be followed"):
         rank.source.start_copy([], [(Read(rank, [2]), [0], frames(1))])
+
+
+def test_lease_when_a_drive_does_not_answer_then_it_ends_with_its_own_copy_and_so_do_later_ones(time_passes):
+    node = Node()
+    gpu, owner, reader = node.gpu, node.owner, node.reader
+    time_passes.append(gpu)
+    drive_answers = []
+    gpu.enqueue(HOST, lambda: None, lambda: bool(drive_answers))
+    owner.publish([5, 6], [key(1), key(2)])
+    leases = [reader.lease([key(number)]) for number in (1, 2)]
+    read = Read(reader, [2])
+    mixed = reader.source.start_copy([(leases[0], reader.targets(3))], [(read, [0], reader.targets(0))])
+    later = reader.source.start_copy([(leases[1], reader.targets(6))])
+    while gpu.step():
+        if not any(ops and ops[0].is_ready() for stream, ops in gpu.streams.items() if stream != HOST + 1):
+            break
+    reader.source.settle()
+    assert later.has_ended and not mixed.has_ended
+    assert ids(owner.shelf.retire(frames(5, 6))) == [5, 6], "nobody reads them any more"
+    drive_answers.append(True)
+    gpu.run()
+    assert mixed.has_ended and mixed.finish()
+    assert [reader.get(0, extent) for extent in range(EXTENTS)] == [stored(2, extent) for extent in range(EXTENTS)]
+    assert reader.get(3, 0) == owner.content(5, 0)

@@ -2,8 +2,19 @@
 """Fetching from peers on a GPU: what is leased, what is refused, and what becomes of it when something fails."""
 
 import pytest
-from test.unit.directory.rig import frames, ids, key
-from test.unit.transport.gpu_node import EXTENTS, NUM_PAGES, PAGE_BYTES, make_node
+from test.unit.directory.rig import NAMESPACE, frames, ids, key
+from test.unit.transport.fake_gpu import FakeGpu
+from test.unit.transport.gpu_node import (
+    EXTENTS,
+    FRAME_BYTES,
+    NUM_LAYERS,
+    NUM_PAGES,
+    PAGE_BYTES,
+    GpuRank,
+    make_node,
+)
+
+from banyan import _native
 
 
 @pytest.fixture
@@ -34,6 +45,7 @@ def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_leases
 
 def test_fetch_when_it_has_landed_then_the_device_says_how_long_it_took(node):
     gpu, _, reader = node
+    gpu.run()
     copy = fetch(reader, [key(1)], 3)
     assert not copy.has_ended and copy.copy_s == 0
     gpu.run()
@@ -70,13 +82,48 @@ def test_lease_when_more_pages_are_under_way_than_the_pool_has_then_refused(node
     assert reader.lease([key(1)]) is not None
 
 
-def test_lease_when_the_peers_pool_cannot_be_opened_then_refused_once_and_for_all(node, caplog):
-    gpu, owner, reader = node
-    gpu.exported.clear()
-    assert reader.lease([key(1)]) is None
-    assert reader.lease([key(1)]) is None
+def test_lookup_when_the_peers_pool_is_being_opened_then_nothing_is_found_and_nobody_waits():
+    gpu, roster = FakeGpu(), _native.Roster.create(2)
+    owner, reader = (GpuRank(gpu, roster, slot) for slot in (0, 1))
+    owner.publish([5], [key(1)])
+    reader.mappings.attend(reader.peers.present())
+    before = reader.source.version()
+    assert reader.source.lookup([key(1)]).num_pages == 0
+    assert reader.source.lookup([key(1)], [0]).num_pages == 0
+    reader.meet_peers()
+    assert reader.source.version() != before, "an earlier answer is not to be kept"
+    assert reader.source.lookup([key(1)], [0]).num_pages == 1
+    assert not reader.driver.slow_calls
+
+
+def test_lookup_when_the_peers_pool_cannot_be_opened_then_others_hold_what_they_hold(caplog):
+    gpu, roster = FakeGpu(), _native.Roster.create(3)
+    barred, owner, reader = (GpuRank(gpu, roster, slot) for slot in range(3))
+    gpu.exported = {handle: base for handle, base in gpu.exported.items() if base not in barred.pools}
+    barred.publish([1, 2, 3], [key(1), key(2), key(3)])
+    owner.publish([5, 6], [key(1), key(2)])
+    reader.meet_peers()
+    reader.meet_peers()
+    found = reader.source.lookup([key(1), key(2), key(3)], [0, 1])
+    assert found.runs == [(1, 2)], "the longer run cannot be read"
+    assert reader.source.lease(found, 2) is not None
     assert caplog.text.count("cannot be opened") == 1
-    assert ids(owner.shelf.retire(frames(5))) == [5]
+
+
+@pytest.mark.parametrize("registers_read_only", [False, True])
+def test_arena_part_of_a_peer_when_the_device_registers_only_what_can_be_written_then_it_is_read(registers_read_only):
+    gpu, roster = FakeGpu(), _native.Roster.create(2)
+    gpu.registers_read_only = registers_read_only
+    reader = GpuRank(gpu, roster, 1)
+    arena = _native.SharedBytes.create(NUM_PAGES * FRAME_BYTES, "part")
+    table = [[(extent * PAGE_BYTES, PAGE_BYTES) for extent in (2 * n, 2 * n + 1)] for n in range(NUM_LAYERS)]
+    shelf = _native.Shelf(roster, 0, NAMESPACE, arena, NUM_PAGES, table, FRAME_BYTES)
+    memoryview(arena).cast("B")[3 * FRAME_BYTES : 4 * FRAME_BYTES] = bytes(range(FRAME_BYTES))
+    shelf.publish(frames(3), [key(1)])
+    reader.meet_peers()
+    fetch(reader, [key(1)], 2)
+    gpu.run()
+    assert b"".join(reader.get(2, extent) for extent in range(EXTENTS)) == bytes(range(FRAME_BYTES))
 
 
 def test_start_copy_when_a_call_is_refused_then_the_batch_fails_and_sharing_ends(node, caplog):
@@ -113,26 +160,27 @@ def test_start_copy_when_frames_and_lease_differ_then_valueerror_and_nothing_is_
     assert not reader.driver.calls
 
 
-def test_close_absent_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(node):
+def test_peer_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(node):
     gpu, owner, reader = node
     fetch(reader, [key(1)], 3)
     owner.shelf.close()
-    reader.source.close_absent()
+    reader.meet_peers()
     assert reader.driver.mapped
     gpu.run()
     reader.source.settle()
-    assert not reader.driver.mapped and reader.mappings.num_open == 0
+    assert not reader.driver.mapped and len(reader.mappings._open) == 0
 
 
-def test_close_absent_when_the_owner_comes_back_then_its_new_pool_is_opened(node):
+def test_peer_when_the_owner_comes_back_then_its_new_pool_is_opened(node):
     gpu, owner, reader = node
     gpu.run_stream(reader.copy_stream)
     reader.lease([key(1)]).release()
     owner.shelf.close()
-    reader.source.close_absent()
+    reader.meet_peers()
     assert not reader.driver.mapped
     again = owner.announce()
     again.publish(frames(2), [key(9)])
+    reader.meet_peers()
     fetch(reader, [key(9)], 1)
     gpu.run()
     assert reader.get(1, 4) == owner.content(2, 4)
@@ -144,10 +192,11 @@ def test_close_when_all_is_done_then_every_allocation_and_event_is_given_back(no
     fetch(reader, [key(1)], 3)
     gpu.run()
     reader.source.close()
+    reader.mappings.close()
     reader.places.close()
     freed = before - set(gpu.memory)
     assert len(freed) == 4 and not reader.driver.mapped
-    assert reader.driver.names().count("destroy_event") == reader.source._groups.num_groups + 1
+    assert reader.driver.names().count("destroy_event") == reader.source._groups.num_groups + 2
 
 
 def test_start_copy_when_frames_are_known_here_then_the_same_pages_move(node):

@@ -13,7 +13,8 @@ from banyan.transport.kv_trans.launch import TILE_BYTES, TileShape
     ("page_bytes", "alignment_bytes", "expected"),
     [
         ([32768, 32768], 256, TileShape(1, 4096, 8, 16)),
-        ([16 * 576 * 2], 256, TileShape(1, 4096, 8, 16)),
+        ([16 * 576 * 2], 256, TileShape(16, 256, 8, 16)),
+        ([64 * 656], 256, TileShape(32, 128, 8, 16)),
         ([2048, 64], 64, TileShape(16, 256, 8, 16)),
         ([131072], 512, TileShape(1, 4096, 8, 16)),
         ([40], 8, TileShape(512, 8, 8, 8)),
@@ -25,6 +26,12 @@ def test_tile_when_it_fits_the_pages_then_words_and_items_follow(page_bytes, ali
     shape = TileShape.fitting(page_bytes, alignment_bytes)
     assert shape == expected
     assert shape.num_items * shape.chunk_bytes <= TILE_BYTES and 1 <= shape.num_warps <= 16
+
+
+@pytest.mark.parametrize("page_tokens", [16, 32, 64])
+@pytest.mark.parametrize("token_bytes", [576 * 2, 576, 8 * 128 * 2], ids=["MLA", "MLA fp8", "GQA"])
+def test_tile_when_pages_are_a_models_then_no_lane_is_idle(page_tokens, token_bytes):
+    assert page_tokens * token_bytes % TileShape.fitting([page_tokens * token_bytes], 256).chunk_bytes == 0
 
 
 @pytest.mark.parametrize("page_bytes", [[], [64, 0]])

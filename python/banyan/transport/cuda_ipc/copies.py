@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of page copies on the copy stream, and the order between it and everything else on the device.
+"""One batch of page copies on the copy streams, and the order between it and everything else on the device.
+
+A batch is one chain, or two: what is leased and what follows a read of the store go on streams of their own, so that a
+drive which does not answer holds up the second alone.
 
 Invariants
-  1. The copy stream waits for everything that was enqueued before the batch (``ready_events``) before it writes: a
+  1. A copy stream waits for everything that was enqueued before the batch (``ready_events``) before it writes: a
      page that was just freed and handed out again may still be written by the forward pass in flight.
-  2. Whoever reads layer l on a stream does so behind that stream's wait for the event of l's group.
+  2. Whoever reads layer l on a stream does so behind that stream's wait for the events of l's group, one in each chain.
   3. Whatever follows ``finish`` on a consumer's stream runs after the last byte of the batch was written.
-  4. Leases and mappings are held until the event behind the last copy is done. Events say so, no clock does.
+  4. Leases and mappings are held until the event behind the last copy of leased pages is done. Events say so, no clock.
   5. No call waits for the device. ``finish`` of a batch that follows reads waits for them: they may fail.
 
-States of a batch: enqueued --last event done, seen by ``settle``--> landed; a refused call --> failed. What a failed
-batch had enqueued runs to its end before its leases are given back.
+States of a chain: enqueued --last event done--> landed; a refused call --> broken off: landed when what had been
+enqueued has run to its end, or lost when nobody can tell when that is. A batch has ended when its chains have landed.
 """
 
 from __future__ import annotations
@@ -115,12 +118,46 @@ class EventPool:
         self._idle.clear()
 
 
+class Chain:
+    """What one stream does for a batch: a group of layers after the other, with an event behind each."""
+
+    took_s = 0.0
+    """By the clock of the device, from the first copy to the end of the last; known once it has landed."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.events: list[int] = []
+        self.timed: tuple[int, int] | None = None
+        """Timing events of a chain that was enqueued whole: behind all that it waits for, and its last one."""
+        self.is_lost = False
+        self._streams = streams
+        self._has_landed = False
+
+    def break_off(self, last_event: int | None) -> None:
+        """Nothing more is enqueued. ``last_event`` is behind what is; None: nobody knows when that ends."""
+        self.is_lost = last_event is None
+        if last_event is not None:
+            self.events.append(last_event)
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether the device has done all that was enqueued. A chain whose end is unknown never has."""
+        if not self._has_landed and not self.is_lost:
+            self._has_landed = self._streams.is_event_done(self.events[-1])
+            if self._has_landed and self.timed is not None:
+                self.took_s = self._streams.elapsed_s(*self.timed)
+        return self._has_landed
+
+    def take_events(self) -> list[int]:
+        """Give the events away; the chain has landed and needs no wait any more."""
+        assert self._has_landed
+        events, self.events = self.events, []
+        return events
+
+
 class CudaCopy:
     """A batch on its way. Implements ``banyan.ports.Copy``: the waits are enqueued, none of them blocks the caller."""
 
     wait_s = 0.0
-    copy_s = 0.0
-    """By the clock of the device, from the first copy to the end of the last; known once the batch has ended."""
 
     def __init__(
         self,
@@ -134,57 +171,43 @@ class CudaCopy:
         """``current_stream`` is that of the calling thread; ``consumers`` are all streams that touch the pool."""
         self.bytes_fetched = num_bytes
         self.bytes_copied = num_bytes
+        self.chains: list[Chain] = []
         self._streams = streams
         self._groups = groups
         self._current_stream = current_stream
         self._consumers = consumers
         self._followed: Followed | None = None
-        self._measure: Callable[[], float] | None = None
-        self._group_events: list[int] = []
-        self._waited: set[tuple[int, int]] = set()
+        self._waited: set[tuple[int, int, int]] = set()
         self._has_failed = False
-        self._is_lost = False
-        self._has_landed = False
 
     def follow(self, followed: Followed) -> None:
-        """The copy stream waits for these reads."""
+        """A chain waits for these reads."""
         self._followed = followed
 
-    def group_enqueued(self, event: int) -> None:
-        """The next group of layers is done when ``event`` is."""
-        self._group_events.append(event)
-
-    def timed_by(self, measure: Callable[[], float]) -> None:
-        """All is enqueued; once it is done ``measure`` says how many seconds it took."""
-        self._measure = measure
-
-    def fail(self, last_event: int | None) -> None:
-        """Nothing more is enqueued. ``last_event`` is behind what is; None: nobody knows when that ends."""
+    def fail(self) -> None:
+        """Nothing more is enqueued, and what was is not all."""
         self._has_failed = True
-        self._is_lost = last_event is None
-        if last_event is not None:
-            self._group_events.append(last_event)
+
+    @property
+    def copy_s(self) -> float:
+        """By the clock of the device, of the chain that took longest; known once the batch has ended."""
+        return max((chain.took_s for chain in self.chains), default=0.0)
 
     @property
     def has_ended(self) -> bool:
         """Whether the device has done all that was enqueued. A batch whose end is unknown never is."""
-        if not self._has_landed and not self._is_lost:
-            self._has_landed = self._streams.is_event_done(self._group_events[-1])
-            if self._has_landed and self._measure is not None:
-                self.copy_s = self._measure()
-        return self._has_landed
+        return all(chain.has_landed for chain in self.chains)
 
-    def take_events(self) -> list[int]:
-        """Give the events away; the batch has landed and needs no wait any more."""
-        assert self._has_landed
-        events, self._group_events = self._group_events, []
-        return events
+    @property
+    def is_lost(self) -> bool:
+        return any(chain.is_lost for chain in self.chains)
 
     def wait_layer(self, layer: int) -> float:
         """Let the current stream wait for ``layer``; 0.0, the caller goes on at once."""
         group = self._groups.group_of(layer)
-        if group < len(self._group_events):
-            self._wait(self._current_stream(), group)
+        for number, chain in enumerate(self.chains):
+            if group < len(chain.events):
+                self._wait(self._current_stream(), number, group)
         return 0.0
 
     def finish(self) -> bool:
@@ -192,9 +215,10 @@ class CudaCopy:
 
         A failed batch makes SGLang abort its requests and free their pages, so the order matters then as well.
         """
-        if self._group_events:
-            for stream in self._consumers():
-                self._wait(stream, len(self._group_events) - 1)
+        for number, chain in enumerate(self.chains):
+            if chain.events:
+                for stream in self._consumers():
+                    self._wait(stream, number, len(chain.events) - 1)
         return self._all_came() and not self._has_failed
 
     def _all_came(self) -> bool:
@@ -205,12 +229,12 @@ class CudaCopy:
             time.sleep(POLL_S)
         return not self._followed.has_failed
 
-    def _wait(self, stream: int, group: int) -> None:
-        # The copy stream runs in order: a stream that waited for a later group has this one.
-        if any(waited >= group for waiting, waited in self._waited if waiting == stream):
+    def _wait(self, stream: int, number: int, group: int) -> None:
+        # A copy stream runs in order: a stream that waited for a later group of a chain has this one.
+        if any(waited >= group for waiting, chain, waited in self._waited if (waiting, chain) == (stream, number)):
             return
-        self._streams.wait_event(stream, self._group_events[group])
-        self._waited.add((stream, group))
+        self._streams.wait_event(stream, self.chains[number].events[group])
+        self._waited.add((stream, number, group))
 
 
 class HostBoundCopy(CudaCopy):
@@ -221,6 +245,6 @@ class HostBoundCopy(CudaCopy):
 
         Immediate once ``has_ended``; a batch whose end is unknown fails at once, its frames stay leased.
         """
-        while not self.has_ended and not self._is_lost:
+        while not self.has_ended and not self.is_lost:
             time.sleep(POLL_S)
         return not self._has_failed

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stream that copies run on: in a partition of the GPU's processors where the driver allows it.
+"""The streams that copies run on: in a partition of the GPU's processors where the driver allows it.
 
-A copy kernel has a fixed grid (``--banyan-copy-sms``). Without a partition its programs take that many processors
-somewhere; in a green context they are always the same ones, and compute keeps its caches and its balance.
+A copy kernel has a fixed grid. Without a partition it has a program for each processor that copies may take
+(``--banyan-copy-sms``): the device spreads them. In a green context the processors are always the same ones, and
+compute keeps its caches and its balance; there as many programs share a processor as fit.
 """
 
 from __future__ import annotations
@@ -15,36 +16,49 @@ from banyan.transport.cuda_ipc.driver import DriverError
 
 
 class StreamMaker(Protocol):
-    """The calls behind ``open_copy_stream``."""
+    """The calls behind ``open_copy_streams``."""
 
     def create_stream(self) -> int: ...
 
-    def create_partition_stream(self, num_sms: int) -> tuple[int, int]:
-        """A stream on a partition of at least ``num_sms`` processors, and how many it got."""
+    def create_partition_streams(self, num_sms: int, num_streams: int) -> tuple[list[int], int]:
+        """Streams on one partition of at least ``num_sms`` processors, and how many it got."""
         ...
 
 
+PROGRAMS_PER_SM = 4
+"""Programs of 512 threads that a processor of 2048 threads runs at once."""
+
+
 @dataclass(frozen=True, slots=True)
-class CopyStream:
+class CopyStreams:
     """``num_sms`` bounds what copies take. ``note`` is for the log: how, or why there is no partition."""
 
-    stream: int
+    streams: list[int]
     num_sms: int
     is_partition: bool
     note: str
 
+    @property
+    def num_programs(self) -> int:
+        """The grid of a copy."""
+        return self.num_sms * PROGRAMS_PER_SM if self.is_partition else self.num_sms
 
-def open_copy_stream(maker: StreamMaker, *, num_sms: int, try_kernel: Callable[[int], None]) -> CopyStream:
-    """A stream for copies. ``try_kernel`` launches one on a stream; what it raises rules a partition out.
+
+def open_copy_streams(
+    maker: StreamMaker, *, num_sms: int, num_streams: int, try_stream: Callable[[int], None]
+) -> CopyStreams:
+    """Streams for copies. ``try_stream`` does on one what copies do; what it raises rules a partition out.
 
     Raises:
-        DriverError: when not even a plain stream can be made or used.
+        DriverError: when not even plain streams can be made or used.
     """
     try:
-        stream, granted = maker.create_partition_stream(num_sms)
-        try_kernel(stream)
+        streams, granted = maker.create_partition_streams(num_sms, num_streams)
+        for stream in streams:
+            try_stream(stream)
     except DriverError as error:
-        stream = maker.create_stream()
-        try_kernel(stream)
-        return CopyStream(stream, num_sms, False, f"a plain stream, a grid of {num_sms} (no partition: {error})")
-    return CopyStream(stream, granted, True, f"a partition of {granted} processors")
+        streams = [maker.create_stream() for _ in range(num_streams)]
+        for stream in streams:
+            try_stream(stream)
+        return CopyStreams(streams, num_sms, False, f"plain streams, a grid of {num_sms} (no partition: {error})")
+    return CopyStreams(streams, granted, True, f"a partition of {granted} processors")

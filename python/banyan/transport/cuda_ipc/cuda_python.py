@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from banyan.transport.cuda_ipc.driver import HANDLE_BYTES, DriverError
@@ -12,6 +14,9 @@ from banyan.transport.cuda_ipc.driver import HANDLE_BYTES, DriverError
 REGISTER_PORTABLE = 0x01
 REGISTER_MAPPED = 0x02
 REGISTER_READ_ONLY = 0x08
+
+TEXT_BYTES = 96
+"""Room for a name that the driver writes."""
 
 
 class CudaDriver:
@@ -44,13 +49,13 @@ class CudaDriver:
     # ---- Streams -----------------------------------------------------------------------------------------------
 
     def create_stream(self) -> int:
-        """A stream that does not wait for the default stream, of the lowest priority: compute goes first."""
+        """A stream that does not wait for the default stream, of the lowest priority, as SGLang's are."""
         lowest, _highest = self._call("cuCtxGetStreamPriorityRange")
         flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
         return int(self._call("cuStreamCreateWithPriority", int(flags), lowest))
 
-    def create_partition_stream(self, num_sms: int) -> tuple[int, int]:
-        """A stream in a green context of at least ``num_sms`` processors (the driver rounds up), and their number."""
+    def create_partition_streams(self, num_sms: int, num_streams: int) -> tuple[list[int], int]:
+        """Streams in one green context of at least ``num_sms`` processors (the driver rounds up), and their number."""
         cuda, device = self._cuda, self.current_device()
         lowest, _highest = self._call("cuCtxGetStreamPriorityRange")
         whole = self._call("cuDeviceGetDevResource", device, cuda.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
@@ -62,8 +67,8 @@ class CudaDriver:
         context = self._call("cuGreenCtxCreate", described, device, int(flags))
         self._green_contexts.append(context)
         flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-        stream = self._call("cuGreenCtxStreamCreate", context, int(flags), lowest)
-        return int(stream), int(groups[0].sm.smCount)
+        streams = [int(self._call("cuGreenCtxStreamCreate", context, int(flags), lowest)) for _ in range(num_streams)]
+        return streams, int(groups[0].sm.smCount)
 
     def destroy_stream(self, stream: int) -> None:
         self._call("cuStreamDestroy", stream)
@@ -158,7 +163,8 @@ class CudaDriver:
         return self._register(address, num_bytes, REGISTER_PORTABLE | REGISTER_MAPPED)
 
     def register_host_reading(self, address: int, num_bytes: int) -> int:
-        return self._register(address, num_bytes, REGISTER_PORTABLE | REGISTER_MAPPED | REGISTER_READ_ONLY)
+        further = REGISTER_READ_ONLY if self.registers_read_only(self.current_device()) else 0
+        return self._register(address, num_bytes, REGISTER_PORTABLE | REGISTER_MAPPED | further)
 
     def _register(self, address: int, num_bytes: int, flags: int) -> int:
         self._call("cuMemHostRegister", address, num_bytes, flags)
@@ -166,6 +172,14 @@ class CudaDriver:
 
     def unregister_host(self, address: int) -> None:
         self._call("cuMemHostUnregister", address)
+
+    # ---- Contexts ----------------------------------------------------------------------------------------------
+
+    def current_context(self) -> int:
+        return int(self._call("cuCtxGetCurrent"))
+
+    def enter_context(self, context: int) -> None:
+        self._call("cuCtxSetCurrent", context)
 
     # ---- questions ---------------------------------------------------------------------------------------------
 
@@ -182,9 +196,43 @@ class CudaDriver:
         """Whether kernels on ``device`` may read memory of ``other``."""
         return device == other or bool(self._call("cuDeviceCanAccessPeer", device, other))
 
+    def registers_read_only(self, device: int) -> bool:
+        """Whether memory can be registered for reading only. Discrete GPUs cannot."""
+        attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+        return bool(self._call("cuDeviceGetAttribute", attribute, device))
+
+    def driver_version(self) -> tuple[int, int]:
+        """The newest CUDA that the driver knows: major, minor."""
+        number = int(self._call("cuDriverGetVersion"))
+        return number // 1000, number % 1000 // 10
+
+    def device_name(self, device: int) -> str:
+        return _text(self._call("cuDeviceGetName", TEXT_BYTES, device))
+
+    def pci_address(self, device: int) -> str:
+        """As below ``/sys/bus/pci/devices``."""
+        return _text(self._call("cuDeviceGetPCIBusId", TEXT_BYTES, device)).lower()
+
+    @contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        """Calls of this thread are for ``device`` meanwhile. For tools: a rank's context is torch's."""
+        context = self._call("cuDevicePrimaryCtxRetain", device)
+        before = self._call("cuCtxGetCurrent")
+        try:
+            self._call("cuCtxSetCurrent", context)
+            yield
+        finally:
+            self._call("cuCtxSetCurrent", before)
+            self._call("cuDevicePrimaryCtxRelease", device)
+
     def num_sms(self, device: int) -> int:
         attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         return int(self._call("cuDeviceGetAttribute", attribute, device))
+
+
+def _text(raw: Any) -> str:
+    """A string of C, as the bindings return it."""
+    return bytes(raw).split(b"\0", 1)[0].decode()
 
 
 def _bindings() -> Any:

@@ -112,11 +112,22 @@ class Memory(Protocol):
         ...
 
     def register_host_reading(self, address: int, num_bytes: int) -> int:
-        """As ``register_host``, for memory that this process and the device only read."""
+        """As ``register_host``, for memory that the device only reads. It must be mapped for writing all the same: most
+        GPUs cannot register what is not."""
         ...
 
     def unregister_host(self, address: int) -> None: ...
 
 
-class CopyDriver(Streams, Ipc, Memory, Protocol):
+class Contexts(Protocol):
+    """What a second thread needs to make calls."""
+
+    def current_context(self) -> int: ...
+
+    def enter_context(self, context: int) -> None:
+        """Make it the calling thread's current one."""
+        ...
+
+
+class CopyDriver(Streams, Ipc, Memory, Contexts, Protocol):
     """What fetching from peers takes."""

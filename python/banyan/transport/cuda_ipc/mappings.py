@@ -7,40 +7,43 @@ Invariants
      a fault of the whole context.
   3. A peer that could not be opened is not tried again: its epoch would have to change first.
   4. What lies in this process is used where it is: nobody opens a handle of his own.
+  5. A peer is used when it is open and its row of the table has reached the device; until then, and where it could not
+     be opened, its slot is not ``reachable`` and nothing is looked for there. The caller never waits for an opening.
 
-States of a peer: unknown --acquire--> open --gone--> leaving --last release--> closed; unknown --refused--> barred.
+States of a peer: unknown --attend--> opening (on the executor's thread) --poll--> placed --poll--> open --gone-->
+leaving --last release--> closed; opening --refused--> barred; placed --other bytes than announced--> barred; opening
+--gone--> given up.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Protocol
 
 from banyan.transport.cuda_ipc.description import PoolDescription
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan.transport.cuda_ipc.opening import (
+    GivenUpError,
+    HostMemory,
+    Opened,
+    open_host,
+    p2p_fix_rebuild_cuda_tensor,
+)
 from banyan.transport.cuda_ipc.places import PlaceTable
+from banyan.transport.cuda_ipc.probe import ProbeReader
 
 logger = logging.getLogger("banyan")
 
+PATIENCE_S = 5.0
+"""For the device to come past what placing a peer takes."""
+
 Peer = tuple[int, int]
 """Slot and epoch."""
-
-
-class HostMemory(Protocol):
-    """A peer's pool as the native core maps it; mapped for as long as the object lives."""
-
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def extents(self) -> list[tuple[int, int]]:
-        """``(base_bytes, stride_bytes)`` of each."""
-        ...
 
 
 class Announcements(Protocol):
@@ -51,26 +54,30 @@ class Announcements(Protocol):
     def mapping(self, slot: int, epoch: int) -> HostMemory | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A pool that kernels can read: address and stride of each extent, and how to let go of it."""
+class Executor(Protocol):
+    """Runs one thing after the other on another thread: ``concurrent.futures.ThreadPoolExecutor(1)``."""
 
-    bases: Sequence[int]
-    strides: Sequence[int]
-    num_pages: int
-    close: Callable[[], None]
+    def submit(self, call: Callable[[], Opened | None], /) -> Future[Opened | None]: ...
+
+
+@dataclass(slots=True)
+class _Opening:
+    future: Future[Opened | None]
+    given_up: Event
 
 
 @dataclass(slots=True)
 class _Mapping:
     row: int
     opened: Opened
+    placed: int | None
+    """An event behind the row's way to the device; None once it is there."""
     num_users: int = 0
-    is_leaving: bool = False
+    is_leaving: bool = field(default=False)
 
 
 class PeerMappings:
-    """Opens each peer once and closes it when it is gone. One thread."""
+    """Opens each wanted peer once, ahead of its first use, and closes it when it is gone. One thread calls."""
 
     def __init__(
         self,
@@ -81,35 +88,50 @@ class PeerMappings:
         alignment_bytes: int,
         announcements: Announcements,
         own_rows: Mapping[int, int],
+        wanted_slots: Collection[int],
+        executor: Executor,
+        prober: ProbeReader | None = None,
+        visible_uuids: Collection[bytes] = (),
     ) -> None:
         """``page_bytes`` of each extent, alike for all of a namespace; ``own_rows``: slot -> row of what is our own.
 
-        ``alignment_bytes`` is what the kernel was compiled for: a peer whose pages lie otherwise is not opened.
+        ``alignment_bytes`` is what the kernel was compiled for: a peer whose pages lie otherwise is not opened. With a
+        ``prober`` no pool on a GPU is believed before its probe was read; ``visible_uuids``: the GPUs that this process
+        sees, where a pool on another is to be refused by name.
         """
+        self._prober = prober
+        self._visible_uuids = frozenset(visible_uuids)
         self._driver = driver
+        self._context = driver.current_context()
         self._places = places
         self._page_bytes = page_bytes
         self._alignment_bytes = alignment_bytes
         self._announcements = announcements
         self._own_rows = dict(own_rows)
+        self._wanted_slots = frozenset(wanted_slots).difference(own_rows)
+        self._executor = executor
+        self._opening: dict[Peer, _Opening] = {}
         self._open: dict[Peer, _Mapping] = {}
         self._barred: set[Peer] = set()
+        self._reachable: frozenset[int] = frozenset(own_rows)
+        self.version = 0
+        """Changes with ``reachable``."""
 
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
+    def reachable(self, slots: Sequence[int]) -> list[int]:
+        """Those of ``slots`` whose pools can be read now, in the same order."""
+        return [slot for slot in slots if slot in self._reachable]
 
     def acquire(self, peer: Peer, last_page: int) -> int | None:
         """The row of the peer's pool, kept open until ``release``.
 
-        None when it cannot be opened, or when it is too small for ``last_page``: such a peer is not to be believed.
+        None when it is not open, or when it is too small for ``last_page``: such a peer is not to be believed.
         """
         if peer[0] in self._own_rows:
             return self._own_rows[peer[0]]
         mapping = self._open.get(peer)
-        if mapping is None:
-            mapping = self._try_open(peer)
-        if mapping is None or mapping.is_leaving or last_page >= mapping.opened.num_pages:
+        if mapping is None or mapping.placed is not None or mapping.is_leaving:
+            return None
+        if last_page >= mapping.opened.num_pages:
             return None
         mapping.num_users += 1
         return mapping.row
@@ -120,111 +142,130 @@ class PeerMappings:
             mapping.num_users -= 1
             self._close_if_unused(peer, mapping)
 
-    def keep(self, present: Collection[Peer]) -> None:
-        """Close the peers that are not ``present`` any more, those in use as soon as they are not."""
+    def attend(self, present: Collection[Peer]) -> None:
+        """Begin to open wanted peers that have come, and close those that are not ``present`` any more: what is in use
+        as soon as it is not."""
         for peer, mapping in list(self._open.items()):
             if peer not in present:
                 mapping.is_leaving = True
                 self._close_if_unused(peer, mapping)
+        for peer, opening in self._opening.items():
+            if peer not in present:
+                opening.given_up.set()
         self._barred.intersection_update(present)
+        for peer in present:
+            known = peer in self._open or peer in self._opening or peer in self._barred
+            if peer[0] in self._wanted_slots and not known:
+                self._begin(peer)
+        self._tell_reachable()
+
+    def poll(self) -> None:
+        """Go on with what the other thread and the device have done. Called on every scheduling step."""
+        for peer, opening in list(self._opening.items()):
+            # One probe at a time: the next peer is taken when it has been read.
+            if opening.future.done() and not (self._prober is not None and self._prober.is_busy):
+                del self._opening[peer]
+                self._take(peer, opening)
+        for peer, mapping in list(self._open.items()):
+            if mapping.placed is not None and self._driver.is_event_done(mapping.placed):
+                self._driver.destroy_event(mapping.placed)
+                mapping.placed = None
+                self._verify(peer, mapping)
+                self._close_if_unused(peer, mapping)
+                self._tell_reachable()
 
     def close(self) -> None:
-        """Close all. Nothing may be in use."""
-        self.keep(())
+        """Close all, and wait for the end of the piece that is being opened. Nothing may be in use."""
+        self.attend(())
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._open and time.monotonic() < deadline_s:
+            self.poll()
+        for opening in self._opening.values():
+            opened = _result(opening.future)
+            if isinstance(opened, Opened):
+                opened.close()
+        self._opening.clear()
         assert not self._open, f"{len(self._open)} mapping(s) are in use"
 
+    def _tell_reachable(self) -> None:
+        usable = {peer[0] for peer, mapping in self._open.items() if mapping.placed is None and not mapping.is_leaving}
+        reachable = usable.union(self._own_rows)
+        if reachable != self._reachable:
+            self._reachable = frozenset(reachable)
+            self.version += 1
+
     def _close_if_unused(self, peer: Peer, mapping: _Mapping) -> None:
-        if not mapping.is_leaving or mapping.num_users:
+        # Until it is placed the device may be reading its probe.
+        if not mapping.is_leaving or mapping.num_users or mapping.placed is not None:
             return
         del self._open[peer]
         self._places.give_row(mapping.row)
         mapping.opened.close()
         logger.info("banyan: closed the pool of slot %d", peer[0])
 
-    def _try_open(self, peer: Peer) -> _Mapping | None:
-        if peer in self._barred:
-            return None
+    def _begin(self, peer: Peer) -> None:
+        given_up = Event()
+
+        def go_on() -> None:
+            if given_up.is_set():
+                raise GivenUpError
+
+        # Asked for here: the other thread only opens.
+        described, memory = self._announcements.description(*peer), None
+        if described is None:
+            memory = self._announcements.mapping(*peer)
+        if described is None and memory is None:
+            return  # It has just left.
+
+        def open_pool() -> Opened | None:
+            self._driver.enter_context(self._context)
+            if memory is not None:
+                return open_host(self._driver, memory, self._page_bytes, go_on)
+            assert described is not None
+            description = PoolDescription.decode(described)
+            if self._visible_uuids and description.device_uuid not in self._visible_uuids:
+                raise ValueError("it lies on a GPU that this process does not see: CUDA_VISIBLE_DEVICES hides it")
+            return p2p_fix_rebuild_cuda_tensor(self._driver, description, self._page_bytes, go_on)
+
+        self._opening[peer] = _Opening(self._executor.submit(open_pool), given_up)
+
+    def _take(self, peer: Peer, opening: _Opening) -> None:
+        """What the other thread has opened, or why it could not."""
+        opened = _result(opening.future)
+        if not isinstance(opened, Opened):
+            if not isinstance(opened, GivenUpError):
+                self._bar(peer, f"the pool of slot {peer[0]} cannot be opened", opened)
+            return
+        if opening.given_up.is_set():
+            opened.close()
+            return
         try:
-            opened = self._opened(peer)
-        except (DriverError, ValueError) as error:
-            self._barred.add(peer)
-            logger.warning("banyan: the pool of slot %d cannot be opened, its pages are computed: %s", peer[0], error)
-            return None
-        if opened is None:
-            return None
-        try:
-            self._check_alignment(opened)
+            opened.check_alignment(self._alignment_bytes)
             row = self._places.take_row()
             self._places.write(row, opened.bases, opened.strides)
+            if self._prober is not None and opened.probe is not None:
+                self._prober.begin(opened.probe[1])
+            placed = self._driver.create_event()
+            self._driver.record_event(placed, self._places.stream)
         except (DriverError, ValueError) as error:
             opened.close()
-            self._barred.add(peer)
-            logger.warning("banyan: no place for the pool of slot %d, its pages are computed: %s", peer[0], error)
-            return None
-        mapping = self._open[peer] = _Mapping(row, opened)
-        return mapping
+            self._bar(peer, f"no place for the pool of slot {peer[0]}", error)
+            return
+        self._open[peer] = _Mapping(row, opened, placed)
 
-    def _check_alignment(self, opened: Opened) -> None:
-        if any(number % self._alignment_bytes for number in (*opened.bases, *opened.strides)):
-            raise ValueError(f"its pages are not aligned to {self._alignment_bytes} bytes")
+    def _verify(self, peer: Peer, mapping: _Mapping) -> None:
+        """The device has read the probe: give the mapping up where it does not hold what its owner says."""
+        if self._prober is None or mapping.opened.probe is None or self._prober.matches(mapping.opened.probe[0]):
+            return
+        self._bar(peer, f"the pool of slot {peer[0]} reads as other bytes than it holds", None)
+        mapping.is_leaving = True
 
-    def _opened(self, peer: Peer) -> Opened | None:
-        """Open the pool of ``peer``; None when it has left.
-
-        Raises:
-            DriverError: when the driver refuses.
-            ValueError: when what it announced does not fit this rank's pool.
-        """
-        described = self._announcements.description(*peer)
-        if described is not None:
-            return open_described(self._driver, PoolDescription.decode(described), self._page_bytes)
-        memory = self._announcements.mapping(*peer)
-        return None if memory is None else open_host(self._driver, memory, self._page_bytes)
+    def _bar(self, peer: Peer, what: str, error: BaseException | None) -> None:
+        self._barred.add(peer)
+        logger.warning("banyan: %s, its pages are computed: %s", what, error or "is an IOMMU in the way?")
 
 
-def open_described(driver: CopyDriver, description: PoolDescription, page_bytes: Sequence[int]) -> Opened:
-    """Open a peer's pool on a GPU through its handles. See ``PeerMappings._opened`` for errors."""
-    if len(description.extents) != len(page_bytes):
-        raise ValueError(f"{len(description.extents)} extents, this rank's pool has {len(page_bytes)}")
-    bases: list[int] = []
-
-    def close() -> None:
-        for base in bases:
-            _let_go(driver.close_handle, base)
-
-    try:
-        for segment in description.segments:
-            bases.append(driver.open_handle(segment.handle))
-    except DriverError:
-        close()
-        raise
-    pairs = zip(description.extents, page_bytes, strict=True)
-    return Opened(
-        bases=[bases[extent.segment] + extent.offset_bytes for extent in description.extents],
-        strides=page_bytes,
-        num_pages=min(extent.num_bytes // size for extent, size in pairs),
-        close=close,
-    )
-
-
-def open_host(driver: CopyDriver, memory: HostMemory, page_bytes: Sequence[int]) -> Opened:
-    """Register a peer's memory of the host, so that kernels read it. See ``PeerMappings._opened`` for errors."""
-    if len(memory.extents) != len(page_bytes):
-        raise ValueError(f"{len(memory.extents)} extents, this rank's pool has {len(page_bytes)}")
-    address = driver.register_host_reading(memory.address, memory.num_bytes)
-    triples = zip(memory.extents, page_bytes, strict=True)
-    return Opened(
-        bases=[address + base for base, _ in memory.extents],
-        strides=[stride for _, stride in memory.extents],
-        num_pages=min((memory.num_bytes - base - size) // stride + 1 for (base, stride), size in triples),
-        # The closure holds `memory`: it is unregistered before it is unmapped.
-        close=lambda: _let_go(driver.unregister_host, memory.address),
-    )
-
-
-def _let_go(close: Callable[[int], None], address: int) -> None:
-    try:
-        close(address)
-    except DriverError as error:
-        # The memory stays mapped until this process ends; there is nothing else that it would break.
-        logger.warning("banyan: a mapping of a peer's pool could not be closed: %s", error)
+def _result(future: Future[Opened | None]) -> Opened | BaseException | None:
+    """What it opened, or what it raised. Waits for its end."""
+    error = future.exception()
+    return future.result() if error is None else error

@@ -19,6 +19,7 @@ MAX_WORD_BYTES = 8
 """The widest integer that Triton loads; two of them make a 16-byte access where the alignment allows it."""
 
 MAX_ALIGNMENT_BYTES = 16
+MIN_CHUNK_BYTES = 512
 MAX_ITEMS = 2**31 - 1
 
 
@@ -52,7 +53,12 @@ class TileShape:
         common = math.gcd(alignment_bytes, *page_bytes, MAX_ALIGNMENT_BYTES)
         word_bytes = min(common, MAX_WORD_BYTES)
         page_words = -(-max(page_bytes) // word_bytes)
-        chunk_words = min(1 << (page_words - 1).bit_length(), tile_bytes // word_bytes)
+        # A power of two that divides the page leaves no lane idle; one that is too short would load more numbers than
+        # bytes.
+        chunk_words = page_words & -page_words
+        if chunk_words * word_bytes < MIN_CHUNK_BYTES:
+            chunk_words = 1 << (page_words - 1).bit_length()
+        chunk_words = min(chunk_words, tile_bytes // word_bytes)
         return cls(max(tile_bytes // (chunk_words * word_bytes), 1), chunk_words, word_bytes, common)
 
 
@@ -78,7 +84,7 @@ class KvTrans:
         self._page_words = page_words
         self._page_bytes = tuple(page_bytes)
         self._shape = shape
-        self._num_programs = num_programs
+        self.num_programs = num_programs
         self._on_stream = on_stream
         self._kernel = kernel or _compiled()
         self._word = _word_type(shape.word_bytes)
@@ -100,7 +106,7 @@ class KvTrans:
         num_tiles = -(-num_items // self._shape.num_items)
         try:
             with self._on_stream(stream):
-                self._kernel[(max(min(self._num_programs, num_tiles), 1),)](
+                self._kernel[(max(min(self.num_programs, num_tiles), 1),)](
                     self._table,
                     self._page_words,
                     lists.rows,

@@ -73,11 +73,6 @@ impl PyCopy {
     fn has_ended(&self) -> bool {
         self.parcel.has_ended()
     }
-
-    #[getter]
-    fn layers_done(&self) -> usize {
-        self.parcel.layers_done()
-    }
 }
 
 impl Drop for PyCopy {

@@ -14,6 +14,7 @@ mod roster;
 mod shelf;
 mod store;
 mod store_check;
+mod write_gate;
 
 use pyo3::prelude::*;
 
@@ -36,7 +37,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<copy::PyCopy>()?;
     module.add_class::<store::PyStore>()?;
     module.add_class::<store::PyFound>()?;
+    module.add_class::<write_gate::PyWriteGate>()?;
     module.add_class::<store::PyRead>()?;
+    module.add_function(wrap_pyfunction!(memory::available_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use banyan_shm::available;
 use banyan_shm::frame::Key;
 use banyan_shm::kept::Content;
 use banyan_shm::memory::SharedMemory;
@@ -15,6 +16,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::convert::{frames_of, keys_of, namespace_of, to_py};
+
+#[pyfunction]
+pub fn available_bytes() -> Option<u64> {
+    available::available_bytes()
+}
 
 #[pyclass(frozen, module = "banyan._native")]
 pub struct SharedBytes {
@@ -30,6 +36,19 @@ impl SharedBytes {
         Ok(Self {
             memory: Arc::new(memory.map_err(to_py)?),
         })
+    }
+
+    #[staticmethod]
+    fn reserve(num_bytes: usize, label: &str) -> PyResult<Self> {
+        let memory = SharedMemory::reserve(num_bytes, label).map_err(to_py)?;
+        Ok(Self {
+            memory: Arc::new(memory),
+        })
+    }
+
+    fn back(&self, py: Python<'_>, offset: usize, num_bytes: usize) -> PyResult<()> {
+        py.detach(|| self.memory.back(offset, num_bytes))
+            .map_err(to_py)
     }
 
     #[staticmethod]

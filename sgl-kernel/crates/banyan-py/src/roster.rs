@@ -42,6 +42,15 @@ impl PyRoster {
         self.roster.num_slots()
     }
 
+    #[getter]
+    fn page_tokens(&self) -> u64 {
+        self.roster.page_tokens()
+    }
+
+    fn agree_on_page_tokens(&self, page_tokens: u64) -> PyResult<()> {
+        self.roster.agree_on_page_tokens(page_tokens).map_err(to_py)
+    }
+
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let mut members = Vec::new();
         for slot in 0..self.roster.num_slots() {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
 use banyan_shm::plan::Arrival;
-use banyan_store::device::Faults;
 use banyan_store::error::StoreError;
 use banyan_store::growth::Limits;
 use banyan_store::pacing::Permit;
@@ -56,12 +55,17 @@ impl PyFound {
     fn num_pages(&self) -> usize {
         self.found.hits.len()
     }
+
+    fn after(&self, num_pages: usize) -> Self {
+        Self {
+            found: self.found.after(num_pages),
+        }
+    }
 }
 
 #[pyclass(frozen, name = "Read", module = "banyan._native")]
 pub struct PyRead {
     ticket: Arc<ReadTicket>,
-    num_layers: usize,
     memory: Arc<SharedMemory>,
     offsets: Vec<u64>,
     /// The store's thread stays while a read wants it, even when the `Store` object is gone.
@@ -102,11 +106,6 @@ impl PyRead {
     }
 
     #[getter]
-    fn layers_done(&self) -> usize {
-        self.ticket.progress.num_done()
-    }
-
-    #[getter]
     fn has_ended(&self) -> bool {
         self.ticket.progress.has_ended()
     }
@@ -127,25 +126,6 @@ impl PyRead {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    #[getter]
-    fn num_failed(&self) -> usize {
-        self.ticket.failed().len()
-    }
-
-    fn wait_layer(&self, py: Python<'_>, layer: usize) -> PyResult<f64> {
-        if layer >= self.num_layers {
-            return Err(PyValueError::new_err(format!(
-                "layer {layer} of a read of {} layers",
-                self.num_layers
-            )));
-        }
-        if self.ticket.progress.num_done() > layer {
-            return Ok(0.0);
-        }
-        let waited = py.detach(|| self.ticket.progress.wait_layer(layer));
-        Ok(waited.as_secs_f64())
-    }
-
     fn finish(&self, py: Python<'_>) -> Vec<(usize, &'static str)> {
         let failed = py.detach(|| self.ticket.finish());
         let named = |(page, reason)| (page, reason_name(reason));
@@ -160,11 +140,6 @@ impl PyRead {
     #[getter]
     fn read_s(&self) -> f64 {
         self.ticket.read_time().as_secs_f64()
-    }
-
-    #[getter]
-    fn wait_s(&self) -> f64 {
-        self.ticket.progress.waited().as_secs_f64()
     }
 }
 
@@ -194,12 +169,7 @@ fn verdict_name(verdict: Verdict) -> &'static str {
     }
 }
 
-fn engine_of(engine: &str, faults: Option<&str>) -> PyResult<EngineChoice> {
-    if let Some(faults) = faults {
-        return Faults::parse(faults)
-            .map(EngineChoice::Faulty)
-            .map_err(PyValueError::new_err);
-    }
+fn engine_of(engine: &str) -> PyResult<EngineChoice> {
     match engine {
         "auto" => Ok(EngineChoice::Auto),
         "uring" => Ok(EngineChoice::Uring),
@@ -213,14 +183,13 @@ fn engine_of(engine: &str, faults: Option<&str>) -> PyResult<EngineChoice> {
 #[pyclass(frozen, name = "Store", module = "banyan._native")]
 pub struct PyStore {
     store: Arc<Store>,
-    num_layers: usize,
 }
 
 #[pymethods]
 impl PyStore {
     #[staticmethod]
     #[pyo3(signature = (paths, namespace, layer_bytes, *, quota_bytes, share_bytes=None, floor_bytes=1 << 30, segment_bytes=None,
-                        backlog_bytes=256 << 20, access="read-write", policy="lru", engine="auto", faults=None, read_bytes_per_s=None, stall_s=10.0))]
+                        backlog_bytes=256 << 20, access="read-write", engine="auto", read_bytes_per_s=None, stall_s=10.0))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of one Python call"
@@ -236,9 +205,7 @@ impl PyStore {
         segment_bytes: Option<u64>,
         backlog_bytes: u64,
         access: &str,
-        policy: &str,
         engine: &str,
-        faults: Option<&str>,
         read_bytes_per_s: Option<u64>,
         stall_s: f64,
     ) -> PyResult<Self> {
@@ -253,7 +220,6 @@ impl PyStore {
         };
         let stall_after = Duration::try_from_secs_f64(stall_s)
             .map_err(|cause| PyValueError::new_err(format!("stall_s={stall_s}: {cause}")))?;
-        let num_layers = layer_bytes.len();
         let options = Options {
             paths,
             namespace: namespace_of(namespace)?,
@@ -266,15 +232,13 @@ impl PyStore {
             },
             segment_bytes,
             backlog_bytes,
-            policy: policy.into(),
-            engine: engine_of(engine, faults)?,
+            engine: engine_of(engine)?,
             read_bytes_per_s,
             stall_after,
         };
         let store = py.detach(|| Store::open(&options)).map_err(to_py)?;
         Ok(Self {
             store: Arc::new(store),
-            num_layers,
         })
     }
 
@@ -313,7 +277,6 @@ impl PyStore {
             .read(found, num_pages, &memory.memory, &offsets, layers_per_step);
         Ok(PyRead {
             ticket: read.map_err(to_py)?,
-            num_layers: self.num_layers,
             memory: memory.memory.clone(),
             offsets: offsets[..num_pages].to_vec(),
             _store: self.store.clone(),
@@ -379,10 +342,6 @@ impl PyStore {
 
     fn drop(&self, keys: &Bound<'_, PyList>) -> PyResult<usize> {
         self.store.drop_records(&keys_of(keys)?).map_err(to_py)
-    }
-
-    fn refresh(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.store.refresh()).map_err(to_py)
     }
 
     fn stats(&self) -> std::collections::BTreeMap<&'static str, u64> {

@@ -14,6 +14,8 @@ pub mod ledger;
 pub mod sync;
 
 #[cfg(not(loom))]
+pub mod available;
+#[cfg(not(loom))]
 pub mod courier;
 #[cfg(not(loom))]
 pub mod error;

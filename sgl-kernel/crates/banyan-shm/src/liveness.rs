@@ -9,6 +9,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, ShmError, invalid};
+use crate::memory::Access;
 
 /// For how long a process that was seen alive is taken to be so.
 const BELIEF: Duration = Duration::from_millis(100);
@@ -49,7 +50,7 @@ impl Identity {
         format!("/proc/{}/fd/{fd}", self.pid())
     }
 
-    pub fn open_fd(self, fd: u64, access: fs::OpenOptions) -> Result<fs::File> {
+    pub fn open_fd(self, fd: u64, access: Access) -> Result<fs::File> {
         let path = self.fd_path(fd);
         access
             .open(&path)

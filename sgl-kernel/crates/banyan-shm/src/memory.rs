@@ -9,9 +9,11 @@
 use std::ffi::{CString, c_int};
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
+use crate::available::available_bytes;
 use crate::error::{Result, ShmError, invalid};
 use crate::frame::Frame;
 use crate::kept;
@@ -35,6 +37,14 @@ unsafe impl SharedWord for Frame {}
 pub enum Access {
     ReadOnly,
     ReadWrite,
+}
+
+impl Access {
+    pub fn open(self, path: &str) -> io::Result<fs::File> {
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(self == Self::ReadWrite);
+        options.open(path)
+    }
 }
 
 /// A file mapped as shared memory; unmapped on drop.
@@ -133,6 +143,28 @@ impl SharedMemory {
         Self::backed_by(fd, num_bytes, label)
     }
 
+    /// As `create`, but nothing is backed yet: `back` what is to be used before it is.
+    pub fn reserve(num_bytes: usize, label: &str) -> Result<Self> {
+        let fd = anonymous_file(label)?;
+        resize(&fd, num_bytes, label)?;
+        seal(&fd, label)?;
+        let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
+        Ok(Self { fd, mapping })
+    }
+
+    /// Gives these bytes memory. A later store to them does not fail.
+    pub fn back(&self, offset: usize, len: usize) -> Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len()) {
+            return invalid!("bytes {offset} to {offset}+{len} are not all inside");
+        }
+        back(
+            &self.fd,
+            &self.mapping,
+            offset..offset + len,
+            "reserved memory",
+        )
+    }
+
     /// An empty file made `num_bytes` long.
     pub(crate) fn sized(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
         resize(&fd, num_bytes, label)?;
@@ -142,7 +174,7 @@ impl SharedMemory {
     /// A file of this size.
     pub(crate) fn backed_by(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
         let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
-        back(&fd, &mapping, label)?;
+        back(&fd, &mapping, 0..num_bytes, label)?;
         Ok(Self { fd, mapping })
     }
 
@@ -205,15 +237,15 @@ fn resize(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
 }
 
 /// Through the mapping rather than `fallocate`, which knows nothing of the mapping's wish for huge pages.
-fn back(fd: &OwnedFd, mapping: &Mapping, label: &str) -> Result<()> {
-    let mut backed = mapping.populate(0, mapping.len());
+fn back(fd: &OwnedFd, mapping: &Mapping, part: Range<usize>, label: &str) -> Result<()> {
+    let mut backed = mapping.populate(part.start, part.len());
     if matches!(&backed, Err(cause) if cause.raw_os_error() == Some(libc::EINVAL)) {
         // A kernel before 5.14 does not know how.
-        let len = mapping.len() as libc::off_t;
+        let (at, len) = (part.start as libc::off_t, part.len() as libc::off_t);
         // SAFETY: a system call on our own descriptor.
-        backed = until_done(|| unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, len) });
+        backed = until_done(|| unsafe { libc::fallocate(fd.as_raw_fd(), 0, at, len) });
     }
-    backed.map_err(|cause| ShmError::os(cannot_reserve(mapping.len(), label), cause))
+    backed.map_err(|cause| ShmError::os(cannot_reserve(part.len(), label), cause))
 }
 
 /// Makes a system call again for as long as it was only interrupted.
@@ -227,34 +259,6 @@ pub(crate) fn until_done(call: impl Fn() -> c_int) -> io::Result<()> {
             return Err(cause);
         }
     }
-}
-
-/// The least of what the machine and this control group still have; `None` if neither says.
-fn available_bytes() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("MemAvailable:"))?;
-        let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
-        Some(kib * 1024)
-    });
-    let read = |file| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok();
-    let number = |text: String| text.trim().parse::<u64>().ok();
-    let group = read("memory.max").and_then(number).and_then(|limit| {
-        let used = read("memory.current").and_then(number)?;
-        let cached = read("memory.stat").map_or(0, |stat| file_cache_bytes(&stat));
-        Some(limit.saturating_sub(used.saturating_sub(cached)))
-    });
-    machine.into_iter().chain(group).min()
-}
-
-/// What the group's usage counts but the kernel would drop: cached files, without shared memory (which is on the anonymous lists).
-fn file_cache_bytes(stat: &str) -> u64 {
-    stat.lines()
-        .filter_map(|line| line.split_once(' '))
-        .filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"))
-        .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
-        .sum()
 }
 
 fn seal(fd: &OwnedFd, label: &str) -> Result<()> {
@@ -275,11 +279,11 @@ pub fn map_foreign(file: &fs::File, access: Access, what: &str) -> Result<Mappin
 }
 
 /// As `map_foreign`, for memory that may be of the kind that has a name.
-pub fn map_foreign_pool(file: &fs::File, what: &str) -> Result<Mapping> {
+pub fn map_foreign_pool(file: &fs::File, access: Access, what: &str) -> Result<Mapping> {
     if !is_sealed(file) && !kept::is_ours(file) {
         return invalid!("{what} is neither sealed nor private shared memory of Banyan");
     }
-    map_whole(file, Access::ReadOnly, what)
+    map_whole(file, access, what)
 }
 
 fn is_sealed(file: &fs::File) -> bool {
@@ -304,17 +308,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_cache_when_shared_memory_is_listed_too_then_left_out() {
-        let stat =
-            "anon 5\nfile 700\nshmem 400\ninactive_anon 400\nactive_file 100\ninactive_file 200\n";
-        assert_eq!(file_cache_bytes(stat), 300);
-    }
-
-    #[test]
     fn words_when_outside_the_mapping_then_refused() {
         let memory = SharedMemory::create(128, "words").unwrap();
         assert_eq!(memory.mapping().words::<AtomicU64>(64, 8).len(), 8);
         let outside = || memory.mapping().words::<AtomicU64>(72, 8).len();
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
+    }
+
+    #[test]
+    fn reserved_memory_when_backed_in_parts_then_only_these_are_taken() {
+        let memory = SharedMemory::reserve(64 << 12, "reserved").unwrap();
+        // SAFETY: a system call on our own descriptor into a zeroed structure.
+        let taken = || unsafe {
+            let mut status: libc::stat = std::mem::zeroed();
+            assert_eq!(libc::fstat(memory.fd(), &mut status), 0);
+            status.st_blocks * 512
+        };
+        assert_eq!(taken(), 0);
+        memory.back(8 << 12, 16 << 12).unwrap();
+        assert!((16 << 12..64 << 12).contains(&taken()));
+        assert!(memory.back(60 << 12, 5 << 12).is_err());
     }
 }

@@ -5,7 +5,6 @@
 //! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while it is above zero.
 //! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of the owner or of `Peers`.
 
-use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Result, invalid};
@@ -66,19 +65,20 @@ impl Neighbour {
         Ok(Self::open(slot, member)?.0)
     }
 
-    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry`.
+    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry`. `access`: how the pool is mapped.
     pub fn reach(
         slot: usize,
         member: &Member,
         reader: Arc<ReaderBit>,
         geometry: &Geometry,
+        access: Access,
     ) -> Result<Self> {
         let (mut neighbour, reading) = Self::open(slot, member)?;
         if !geometry.exchanges_with(&reading.geometry) {
             return invalid!("slot {slot}: same namespace, but its pages have another shape");
         }
         let capacity = reading.geometry.capacity(reading.pool_bytes)?;
-        let pool = Self::open_pool(slot, member, &reading)?
+        let pool = Self::open_pool(slot, member, &reading, access)?
             .filter(|_| reading.layout.num_frames as u64 <= capacity);
         let Some(pool) = pool else {
             return invalid!(
@@ -98,9 +98,9 @@ impl Neighbour {
     }
 
     fn open(slot: usize, member: &Member) -> Result<(Self, Reading)> {
-        let mut read_write = fs::OpenOptions::new();
-        read_write.read(true).write(true);
-        let file = member.identity.open_fd(member.shelf_fd, read_write)?;
+        let file = member
+            .identity
+            .open_fd(member.shelf_fd, Access::ReadWrite)?;
         let shelf = map_foreign(&file, Access::ReadWrite, "a peer's shelf")?;
         let reading = Reading::of(&shelf)?;
         // The descriptor may have been reused between the roster's entry and our opening it.
@@ -122,15 +122,18 @@ impl Neighbour {
         Ok((neighbour, reading))
     }
 
-    fn open_pool(slot: usize, member: &Member, reading: &Reading) -> Result<Option<PeerPool>> {
-        let mut read_only = fs::OpenOptions::new();
-        read_only.read(true);
-        let file = member.identity.open_fd(reading.pool_fd, read_only)?;
+    fn open_pool(
+        slot: usize,
+        member: &Member,
+        reading: &Reading,
+        access: Access,
+    ) -> Result<Option<PeerPool>> {
+        let file = member.identity.open_fd(reading.pool_fd, access)?;
         // The shelf was opened before: were its process gone meanwhile and the pid another's, the size would have to match by chance.
         if !member.identity.is_alive() {
             return invalid!("slot {slot}: process {} is gone", member.identity.pid());
         }
-        PeerPool::open(&file, reading.pool_kind, reading.pool_bytes)
+        PeerPool::open(&file, reading.pool_kind, reading.pool_bytes, access)
     }
 
     pub fn index(&self) -> Index<'_> {

@@ -350,7 +350,8 @@ impl Peers {
         }
         let opened = match &self.home {
             Some(home) if self.own_slot != Some(slot) => {
-                Neighbour::reach(slot, &member, home.reader.clone(), &home.geometry)
+                let access = home.pool.access_to_peers();
+                Neighbour::reach(slot, &member, home.reader.clone(), &home.geometry, access)
             }
             _ => Neighbour::look(slot, &member),
         };

@@ -66,6 +66,15 @@ impl Pool {
         }
     }
 
+    /// How the process that has this pool maps those of its peers. It only reads them; but a rank whose own pool is a device's has to
+    /// register them with a driver, and most GPUs cannot register what is mapped for reading only.
+    pub fn access_to_peers(&self) -> Access {
+        match self {
+            Self::Mapped(_) => Access::ReadOnly,
+            Self::Described { .. } => Access::ReadWrite,
+        }
+    }
+
     /// What peers open: the pool itself, or its description.
     pub fn fd(&self) -> RawFd {
         match self {
@@ -100,10 +109,15 @@ pub enum PeerPool {
 
 impl PeerPool {
     /// `None` for a mapped file whose size is not `num_bytes`.
-    pub fn open(file: &fs::File, kind: PoolKind, num_bytes: u64) -> Result<Option<Self>> {
+    pub fn open(
+        file: &fs::File,
+        kind: PoolKind,
+        num_bytes: u64,
+        access: Access,
+    ) -> Result<Option<Self>> {
         match kind {
             PoolKind::Mapped => {
-                let pool = map_foreign_pool(file, "a peer's pool")?;
+                let pool = map_foreign_pool(file, access, "a peer's pool")?;
                 Ok((pool.len() as u64 == num_bytes).then_some(Self::Mapped(pool)))
             }
             PoolKind::Described => {
@@ -141,7 +155,7 @@ mod tests {
         assert_eq!(pool.num_bytes(), 1 << 40);
         assert!(pool.memory().is_err());
         let file = fs::File::open(format!("/proc/self/fd/{}", pool.fd())).unwrap();
-        let seen = PeerPool::open(&file, pool.kind(), pool.num_bytes()).unwrap();
+        let seen = PeerPool::open(&file, pool.kind(), pool.num_bytes(), Access::ReadOnly).unwrap();
         assert!(
             matches!(seen, Some(PeerPool::Described(bytes)) if bytes == b"how to open it".to_vec())
         );

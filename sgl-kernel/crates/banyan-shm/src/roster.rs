@@ -6,6 +6,7 @@
 //!   process or one that left.
 //! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and equal before and
 //!   after has read one consistent entry.
+//! * The size of a page is said once, by the first rank that has resolved it; a rank that says another is refused.
 //! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit in any shelf.
 //!
 //! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank stays attached
@@ -22,11 +23,12 @@ use crate::sync::{AtomicU64, Ordering, fence};
 pub const MAX_SLOTS: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNROST");
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 
 const MAGIC_WORD: usize = 0;
 const FORMAT_WORD: usize = 1;
 const NUM_SLOTS_WORD: usize = 2;
+const PAGE_TOKENS_WORD: usize = 3;
 const READERS_WORD: usize = 8;
 const SLOTS_WORD: usize = READERS_WORD + MAX_SLOTS;
 
@@ -138,6 +140,18 @@ impl Roster {
 
 /// The ranks' side.
 impl Roster {
+    /// Says how many tokens a page of this server has, as this rank has resolved it.
+    pub fn agree_on_page_tokens(&self, page_tokens: u64) -> Result<()> {
+        let word = self.word(PAGE_TOKENS_WORD);
+        match word.compare_exchange(0, page_tokens, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(()),
+            Err(said) if said == page_tokens => Ok(()),
+            Err(said) => {
+                invalid!("a page has {page_tokens} tokens here and {said} tokens at another rank")
+            }
+        }
+    }
+
     /// Takes a slot for this process; the slot is not attached before `announce`. Returns the epoch that the announcement will have.
     pub fn claim_slot(&self, slot: usize) -> Result<u64> {
         self.check_slot(slot)?;
@@ -203,6 +217,11 @@ impl Roster {
 
 /// Everybody's side.
 impl Roster {
+    /// What the ranks have said; 0 before the first of them.
+    pub fn page_tokens(&self) -> u64 {
+        self.word(PAGE_TOKENS_WORD).load(Ordering::Acquire)
+    }
+
     /// The epoch of a slot: whatever changes in the entry changes it.
     pub fn epoch(&self, slot: usize) -> u64 {
         self.slot_word(slot, EPOCH).load(Ordering::Acquire)

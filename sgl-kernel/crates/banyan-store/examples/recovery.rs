@@ -42,7 +42,6 @@ fn main() -> Result<()> {
         },
         segment_bytes: None,
         backlog_bytes: 1 << 20,
-        policy: "lru".into(),
         engine: EngineChoice::Auto,
         read_bytes_per_s: None,
         stall_after: Duration::from_secs(10),

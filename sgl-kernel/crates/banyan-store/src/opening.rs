@@ -12,7 +12,6 @@ use crate::geometry::{Geometry, Place};
 use crate::growth::{self, Limits};
 use crate::manifest::{self, Follower, Log, Tenants};
 use crate::places::{Places, Standing};
-use crate::policy;
 use crate::state::{Own, State};
 use crate::writing::Opened;
 
@@ -25,7 +24,6 @@ pub struct Wanted<'a> {
     pub geometry: &'a Geometry,
     pub limits: Limits,
     pub places_per_segment: u32,
-    pub policy: &'a str,
 }
 
 /// Takes over a shelf of this namespace and geometry that has no owner, or makes one; fills `state` with what it holds.
@@ -43,7 +41,7 @@ pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Resu
         Some(follower) => recover(stripe, wanted, shelf, follower)?,
         None => fresh(stripe, wanted, shelf)?,
     };
-    restore(state, wanted, &recovered)?;
+    restore(state, &recovered)?;
     Ok(Opened {
         lock,
         header: recovered.header,
@@ -202,10 +200,10 @@ fn shrink(
     Ok(before - segments.len())
 }
 
-fn restore(state: &mut State, wanted: &Wanted<'_>, recovered: &Recovered) -> Result<()> {
+fn restore(state: &mut State, recovered: &Recovered) -> Result<()> {
     let segmenting = recovered.header.segmenting();
     let index = state.catalog.add_shelf(recovered.header.shelf, segmenting);
-    let mut places = Places::new(policy::by_name(wanted.policy)?);
+    let mut places = Places::default();
     state.catalog.reserve(recovered.entries.len());
     for entry in &recovered.entries {
         let record = entry.record;

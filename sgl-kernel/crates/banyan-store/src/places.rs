@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use crate::catalog::KeyHash;
 use crate::format::{Namespace, Record};
 use crate::geometry::Place;
-use crate::policy::{Policy, Verdict};
+use crate::policy::{Lru, Verdict};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -35,33 +35,20 @@ pub enum Standing {
     Stale,
 }
 
+#[derive(Default)]
 pub struct Places {
     states: Vec<State>,
     records: Vec<Option<Record>>,
     free: VecDeque<Place>,
     stale: VecDeque<Place>,
     retired: Vec<(Place, Record)>,
-    policy: Box<dyn Policy>,
+    policy: Lru,
     held: HashMap<Place, u32, KeyHash>,
     num_published: usize,
     num_places: usize,
 }
 
 impl Places {
-    pub fn new(policy: Box<dyn Policy>) -> Self {
-        Self {
-            states: Vec::new(),
-            records: Vec::new(),
-            free: VecDeque::new(),
-            stale: VecDeque::new(),
-            retired: Vec::new(),
-            policy,
-            held: HashMap::default(),
-            num_published: 0,
-            num_places: 0,
-        }
-    }
-
     pub fn num_places(&self) -> usize {
         self.num_places
     }
@@ -129,7 +116,7 @@ impl Places {
         match standing {
             Standing::Live => {
                 self.states[place as usize] = State::Live;
-                self.policy.insert(place, &record.identity.key);
+                self.policy.insert(place);
             }
             Standing::Stale => {
                 self.states[place as usize] = State::Stale;
@@ -186,7 +173,7 @@ impl Places {
         self.num_published -= 1;
     }
 
-    /// The next to go: what nobody can find first, then by policy. `stays` says which keys are still needed.
+    /// The next to go: what nobody can find first, then the least recently used. `stays` says which keys are still needed.
     pub fn evict(&mut self, stays: &dyn Fn(&Record) -> bool) -> Option<(Place, Record)> {
         let held = &self.held;
         let position = self
@@ -226,7 +213,7 @@ impl Places {
             match self.records[place as usize] {
                 Some(record) if record.identity.namespace == *namespace => {
                     self.states[place as usize] = State::Live;
-                    self.policy.insert(place, &record.identity.key);
+                    self.policy.insert(place);
                     joined.push((place, record));
                 }
                 _ => self.stale.push_back(place),
@@ -282,7 +269,6 @@ impl Places {
 mod tests {
     use super::*;
     use crate::format::{Identity, NO_PARENT};
-    use crate::policy::by_name;
 
     fn record(number: u64) -> Record {
         Record {
@@ -298,7 +284,7 @@ mod tests {
 
     /// Places 0 to 3, of which the first two are live.
     fn places() -> Places {
-        let mut places = Places::new(by_name("lru").unwrap());
+        let mut places = Places::default();
         places.add(0..4);
         for number in 1..=2 {
             let place = places.take_free().unwrap();

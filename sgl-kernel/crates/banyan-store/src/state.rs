@@ -255,7 +255,7 @@ impl State {
         queue
     }
 
-    /// Evicts up to `count` own records by policy.
+    /// Evicts up to `count` own records by age.
     pub fn evict(&mut self, count: usize) -> usize {
         let Some(own) = &mut self.own else { return 0 };
         let mut num_evicted = 0;

@@ -20,7 +20,6 @@ use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::places_per_segment;
 use crate::opening::{Wanted, open_own};
 use crate::pacing::Permit;
-use crate::policy;
 use crate::reading::{ReadJob, ReadTicket, Reason};
 use crate::shared::Shared;
 use crate::state::{Outcome, Queued, State, Verdict};
@@ -35,6 +34,16 @@ pub struct Found {
     namespace: Namespace,
 }
 
+impl Found {
+    /// What was found behind the first `num_pages`.
+    pub fn after(&self, num_pages: usize) -> Self {
+        Self {
+            hits: self.hits.get(num_pages..).unwrap_or_default().to_vec(),
+            namespace: self.namespace,
+        }
+    }
+}
+
 pub struct Store {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -47,7 +56,6 @@ pub struct Store {
 impl Store {
     pub fn open(options: &Options) -> Result<Self> {
         let geometry = Arc::new(Geometry::new(&options.layer_bytes)?);
-        policy::by_name(&options.policy)?;
         let stripe = match options.purpose {
             Purpose::ReadWrite => Stripe::open_or_create(&options.paths)
                 .map_err(|error| advise_read_only(error, &options.paths))?,
@@ -74,7 +82,6 @@ impl Store {
                     geometry: &geometry,
                     limits: options.limits,
                     places_per_segment: segment_places,
-                    policy: &options.policy,
                 };
                 Some(open_own(&stripe, &wanted, &mut state)?)
             }

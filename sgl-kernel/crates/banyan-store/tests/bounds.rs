@@ -42,7 +42,6 @@ fn churn_when_it_goes_on_then_memory_files_and_disk_stay_where_they_are() {
     let scratch = Scratch::new();
     let mut options = options(scratch.path());
     options.limits.quota_bytes = 2 << 20;
-    options.policy = "s3fifo".into();
     let rig = Rig::open(&options);
     let churn = |from: u64| {
         for conversation in from..from + 150 {

@@ -130,12 +130,6 @@ fn options(directory: &Path, plan: &Plan, engine: EngineChoice) -> Options {
         },
         segment_bytes: Some(512 << 10),
         backlog_bytes: 1 << 20,
-        policy: if plan.has_ample_space {
-            "lru"
-        } else {
-            "s3fifo"
-        }
-        .into(),
         engine,
         read_bytes_per_s: None,
         stall_after: Duration::from_secs(10),

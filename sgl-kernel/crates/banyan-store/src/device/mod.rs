@@ -4,6 +4,7 @@
 //! A device belongs to one thread. `push` and `submit` never block on the medium; `reap` blocks as long as it is told. Every pushed
 //! operation completes exactly once, with its whole length or an error: short transfers are continued inside.
 
+#[cfg(any(test, feature = "faults"))]
 mod faulty;
 mod threads;
 mod throttled;
@@ -15,6 +16,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(any(test, feature = "faults"))]
 pub use faulty::{Faults, FaultyDevice, HANG};
 pub use threads::ThreadsDevice;
 pub use throttled::ThrottledDevice;

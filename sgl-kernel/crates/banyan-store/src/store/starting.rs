@@ -7,7 +7,9 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::device::{Device, Faults, FaultyDevice, ThreadsDevice, ThrottledDevice, UringDevice};
+use crate::device::{Device, ThreadsDevice, ThrottledDevice, UringDevice};
+#[cfg(any(test, feature = "faults"))]
+use crate::device::{Faults, FaultyDevice};
 use crate::engine::Engine;
 use crate::error::{Result, StoreError, invalid};
 use crate::format::Namespace;
@@ -31,6 +33,7 @@ pub enum EngineChoice {
     Uring,
     Threads,
     /// Fails on purpose.
+    #[cfg(any(test, feature = "faults"))]
     Faulty(Faults),
 }
 
@@ -44,7 +47,6 @@ pub struct Options {
     pub limits: Limits,
     pub segment_bytes: Option<u64>,
     pub backlog_bytes: u64,
-    pub policy: String,
     pub engine: EngineChoice,
     /// Read no faster than this.
     pub read_bytes_per_s: Option<u64>,
@@ -113,6 +115,7 @@ fn make_engine(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
         })?))
     };
     match choice {
+        #[cfg(any(test, feature = "faults"))]
         EngineChoice::Faulty(faults) => Ok((
             Box::new(FaultyDevice::new(faults.clone())),
             "faults on purpose".into(),

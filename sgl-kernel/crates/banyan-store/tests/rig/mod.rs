@@ -54,7 +54,6 @@ pub fn options(path: &Path) -> Options {
         },
         segment_bytes: Some(256 << 10),
         backlog_bytes: 64 << 20,
-        policy: "lru".into(),
         engine: EngineChoice::Auto,
         read_bytes_per_s: None,
         stall_after: Duration::from_secs(10),

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny checkpoints with random weights, made on the spot: what a server mode needs of a model, and nothing else.
+
+A folder either carries the marker of this exact recipe or is made anew. Weights are drawn wide, so that attention, and
+with it every cached page, decides about the next token.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+FOLDER = Path("build/models/tiny")
+RECIPE = 2
+"""Bump when anything below changes what is written."""
+
+SEED = 20
+WEIGHT_STD = 0.2
+ADAPTER_RANK = 4
+MAX_TOKENS = 4096
+VOCABULARY = 320
+FIRST_PLAIN_TOKEN = 3
+SPECIAL = ("<unk>", "<s>", "</s>")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of ``architecture`` with the fields of its configuration that are not common to all."""
+
+    name: str
+    model_type: str
+    fields: dict[str, Any]
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_TOKENS,
+    "initializer_range": WEIGHT_STD,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# In SGLang 0.5.23 a Llama cannot run under attention data parallelism on any device: its embedding and its heads are
+# split over all ranks, each of which has other tokens. The mixture-of-experts models can.
+LLAMA = Shape("llama", "llama", {"num_key_value_heads": 2, "head_dim": 32})
+MOE = Shape(
+    "moe",
+    "qwen3_moe",
+    {
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+)
+MLA = Shape(
+    "mla",
+    "deepseek_v2",
+    {
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 64,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        # SGLang's CPU engine knows no other rotary embedding for latents.
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": MAX_TOKENS // 4,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    },
+)
+
+
+SHAPES = (LLAMA, MOE, MLA)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *alphabet))}
+    plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<unk>"
+    )
+
+
+def ensure(shape: Shape, folder: Path = FOLDER) -> Path:
+    """The folder of the checkpoint; made when it is not there."""
+    return _made(folder / shape.name, lambda scratch: _write(shape, scratch))
+
+
+def ensure_adapter(folder: Path = FOLDER) -> Path:
+    """The folder of a LoRA adapter of the Llama, in the form of the library peft; made when it is not there."""
+    return _made(folder / "llama-adapter", _write_adapter)
+
+
+def _write_adapter(scratch: Path) -> None:
+    targets = ("q_proj", "v_proj")
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": LLAMA.name,
+        "r": ADAPTER_RANK,
+        "lora_alpha": 2 * ADAPTER_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(targets),
+    }
+    (scratch / "adapter_config.json").write_text(json.dumps(fields))
+    hidden, head_dim = COMMON["hidden_size"], LLAMA.fields["head_dim"]
+    num_heads = {"q_proj": COMMON["num_attention_heads"], "v_proj": LLAMA.fields["num_key_value_heads"]}
+    generator = torch.Generator().manual_seed(SEED)
+    weights = {}
+    for layer in range(COMMON["num_hidden_layers"]):
+        for target in targets:
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{target}"
+            for part, shape in (
+                ("lora_A", (ADAPTER_RANK, hidden)),
+                ("lora_B", (num_heads[target] * head_dim, ADAPTER_RANK)),
+            ):
+                drawn = torch.randn(shape, generator=generator) * WEIGHT_STD
+                weights[f"{prefix}.{part}.weight"] = drawn.bfloat16()
+    save_file(weights, scratch / "adapter_model.safetensors")
+
+
+def _write(shape: Shape, scratch: Path) -> None:
+    words = tokenizer()
+    words.save_pretrained(scratch)
+    config = AutoConfig.for_model(shape.model_type, **{**COMMON, **shape.fields, "vocab_size": VOCABULARY})
+    torch.manual_seed(SEED)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
+
+
+def _made(target: Path, write: Callable[[Path], None]) -> Path:
+    marker = json.dumps({"recipe": RECIPE})
+    if (target / "recipe.json").is_file() and (target / "recipe.json").read_text() == marker:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    write(scratch)
+    (scratch / "recipe.json").write_text(marker)
+    shutil.rmtree(target, ignore_errors=True)
+    scratch.rename(target)
+    return target

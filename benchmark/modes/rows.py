@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modes in which SGLang can be run, and what Banyan does in each: the one list behind `make modes`.
+
+A row is served (with the outputs of a server that shares nothing), refused (with one line), or needs something that
+this harness does not have; then the row says what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["served", "refused", "needs"]
+Answer = Literal["tokens", "adapter tokens", "vectors", "tokens of a program"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One row. `num_ranks`: ranks that a request can name; `flags` hold what makes so many of them."""
+
+    name: str
+    flags: tuple[str, ...]
+    verdict: Verdict
+    model: Literal["llama", "moe", "mla"] = "llama"
+    num_ranks: int = 2
+    answer: Answer = "tokens"
+    env: tuple[tuple[str, str], ...] = ()
+    alone: tuple[str, ...] | None = None
+    """Flags of the server that it is compared with, which shares nothing; None: `flags` themselves."""
+    pool_tokens: int = 8000
+    restarted: bool = False
+    """Asked again by a second server on what the first one has stored."""
+    needs: str = ""
+    source: Literal["peer", "host", "storage"] = "peer"
+    """Where cached tokens must have come from, among others."""
+
+    def __post_init__(self) -> None:
+        if (self.verdict == "needs") != bool(self.needs):
+            raise ValueError(f"{self.name}: what is needed is said by rows that need something, and by no others")
+
+
+ONE_RANK = ("--dp", "1")
+IN_STEP = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
+IN_STEP_TOO = ("--tp", "2", "--attn-dp-size", "2")
+STORE = "{folder}/store"
+"""The harness puts a folder of the row in its place; so too for the adapter and the kept arena."""
+ADAPTER = "{adapter}"
+GPU = "a GPU"
+
+
+def _served() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str, **other: object) -> Mode:
+        return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
+
+    def replicas(name: str, *flags: str, num_ranks: int = 2, **other: object) -> Mode:
+        dp = ("--dp", str(num_ranks))
+        return row(name, *dp, *flags, num_ranks=num_ranks, alone=(*ONE_RANK, *flags), **other)
+
+    return (
+        replicas("replicas"),
+        replicas("4 replicas", num_ranks=4),
+        replicas("8 replicas", num_ranks=8),
+        row("tensor parallelism within a rank", "--tp", "2", "--dp", "2", alone=("--tp", "2", *ONE_RANK)),
+        row("data-parallel attention", *IN_STEP, model="moe"),
+        row("data-parallel attention, new spelling", *IN_STEP_TOO, model="moe"),
+        replicas("latent attention (MLA)", model="mla"),
+        row("latent attention, data-parallel", *IN_STEP_TOO, model="mla"),
+        replicas("mixture of experts", model="moe"),
+        replicas("fp16", "--dtype", "float16"),
+        replicas("pages of 32 tokens", "--page-size", "32"),
+        replicas("pages of 64 tokens", "--page-size", "64"),
+        replicas(
+            "LoRA",
+            *("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native"),
+            answer="adapter tokens",
+        ),
+        row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
+        row(
+            "store, after a restart",
+            *("--dp", "2", "--banyan-host-gb", "0.25", "--banyan-store", STORE, "--banyan-store-admit", "first"),
+            alone=ONE_RANK,
+            restarted=True,
+            source="storage",
+        ),
+        replicas("a program with SGLang's Engine", answer="tokens of a program"),
+        replicas("no overlap of scheduler and forward", "--disable-overlap-schedule"),
+        replicas("priorities", "--enable-priority-scheduling"),
+        replicas("longest prefix first", "--schedule-policy", "lpm"),
+        replicas("mixed chunks", "--enable-mixed-chunk", "--chunked-prefill-size", "128"),
+    )
+
+
+def _refused() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str, **other: object) -> Mode:
+        return Mode(name=name, flags=flags, verdict="refused", **other)  # type: ignore[arg-type]
+
+    two = ("--dp", "2")
+    return (
+        row("pipeline parallelism", *two, "--pp-size", "2"),
+        row("one server on several nodes", *two, "--nnodes", "2", "--dist-init-addr", "127.0.0.1:29999"),
+        row("more than 64 seats", "--tp", "4", "--dp", "16", "--banyan-host-gb", "1"),
+        row("context-parallel attention", "--tp", "2", "--attn-cp-size", "2"),
+        row("context-parallel decode", "--tp", "2", "--dcp-size", "2"),
+        row("pages of one token", *two, "--page-size", "1"),
+        row("several tokenizer workers", *two, "--tokenizer-worker-num", "2"),
+        row("Rust server", *two, env=(("SGLANG_RUST_SERVER", "1"),)),
+        row("no radix cache", *two, "--disable-radix-cache"),
+        row("HiCache", *two, "--enable-hierarchical-cache"),
+        row("LMCache", *two, "--enable-lmcache"),
+        row("FlexKV", *two, "--enable-flexkv"),
+        row("another radix cache", *two, "--radix-cache-backend", "cpp"),
+        row("another external linker", *two, "--enable-unified-cache-external-linker"),
+        row("unified memory", *two, "--enable-unified-memory"),
+        row("memory saver", *two, "--enable-memory-saver"),
+        row("page-major layout", *two, "--enable-page-major-kv-layout"),
+        row(
+            "prefill/decode pairs over another transfer than NIXL",
+            *(*two, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake"),
+        ),
+        row("speculation with a draft", *two, "--speculative-algorithm", "EAGLE"),
+        row("speculation from n-grams", *two, "--speculative-algorithm", "NGRAM"),
+        row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
+        row("PD multiplexing", *two, "--enable-pdmux"),
+        row("returned routed experts", *two, "--enable-return-routed-experts"),
+        row("returned choices of an indexer", *two, "--enable-return-indexer-topk"),
+        row("embedding models", *two, "--is-embedding"),
+        row("multi-item scoring", *two, "--enable-mis"),
+        row(
+            "deterministic inference on flashinfer",
+            *(*two, "--enable-deterministic-inference", "--attention-backend", "flashinfer"),
+        ),
+        row("KV in blocks with scales, fp8", *two, "--kv-cache-dtype", "mxfp8"),
+        row("KV in blocks with scales, fp4", *two, "--kv-cache-dtype", "nvfp4"),
+    )
+
+
+def _needing() -> tuple[Mode, ...]:
+    def row(name: str, needs: str, *flags: str) -> Mode:
+        return Mode(name=name, flags=flags, verdict="needs", needs=needs)
+
+    return (
+        row("expert parallelism over DeepEP, two-batch overlap", "GPUs and DeepEP", "--moe-a2a-backend", "deepep"),
+        row("page sizes that a kernel chooses (FlashMLA, trtllm-mla)", GPU, "--attention-backend", "flashmla"),
+        row(
+            "deterministic inference on other kernels",
+            GPU,
+            *("--enable-deterministic-inference", "--attention-backend", "fa3"),
+        ),
+        row(
+            "fp8 KV",
+            "a GPU, or AMX with SGLang's CPU kernels: it refuses fp8 KV elsewhere",
+            "--kv-cache-dtype",
+            "fp8_e4m3",
+        ),
+        row("DeepSeek sparse attention (V3.2, GLM-5)", GPU),
+        row("DeepSeek-V4", GPU),
+        row("sliding windows (gpt-oss, Gemma 4)", "a tiny model of the kind, and its attention on the CPU"),
+        row("state space and linear attention (Qwen3-Next)", GPU),
+        row("images, video, audio", "a tiny model with a vision tower"),
+        row("encoders on machines of their own", "a second server", "--language-only"),
+        row("weight updates by RDMA", "an RDMA device"),
+        row("prefill/decode pairs", "two servers and a router: pd.md", "--disaggregation-mode", "prefill"),
+        row("gRPC", "a gRPC client", "--grpc-mode"),
+        row("Ray actors", "the package ray", "--use-ray"),
+    )
+
+
+MODES = (*_served(), *_refused(), *_needing())

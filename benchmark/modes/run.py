@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row: start its servers, ask, compare, and say what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark.modes import asking, models, program
+from benchmark.modes.asking import Answer, Ask
+from benchmark.modes.rows import ADAPTER, Mode
+from benchmark.servers import Server, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
+
+NUM_CORES = 2
+REFUSED = "banyan: refused: "
+ERROR = re.compile(r"\w*(Error|Exception)\b.*: ")
+PAGE_TOKENS = 16
+STORED_WITHIN_S = 60.0
+ENV = (
+    # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
+    ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
+    # SGLang opens NCCL for every group of more than one process, on a CPU too, where it has no device to use.
+    ("SGLANG_NCCL_SO_PATH", "/nonexistent"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What came of a row; `line` is a refusal's, or the reason of a failure."""
+
+    verdict: str
+    outputs_identical: bool | None = None
+    tokens_from: dict[str, int] | None = None
+    line: str = ""
+    largest_logit_difference: float | None = None
+    """Between answers of ranks that work together and of ranks that work alone, for ranks in step."""
+    share_of_one_rank: float | None = None
+    """Cached tokens of the second round, of those that one rank alone finds again."""
+    wall_s: float = 0.0
+
+
+def run(mode: Mode, out: Path) -> Found:
+    """Start the servers of `mode` and ask them; logs go to `out`."""
+    started_s = time.monotonic()
+    folder = out / _slug(mode.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    if mode.verdict == "needs":
+        return Found(verdict="needs", line=mode.needs)
+    try:
+        if mode.answer == "tokens of a program":
+            found = _programs(mode, folder)
+        else:
+            found = _refusal(mode, folder) if mode.verdict == "refused" else _served(mode, folder)
+    except ServerFailed as error:
+        found = ended((folder / f"{error.label}.log").read_text(errors="replace"))
+    return replace(found, wall_s=round(time.monotonic() - started_s, 1))
+
+
+def _refusal(mode: Mode, folder: Path) -> Found:
+    """A server that must end by itself, with its reason in a line."""
+    with Server(_spec(mode, mode.flags, folder, shares=True), _model(mode), folder) as server:
+        wait_ready([server], poll_s=0.5)
+    return Found(verdict="served")
+
+
+def ended(log: str) -> Found:
+    """What a server that did not come up said: a refusal in one line, or else a crash, with its first error."""
+    lines = log.splitlines()
+    for line in lines:
+        if REFUSED in line:
+            return Found(verdict="refused", line=line.partition(REFUSED)[2].strip())
+    errors = [line for line in lines if ERROR.match(line)]
+    return Found(verdict="crashed", line=(errors or lines[-1:] or ["no word"])[0])
+
+
+def _served(mode: Mode, folder: Path) -> Found:
+    asked = asking.prompts()
+    if mode.answer == "vectors":
+        # Requests for vectors cannot name a rank. Ranks take turns: an odd number comes to the other one when it is
+        # asked again.
+        del asked[-1]
+    specs = _specs(mode, folder)
+    on, off = (Server(spec, _model(mode), folder) for spec in specs)
+    with on, off:
+        wait_ready([on, off])
+        off_ranks = mode.num_ranks if mode.alone is None else 1
+        theirs = asking.in_turn(_ask(mode, off.url), off_ranks, asked)
+        ours = asking.in_turn(_ask(mode, on.url), mode.num_ranks, asked)
+        apart = _apart(mode, on.url, off.url) if mode.alone is None else None
+        if mode.answer == "vectors":
+            # SGLang's answer does not say where its cached tokens came from: the ranks' counters do.
+            fetched = sum(rank["fetched_pages"] for rank in _ranks(on.url)) * PAGE_TOKENS
+            ours[0] = replace(ours[0], cached={"peer": fetched})
+        if mode.restarted:
+            _wait_stored(on.url, asked)
+    if mode.restarted:
+        # Each prompt once, all of them from what the first server left.
+        with Server(replace(specs[0], label="on-again"), _model(mode), folder) as again:
+            wait_ready([again])
+            ours = [_ask(mode, again.url)(ids, number % mode.num_ranks) for number, ids in enumerate(asked)]
+        theirs = theirs[: len(ours)]
+    return _compared(mode, ours, theirs, apart)
+
+
+def _programs(mode: Mode, folder: Path) -> Found:
+    """Programs in place of servers: one that shares, one that does not."""
+    answers = []
+    for spec in _specs(mode, folder):
+        out, log = folder / f"{spec.label}.json", folder / f"{spec.label}.log"
+        _, *command = spec.command(_model(mode), free_port())
+        at = command.index("-m")
+        num_ranks = mode.num_ranks if spec.label == "on" else 1
+        flags = command[at + 2 :]
+        ours = ["env", *command[:at], "-m", "benchmark.modes.program", str(out), str(num_ranks), *flags]
+        with open(log, "wb") as file:
+            ended_with = subprocess.run(ours, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        if ended_with.returncode:
+            return ended(log.read_text(errors="replace"))
+        answers.append(program.read(out))
+    return _compared(mode, *answers, None)
+
+
+def _compared(mode: Mode, ours: Sequence[Answer], theirs: Sequence[Answer], apart: float | None) -> Found:
+    found = asking.tokens_from(ours)
+    alone = asking.tokens_from(theirs)
+    half = len(ours) // 2
+    return Found(
+        verdict="served" if found[mode.source] > 0 else "useless",
+        outputs_identical=asking.differences(ours, theirs) == 0,
+        tokens_from=found,
+        largest_logit_difference=apart,
+        share_of_one_rank=None
+        if mode.alone is None or not sum(alone.values())
+        else round(_found_again(ours[half:]) / max(1, _found_again(theirs[half:])), 3),
+    )
+
+
+def _found_again(answers: Sequence[Answer]) -> int:
+    return sum(asking.tokens_from(answers).values())
+
+
+def _apart(mode: Mode, on_url: str, off_url: str) -> float:
+    """How far answers move when the ranks work together, where their rows meet in one matrix product: prompts that
+    nobody has seen, at all ranks at once, against the same at one rank while the others idle.
+    """
+    asked = asking.prompts(2 * asking.NUM_PROMPTS)[asking.NUM_PROMPTS :]
+    alone = [_ask(mode, off_url)(ids, 0) for ids in asked]
+    return asking.widest(asking.together(_ask(mode, on_url), mode.num_ranks, asked), alone)
+
+
+def _ask(mode: Mode, url: str) -> Ask:
+    if mode.answer == "vectors":
+        return asking.vectors(url)
+    return asking.tokens(url, adapter="tiny" if mode.answer == "adapter tokens" else None)
+
+
+def _wait_stored(url: str, asked: Sequence[Sequence[int]]) -> None:
+    """Return when the store holds as many pages as the prompts fill, or STORED_WITHIN_S have passed."""
+    wanted = sum(len(ids) // PAGE_TOKENS for ids in asked)
+    deadline_s = time.monotonic() + STORED_WITHIN_S
+    while time.monotonic() < deadline_s:
+        if sum(rank["archived_pages"] for rank in _ranks(url)) >= wanted:
+            return
+        time.sleep(0.5)
+
+
+def _ranks(url: str) -> list[dict[str, Any]]:
+    """What Banyan says of each rank."""
+    with urllib.request.urlopen(f"{url}/server_info", timeout=30) as response:
+        return [state["banyan"] for state in json.load(response)["internal_states"]]
+
+
+def _specs(mode: Mode, folder: Path) -> list[ServerSpec]:
+    """The server that shares, and the one that it is compared with."""
+    alone = mode.flags if mode.alone is None else mode.alone
+    return [_spec(mode, mode.flags, folder, shares=True), _spec(mode, alone, folder, shares=False)]
+
+
+def _spec(mode: Mode, flags: Sequence[str], folder: Path, *, shares: bool) -> ServerSpec:
+    """`--dp` is given by the spec itself."""
+    rest = [flag.replace(ADAPTER, str(_adapter())).replace("{folder}", str(folder)) for flag in flags]
+    dp = 1
+    if "--dp" in rest:
+        at = rest.index("--dp")
+        dp = int(rest[at + 1])
+        del rest[at : at + 2]
+    common = (
+        *("--device", "cpu", "--max-total-tokens", str(mode.pool_tokens), "--context-length", str(models.MAX_TOKENS)),
+        *("--sleep-on-idle", "--banyan-plan", "move"),
+    )
+    num_processes = dp * (int(rest[rest.index("--tp") + 1]) if "--tp" in rest else 1)
+    env = dict((*cpu_env(dp=1), *ENV, *mode.env))
+    env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(number % NUM_CORES) for number in range(num_processes))
+    return ServerSpec("on" if shares else "off", dp, "on" if shares else "off", (*common, *rest), tuple(env.items()))
+
+
+def _model(mode: Mode) -> Path:
+    return models.ensure({shape.name: shape for shape in models.SHAPES}[mode.model])
+
+
+def _adapter() -> Path:
+    return models.ensure_adapter()
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docs/compatibility.md` from what `make modes` has found: a row for each mode, and nothing that was not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmark.modes.asking import SOURCES
+from benchmark.modes.rows import ADAPTER, MODES, STORE, Mode
+
+HEAD = """# Modes of SGLang, and what Banyan does in each
+
+Made by `make modes`, which starts every mode on SGLang's CPU engine with a tiny model of random weights; a test keeps
+the list of modes true. *Served*: prompts were asked at one rank and then at the next; the outputs were those of a
+server that shares nothing, and cached tokens came from where the columns say. *Refused*: the server does not start, and
+this is the line. *Not run*: this needs what the machine of the run does not have; nothing is claimed about it.
+
+## Served
+
+| mode | flags | model | device | peer | host | storage | outputs | of one rank's hits |
+|---|---|---|---|---|---|---|---|---|
+"""
+REFUSED_HEAD = """
+## Refused
+
+| mode | flags | line |
+|---|---|---|
+"""
+NEEDS_HEAD = """
+## Not run
+
+| mode | flags | needs |
+|---|---|---|
+"""
+
+
+NOT_YET = "a run of `make modes` on this revision"
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The whole page; `rows` are those of the report. A mode without a row there stands among those not run."""
+    found = {row["mode"]: row for row in rows}
+    served, refused = ([mode for mode in MODES if _verdict(mode, found) == one] for one in ("served", "refused"))
+    others = [mode for mode in MODES if mode not in served and mode not in refused]
+    return (
+        HEAD
+        + "".join(_served_line(mode, found[mode.name]) for mode in served)
+        + REFUSED_HEAD
+        + "".join(f"| {mode.name} | {_flags(mode)} | {_cell(found[mode.name]['line'])} |\n" for mode in refused)
+        + NEEDS_HEAD
+        + "".join(f"| {mode.name} | {_flags(mode)} | {mode.needs or NOT_YET} |\n" for mode in others)
+    )
+
+
+def _verdict(mode: Mode, found: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What the report says of a mode, where it says what the list says."""
+    row = found.get(mode.name)
+    return mode.verdict if row is not None and row["verdict"] == mode.verdict else None
+
+
+def _served_line(mode: Mode, row: Mapping[str, Any]) -> str:
+    tokens = " | ".join(str(row["tokens_from"][source]) for source in SOURCES)
+    share = row["share_of_one_rank"]
+    outputs = "identical"
+    if row["largest_logit_difference"] is not None:
+        outputs += f"; both at work: within {row['largest_logit_difference']:.4f}"
+    return (
+        f"| {mode.name} | {_flags(mode)} | {mode.model} | {tokens} | {outputs} | {'' if share is None else share} |\n"
+    )
+
+
+def listed(text: str) -> list[tuple[str, str]]:
+    """Mode and flags of every row of a page, sorted."""
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| mode ")]
+    return sorted((cells[0].removeprefix("| "), cells[1]) for cells in rows)
+
+
+def expected() -> list[tuple[str, str]]:
+    """What `listed` must give for a page that is up to date."""
+    return sorted((mode.name, _flags(mode)) for mode in MODES)
+
+
+def _flags(mode: Mode) -> str:
+    flags = (flag.replace(STORE, "FOLDER").replace(ADAPTER, "FOLDER") for flag in mode.flags)
+    words = [*(f"{name}={value}" for name, value in mode.env), *flags]
+    return f"`{' '.join(words)}`" if words else "-"
+
+
+def _cell(line: str) -> str:
+    return line.replace("|", "\\|")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Banyan under a prefill and a decode server, against a pair without it, both behind `banyan route`.
+
+    python -m benchmark.pd [--quick]
+
+Two pairs run side by side and take turns, one request at a time. The pair without sharing has the CPU engine's fixes
+only (`--banyan-share off`), among them that its pools are registered as DRAM, without which no pair runs on a CPU.
+
+1. Conversations, all of them turn by turn, so that answers are written while others are asked. Both pairs get the same
+   prompts, which go on with the answers of the pair without sharing. Compared: greedy tokens; and how many of the full
+   pages of the answer before were supplied by the linker of the prefill server (`next_turn_cached_share`).
+2. Prompts that nobody has seen, streamed: the median time to the first token, in alternating turns.
+3. When all is done: what the decode server's tree still locks, and whether one request gets its whole pool.
+
+Writes build/pd/report.json. Exits with 1 when a figure that does not depend on time misses its mark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from banyan.cli.engine import Engine
+from benchmark.client import NativeClient, open_session
+from benchmark.model import DEFAULT_TARGET, ensure_model
+from benchmark.pd_servers import Pair
+from benchmark.results import write_report
+from benchmark.servers import unwind_on_sigterm
+from benchmark.store_server import prompts
+from benchmark.workload.generated import random_ids
+
+PAGE_TOKENS = 16
+DECODE_POOL_TOKENS = 12_000
+RESERVED_TOKENS = 512
+"""SGLang keeps so many slots of a decode server for each running request."""
+
+MAX_CONTEXT_TOKENS = 4096
+IDLE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked."""
+
+    num_conversations: int = 40
+    num_turns: int = 4
+    first_tokens: int = 200
+    question_tokens: int = 40
+    answer_tokens: int = 48
+    num_rounds: int = 5
+    prompts_per_round: int = 8
+    prompt_tokens: int = 400
+
+
+QUICK = Sizes(
+    num_conversations=2,
+    num_turns=2,
+    first_tokens=96,
+    question_tokens=24,
+    answer_tokens=36,
+    num_rounds=2,
+    prompts_per_round=2,
+    prompt_tokens=120,
+)
+
+
+@dataclass
+class Talk:
+    """One conversation; ``questions`` are the tokens of each turn."""
+
+    questions: list[list[int]]
+    prompt: list[int] = field(default_factory=list)
+    num_before: int = 0
+    """Tokens of the prompt before, whose pages the prefill server has itself."""
+
+
+def num_answer_pages(num_prompt_tokens: int, num_answer_tokens: int) -> int:
+    """Full pages that an answer adds for certain: its last token's KV is computed only by a step that was begun before
+    the answer's end was seen."""
+    return (num_prompt_tokens + num_answer_tokens - 1) // PAGE_TOKENS - num_prompt_tokens // PAGE_TOKENS
+
+
+def num_found_pages(details: Mapping[str, int] | None) -> int:
+    """Pages that the prefill server's linker supplied. What a decode server has itself counts as ``device``."""
+    found = details or {}
+    return sum(found.get(tier, 0) for tier in ("host", "storage", "peer")) // PAGE_TOKENS
+
+
+def make_talks(model: Path, sizes: Sizes, seed: int) -> list[Talk]:
+    lengths = [sizes.first_tokens, *[sizes.question_tokens] * (sizes.num_turns - 1)]
+    texts = iter(prompts(model, lengths * sizes.num_conversations, seed=seed))
+    return [Talk([next(texts) for _ in lengths]) for _ in range(sizes.num_conversations)]
+
+
+def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> list[dict[str, Any]]:
+    """Every turn of every conversation, asked of each pair; one row for each turn."""
+    rows = []
+    for turn in range(sizes.num_turns):
+        for number, talk in enumerate(talks):
+            talk.prompt += talk.questions[turn]
+            order = sorted(urls, reverse=(turn + number) % 2 == 1)
+            answers = {kind: Engine(urls[kind]).generate(talk.prompt, num_tokens=sizes.answer_tokens) for kind in order}
+            stock, banyan = answers["stock"]["output_ids"], answers["banyan"]["output_ids"]
+            details = answers["banyan"]["meta_info"].get("cached_tokens_details")
+            rows.append(
+                {
+                    "conversation": number,
+                    "turn": turn,
+                    "prompt_tokens": len(talk.prompt),
+                    "is_identical": stock == banyan,
+                    "answer_pages_before": num_answer_pages(talk.num_before, sizes.answer_tokens) if turn else 0,
+                    "linker_pages": num_found_pages(details),
+                    "details": details,
+                }
+            )
+            talk.num_before = len(talk.prompt)
+            talk.prompt = [*talk.prompt, *stock]
+    return rows
+
+
+async def _ttft_s(url: str, ids: Sequence[int]) -> float:
+    async with open_session(600.0) as session:
+        answer = await NativeClient(session, url).answer((), ids, 1)
+    if answer.error or answer.ttft_s is None:
+        raise RuntimeError(f"{url}: {answer.error}")
+    return answer.ttft_s
+
+
+def time_first_tokens(urls: Mapping[str, str], sizes: Sizes, seed: int) -> dict[str, list[float]]:
+    """Times to the first token of prompts that nobody has seen: one median for each round and kind."""
+    rng = random.Random(f"first-{seed}")
+    medians: dict[str, list[float]] = {kind: [] for kind in urls}
+    for kind in urls:
+        # The first forwards of this size allocate: no lesson.
+        asyncio.run(_ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens)))
+    for number in range(sizes.num_rounds):
+        for kind in sorted(urls, reverse=number % 2 == 1):
+            times = [
+                asyncio.run(_ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens)))
+                for _ in range(sizes.prompts_per_round)
+            ]
+            medians[kind].append(statistics.median(times))
+    return medians
+
+
+def locked_when_idle(pair: Pair) -> int:
+    """Tokens that the decode server's tree keeps from eviction once nothing runs."""
+    deadline_s = time.monotonic() + IDLE_TIMEOUT_S
+    locked = 1
+    while locked and time.monotonic() < deadline_s:
+        time.sleep(1.0)
+        locked = pair.state(pair.decode)["num_locked_tokens"]
+    return int(locked)
+
+
+def gets_whole_pool(url: str, seed: int) -> bool:
+    """Whether requests that together fill the decode server's pool are all answered, one after the other."""
+    rng = random.Random(f"whole-{seed}")
+    num_tokens = MAX_CONTEXT_TOKENS - RESERVED_TOKENS - PAGE_TOKENS
+    answers = [
+        Engine(url).generate(random_ids(rng, num_tokens), num_tokens=2)
+        for _ in range(DECODE_POOL_TOKENS // num_tokens + 1)
+    ]
+    return all(len(answer["output_ids"]) == 2 for answer in answers)
+
+
+def summarise(rows: Sequence[dict[str, Any]], medians: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The figures. A turn's share counts pages up to those that the answer before has."""
+    expected = sum(row["answer_pages_before"] for row in rows)
+    found = sum(min(row["linker_pages"], row["answer_pages_before"]) for row in rows)
+    ratios = [banyan / stock for banyan, stock in zip(medians["banyan"], medians["stock"], strict=True)]
+    return {
+        "pd_outputs_identical": all(row["is_identical"] for row in rows),
+        "num_turns_compared": len(rows),
+        "num_turns_identical": sum(row["is_identical"] for row in rows),
+        "next_turn_cached_share": round(found / expected, 4) if expected else None,
+        "num_answer_pages": expected,
+        "ttft_no_hit_ratio": round(statistics.median(ratios), 4),
+        "ttft_no_hit_ratios": [round(ratio, 4) for ratio in ratios],
+        "ttft_no_hit_s": {kind: [round(value, 4) for value in times] for kind, times in medians.items()},
+    }
+
+
+def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool) -> dict[str, Any]:
+    """Start everything, ask everything, stop everything."""
+    store = out / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    pools = {
+        "prefill_args": ("--max-total-tokens", "40000"),
+        # Else a server without a radix cache reserves host memory for what it retracts, 10 GiB and more.
+        "decode_args": (
+            *("--max-total-tokens", str(DECODE_POOL_TOKENS)),
+            *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+        ),
+    }
+    moves = {**pools, "prefill_args": (*pools["prefill_args"], "--banyan-plan", "move")}
+    banyan = Pair("banyan", "on", model, out / "logs", store=store, **moves)
+    stock = Pair("stock", "off", model, out / "logs", **pools)
+    with banyan, stock, banyan.routed() as banyan_url, stock.routed() as stock_url:
+        urls = {"banyan": banyan_url, "stock": stock_url}
+        rows = converse(make_talks(model, sizes, seed), urls, sizes)
+        medians = time_first_tokens(urls, sizes, seed)
+        found = summarise(rows, medians)
+        found["idle_decode_locked_tokens"] = locked_when_idle(banyan)
+        if not is_quick:
+            found["decode_pool_whole"] = gets_whole_pool(banyan_url, seed)
+        counters = {server.spec.label: banyan.state(server) for server in banyan.servers}
+    shutil.rmtree(store, ignore_errors=True)
+    return {**found, "rows": rows, "counters": {label: _numbers(state) for label, state in counters.items()}}
+
+
+def _numbers(state: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in state.items() if isinstance(value, int)}
+
+
+def misses(found: Mapping[str, Any]) -> list[str]:
+    """Figures that do not depend on time and are not what they should be."""
+    marks = {
+        "pd_outputs_identical": found["pd_outputs_identical"],
+        "next_turn_cached_share": (found["next_turn_cached_share"] or 0) >= 0.97,
+        "idle_decode_locked_tokens": found["idle_decode_locked_tokens"] == 0,
+        "decode_pool_whole": found.get("decode_pool_whole", True),
+    }
+    return [name for name, is_met in marks.items() if not is_met]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.pd", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two conversations of two turns: for CI")
+    parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("build/pd"))
+    args = parser.parse_args(argv)
+    unwind_on_sigterm()
+    sizes = QUICK if args.quick else Sizes()
+    if args.conversations is not None:
+        sizes = replace(sizes, num_conversations=args.conversations)
+    report = measure(ensure_model(DEFAULT_TARGET), args.out, sizes, args.seed, is_quick=args.quick)
+    write_report(args.out / "report.json", {**report, "sizes": asdict(sizes)}, args)
+    print(json.dumps({name: value for name, value in report.items() if name not in ("rows", "counters")}, indent=2))
+    missed = misses(report)
+    if missed:
+        print(f"missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

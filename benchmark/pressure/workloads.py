@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts as pages, drawn from recorded conversations or made: asked once, and once more in another order.
+
+Pages of recorded conversations are named by everything up to their end, so two prompts share exactly their beginning.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from banyan.lab.replay import formats
+from benchmark.pressure.tree import Page
+
+LEAST_TOKENS, MOST_TOKENS = 1_500, 3_200
+"""Of the prompts that are drawn: long enough to matter, short enough for eight of them in a rank's pool."""
+
+DOCUMENT_PAGES = 144
+HOT_SHARE = 4
+"""In a scan one prompt in so many is of the hot set."""
+
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {"agents": "lmcache_agent_trace/miniswe.jsonl.gz", "chats": "tau_bench/gpt-4o-airline.jsonl.gz"}
+)
+
+Prompts = list[list[Page]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is asked, first to last; the last ``num_measured`` count. ``hot``: positions of those that do in a scan."""
+
+    prompts: Prompts
+    num_measured: int
+
+    @property
+    def num_distinct(self) -> int:
+        """The working set, in pages: of what is asked more than once."""
+        seen: dict[Page, int] = {}
+        for prompt in self.prompts:
+            for page in prompt:
+                seen[page] = seen.get(page, 0) + 1
+        return sum(1 for count in seen.values() if count > 1)
+
+
+def twice(base: Sequence[list[Page]], rng: random.Random) -> Drawn:
+    """All prompts, then all of them again in another order."""
+    first, second = list(base), list(base)
+    rng.shuffle(first)
+    rng.shuffle(second)
+    return Drawn(first + second, len(second))
+
+
+def recorded(path: Path) -> Callable[[int, int], Drawn]:
+    """Draws prompts of a recorded log, by number of prompts and seed."""
+    trace = formats.load(path)
+    scopes = {scope: number for number, scope in enumerate(sorted({request.scope for request in trace.requests}))}
+    fitting = [
+        [scopes[request.scope] << 40 | block for block in request.block_ids()]
+        for request in trace.requests
+        if LEAST_TOKENS <= request.num_input_tokens <= MOST_TOKENS
+    ]
+
+    def draw(num_prompts: int, seed: int) -> Drawn:
+        rng = random.Random(seed)
+        return twice(rng.sample(fitting, min(num_prompts, len(fitting))), rng)
+
+    return draw
+
+
+def documents(num_prompts: int, seed: int) -> Drawn:
+    """Long documents that share nothing."""
+    base = [list(range(number * 1_000, number * 1_000 + DOCUMENT_PAGES)) for number in range(num_prompts)]
+    return twice(base, random.Random(seed))
+
+
+def scan(num_prompts: int, seed: int) -> Drawn:
+    """A hot set that is asked over and over, among prompts that never come back."""
+    rng = random.Random(seed)
+    hot = [list(range(number * 1_000, number * 1_000 + DOCUMENT_PAGES)) for number in range(num_prompts // HOT_SHARE)]
+    asked: Prompts = []
+    for turn in range(4 * num_prompts):
+        start = (num_prompts + turn) * 1_000
+        asked.append(rng.choice(hot) if turn % HOT_SHARE == 0 else list(range(start, start + DOCUMENT_PAGES)))
+    return Drawn(asked, 2 * num_prompts)
+
+
+def all_from(folder: Path | None) -> dict[str, Callable[[int, int], Drawn]]:
+    """Every workload there is; without a folder of recorded logs those that are made."""
+    kinds: dict[str, Callable[[int, int], Drawn]] = {"documents": documents, "scan": scan}
+    for name, file in SOURCES.items():
+        if folder is not None and (folder / file).is_file():
+            kinds[name] = recorded(folder / file)
+    return kinds

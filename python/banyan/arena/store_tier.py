@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store behind a rank's part of the arena: what comes up from it, what goes down to it, which page follows which.
+
+One thread calls; the store reads and writes on its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from banyan.arena.archive import Archive
+from banyan.arena.lineage import Lineage
+from banyan.arena.prefetch import Prefetch, Worth
+from banyan.arena.residency import Residency
+from banyan.layout import BlockGeometry
+from banyan.pacing import WriteAdmission
+from banyan.ports import PageStore, Source
+from banyan.telemetry import Counters
+
+LEAST_READ_BYTES = 1 << 30
+"""On their way up at once, where the link to the pool is not known to move more."""
+
+
+class StoreTier:
+    """One rank's traffic with the store. ``memory``, its part of the arena, has frames of ``block``."""
+
+    def __init__(
+        self,
+        *,
+        store: PageStore,
+        residency: Residency,
+        view: Source,
+        arena_slots: Sequence[int],
+        memory: object,
+        block: BlockGeometry,
+        admission: WriteAdmission,
+        layers_per_read: int,
+        max_read_bytes: int,
+        counters: Counters,
+        orphaned: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
+        """``layers_per_read`` of 0: whole pages. ``orphaned``: is given the chains that the store refuses for want of
+        the page before them, where another server may write that; without it they are counted as refused."""
+        store.register(memory)
+        self._store = store
+        self._counters = counters
+        self._orphaned = orphaned
+        self._lineage = Lineage()
+        self.prefetch = Prefetch(
+            store=store,
+            residency=residency,
+            view=view,
+            arena_slots=arena_slots,
+            memory=memory,
+            frame_bytes=block.frame_bytes,
+            max_pages=max(1, max_read_bytes // block.frame_bytes),
+            layers_per_read=layers_per_read or len(block.layer_bytes),
+            counters=counters,
+        )
+        self._archive = Archive(
+            store=store,
+            residency=residency,
+            lineage=self._lineage,
+            admission=admission,
+            memory=memory,
+            frame_bytes=block.frame_bytes,
+            block_bytes=block.block_bytes,
+            counters=counters,
+            clock=time.monotonic_ns,
+        )
+
+    def arrive(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
+        """A request for the prompt of ``keys`` has come; the node holds the first ``num_held``. What it wants again is
+        written down, and what only the store has is read as far as that is ``worth`` it."""
+        self._lineage.learn(keys)
+        found = self._store.lookup(list(keys))
+        self._sight(keys, found.num_pages)
+        self.prefetch.start_reads(keys[num_held:], worth, found.after(num_held))
+
+    def look_again(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
+        """Read what only the store has of a prompt that came before others had announced it."""
+        self.prefetch.start_reads(keys[num_held:], worth)
+
+    def offer_again(self, keys: Sequence[str]) -> Sequence[str]:
+        """A chain that was orphaned; what of it still is."""
+        return self._archive.sight(keys, self._store.lookup(list(keys)).num_pages)
+
+    def take_news(self) -> int:
+        """Begin to take in what others have announced; a number that differs when a lookup may answer differently."""
+        self._store.lookup([])
+        return self._store.version
+
+    def is_rootless(self, key: str) -> bool:
+        """Whether nobody has told yet which page comes before this one: it could not be written."""
+        return self._lineage.parent(key) is None
+
+    def learn(self, chains: Iterable[Sequence[str]]) -> None:
+        """Chains of pages, each from its root."""
+        for chain in chains:
+            self._lineage.learn(chain)
+
+    def landed(self, keys: Sequence[str]) -> None:
+        """A chain of pages has become resident in the arena."""
+        self._sight(keys, self._store.lookup(list(keys)).num_pages)
+
+    def _sight(self, keys: Sequence[str], num_stored: int) -> None:
+        rest = self._archive.sight(keys, num_stored)
+        if rest and self._orphaned is not None:
+            self._orphaned(rest)
+        else:
+            self._counters.archive_refused_pages += len(rest)
+
+    def poll(self) -> None:
+        """Collect what the store has read and written. Never blocks."""
+        self.prefetch.poll()
+        self._archive.poll()
+
+    def quiesce(self) -> None:
+        """Wait for what is under way. No copy may be attached to a read."""
+        self.prefetch.quiesce()
+        self._archive.quiesce()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``banyan doctor`` says about a machine's GPUs: what sharing between them needs, before a server meets it."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import combinations
+from pathlib import Path
+from typing import Protocol
+
+from banyan.cli.finding import Finding
+from banyan.transport.cuda_ipc.driver import DriverError
+
+PROBE_BYTES = 2 << 20
+PATIENCE_S = 2.0
+COMPILERS = ("nvcc", "ninja", "c++")
+
+
+class GpuDriver(Protocol):
+    """The part of ``CudaDriver`` that is asked."""
+
+    def num_devices(self) -> int: ...
+    def driver_version(self) -> tuple[int, int]: ...
+    def device_name(self, device: int) -> str: ...
+    def pci_address(self, device: int) -> str: ...
+    def num_sms(self, device: int) -> int: ...
+    def can_access(self, device: int, other: int) -> bool: ...
+    def registers_read_only(self, device: int) -> bool: ...
+    def on_device(self, device: int) -> AbstractContextManager[None]: ...
+    def allocate(self, num_bytes: int) -> int: ...
+    def free(self, address: int) -> None: ...
+    def is_exportable(self, address: int) -> bool: ...
+    def export_handle(self, base: int) -> bytes: ...
+    def allocate_pinned(self, num_bytes: int) -> int: ...
+    def free_pinned(self, address: int) -> None: ...
+    def create_stream(self) -> int: ...
+    def destroy_stream(self, stream: int) -> None: ...
+    def create_event(self) -> int: ...
+    def destroy_event(self, event: int) -> None: ...
+    def record_event(self, event: int, stream: int) -> None: ...
+    def is_event_done(self, event: int) -> bool: ...
+    def wait_flag(self, stream: int, address: int, value: int) -> None: ...
+
+
+def examine_gpus(open_driver: Callable[[], GpuDriver], *, sys: Path = Path("/sys")) -> list[Finding]:
+    """Every finding. One that says there is no GPU where there is none; a context on the first GPU for a moment."""
+    try:
+        driver = open_driver()
+        num_devices = driver.num_devices()
+    except DriverError as error:
+        return [Finding("GPU", True, f"none, ranks share the host's memory ({error})")]
+    if num_devices == 0:
+        return [Finding("GPU", True, "none, ranks share the host's memory")]
+    devices = range(num_devices)
+    return [
+        _devices(driver, devices),
+        asked("CUDA IPC", lambda: _ipc(driver)),
+        asked("peer access", lambda: _peer_access(driver, devices)),
+        asked("read-only registration", lambda: _registration(driver, devices)),
+        asked("stream waits", lambda: _stream_waits(driver)),
+        _memlock(),
+        pid_namespace(Path("/proc/self/status").read_text()),
+        asked("NUMA", lambda: numa(driver, devices, sys)),
+        _page_hash(),
+    ]
+
+
+def asked(what: str, ask: Callable[[], Finding]) -> Finding:
+    """What a question finds; a refusal of the driver is a finding too."""
+    try:
+        return ask()
+    except DriverError as error:
+        return Finding(what, False, str(error), "see docs/gpu.md; --banyan-share off serves without sharing")
+
+
+def _devices(driver: GpuDriver, devices: Sequence[int]) -> Finding:
+    major, minor = driver.driver_version()
+    names = ", ".join(f"{device}: {driver.device_name(device)} ({driver.num_sms(device)} SMs)" for device in devices)
+    detail = f"{names}; driver for CUDA {major}.{minor}"
+    if len(devices) == 1:
+        detail += "; one GPU: SGLang gives every data-parallel rank a GPU of its own, so --dp 2 needs another one"
+    return Finding("GPU", True, detail)
+
+
+def _ipc(driver: GpuDriver) -> Finding:
+    with driver.on_device(0):
+        address = driver.allocate(PROBE_BYTES)
+        try:
+            is_ok = driver.is_exportable(address) and len(driver.export_handle(address)) > 0
+        finally:
+            driver.free(address)
+    advice = "pages can go through the host arena: --banyan-host-gb"
+    return Finding("CUDA IPC", is_ok, "memory has handles" if is_ok else "memory has no handles", advice)
+
+
+def _peer_access(driver: GpuDriver, devices: Sequence[int]) -> Finding:
+    apart = [
+        f"{one}-{other}"
+        for one, other in combinations(devices, 2)
+        if not (driver.can_access(one, other) and driver.can_access(other, one))
+    ]
+    num_pairs = len(devices) * (len(devices) - 1) // 2
+    detail = f"{num_pairs - len(apart)} of {num_pairs} pairs" + (f"; not {', '.join(apart)}" if apart else "")
+    return Finding(
+        "peer access", not apart, detail, "ranks on these pairs share through the host arena only: --banyan-host-gb"
+    )
+
+
+def _registration(driver: GpuDriver, devices: Sequence[int]) -> Finding:
+    has_it = all(driver.registers_read_only(device) for device in devices)
+    detail = "there" if has_it else "not there, as on most discrete GPUs: parts of the arena are registered plainly"
+    return Finding("read-only registration", True, detail)
+
+
+def _stream_waits(driver: GpuDriver) -> Finding:
+    with driver.on_device(0):
+        word, stream, event = driver.allocate_pinned(64), driver.create_stream(), driver.create_event()
+        try:
+            ctypes.memset(word, 0, 64)
+            driver.wait_flag(stream, word, 0)
+            driver.record_event(event, stream)
+            deadline_s = time.monotonic() + PATIENCE_S
+            while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
+                time.sleep(0.001)
+        finally:
+            ctypes.memset(word, 0xFF, 64)
+            driver.destroy_event(event)
+            driver.destroy_stream(stream)
+            driver.free_pinned(word)
+    detail = "streams wait for words of the host's memory" if is_done else "a stream did not see a word"
+    return Finding("stream waits", is_done, detail, "pages of the store are leased when all their layers have landed")
+
+
+def _memlock() -> Finding:
+    limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return Finding("locked memory", True, "unlimited")
+    detail = (
+        f"{limit >> 10} KiB; drivers pin without it, but the store registers its memory for I/O: ulimit -l unlimited"
+    )
+    return Finding("locked memory", True, detail)
+
+
+def pid_namespace(status: str) -> Finding:
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    detail = "the machine's" if len(numbers) <= 1 else "a container's: all ranks of a node must be in the same one"
+    return Finding("PID namespace", True, detail)
+
+
+def numa(driver: GpuDriver, devices: Sequence[int], sys: Path) -> Finding:
+    """Which GPU is near which memory."""
+    node_of = {device: _numa_node(driver.pci_address(device), sys) for device in devices}
+    nodes = sorted({node for node in node_of.values() if node >= 0})
+    detail = ", ".join(f"GPU {device} on node {node}" for device, node in node_of.items() if node >= 0) or "one node"
+    if len(nodes) > 1:
+        detail += "; a rank's part of the arena lies where its process ran first: set SGLANG_NUMA_BIND_V2=1"
+    return Finding("NUMA", True, detail)
+
+
+def _numa_node(pci_address: str, sys: Path) -> int:
+    try:
+        return int((sys / "bus/pci/devices" / pci_address / "numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def page_hash_obstacles() -> list[str]:
+    """What SGLang needs to compile at its first start on a GPU and does not find."""
+    missing = [name for name in COMPILERS if shutil.which(name) is None]
+    if "c++" not in missing:
+        command = ["c++", "-E", "-x", "c++", "-"]
+        compiled = subprocess.run(command, input="#include <openssl/sha.h>\n", capture_output=True, text=True)
+        missing += ["openssl/sha.h (libssl-dev)"] if compiled.returncode else []
+    return missing + ([] if ctypes.util.find_library("crypto") else ["libcrypto"])
+
+
+def _page_hash() -> Finding:
+    missing = page_hash_obstacles()
+    detail = f"not found: {', '.join(missing)}" if missing else "compilers, OpenSSL's headers and libcrypto are there"
+    return Finding(
+        "what SGLang compiles", not missing, detail, "install them: SGLang compiles its page hash and kernels"
+    )

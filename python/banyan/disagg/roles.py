@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server does in a pair: which tiers it reads, what it writes, what its process inherits, what is said of it.
+
+A prefill server reads ahead and writes prompts. A decode server reads nothing: SGLang asks no linker there. It writes
+what was generated behind the prompts that it was handed, and the next turn's prefill server finds that in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+DEFERRED_RELEASE_S = 300
+"""How long a decode server keeps pages that a silent prefill server may still write into. SGLang's
+30 s end before many time-outs do, and a write that comes later lands in another request's pages."""
+
+
+class Role(StrEnum):
+    """In SGLang's words for ``--disaggregation-mode``."""
+
+    ALONE = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether another server has a part in each request. Such a request cannot be run again here, and none can be
+        made here: the room in which the two meet is used up, or was never agreed on."""
+        return self is not Role.ALONE
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a request's arrival makes it read what only the store holds."""
+        return self is not Role.DECODE
+
+    @property
+    def keeps_answers_only(self) -> bool:
+        """Whether prompts are another server's to keep."""
+        return self is Role.DECODE
+
+    @property
+    def learns_from_others(self) -> bool:
+        """Whether most of what the store holds for its requests was written by other servers a moment ago."""
+        return self is Role.PREFILL
+
+
+def environment(role: Role, *, on_gpu: bool) -> Mapping[str, str]:
+    """What the server's processes inherit, where the user has set nothing else."""
+    variables = {}
+    if role is Role.DECODE:
+        variables["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] = str(DEFERRED_RELEASE_S)
+    if role.is_paired and not on_gpu:
+        # SGLang orders an early send behind the forward by a CUDA event.
+        variables["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"
+        # Its eight threads are for network cards; here they would take the cores that compute.
+        variables["SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"] = '{"num_threads": "1"}'
+    return variables
+
+
+def notes(role: Role, *, has_store: bool, tp_size: int) -> list[str]:
+    """What is said once at the start of a server with this role."""
+    if not role.is_paired:
+        return []
+    if not has_store:
+        what = "what is generated here is not kept" if role is Role.DECODE else "answers are computed again as prompts"
+        return [f"{role.value} server without --banyan-store: {what}"]
+    return [
+        f"{role.value} server: shares by way of --banyan-store with servers of the same weights, page size and "
+        f"--tp-size {tp_size}; after a weight update no longer"
+    ]

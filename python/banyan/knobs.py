@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A knob, written once: its field, its flag, its default, what it may be, and the sentence that explains it.
+
+A settings class is a dataclass whose fields are made by ``knob``. The command line, the checks and the tables of the
+documentation are read off it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+Check = Callable[[Any], str | None]
+"""What a value should be, when it is not that; None for a good one."""
+
+_METADATA = "banyan.knob"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One knob without its name, type and default, which are the field's.
+
+    Attributes:
+        flag: on the command line; empty for a knob that has none.
+        group: the table of the documentation that it belongs to.
+        text: one sentence for ``--help`` and for the documentation.
+        metavar: what to write behind the flag; empty for a switch.
+        parse: from text to the field's type.
+        choices: all values, where they can be listed.
+        const: the value of the flag without an argument, where it may stand without.
+        unset: the default in words, where the value would say nothing.
+        switches_to: what a flag without an argument sets the field to.
+        is_open: the flag's own default is None: the settings class chooses for the user.
+    """
+
+    flag: str
+    group: str
+    text: str
+    metavar: str = ""
+    parse: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    check: Check | None = None
+    const: str | None = None
+    unset: str = ""
+    switches_to: bool | None = None
+    is_open: bool = False
+
+
+def knob(default: T, flag: str, group: str, text: str, **more: Any) -> T:
+    """A dataclass field with everything that is known of its knob; see `Knob` for ``more``."""
+    made = Knob(flag=flag, group=group, text=inspect.cleandoc(text).replace("\n", " "), **more)
+    # Type checkers see the default, as with dataclasses' own ``field``.
+    made_field: Any = field(default=default, metadata={_METADATA: made})
+    return cast(T, made_field)
+
+
+def knobs_of(settings: type) -> Iterable[tuple[str, Any, Knob]]:
+    """``(field, default, knob)`` of a settings class, in the order of its fields."""
+    for item in fields(settings):
+        if _METADATA in item.metadata:
+            assert item.default is not MISSING
+            yield item.name, item.default, item.metadata[_METADATA]
+
+
+def check(settings: Any) -> None:
+    """Look at each value by itself.
+
+    Raises:
+        ValueError: for the first that is out of range, naming its flag.
+    """
+    for name, default, one in knobs_of(type(settings)):
+        value = getattr(settings, name)
+        if one.choices and value not in one.choices and not (value is None and default is None):
+            raise ValueError(f"{one.flag} {value}: choose one of {', '.join(one.choices)}")
+        wrong = one.check(value) if one.check is not None and value is not None else None
+        if wrong is not None:
+            raise ValueError(f"{one.flag} {value}: {wrong}")
+
+
+def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
+    """Add the flags of a settings class."""
+    for _, default, one in knobs_of(settings):
+        if not one.flag:
+            continue
+        # argparse formats with %: a per cent sign of the text would be taken for one.
+        text = one.text.replace("%", "%%")
+        if one.switches_to is not None:
+            parser.add_argument(one.flag, action="store_true", help=text)
+            continue
+        more: dict[str, Any] = {}
+        if one.choices:
+            more["choices"] = one.choices
+        else:
+            more |= {"metavar": one.metavar, "type": one.parse}
+        if one.const is not None:
+            more |= {"nargs": "?", "const": one.const}
+        shown = "" if one.is_open else f" Default: {_shown(default, one)}."
+        # No default here: argparse would put a text default through `type`.
+        parser.add_argument(one.flag, help=text + shown, **more)
+
+
+def take_from(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """Field values from what argparse has parsed; those that the user left open and the class decides are missing."""
+    taken = {}
+    for name, default, one in knobs_of(settings):
+        if not one.flag:
+            continue
+        value = values[one.flag.lstrip("-").replace("-", "_")]
+        if one.switches_to is not None:
+            taken[name] = one.switches_to if value else default
+        elif value is not None:
+            taken[name] = value
+        elif not one.is_open:
+            taken[name] = default
+    return taken
+
+
+def table(settings: type, group: str) -> str:
+    """The knobs of one group as a Markdown table."""
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    for _, default, one in knobs_of(settings):
+        if one.flag and one.group == group:
+            rows.append(f"| `{_usage(one)}` | {_shown_as_code(default, one)} | {one.text} |")
+    return "\n".join(rows) + "\n"
+
+
+def _usage(one: Knob) -> str:
+    if one.switches_to is not None:
+        return one.flag
+    argument = "\\|".join(one.choices) if one.choices and not one.metavar else one.metavar
+    return f"{one.flag} [{argument}]" if one.const is not None else f"{one.flag} {argument}"
+
+
+def _shown(default: Any, one: Knob) -> str:
+    if one.unset:
+        return one.unset
+    return "off" if one.switches_to is not None else f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _shown_as_code(default: Any, one: Knob) -> str:
+    shown = _shown(default, one)
+    return f"`{shown}`" if isinstance(default, str) and not one.unset else shown
+
+
+def at_least(least: float, unit: str = "") -> Check:
+    """No value below ``least``; NaN is none either."""
+    return lambda value: None if value >= least else f"at least {least:g}{' ' if unit else ''}{unit}"
+
+
+def above_zero(what: str) -> Check:
+    """A finite amount above 0."""
+    return lambda value: None if 0 < value < float("inf") else f"{what}, above 0"
+
+
+def zero_or_more(what: str, zero: str) -> Check:
+    """A finite amount, or 0, which means ``zero``."""
+    return lambda value: None if 0 <= value < float("inf") else f"{what}, or 0 for {zero}"

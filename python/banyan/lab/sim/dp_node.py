@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data-parallel ranks of one node: routing, sharing and planning by the shipped code, GPUs and copies simulated.
+
+Two kinds of node. Combined: every rank prefills and decodes, and while it prefills, each decode step waits for one
+chunk. Separated: some ranks prefill only and hand the KV over to ranks that decode only.
+
+A request: arrived -> routed -> waiting for its rank's prefill -> prefilling (its KV comes from peers or the arena
+meanwhile) -> decoding -> done. A rank prefills one request at a time, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from banyan.core import Run, SourceKind
+from banyan.lab.sim.batching import attention_cost
+from banyan.lab.sim.caches import Arena, Page, Pool
+from banyan.lab.sim.compute import DecodeModel, PrefillModel
+from banyan.lab.sim.decode import DecodeGroup, DecodeRank
+from banyan.lab.sim.engine import Simulation
+from banyan.lab.sim.hardware import node as node_spec
+from banyan.lab.sim.nodes import Join, Node
+from banyan.lab.sim.prompts import PagedPrompt
+from banyan.lab.sim.resources import Link
+from banyan.layout import cacheable_tokens
+from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
+from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots
+from banyan.routing.dualpath import decode_rank
+
+CHUNK_TOKENS = 8192
+"""SGLang's default for a GPU of this size."""
+COPY_BYTES_PER_S = 50e9
+"""Between two GPUs of a node, or from host DRAM: PCIe 5.0 x16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpSite:
+    """Ranks and what they cost. ``num_decode_only`` 0: every rank does both."""
+
+    num_ranks: int
+    num_decode_only: int
+    shares: bool
+    arena_pages: int
+    pool_tokens: int
+    page_tokens: int
+    prefill: PrefillModel
+    decode: DecodeModel
+
+    @property
+    def page_bytes(self) -> float:
+        return self.page_tokens * self.prefill.model.kv_bytes_per_token
+
+
+class Request:
+    """One prompt as pages, and its answer. Also what the decode side counts."""
+
+    __slots__ = (
+        "arrived_s",
+        "begun_decode_s",
+        "decode_rank",
+        "number",
+        "output_tokens",
+        "pages",
+        "prefilled_s",
+        "prompt_tokens",
+        "session",
+        "uncached_tokens",
+    )
+
+    decode_rank: DecodeRank
+
+    def __init__(
+        self, number: int, session: str, pages: Sequence[Page], prompt_tokens: int, output_tokens: int, now_s: float
+    ) -> None:
+        self.number = number
+        self.session = session
+        self.pages = pages
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.uncached_tokens = prompt_tokens
+        self.arrived_s = self.prefilled_s = self.begun_decode_s = now_s
+
+
+class _Rank:
+    """One rank: pool, planner, queue, and the link on which its pages leave for peers."""
+
+    def __init__(self, sim: Simulation, site: DpSite, number: int) -> None:
+        self.number = number
+        self.pool = Pool(site.pool_tokens // site.page_tokens)
+        self.out = Link(sim, f"rank{number}.out", COPY_BYTES_PER_S)
+        self.rates = MoveRates()
+        self.planner = Planner(
+            times=PrefillTimes(_whole_cost(site.prefill)),
+            rates=self.rates,
+            num_layers=site.prefill.model.num_layers,
+            min_pages=1,
+        )
+        self.queue: deque[Request] = deque()
+        self.busy = False
+        self.ongoing_tokens = 0
+        self.pending_tokens = 0
+        self.num_requests = 0
+        self.computed_tokens = 0
+        self.computed_s = 0.0
+
+
+def _whole_cost(prefill: PrefillModel) -> PrefillCost:
+    """What ``banyan profile`` would have fitted here: all of a forward, not its attention only."""
+    attention = attention_cost(prefill)
+    return replace(attention, token_us=attention.token_us + prefill.linear_s(1) * 1e6)
+
+
+class DpNode:
+    """Plays requests; ``done`` sees each one that has its last token."""
+
+    def __init__(
+        self, sim: Simulation, site: DpSite, policy: Policy, *, done: Callable[[Request, float], None]
+    ) -> None:
+        self._sim = sim
+        self._site = site
+        self._done = done
+        self._lots = SeededLots(sim.seed)
+        self._dispatcher = Dispatcher(site.num_ranks - site.num_decode_only, policy, lots=self._lots)
+        self._arena = Arena(site.arena_pages)
+        self._arena_link = Link(sim, "arena.out", COPY_BYTES_PER_S)
+        self._ranks = [_Rank(sim, site, number) for number in range(site.num_ranks - site.num_decode_only)]
+        self._decode: list[DecodeGroup] = []
+        self._num_requests = 0
+        self.tokens_from: Counter[SourceKind] = Counter()
+        self.prompt_tokens = 0
+        self._add_decode()
+
+    def _add_decode(self) -> None:
+        """Every decode rank steps by itself: a dense model has nobody to wait for."""
+        host = Node(self._sim, node_spec("hopper"), "node")
+        room_bytes = self._site.pool_tokens * self._site.prefill.model.kv_bytes_per_token
+        for _ in range(self._site.num_decode_only or len(self._ranks)):
+            group = DecodeGroup(self._sim, self._site.decode, self._decoded)
+            DecodeRank(self._sim, group, host, room_bytes)
+            self._decode.append(group)
+
+    # ---- route -------------------------------------------------------------------------------------------------
+
+    def submit(self, session: str, pages: Sequence[Page], prompt_tokens: int, output_tokens: int) -> None:
+        """A request arrives now."""
+        request = Request(self._num_requests, session, pages, prompt_tokens, output_tokens, self._sim.now_s)
+        self._num_requests += 1
+        own = {rank.number: rank.pool.prefix(pages) * self._site.page_tokens for rank in self._ranks}
+        longest = max(own.values())
+        fetchable = max(longest, self._arena.prefix(pages, 0) * self._site.page_tokens) if self._site.shares else 0
+        prompt = Prompt(
+            num_tokens=prompt_tokens,
+            cached_tokens=[own[rank.number] for rank in self._ranks],
+            fetchable_tokens=fetchable,
+            session=session,
+            tokens=PagedPrompt(pages, self._site.page_tokens),
+        )
+        choice = self._dispatcher.place(prompt, range(len(self._ranks)), self._sim.now_s)
+        rank = self._ranks[choice.rank]
+        request.uncached_tokens = prompt_tokens - own[rank.number]
+        rank.ongoing_tokens += prompt_tokens + output_tokens
+        rank.pending_tokens += request.uncached_tokens
+        rank.num_requests += 1
+        rank.queue.append(request)
+        self._prefill_next(rank)
+
+    def _report(self, rank: _Rank) -> None:
+        """What the rank says of itself whenever something begins or ends there; all that was sent to it is in it."""
+        waiting = len(rank.queue) + rank.busy
+        now_s = self._sim.now_s
+        report = LoadReport(
+            taken_s=now_s,
+            received_s=math.nextafter(now_s, math.inf),
+            num_running=rank.num_requests - waiting,
+            num_waiting=waiting,
+            pending_prefill_tokens=rank.pending_tokens,
+            ongoing_tokens=rank.ongoing_tokens,
+            total_prefill_tokens=rank.computed_tokens,
+            total_prefill_us=round(rank.computed_s * 1e6),
+        )
+        self._dispatcher.reported(rank.number, report)
+
+    # ---- plan and prefill --------------------------------------------------------------------------------------
+
+    def _prefill_next(self, rank: _Rank) -> None:
+        if rank.busy or not rank.queue:
+            return
+        rank.busy = True
+        request = rank.queue.popleft()
+        page_tokens, pages = self._site.page_tokens, request.pages
+        own = rank.pool.prefix(pages)
+        runs, sources = self._found(rank, pages, own)
+        tail = Tail(own * page_tokens, request.prompt_tokens, page_tokens, tuple(runs))
+        moved = rank.planner.decide(str(request.number), tail).num_pages
+        cached = min((own + moved) * page_tokens, cacheable_tokens(request.prompt_tokens))
+        new_tokens = request.prompt_tokens - cached
+        self.prompt_tokens += request.prompt_tokens
+        self.tokens_from[SourceKind.OWN] += min(own * page_tokens, request.prompt_tokens)
+        prefill = self._site.prefill
+        work_s = prefill.linear_s(new_tokens) + prefill.attention_s(new_tokens=new_tokens, cached_tokens=cached)
+        work_s = self._interfere(rank, work_s, new_tokens)
+        rank.computed_tokens += new_tokens
+        rank.computed_s += work_s
+        parts = []
+        for run, link in zip(runs, sources, strict=True):
+            taken = min(run.num_pages, moved)
+            moved -= taken
+            if taken:
+                parts.append((run.kind, taken, link))
+        self._report(rank)
+        join = Join(1 + len(parts), self._prefilled, rank, request)
+        self._sim.after(work_s, join)
+        for kind, num_pages, link in parts:
+            self.tokens_from[kind] += num_pages * page_tokens
+            link.start(num_pages * self._site.page_bytes, self._moved, rank, kind, num_pages, self._sim.now_s, join)
+
+    def _found(self, rank: _Rank, pages: Sequence[Page], own: int) -> tuple[list[Run], list[Link]]:
+        """Where the tail's leading pages are: at the peer that has most, behind it in the arena."""
+        runs: list[Run] = []
+        links: list[Link] = []
+        reach = own
+        if self._site.shares:
+            held = {peer.number: peer.pool.prefix(pages) for peer in self._ranks if peer is not rank}
+            longest = max(held.values(), default=0)
+            if longest > reach:
+                holder = next(number for number, length in held.items() if length == longest)
+                runs.append(Run(SourceKind.PEER, longest - reach))
+                links.append(self._ranks[holder].out)
+                reach = longest
+        deep = self._arena.prefix(pages, reach)
+        if deep > reach:
+            runs.append(Run(SourceKind.HOST, deep - reach))
+            links.append(self._arena_link)
+        return runs, links
+
+    def _interfere(self, rank: _Rank, work_s: float, new_tokens: int) -> float:
+        """Chunks and decode steps alternate on a rank that does both: each waits for the other."""
+        if self._site.num_decode_only:
+            return work_s
+        group = self._decode[rank.number]
+        num_chunks = -(-new_tokens // CHUNK_TOKENS)
+        if group.num_running:
+            work_s += num_chunks * group.own_step_s
+        group.set_pause(work_s / num_chunks)
+        return work_s
+
+    def _moved(self, rank: _Rank, kind: SourceKind, num_pages: int, began_s: float, join: Join) -> None:
+        rank.rates.observe(kind, num_pages * self._site.page_tokens, (self._sim.now_s - began_s) * 1e6)
+        join()
+
+    def _prefilled(self, rank: _Rank, request: Request) -> None:
+        rank.busy = False
+        rank.pending_tokens -= request.uncached_tokens
+        request.prefilled_s = self._sim.now_s
+        rank.pool.insert(request.pages)
+        self._arena.insert(request.pages)
+        if self._site.num_decode_only:
+            self._release(rank, request)
+            self._hand_over(rank, request)
+        else:
+            self._decode[rank.number].set_pause(0.0)
+            self._join(request, rank.number)
+        self._report(rank)
+        self._prefill_next(rank)
+
+    def _hand_over(self, rank: _Rank, request: Request) -> None:
+        states = [
+            RankState(rank=number, ongoing_tokens=group.ongoing_tokens, free_tokens=self._site.pool_tokens)
+            for number, group in enumerate(self._decode)
+        ]
+        query = Query(turn=request.number, num_prompt_tokens=request.prompt_tokens)
+        number = decode_rank(query, {0: states}, request.prompt_tokens + request.output_tokens, self._lots)
+        num_bytes = request.prompt_tokens * self._site.prefill.model.kv_bytes_per_token
+        rank.out.start(num_bytes, self._join, request, number)
+
+    # ---- decode ------------------------------------------------------------------------------------------------
+
+    def _join(self, request: Request, number: int) -> None:
+        request.decode_rank = self._decode[number].ranks[0]
+        request.decode_rank.assign(request)
+        self._decode[number].join(request)
+
+    def _decoded(self, request: Request) -> None:
+        request.decode_rank.release(request)
+        if not self._site.num_decode_only:
+            number = next(i for i, group in enumerate(self._decode) if group is request.decode_rank.group)
+            self._release(self._ranks[number], request)
+            self._report(self._ranks[number])
+        self._done(request, self._sim.now_s)
+
+    def _release(self, rank: _Rank, request: Request) -> None:
+        rank.ongoing_tokens -= request.prompt_tokens + request.output_tokens
+        rank.num_requests -= 1
+
+    def audit(self) -> None:
+        """Check every link."""
+        for link in (self._arena_link, *(rank.out for rank in self._ranks)):
+            link.audit()

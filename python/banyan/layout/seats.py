@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who sits where in the roster, who has the same KV, and who keeps it.
+
+Shard i of every rank holds the same part of a token's KV. Where KV is replicated over the shards, all of them hold all
+of it, and shard 0 of each rank alone keeps it in the arena and in the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from banyan.core import SourceKind
+from banyan.layout.ranks import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """One process's view of the roster: seat ``s`` has its pool in slot ``s``, its part of the arena ``num_seats`` on.
+
+    ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP).
+    """
+
+    layout: Layout
+    dp_rank: int
+    shard: int
+    is_replicated: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.dp_rank < self.layout.num_ranks and 0 <= self.shard < self.layout.num_shards):
+            raise ValueError(f"rank {self.dp_rank}, shard {self.shard} is not among {self.layout.words()}")
+
+    @property
+    def own(self) -> int:
+        return self.seat(self.dp_rank, self.shard)
+
+    @property
+    def own_arena(self) -> int:
+        return self.layout.num_seats + self.own
+
+    def seat(self, dp_rank: int, shard: int) -> int:
+        return dp_rank * self.layout.num_shards + shard
+
+    def rank_of(self, slot: int) -> int:
+        """The rank whose pool, or part of the arena, has this slot."""
+        return slot % self.layout.num_seats // self.layout.num_shards
+
+    def kind_of(self, slot: int) -> SourceKind:
+        """What the slot's pages lie in: another rank's pool, or the host arena."""
+        return SourceKind.HOST if slot >= self.layout.num_seats else SourceKind.PEER
+
+    @property
+    def peers(self) -> list[int]:
+        """The pools of other ranks that hold this shard's part of the KV, the next rank first, so that ranks which all
+        want the same choose different sources. Shards of one rank have equal trees: none of them lacks what another
+        has."""
+        return [self.seat(rank, self.shard) for rank in self._ranks_from_own()[1:]]
+
+    # ---- the arena ---------------------------------------------------------------------------------------------
+
+    @property
+    def keeper(self) -> int:
+        """The shard of each rank that keeps this shard's part of the KV in the arena and in the store."""
+        return 0 if self.is_replicated else self.shard
+
+    @property
+    def is_keeper(self) -> bool:
+        return self.shard == self.keeper
+
+    @property
+    def arenas(self) -> list[int]:
+        """The arena's parts that hold this shard's part of the KV, that of its own rank first."""
+        return [self.layout.num_seats + self.seat(rank, self.keeper) for rank in self._ranks_from_own()]
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts the arena, the store's quota and its budget of writes are divided."""
+        return self.layout.num_ranks * (1 if self.is_replicated else self.layout.num_shards)
+
+    @property
+    def part(self) -> int:
+        """This keeper's number among them."""
+        assert self.is_keeper
+        return self.dp_rank if self.is_replicated else self.own
+
+    def _ranks_from_own(self) -> list[int]:
+        num_ranks = self.layout.num_ranks
+        return [(self.dp_rank + step) % num_ranks for step in range(num_ranks)]

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the data path and the planner speak of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run
+from banyan.layout import cacheable_tokens
+from banyan.planner.plan import Tail
+from banyan.planner.planner import Action
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is known of a request, asked for once.
+
+    ``prompt_tokens`` counts the answer so far where that is computed again; None for a request that did not arrive
+    where Banyan looks. ``asked``: what it wants to be done with its tail. ``max_rank``: who holds the longest prefix,
+    as far as was seen before this look; -1: nobody.
+    """
+
+    rid: str
+    prompt_tokens: int | None
+    page_tokens: int
+    asked: Action | None
+    max_rank: int = -1
+
+    def tail(self, num_pages: int, runs: Sequence[Run], rank: int = -1) -> Tail | None:
+        """The last ``num_pages`` that a cache could supply, where the first of them were found, and at which rank."""
+        if self.prompt_tokens is None:
+            return None
+        return Tail(self._own_tokens(num_pages), self.prompt_tokens, self.page_tokens, tuple(runs), rank)
+
+    def span(self, num_pages: int, offer: Offer) -> PrefixSpan:
+        """What is cached of the prompt when its last ``num_pages`` are offered so."""
+        own_tokens = self._own_tokens(num_pages)
+        return PrefixSpan(own_tokens, own_tokens + offer.num_pages * self.page_tokens, offer.rank)
+
+    def _own_tokens(self, num_pages: int) -> int:
+        """What lies before the last ``num_pages``: they are missing in the rank's own tree."""
+        return cacheable_tokens(self.prompt_tokens or 0, self.page_tokens) - num_pages * self.page_tokens
+
+
+class FetchPlanner(Protocol):
+    """Decides what is worth reading, and is told what becomes of every fetch."""
+
+    def num_to_read(self, request: RequestFacts, num_missing: int, num_stored: int) -> int:
+        """Of the ``num_missing`` last pages of the prompt the store has ``num_stored``, from the first on: how many to
+        read."""
+        ...
+
+    def became(self, rid: str, outcome: Outcome) -> None:
+        """What became of a request's fetch so far."""
+        ...
+
+    def started(self, fetches: Sequence[Fetch]) -> None:
+        """The forward that SGLang has just put together follows these, which move together; or none."""
+        ...
+
+    def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
+        """The copy of fetches that landed has ended, after so long."""
+        ...

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Banyan cannot work with, decided before a server starts: pure, one line for each, with the way out.
+
+The plugin fills ``ServerFacts`` from SGLang's resolved arguments; ``banyan doctor`` prints the same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from banyan import SGLANG_VERSION
+
+MAX_SLOTS = 64
+"""One pin bit for each reader of a node in a 64-bit word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What the decision depends on. Defaults are a server that can share."""
+
+    sglang_version: str = SGLANG_VERSION
+    device: str = "cpu"
+    num_seats: int = 2
+    pp_size: int = 1
+    num_nodes: int = 1
+    page_size: int = 16
+    tokenizer_worker_num: int = 1
+    disable_radix_cache: bool = False
+    radix_cache_backend: str | None = None
+    enable_hierarchical_cache: bool = False
+    hicache_storage_backend: str | None = None
+    enable_lmcache: bool = False
+    enable_flexkv: bool = False
+    external_linker_backend: str | None = None
+    enable_unified_memory: bool = False
+    enable_memory_saver: bool = False
+    expandable_segments: bool = False
+    sizes_pool_after_capture: bool = False
+    has_arena: bool = False
+    speculative_algorithm: str | None = None
+    disaggregation_mode: str = "null"
+    disaggregation_transfer_backend: str = "nixl"
+    retraction_backup: str | None = None
+    host_receive_threshold: float = 1.0
+    offloads_decode_kvcache: bool = False
+    switches_roles: bool = False
+    enable_hisparse: bool = False
+    dp_size: int = 2
+    load_balance_method: str = "auto"
+    policy: str = "sglang"
+    elastic_prefill: bool = False
+    store_admit: str = "first"
+    kv_cache_dtype: str = "auto"
+    rust_server: bool = False
+
+    @property
+    def num_slots(self) -> int:
+        """Places in the roster: a second one for each process's part of a host arena."""
+        return self.num_seats * (2 if self.has_arena else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    applies: Callable[[ServerFacts], bool]
+    line: Callable[[ServerFacts], str]
+
+
+_RULES = (
+    _Rule(
+        lambda f: f.sglang_version != SGLANG_VERSION,
+        lambda f: (
+            f"sglang {f.sglang_version} is installed, Banyan works on {SGLANG_VERSION} only: "
+            f"install sglang=={SGLANG_VERSION} or start without --enable-banyan"
+        ),
+    ),
+    _Rule(
+        lambda f: f.device not in ("cpu", "cuda"),
+        lambda f: (
+            f"--device {f.device}: pools on this device are not shared: "
+            "use --banyan-share off or start without --enable-banyan"
+        ),
+    ),
+    _Rule(
+        lambda f: f.device == "cuda" and f.expandable_segments and not f.has_arena,
+        lambda f: (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: such memory has no CUDA IPC handle: unset it, "
+            "or let pages go through the host arena (--banyan-host-gb)"
+        ),
+    ),
+    _Rule(
+        lambda f: f.device == "cuda" and f.sizes_pool_after_capture,
+        lambda f: (
+            "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool grows after Banyan has told the other ranks where it lies: "
+            "unset it"
+        ),
+    ),
+    _Rule(
+        lambda f: f.enable_memory_saver,
+        lambda f: (
+            "--enable-memory-saver: a pool that is released while peers read it cannot be shared: "
+            "start without --enable-memory-saver"
+        ),
+    ),
+    _Rule(
+        lambda f: f.num_slots > MAX_SLOTS,
+        lambda f: (
+            f"--dp-size, --tp-size: {f.num_seats} processes {'and --banyan-host-gb ' if f.has_arena else ''}take "
+            f"{f.num_slots} places, a node has {MAX_SLOTS}: use fewer{' or no host arena' if f.has_arena else ''}"
+        ),
+    ),
+    _Rule(
+        lambda f: f.pp_size > 1,
+        lambda f: (
+            f"--pp-size {f.pp_size}: pipeline stages may disagree about a hit: use --pp-size 1 "
+            "(tensor parallelism within a rank is fine)"
+        ),
+    ),
+    _Rule(
+        lambda f: f.num_nodes > 1,
+        lambda f: f"--nnodes {f.num_nodes}: ranks share within one node: start one server on each node with --nnodes 1",
+    ),
+    _Rule(
+        lambda f: f.page_size == 1,
+        lambda f: "--page-size 1: the unit of sharing is a page of several tokens: use --page-size 16, 32 or 64",
+    ),
+    _Rule(
+        lambda f: f.tokenizer_worker_num > 1,
+        lambda f: (
+            f"--tokenizer-worker-num {f.tokenizer_worker_num}: SGLang loads no plugin in its extra workers: "
+            "use --tokenizer-worker-num 1"
+        ),
+    ),
+    _Rule(
+        lambda f: f.rust_server,
+        lambda f: "SGLANG_RUST_SERVER: the Rust server bypasses the dispatcher that Banyan hooks: unset it",
+    ),
+    _Rule(
+        lambda f: f.disable_radix_cache,
+        lambda f: "--disable-radix-cache: without a radix cache there is no prefix to share: drop that flag",
+    ),
+    _Rule(
+        lambda f: f.radix_cache_backend is not None,
+        lambda f: (
+            f"--radix-cache-backend {f.radix_cache_backend}: Banyan works on SGLang's own radix cache: drop that flag"
+        ),
+    ),
+    _Rule(
+        lambda f: f.enable_hierarchical_cache or f.hicache_storage_backend is not None,
+        lambda f: (
+            "--enable-hierarchical-cache / --hicache-storage-backend: HiCache and Banyan would both own the tail "
+            "of a prefix: use one of them"
+        ),
+    ),
+    _Rule(
+        lambda f: f.enable_lmcache,
+        lambda f: "--enable-lmcache: LMCache and Banyan would both own the tail of a prefix: use one of them",
+    ),
+    _Rule(
+        lambda f: f.enable_flexkv,
+        lambda f: "--enable-flexkv: FlexKV and Banyan would both own the tail of a prefix: use one of them",
+    ),
+    _Rule(
+        lambda f: f.external_linker_backend is not None,
+        lambda f: (
+            f"--unified-cache-external-linker-backend {f.external_linker_backend}: SGLang takes one linker, "
+            "and Banyan is one: drop that flag"
+        ),
+    ),
+    _Rule(
+        lambda f: f.enable_unified_memory,
+        lambda f: "--enable-unified-memory: its pools are not page arrays that a peer could read: drop that flag",
+    ),
+    _Rule(
+        lambda f: f.speculative_algorithm is not None,
+        lambda f: (
+            # NGRAM has no draft model; its verification writes into pages, and nobody has tried that with sharing.
+            f"--speculative-algorithm {f.speculative_algorithm}: "
+            f"{'it' if f.speculative_algorithm == 'NGRAM' else 'KV of a draft model'} is not supported yet: "
+            "drop that flag or use --banyan-share off"
+        ),
+    ),
+    _Rule(
+        lambda f: f.kv_cache_dtype.startswith(("fp4", "mxfp", "nvfp4")),
+        lambda f: (
+            f"--kv-cache-dtype {f.kv_cache_dtype}: its pools keep scales apart from the pages: use auto, bf16 or fp8"
+        ),
+    ),
+)
+
+
+_PAIR_RULES = (
+    _Rule(
+        lambda f: f.disaggregation_transfer_backend != "nixl",
+        lambda f: (
+            f"--disaggregation-transfer-backend {f.disaggregation_transfer_backend}: only with NIXL is a decode server "
+            "told at once when its prefill is given up: use --disaggregation-transfer-backend nixl"
+        ),
+    ),
+    _Rule(
+        lambda f: f.switches_roles,
+        lambda f: (
+            "--enable-pd-role-switch: what a server reads and writes is decided by its first role: drop that flag"
+        ),
+    ),
+    _Rule(
+        lambda f: f.elastic_prefill,
+        lambda f: (
+            f"--banyan-elastic-prefill-tokens with --disaggregation-mode {f.disaggregation_mode}: a prefill that "
+            "the dispatcher makes has no room to meet a decode server in: drop that flag"
+        ),
+    ),
+    _Rule(
+        lambda f: f.store_admit == "second",
+        lambda f: (
+            f"--banyan-store-admit second with --disaggregation-mode {f.disaggregation_mode}: an answer is seen "
+            "once where it is generated, and found only behind its prompt: use first"
+        ),
+    ),
+)
+
+_PREFILL_RULES = (
+    _Rule(
+        lambda f: f.dp_size > 1 and f.policy != "sglang" and f.load_balance_method == "follow_bootstrap_room",
+        lambda f: (
+            f"--load-balance-method follow_bootstrap_room with --banyan-policy {f.policy}: both would choose the rank: "
+            "drop one of the two"
+        ),
+    ),
+)
+
+_DECODE_RULES = (
+    _Rule(
+        lambda f: f.retraction_backup == "host_pool" or f.host_receive_threshold < 1,
+        lambda f: (
+            "--disaggregation-decode-retraction-backup host_pool, --disaggregation-decode-host-receive-threshold: "
+            "SGLang's host pool takes the place of Banyan: drop those flags"
+        ),
+    ),
+    _Rule(
+        lambda f: f.offloads_decode_kvcache,
+        lambda f: (
+            "--disaggregation-decode-enable-offload-kvcache: HiCache and Banyan would both keep what is generated: "
+            "use one of them"
+        ),
+    ),
+    _Rule(
+        lambda f: f.enable_hisparse,
+        lambda f: "--enable-hisparse: decode servers with it have no radix cache to keep answers in: drop that flag",
+    ),
+)
+
+
+def refusals(facts: ServerFacts) -> list[str]:
+    """One line for each reason why sharing cannot start; empty when it can."""
+    rules = list(_RULES)
+    if facts.disaggregation_mode != "null":
+        rules += _PAIR_RULES
+        rules += _PREFILL_RULES if facts.disaggregation_mode == "prefill" else _DECODE_RULES
+    return [rule.line(facts) for rule in rules if rule.applies(facts)]
+
+
+def pool_refusal(*, pool_class: str, supported: tuple[str, ...]) -> str:
+    """The line for a model whose KV pool is of a class that Banyan does not know."""
+    return (
+        f"this model's KV pool is a {pool_class}; Banyan shares {', '.join(supported)}: "
+        "use --banyan-share off or start without --enable-banyan"
+    )
+
+
+def layout_refusal(*, asked: str, resolved: str) -> str:
+    """The line for a server whose processes SGLang has divided in another way than its flags say."""
+    return f"the flags say {asked}, SGLang made {resolved} of them: name the sizes yourself, or use --banyan-share off"
+
+
+def memory_refusal(*, need_bytes: int, available_bytes: int) -> str | None:
+    """The line for a pool that does not fit into memory, or None when it fits."""
+    if need_bytes <= available_bytes:
+        return None
+    gib = 1 << 30
+    return (
+        f"the KV pool of this rank needs {need_bytes / gib:.2f} GiB of shared memory and "
+        f"{available_bytes / gib:.2f} GiB are free: lower --max-total-tokens or --dp-size"
+    )
+
+
+def arena_refusal(*, need_bytes: int, frame_bytes: int, available_bytes: int) -> str | None:
+    """The line for a host arena that holds no page or does not fit into memory, or None when it is well."""
+    gib = 1 << 30
+    if need_bytes < frame_bytes:
+        return (
+            f"--banyan-host-gb: a rank's part of {need_bytes / gib:.3f} GiB does not hold one page of "
+            f"{frame_bytes} bytes: raise it"
+        )
+    if need_bytes > available_bytes:
+        return (
+            f"--banyan-host-gb: a rank's part needs {need_bytes / gib:.2f} GiB of shared memory and "
+            f"{available_bytes / gib:.2f} GiB are free: lower it"
+        )
+    return None
+
+
+def arena_room_refusal(*, free_bytes: int) -> str:
+    """The line for a store where the memory that is free gives its arena no room."""
+    return (
+        f"--banyan-store: of {free_bytes / (1 << 30):.2f} GiB that are free the host arena would get too little to "
+        "hold a prefix: set --banyan-host-gb, or use no store"
+    )
+
+
+def detour_refusal(layout_words: str) -> str:
+    """The line for detours over idle ranks, where no rank is idle."""
+    return (
+        f"--banyan-elastic-prefill-tokens with {layout_words}: they step together, so an idle one takes nothing off a "
+        "busy one: drop that flag"
+    )
+
+
+def environment_refusal(variable: str) -> str:
+    """The line for flags in the environment that turn nothing on."""
+    return f"{variable} does not say --enable-banyan: say so, or unset it"
+
+
+def quota_refusal(*, quota_ms: float | None, chunked_prefill_size: int | None) -> str | None:
+    """The line for a compute quota on a server that does not cut prefills, or None. None as size: SGLang chooses."""
+    if quota_ms is None or chunked_prefill_size is None or chunked_prefill_size > 0:
+        return None
+    return (
+        f"--banyan-prefill-quota-ms with --chunked-prefill-size {chunked_prefill_size}: a prefill that is not cut into "
+        "chunks cannot be limited: drop one of the two"
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of serving that Banyan has not learnt: pure, one line for each, with the way out.
+
+Each of them reads or writes KV pages at moments that the linker is not told of, or divides them in another way than a
+page's key says. SGLang starts all of them with a linker; what came out would be wrong, or stand still, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OFF = "drop that flag or use --banyan-share off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeFacts:
+    """How the server was asked to serve. Defaults are a mode that can share."""
+
+    attn_cp_size: int = 1
+    enable_prefill_cp: bool = False
+    dcp_size: int = 1
+    enable_pdmux: bool = False
+    dllm_algorithm: str | None = None
+    returns_routed_experts: bool = False
+    returns_indexer_topk: bool = False
+    is_embedding: bool = False
+    enable_mis: bool = False
+    is_deterministic: bool = False
+    attention_backend: str | None = None
+    enable_page_major_kv_layout: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    applies: Callable[[ModeFacts], bool]
+    line: Callable[[ModeFacts], str]
+
+
+_RULES = (
+    _Rule(
+        lambda f: f.attn_cp_size > 1 or f.enable_prefill_cp,
+        lambda f: (
+            "--attn-cp-size, --enable-prefill-cp: the ranks of a context-parallel group may hold other parts of a "
+            f"prompt each: {OFF}"
+        ),
+    ),
+    _Rule(
+        lambda f: f.dcp_size > 1,
+        lambda f: f"--dcp-size {f.dcp_size}: a page is spread over the ranks that decode it: {OFF}",
+    ),
+    _Rule(
+        lambda f: f.enable_pdmux,
+        lambda f: f"--enable-pdmux: a split prefill reads pages before they have come: {OFF}",
+    ),
+    _Rule(
+        lambda f: f.dllm_algorithm is not None,
+        lambda f: (
+            f"--dllm-algorithm {f.dllm_algorithm}: diffusion batches take promised pages and never fetch them: {OFF}"
+        ),
+    ),
+    _Rule(
+        lambda f: f.returns_routed_experts,
+        lambda f: (
+            f"--enable-return-routed-experts: the experts of fetched tokens were never recorded on this rank: {OFF}"
+        ),
+    ),
+    _Rule(
+        lambda f: f.returns_indexer_topk,
+        lambda f: (
+            f"--enable-return-indexer-topk: the choices of fetched tokens were never recorded on this rank: {OFF}"
+        ),
+    ),
+    _Rule(
+        lambda f: f.is_embedding,
+        # Its forwards wait for their pages; that the vectors are equal has not been seen on a server yet.
+        lambda f: f"--is-embedding: vectors over fetched prefixes are not known to be those over computed ones: {OFF}",
+    ),
+    _Rule(
+        lambda f: f.enable_mis,
+        lambda f: f"--enable-mis: SGLang keeps no radix cache for multi-item scoring, nothing could be shared: {OFF}",
+    ),
+    _Rule(
+        lambda f: f.is_deterministic and f.attention_backend == "flashinfer",
+        lambda f: (
+            "--enable-deterministic-inference with --attention-backend flashinfer: SGLang keeps no radix cache then, "
+            "nothing could be shared: use --attention-backend fa3 or triton, or --banyan-share off"
+        ),
+    ),
+    _Rule(
+        lambda f: f.enable_page_major_kv_layout,
+        lambda f: (
+            "--enable-page-major-kv-layout: Banyan lays the pool out layer by layer and would pass over that flag: "
+            f"{OFF}"
+        ),
+    ),
+)
+
+
+def mode_refusals(facts: ModeFacts) -> list[str]:
+    """One line for each reason why sharing cannot start; empty when it can."""
+    return [rule.line(facts) for rule in _RULES if rule.applies(facts)]
+
+
+def no_cache_refusal(*, asked: str, reason: str) -> str:
+    """The line for a server whose radix cache SGLang has switched off while it resolved the flags.
+
+    ``asked`` is the flag or the model that made it do so, as far as that is known.
+    """
+    return (
+        f"{asked}: SGLang keeps no radix cache here, nothing could be shared: "
+        f"use --banyan-share off or start without --enable-banyan (SGLang says: {reason})"
+    )

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of the server may find when it starts: pure, one line for each, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def hooks_refusal(targets: Sequence[str]) -> str:
+    """The line for hooks that SGLang has skipped."""
+    return (
+        f"SGLang did not apply the hooks on {', '.join(targets)}: see its log for the reason, "
+        "or start without --enable-banyan"
+    )
+
+
+def page_hash_refusal(cause: str) -> str:
+    """The line for a machine on which SGLang cannot compile its page hash."""
+    return (
+        f"SGLang cannot build the extension that hashes pages ({cause}): install g++ and the headers of OpenSSL "
+        "(libssl-dev, openssl-devel), or start without --enable-banyan"
+    )
+
+
+def allocator_refusal(*, allocator_class: str) -> str:
+    """The line for a platform that brings a page allocator of its own."""
+    return f"this platform has its own page allocator ({allocator_class}): use --banyan-share off"
+
+
+def components_refusal(components: Sequence[str]) -> str:
+    """The line for a model that caches other things than the KV of full attention."""
+    names = ", ".join(sorted(components))
+    # A window's KV can be kept in full, in the ordinary pool; a state cannot.
+    way_out = (
+        "use --disable-hybrid-swa-memory (which takes more memory), or --banyan-share off"
+        if "SWA" in components and "MAMBA" not in components
+        else "use --banyan-share off"
+    )
+    return f"this model caches {names} state; only full attention is shared: {way_out}"
+
+
+def pool_layout_refusal() -> str:
+    """The line for a pool that SGLang lays out by other code than the one that Banyan stands in for."""
+    return "SGLang makes this KV pool in a way of its own (quantized, or sized later): use --banyan-share off"
+
+
+def disagreement_refusal(error: object) -> str:
+    """The line for a rank whose pages are of another size than those of the ranks before it."""
+    return f"the ranks of this server disagree: {error}: use --banyan-share off"
+
+
+def pool_memory_refusal(*, need_bytes: int, error: object) -> str:
+    """The line for a pool for which the system gives no shared memory."""
+    return f"no shared memory of {need_bytes} bytes for the KV pool ({error}): lower --max-total-tokens"
+
+
+def arena_memory_refusal(*, need_bytes: int, error: object) -> str:
+    """The line for a part of the host arena for which the system gives no shared memory."""
+    return f"no shared memory of {need_bytes} bytes for the host arena ({error}): lower --banyan-host-gb"
+
+
+def kept_arena_refusal(*, folder: object, error: object) -> str:
+    """The line for a folder in which the host arena cannot be kept."""
+    return (
+        f"--banyan-keep-host-arena {folder}: {error}: name a folder on tmpfs that no other server uses, with "
+        "room for --banyan-host-gb"
+    )
+
+
+def pinning_refusal(error: object) -> str:
+    """The line for a host arena that the driver does not pin."""
+    return f"the host arena cannot be pinned ({error}): lower --banyan-host-gb or start without it"
+
+
+def store_refusal(*, paths: Sequence[str], error: object) -> str:
+    """The line for a store that does not open; the error says what is to be done."""
+    return f"--banyan-store {','.join(paths)}: {error}"
+
+
+def weights_refusal(error: object) -> str:
+    """The line for weights that lie in no files that could be told from others."""
+    return f"--banyan-store, --banyan-keep-host-arena: pages must know their weights; these cannot be told: {error}"

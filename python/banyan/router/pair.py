@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request for a pair of servers: both get it, the decode server's answer is the answer.
+
+Invariants
+  1. Every attempt has a room of its own.
+  2. When one half ends without an answer the other is ended at once: nobody waits for somebody who is gone.
+  3. A place at a prefill server is released when that server has answered, or the attempt has ended.
+
+States of an attempt: both halves are sent -> the prefill half has handed over (its answer is dropped) -> the decode
+half answers, to its end; or one half has failed -> both are closed. The prefill half's reason counts, if it gave one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, ROOM_BITS, Meeting, address, choose_room, has_broken
+from banyan.planner import Action
+from banyan.router.fleet import Asked, Fleet, Place, Server
+from banyan.router.forward import Forwarder, Sent, SentRequest
+from banyan.router.metrics import Metrics
+from banyan.router.settings import Settings
+from banyan.router.upstream import Attempt, Lost
+from banyan.router.verdict import Outcome, Tried
+
+VERDICT_S = 1.0
+"""A decode server may hear that its prefill failed before the router does: how long to wait for the reason."""
+
+MAX_ERROR_BYTES = 300
+
+
+@dataclass(eq=False)
+class _Half:
+    """A prefill server's part in an attempt. ``is_refusal``: its answer is meant for the client."""
+
+    place: Place
+    attempt: Attempt
+    task: asyncio.Task[None] | None = None
+    failure: Tried | None = None
+    is_refusal: bool = False
+
+
+class PairForwarder(Forwarder):
+    """Brings requests to pairs. A place is one at a decode server, with one at a prefill server beside it."""
+
+    def __init__(
+        self,
+        prefills: Fleet,
+        decodes: Fleet,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+    ) -> None:
+        super().__init__(decodes, settings, session, metrics)
+        self._prefills = prefills
+        self._halves: set[asyncio.Task[None]] = set()
+
+    @property
+    def _servers(self) -> list[Server]:
+        return [*self._prefills.servers, *self._fleet.servers]
+
+    def _take(self, asked: Asked, avoid: Collection[str]) -> Place | None:
+        if not self._fleet.active(avoid):
+            return None
+        prefill = self._prefills.take(asked, avoid)
+        if prefill is None:
+            return None
+        place = self._fleet.take(asked, avoid)
+        assert place is not None
+        place.beside = prefill
+        return place
+
+    def _release(self, place: Place) -> None:
+        if place.beside is not None:
+            self._prefills.release(place.beside)
+        super()._release(place)
+
+    async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
+        assert sent.place.beside is not None
+        half = _Half(sent.place.beside, self._attempt())
+        self._metrics.placed(half.place)
+        self._metrics.chosen(sent.place)
+        going = _in_a_room(going, half.place, tried)
+        self._begin(half, sent, going)
+        target = sent.place.target
+        failure = await self._send(target.server, sent.attempt, going, rank=target.rank)
+        if failure is None and has_broken(sent.attempt.status, sent.attempt.first, is_stream=sent.attempt.is_stream):
+            failure = _failed(sent.place, sent.attempt)
+        if failure is None or failure.outcome is Outcome.UNREACHED:
+            return failure
+        await _settle(half)
+        if half.failure is None and not half.is_refusal:
+            return failure
+        # What the prefill server says is the reason; the decode server only heard of it.
+        sent.attempt.close()
+        sent.place.target.server.in_flight.pop(id(sent.attempt), None)
+        sent.attempt = half.attempt
+        return half.failure
+
+    # ---- the prefill half --------------------------------------------------------------------------------------
+
+    def _begin(self, half: _Half, sent: Sent, going: SentRequest) -> None:
+        decode = sent.attempt
+
+        def fail(why: str) -> None:
+            # Later, the decode server has all that it needs.
+            if not decode.first:
+                decode.give_up(why)
+
+        def ended(outcome: Outcome) -> None:
+            # After an answer the prefill server only has to say that it has handed over: it is left to say so.
+            if outcome is not Outcome.ANSWERED and half.task is not None:
+                half.task.cancel()
+
+        half.task = asyncio.get_running_loop().create_task(self._run(half, going, fail))
+        self._halves.add(half.task)
+        half.task.add_done_callback(self._halves.discard)
+        sent.others.append(ended)
+
+    async def _run(self, half: _Half, going: SentRequest, fail: Callable[[str], None]) -> None:
+        server, attempt = half.place.target.server, half.attempt
+        outcome = Outcome.LEFT
+        try:
+            # The room says which rank it is to be.
+            failure = await self._send(server, attempt, going, rank=None)
+            if failure is not None and failure.outcome is Outcome.REFUSED:
+                failure = _failed(half.place, attempt)
+            half.failure = failure or await _rest(half)
+            outcome = half.failure.outcome if half.failure is not None else Outcome.ANSWERED
+            half.is_refusal = half.failure is None and attempt.status >= 400
+            if half.failure is not None:
+                fail(f"its prefill server failed: {half.failure.error}")
+            elif half.is_refusal:
+                fail(f"its prefill server refuses: HTTP {attempt.status}")
+        finally:
+            attempt.close()
+            server.in_flight.pop(id(attempt), None)
+            self._metrics.ended(server.url, outcome)
+            self._prefills.release(half.place)
+            self.admission.wake()
+
+
+def _in_a_room(going: SentRequest, prefill: Place, tried: Sequence[Tried]) -> SentRequest:
+    """The request as both servers get it."""
+    target = prefill.target
+    description = target.server.description
+    assert description is not None
+    room = choose_room(secrets.randbits(ROOM_BITS), num_ranks=description.num_ranks, rank=target.rank)
+    host = urlsplit(target.server.url).hostname or ""
+    meeting = Meeting(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)
+    headers: Mapping[str, str] = going.headers
+    if any(LOAD_FAILED in one.error for one in tried):
+        headers = {**headers, PLAN_HEADER: Action.COMPUTE.value}
+    return replace(going, body=address(going.body, meeting), headers=headers)
+
+
+async def _rest(half: _Half) -> Tried | None:
+    """Read a prefill server's answer to its end; why it is none."""
+    attempt, url = half.attempt, half.place.target.server.url
+    if has_broken(attempt.status, attempt.first, is_stream=attempt.is_stream):
+        return _failed(half.place, attempt)
+    try:
+        while attempt.is_stream and await attempt.read():
+            pass
+    except Lost as error:
+        return Tried(url, Outcome.LOST, str(error))
+    return None
+
+
+async def _settle(half: _Half) -> None:
+    """Wait a little for the prefill half to end by itself."""
+    if half.task is not None:
+        await asyncio.wait((half.task,), timeout=VERDICT_S)
+
+
+def _failed(place: Place, attempt: Attempt) -> Tried:
+    """An answer that says that there is none. Of a stream nothing can be passed on: its first event is the end."""
+    outcome = Outcome.LOST if attempt.is_stream else Outcome.REFUSED
+    said = attempt.first[:MAX_ERROR_BYTES].decode(errors="replace")
+    return Tried(place.target.server.url, outcome, f"HTTP {attempt.status}: {said}")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dispatcher's hooks: place every request, and wait for messages instead of spinning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+from sglang.srt.runtime_context import get_schedule
+
+from banyan import _native
+from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
+from banyan.layout import Layout
+from banyan.routing import POLICIES, Dispatcher, ElasticPrefill, HotRankGuard, Policy
+from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
+from banyan.sglang_plugin import runtime, seams
+from banyan.sglang_plugin.dispatcher.detours import Detours
+from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
+from banyan.sglang_plugin.dispatcher.scout import PrefixScout
+
+POLL_MS = 200
+"""How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
+
+HELD_POLL_MS = 5
+"""The same while requests are held back: how long one may wait after its pages have landed."""
+
+MAX_DRAIN = 64
+"""Messages handled between two looks at the watchdog."""
+
+
+def after_init_dispatcher(result: None, controller: Any) -> None:
+    """Put Banyan's placement in front of whichever dispatch method SGLang has chosen."""
+    seams.verify("controller")
+    controller.banyan_detours = None
+    config = runtime.config()
+    if config is None or not config.shares or not config.prefix_hints:
+        return
+    placer = _placer(config, controller)
+    dispatch = controller.dispatching
+    detours = Detours(placer, dispatch, server=runtime.server_id())
+    failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
+
+    def dispatch_placed(req: Any) -> None:
+        if isinstance(req, TokenizedGenerateReqInput):
+            try:
+                detour = placer.place(req, controller._active_workers)
+                if detour is not None:
+                    detours.begin(req, detour)
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
+                failures.note(error)
+        dispatch(req)
+
+    controller.dispatching = dispatch_placed
+    controller.banyan_detours = detours
+
+
+def _placer(config: Config, controller: Any) -> Placer:
+    carried = runtime.bookkeeping(controller.server_args)
+    assert carried is not None
+    dispatcher = None
+    if config.policy != SGLANG_POLICY:
+        guard = HotRankGuard(config.hot_rank_factor)
+        dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
+    scout = PrefixScout(
+        _native.Roster.open(carried["roster"]),
+        layout=Layout.from_dict(carried["layout"]),
+        fetches=config.fetches,
+    )
+    return Placer(
+        scout,
+        dispatcher,
+        policy_name=config.policy,
+        read_snapshots=controller.load_snapshot_reader.read_all,
+        elastic=None if config.elastic_prefill_tokens is None else ElasticPrefill(config.elastic_prefill_tokens),
+    )
+
+
+def _policy(name: str) -> Policy:
+    if name != LEVEL_POLICY:
+        return POLICIES[name]()
+    # What one rank computes in a step; off or unknown, the policy has its own idea.
+    return Level(max(get_schedule().chunked_prefill_size or 0, 0) or DEFAULT_CHUNK_TOKENS)
+
+
+def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
+    """The controller's loop with a poller in front: the upstream one tests an empty socket a million times a second."""
+    if runtime.config() is None:
+        original(controller)
+        return
+    # Imported late: the name is the one the upstream loop uses, and tests of this module do without it.
+    from sglang.srt.managers.io_struct import sock_recv
+
+    poller = zmq.Poller()
+    poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
+    detours = controller.banyan_detours
+    while True:
+        controller.soft_watchdog.feed()
+        is_holding = detours is not None and detours.num_held > 0
+        if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
+            _drain(controller, sock_recv)
+        if is_holding:
+            detours.send_on(controller._active_workers)
+
+
+def _drain(controller: Any, receive: Callable[..., Any]) -> None:
+    """Handle what has come, up to ``MAX_DRAIN`` messages."""
+    for _ in range(MAX_DRAIN):
+        try:
+            message = receive(controller.recv_from_tokenizer, flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EAGAIN:
+                raise
+            return
+        if isinstance(message, AbortReq) and controller.banyan_detours is not None:
+            controller.banyan_detours.abort(message, controller._active_workers)
+        controller._request_dispatcher(message)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a request goes: what the ranks hold, how busy they are, and Banyan's policy on both. Dispatcher process only.
+
+The decision travels as ``routed_dp_rank``, SGLang's own way to name a rank, so that its dispatcher still sends, and
+still refuses ranks that are not active. A request that a client has pinned keeps its rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from banyan.routing import (
+    POLICIES,
+    Detour,
+    Dispatcher,
+    ElasticPrefill,
+    Policy,
+    PrefixHint,
+    Prompt,
+    Reason,
+    hint,
+    report_of,
+)
+from banyan.routing.hint import Decision
+from banyan.sglang_plugin.dispatcher.scout import Found, PrefixScout, is_told_by_tokens
+from banyan.sglang_plugin.kv_hints import payload_of, with_action
+
+logger = logging.getLogger("banyan")
+
+
+class Placer:
+    """Gives every generation request a hint and, unless SGLang is to choose, a rank.
+
+    ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots.
+    ``elastic`` is the gate of detours; None: there are none, unless a request asks.
+    """
+
+    def __init__(
+        self,
+        scout: PrefixScout,
+        dispatcher: Dispatcher | None,
+        *,
+        policy_name: str,
+        read_snapshots: Callable[[], Sequence[Any]],
+        elastic: ElasticPrefill | None = None,
+    ) -> None:
+        self._scout = scout
+        self._dispatcher = dispatcher
+        self._policy_name = policy_name
+        self._read_snapshots = read_snapshots
+        self._elastic = elastic
+        self._named: dict[str, Policy] = {}
+
+    def place(self, req: Any, active: Collection[int]) -> Detour | None:
+        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return the detour to take first.
+
+        Raises:
+            NoActiveRank: when there is nobody to choose; the request is as it was.
+            ValueError: when the request names a policy that does not exist, or holds tokens beyond 32 bits.
+        """
+        start_ns = time.perf_counter_ns()
+        found = self._scout.look_up(req)
+        if self._dispatcher is None:
+            _tell(req, found, None)
+            return None
+        self._read_loads(self._dispatcher)
+        policy_name, elastic = self._wished(req)
+        detour = None if elastic is None else self._detour(self._dispatcher, req, found, active, elastic)
+        if detour is None:
+            self._choose(self._dispatcher, req, found, active, policy_name, start_ns)
+        return detour
+
+    def place_anew(self, req: Any, active: Collection[int]) -> None:
+        """As ``place``, for a request whose detour came to nothing: it takes no other. Raises the same."""
+        assert self._dispatcher is not None
+        start_ns = time.perf_counter_ns()
+        found = self._scout.look_up(req)
+        self._read_loads(self._dispatcher)
+        self._choose(self._dispatcher, req, found, active, self._wished(req)[0], start_ns)
+
+    def place_after(self, req: Any, detour: Detour, *, held_us: int, held_until: str) -> None:
+        """Name the rank that a detour leads to, and add the hint."""
+        assert self._dispatcher is not None
+        start_ns = time.perf_counter_ns()
+        found = self._scout.look_up(req)
+        self._dispatcher.count(_prompt_of(req, found, session_of(req)), detour.decode_rank, time.time())
+        req.routed_dp_rank = detour.decode_rank
+        name, elapsed_us = self._wished(req)[0], (time.perf_counter_ns() - start_ns) // 1000
+        _tell(req, found, Decision(name, Reason.DETOUR.value, 0, elapsed_us, held_us, held_until))
+
+    def has_landed(self, req: Any, rank: int) -> bool:
+        """Whether the rank holds all pages of the prompt that a cache may supply."""
+        found = self._scout.look_up(req).tokens_by_rank
+        return rank < len(found) and found[rank] >= self._scout.most_cached_tokens(req)
+
+    def is_idle(self, rank: int) -> bool:
+        """Whether the rank has said, after all that was sent there, that it has nothing to do."""
+        assert self._dispatcher is not None
+        self._read_loads(self._dispatcher)
+        return self._dispatcher.states((rank,))[rank].num_requests == 0
+
+    def _detour(
+        self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], elastic: ElasticPrefill
+    ) -> Detour | None:
+        if not self._scout.fetches or req.routed_dp_rank is not None or not is_plain(req):
+            return None
+        if self._scout.layout.steps_together:
+            # A request may ask for one; an idle rank would take nothing off a busy one.
+            return None
+        detour = dispatcher.detour(_prompt_of(req, found, session_of(req)), active, elastic)
+        if detour is not None:
+            # The session stays where it is.
+            dispatcher.count(_prompt_of(req, found, None), detour.prefill_rank, time.time())
+        return detour
+
+    def _choose(
+        self,
+        dispatcher: Dispatcher,
+        req: Any,
+        found: Found,
+        active: Collection[int],
+        policy_name: str,
+        start_ns: int,
+    ) -> None:
+        """Have the policy name the rank, unless the client has; and add the hint."""
+        prompt = _prompt_of(req, found, session_of(req))
+        # The clock of the snapshots.
+        now_s = time.time()
+        decision = None
+        if req.routed_dp_rank is None:
+            choice = dispatcher.place(prompt, active, now_s, policy=self._policy(policy_name))
+            req.routed_dp_rank = choice.rank
+            elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
+            decision = Decision(policy_name, choice.reason.value, len(choice.hot_ranks), elapsed_us)
+        elif req.routed_dp_rank in active:
+            dispatcher.count(prompt, req.routed_dp_rank, now_s)
+        _tell(req, found, decision)
+
+    def _read_loads(self, dispatcher: Dispatcher) -> None:
+        unused_tokens = self._scout.unused_tokens(time.monotonic())
+        for snapshot in self._read_snapshots():
+            unused = unused_tokens.get(snapshot.dp_rank)
+            dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp, unused))
+
+    def _wished(self, req: Any) -> tuple[str, ElasticPrefill | None]:
+        """The policy's name and the gate of detours: what the client names for this request, else the server's."""
+        wish = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION) or {}
+        name, elastic = str(wish.get("policy", self._policy_name)), self._elastic
+        if "elastic_prefill_tokens" in wish:
+            min_new_tokens = wish["elastic_prefill_tokens"]
+            elastic = ElasticPrefill(int(min_new_tokens)) if min_new_tokens is not None else None
+        return name, elastic
+
+    def _policy(self, name: str) -> Policy | None:
+        """The policy of that name; None for the dispatcher's own."""
+        if name == self._policy_name:
+            return None
+        if name not in self._named:
+            if name not in POLICIES:
+                raise ValueError(f"policy {name!r} is none of {', '.join(POLICIES)}")
+            self._named[name] = POLICIES[name]()
+        return self._named[name]
+
+
+def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
+    return Prompt(
+        num_tokens=len(req.input_ids or ()),
+        cached_tokens=found.tokens_by_rank,
+        fetchable_tokens=found.fetchable_tokens,
+        session=session,
+        tokens=found.prompt,
+    )
+
+
+def session_of(req: Any) -> str | None:
+    """What names the conversation: SGLang's session, else the routing key (header ``x-smg-routing-key``)."""
+    if req.session_id is not None:
+        return str(req.session_id)
+    if req.session_params is not None and req.session_params.id is not None:
+        return str(req.session_params.id)
+    return str(req.routing_key) if req.routing_key is not None else None
+
+
+def is_plain(req: Any) -> bool:
+    """Whether the KV of the prompt's tokens is all that another rank's prefill could spare this request."""
+    return is_told_by_tokens(req) and not (
+        req.session_params is not None
+        or req.return_logprob
+        or req.return_hidden_states
+        or req.return_routed_experts
+        or req.return_indexer_topk
+        or req.positional_embed_overrides is not None
+        or req.token_type_ids is not None
+        or req.multi_item_delimiter_indices is not None
+        or req.token_indices_to_pool is not None
+    )
+
+
+def _tell(req: Any, found: Found, decision: Decision | None) -> None:
+    """Add the hint to what the client may have sent, unless there is nothing to say."""
+    if not found.tokens_by_rank and decision is None:
+        return
+    req.kv_hints = with_action(
+        req.kv_hints,
+        action_id=f"banyan-{req.rid}",
+        action_type=hint.ACTION_TYPE,
+        action_version=hint.ACTION_VERSION,
+        payload=PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision).payload(),
+    )
+
+
+class FailureLog:
+    """Says that something went wrong once, then at every tenfold number of times."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._num_failures = 0
+        self._next_said = 1
+
+    def note(self, error: Exception) -> None:
+        self._num_failures += 1
+        if self._num_failures >= self._next_said:
+            self._next_said *= 10
+            logger.warning("%s (%d so far): %s: %s", self._what, self._num_failures, type(error).__name__, error)

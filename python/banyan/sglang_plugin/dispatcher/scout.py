@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks hold of a prompt, read from the directory before anybody has the request. Dispatcher process only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from banyan import _native
+from banyan.layout import Layout, cacheable_tokens
+from banyan.routing.dispatcher import MAX_HASHED_PAGES
+from banyan.sglang_plugin.page_hash import namespace_seed
+
+LOOK_PERIOD_S = 0.5
+
+LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 14, 1 << 18
+"""At 16 tokens a page 50 MB and 8 M tokens of prompts, 800 MB and 134 M."""
+
+
+def num_remembered_chunks(num_frames: int) -> int:
+    """How many chunks of hashed prompts to remember: room for twice the pages that all ranks can hold, so that what is
+    held is hardly ever hashed anew, which for 2,000 pages would take 0.2 ms.
+    """
+    wanted = 2 * num_frames // _native.PageKeys.CHUNK_PAGES
+    return min(max(1 << wanted.bit_length(), LEAST_REMEMBERED_CHUNKS), MOST_REMEMBERED_CHUNKS)
+
+
+def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_tokens: int) -> dict[int, int]:
+    """From what the ranks say of their shelves; empty where a part of the arena has unused frames."""
+    alive = {member["slot"]: member for member in members if member["alive"]}
+    unused = {slot: member["num_frames"] - member["num_published"] for slot, member in alive.items()}
+    if any(num_frames > 0 for slot, num_frames in unused.items() if slot >= layout.num_seats):
+        return {}
+    first_seats = range(0, layout.num_seats, layout.num_shards)
+    return {rank: unused[seat] * page_tokens for rank, seat in enumerate(first_seats) if seat in unused}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Leading tokens of a prompt that each rank holds, and that a rank without them can get from others.
+
+    ``prompt`` is what was looked up; None when the request's tokens do not tell.
+    """
+
+    tokens_by_rank: tuple[int, ...] = ()
+    fetchable_tokens: int = 0
+    prompt: _native.PromptTokens | None = field(default=None, compare=False)
+
+
+def is_told_by_tokens(req: Any) -> bool:
+    """Whether the tokens are the whole prompt: what an image or an embedding becomes is not in them."""
+    return bool(req.input_ids) and req.mm_inputs is None and req.input_embeds is None
+
+
+class PrefixScout:
+    """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing.
+
+    The roster seats the shards of all ranks first, then, where there is a host arena, their parts of it. Of each rank
+    shard 0 is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
+    """
+
+    def __init__(self, roster: _native.Roster, *, layout: Layout, fetches: bool) -> None:
+        self._roster = roster
+        self.layout = layout
+        self.fetches = fetches
+        self._page_tokens = 1
+        self._page_keys: _native.PageKeys | None = None
+        self._met: tuple[_native.Peers, _native.PageKeys] | None = None
+        self._namespace = ""
+        self._found_nothing = False
+        self._unused_tokens: Mapping[int, int] = {}
+        self._looks_again_s = 0.0
+
+    def look_up(self, req: Any) -> Found:
+        """What is held of the prompt; nothing when the tokens do not tell, or before the ranks have met."""
+        met = self._meet()
+        if met is None or not is_told_by_tokens(req):
+            return Found()
+        peers, page_keys = met
+        num_tokens = self.most_cached_tokens(req)
+        # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
+        extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
+        seed = namespace_seed(extra_key, req.cache_salt)
+        prompt = _native.PromptTokens(seed, req.input_ids[:num_tokens], self._page_tokens)
+        pages_by_slot = peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES)
+        self._found_nothing = not any(pages_by_slot)
+        num_seats = self.layout.num_seats
+        pools, arenas = pages_by_slot[:num_seats], pages_by_slot[num_seats:]
+        most_fetchable = max([*(pools if self.fetches else ()), *arenas], default=0)
+        return Found(
+            tuple(num * self._page_tokens for num in pools[:: self.layout.num_shards]),
+            most_fetchable * self._page_tokens,
+            prompt,
+        )
+
+    def unused_tokens(self, now_s: float) -> Mapping[int, int]:
+        """Room in the pool of each rank that holds no page; of no rank while the arena has room for what leaves a pool.
+
+        Looked at twice a second, for it opens every rank's shelf.
+        """
+        if now_s >= self._looks_again_s:
+            self._looks_again_s = now_s + LOOK_PERIOD_S
+            self._unused_tokens = unused_by_rank(self._roster.members(), self.layout, self._page_tokens)
+        return self._unused_tokens
+
+    def most_cached_tokens(self, req: Any) -> int:
+        """What a cache can supply of the prompt at most."""
+        return cacheable_tokens(len(req.input_ids), self._page_tokens)
+
+    def _meet(self) -> tuple[_native.Peers, _native.PageKeys] | None:
+        """The ranks. They are looked for again after a prompt of which nobody held anything: new weights are a new
+        namespace, and nothing is found under the old one.
+        """
+        if self._met is None or self._found_nothing:
+            members = [member for member in self._roster.members() if member["alive"]]
+            first_shards = [member for member in members if self._is_first_shard(member["slot"])]
+            if first_shards and first_shards[0]["namespace"] != self._namespace:
+                self._namespace = first_shards[0]["namespace"]
+                self._page_tokens = self._roster.page_tokens
+                if self._page_keys is None:
+                    num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in members))
+                    self._page_keys = _native.PageKeys(self._page_tokens, num_chunks)
+                peers = _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None)
+                self._met = (peers, self._page_keys)
+        return self._met
+
+    def _is_first_shard(self, slot: int) -> bool:
+        return slot < self.layout.num_seats and slot % self.layout.num_shards == 0

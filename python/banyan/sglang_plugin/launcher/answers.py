@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients read in answers of the OpenAI-compatible API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def after_cached_tokens_details_from_dict(answer: Any, details: dict[str, Any]) -> Any:
+    """An OpenAI answer's breakdown is a closed model of device, host and storage: a peer's tokens count as host."""
+    answer.host += details.get("peer", 0)
+    return answer

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From flags to SGLang's arguments, in the main process: parse, refuse, inject, and leave word for the others."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+from sglang.srt.utils import is_cpu
+
+from banyan import _native, config
+from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
+from banyan.disagg import Role, environment, notes
+from banyan.layout import Layout
+from banyan.planner import profile
+from banyan.refusals import (
+    MAX_SLOTS,
+    ServerFacts,
+    detour_refusal,
+    environment_refusal,
+    quota_refusal,
+    refusals,
+)
+from banyan.refusals.modes import ModeFacts, mode_refusals
+from banyan.sglang_plugin import runtime, seams
+
+logger = logging.getLogger("banyan")
+
+_roster: _native.Roster | None = None
+"""Keeps the ranks' meeting place open for as long as this process, their ancestor, lives."""
+
+
+def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
+    if config.CPU_ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
+        ATTENTION_BACKEND_CHOICES.append(config.CPU_ATTENTION_BACKEND)
+    config.add_flags(parser)
+
+
+def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    if not getattr(args, "enable_banyan", False):
+        config.take_flags(args)
+        return original(cls, args)
+    carried = _turned_on(args, args)
+    server_args = original(cls, args)
+    _carry(server_args, carried)
+    return server_args
+
+
+def take_environment(server_args: Any) -> None:
+    """Turn Banyan on for arguments that a program has built (``Engine``), when the environment says so. They are not
+    resolved yet. The command line has the last word."""
+    words = config.flags_in_environment()
+    if words is None or runtime.bookkeeping(server_args) is not None:
+        return
+    parser = argparse.ArgumentParser(prog=config.FLAGS_VARIABLE, allow_abbrev=False)
+    after_add_cli_args(None, parser)
+    asked = parser.parse_args(words)
+    if not asked.enable_banyan:
+        runtime.refuse(environment_refusal(config.FLAGS_VARIABLE))
+    asked.load_balance_method = server_args.load_balance_method
+    asked.disaggregation_mode = server_args.disaggregation_mode
+    _carry(server_args, _turned_on(asked, server_args))
+
+
+def _carry(server_args: Any, carried: dict[str, Any] | None) -> None:
+    if carried is not None:
+        setattr(server_args, runtime.BOOKKEEPING, carried)
+
+
+def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
+    """Take Banyan's flags from ``asked`` and set SGLang's in ``args``; what every process is to know, or None where
+    SGLang is not the one that Banyan was written against. Refuses what cannot work."""
+    try:
+        layout = layout_of(args)
+        wanted = config.take_flags(asked, default_policy=LEVEL_POLICY if layout.steps_together else DEFAULT_POLICY)
+    except ValueError as error:
+        runtime.refuse(str(error))
+    assert wanted is not None
+    wanted = _seated(wanted, layout)
+    reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
+    reasons += _planning_refusals(wanted, args, layout)
+    if reasons:
+        runtime.refuse(*reasons)
+    differences = seams.changed()
+    if differences:
+        logger.warning("banyan: off, SGLang's source is not the one it was written against: %s", "; ".join(differences))
+        return None
+    seams.verify("main")
+    return _inject(args, wanted, layout)
+
+
+def _seated(wanted: Config, layout: Layout) -> Config:
+    """Without the arena that nobody has asked for, where the ranks leave no places for it."""
+    num_slots = layout.num_slots(has_arena=True)
+    if not wanted.sizes_arena or wanted.store or num_slots <= MAX_SLOTS:
+        return wanted
+    logger.warning("banyan: no host arena: with it the ranks take %d places, a node has %d", num_slots, MAX_SLOTS)
+    return replace(wanted, host_gb=0.0)
+
+
+def layout_of(args: Any) -> Layout:
+    """The ranks and shards that these arguments, as they were given, make.
+
+    Raises:
+        ValueError: naming the flags that do not go together.
+    """
+    return Layout.of_flags(
+        tp_size=args.tp_size,
+        dp_size=args.dp_size,
+        attn_dp_size=args.attn_dp_size,
+        attn_cp_size=args.attn_cp_size,
+        enable_dp_attention=args.enable_dp_attention,
+        dwdp_size=args.dwdp_size,
+    )
+
+
+def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
+    """Set what the user left open; the bookkeeping that every process reads."""
+    global _roster
+    if _device(args) == "cpu" and args.attention_backend is None:
+        args.attention_backend = config.CPU_ATTENTION_BACKEND
+    if args.page_size is None:
+        args.page_size = config.DEFAULT_PAGE_TOKENS
+    if wanted.prefill_quota_ms is not None and args.prefill_decode_interval is None:
+        # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
+        args.prefill_decode_interval = 1
+    role = Role(args.disaggregation_mode)
+    config.inherit(environment(role, on_gpu=_device(args) != "cpu"))
+    carried: dict[str, Any] = {"config": wanted.as_dict()}
+    if wanted.shares:
+        _take_role(role, args, wanted)
+        args.enable_unified_cache_external_linker = True
+        args.unified_cache_external_linker_backend = "dynamic"
+        args.unified_cache_external_linker_config = {
+            "linker": "BanyanLinker",
+            "linker_module_path": "banyan.sglang_plugin.rank.linker",
+        }
+        _roster = _native.Roster.create(layout.num_slots(has_arena=wanted.has_arena))
+        carried["roster"] = _roster.path
+        carried["layout"] = layout.as_dict()
+        carried["server"] = uuid.uuid4().hex
+    logger.info("banyan: on, share=%s, %s, page size %d", wanted.share, layout.words(), args.page_size)
+    return carried
+
+
+def _take_role(role: Role, args: Any, wanted: Config) -> None:
+    """Set what a server of a pair needs."""
+    if role is Role.DECODE:
+        # The linker belongs to a radix cache, and decode servers have none unless they are told.
+        args.disaggregation_decode_enable_radix_cache = True
+    if role is Role.PREFILL and args.dp_size > 1 and wanted.policy != config.SGLANG_POLICY:
+        # Else the room says which rank it has to be, and a request that is placed elsewhere fails.
+        args.load_balance_method = "round_robin"
+    for note in notes(role, has_store=bool(wanted.store), tp_size=args.tp_size):
+        logger.warning("banyan: %s", note)
+
+
+def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
+    """One line for each reason why times cannot be predicted, forwards not be cut or prompts take no detour."""
+    reasons = []
+    if layout.steps_together and wanted.elastic_prefill_tokens is not None:
+        reasons.append(detour_refusal(layout.words()))
+    if wanted.profile is not None:
+        try:
+            profile.load(Path(wanted.profile))
+        except profile.BadProfile as error:
+            reasons.append(str(error))
+    line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
+    return reasons if line is None else [*reasons, line]
+
+
+def _device(args: Any) -> str:
+    return args.device or ("cpu" if is_cpu() else "cuda")
+
+
+def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
+    """What the refusals depend on, of arguments as they were given or as SGLang has resolved them."""
+    return ServerFacts(
+        sglang_version=importlib.metadata.version("sglang"),
+        device=_device(args),
+        num_seats=layout.num_seats,
+        pp_size=args.pp_size,
+        num_nodes=args.nnodes,
+        page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
+        tokenizer_worker_num=args.tokenizer_worker_num,
+        disable_radix_cache=args.disable_radix_cache,
+        radix_cache_backend=args.radix_cache_backend,
+        enable_hierarchical_cache=args.enable_hierarchical_cache,
+        hicache_storage_backend=args.hicache_storage_backend,
+        enable_lmcache=args.enable_lmcache,
+        enable_flexkv=getattr(args, "enable_flexkv", False),
+        external_linker_backend=(
+            args.unified_cache_external_linker_backend if args.enable_unified_cache_external_linker else None
+        ),
+        enable_unified_memory=args.enable_unified_memory,
+        enable_memory_saver=args.enable_memory_saver,
+        expandable_segments=config.uses_expandable_segments(),
+        sizes_pool_after_capture=config.sizes_pool_after_capture(),
+        has_arena=wanted.has_arena,
+        speculative_algorithm=args.speculative_algorithm,
+        disaggregation_mode=args.disaggregation_mode,
+        disaggregation_transfer_backend=args.disaggregation_transfer_backend,
+        retraction_backup=args.disaggregation_decode_retraction_backup,
+        host_receive_threshold=args.disaggregation_decode_host_receive_threshold,
+        offloads_decode_kvcache=args.disaggregation_decode_enable_offload_kvcache,
+        switches_roles=args.enable_pd_role_switch,
+        enable_hisparse=args.enable_hisparse,
+        dp_size=args.dp_size,
+        load_balance_method=args.load_balance_method,
+        policy=wanted.policy,
+        elastic_prefill=wanted.elastic_prefill_tokens is not None,
+        store_admit=wanted.store_admit if wanted.store else "first",
+        kv_cache_dtype=args.kv_cache_dtype,
+        rust_server=config.uses_rust_server(),
+    )
+
+
+def modes(args: Any) -> ModeFacts:
+    """How the server was asked to serve; of such arguments too."""
+    return ModeFacts(
+        attn_cp_size=args.attn_cp_size,
+        enable_prefill_cp=args.enable_prefill_cp,
+        dcp_size=args.dcp_size,
+        enable_pdmux=args.enable_pdmux,
+        dllm_algorithm=args.dllm_algorithm,
+        returns_routed_experts=args.enable_return_routed_experts,
+        returns_indexer_topk=args.enable_return_indexer_topk,
+        is_embedding=args.is_embedding,
+        enable_mis=args.enable_mis,
+        is_deterministic=args.enable_deterministic_inference,
+        attention_backend=args.attention_backend,
+        enable_page_major_kv_layout=args.enable_page_major_kv_layout,
+    )

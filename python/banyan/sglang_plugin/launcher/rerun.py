@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request whose pages turn out to be damaged on the way in is run again, without the cache.
+
+Checksums are verified while the forward pass runs, layer by layer, so that nothing waits for them. When one fails
+SGLang throws the output away and ends the requests of the batch with 503, before a client has seen a token. Here, in
+the process that talks to clients, such an end is not passed on: the same request is sent once more, marked so that its
+rank computes the whole prompt.
+
+Servers of a pair do not: the room in which the two meet has failed with the first run. The router makes another attempt
+in another room, and says in a header that it is to be computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import HTTPException
+from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
+
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER
+from banyan.planner import Action, asked
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.kv_hints import with_action
+
+logger = logging.getLogger("banyan")
+
+
+async def around_generate_request(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
+) -> AsyncIterator[Any]:
+    """SGLang's answers; those of a second run when the first one ended before its first token for damaged pages."""
+    if not runtime.is_sharing():
+        async for answer in original(manager, obj, request):
+            yield answer
+        return
+    if runtime.role().is_paired:
+        async for answer in original(manager, _as_asked(obj, request), request):
+            yield answer
+        return
+    # SGLang fills the request in as it goes.
+    fresh = copy.copy(obj)
+    has_answered = False
+    try:
+        async for answer in original(manager, obj, request):
+            if not has_answered and _is_load_failure(answer):
+                break
+            has_answered = True
+            yield answer
+        else:
+            return
+    except HTTPException as error:
+        if has_answered or error.detail != LOAD_FAILED:
+            raise
+    logger.warning("banyan: pages of request %s were damaged: it is run again without the cache", obj.rid)
+    async for answer in original(manager, _computed(fresh), request):
+        yield answer
+
+
+def _as_asked(obj: Any, request: Any) -> Any:
+    """The request, marked as its header says."""
+    asked_for = request.headers.get(PLAN_HEADER) if request is not None else None
+    return _computed(obj) if asked_for == Action.COMPUTE.value else obj
+
+
+def _is_load_failure(answer: Any) -> bool:
+    """Whether a stream ends before its first token, for this reason. A list of prompts in one stream is not run again:
+    the answers of the others are under way."""
+    if not isinstance(answer, dict) or "index" in answer:
+        return False
+    reason = answer.get("meta_info", {}).get("finish_reason")
+    return isinstance(reason, dict) and reason.get("type") == "abort" and reason.get("message") == LOAD_FAILED
+
+
+def _computed(obj: Any) -> Any:
+    """The request, marked so that nothing is loaded for it."""
+    hints = obj.kv_hints
+    obj.kv_hints = [_to_compute(one) for one in hints] if isinstance(hints, list) else _to_compute(hints)
+    return obj
+
+
+def _to_compute(hints: Any) -> KvHintsEnvelope:
+    return with_action(
+        decode_kv_hints_envelope(hints) if hints else None,
+        action_id=f"banyan-{uuid.uuid4().hex}",
+        action_type=asked.ACTION_TYPE,
+        action_version=asked.ACTION_VERSION,
+        payload=asked.payload(Action.COMPUTE),
+    )

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second look, in the main process, when SGLang has resolved its arguments: at what it made of the flags, and at the
+model. Nothing has been started yet, and no weights have been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import is_deepseek_dsa, is_deepseek_v4, is_minimax_sparse
+
+from banyan.config import Config
+from banyan.layout import Layout
+from banyan.refusals import refusals
+from banyan.refusals.models import ModelFacts, model_refusal
+from banyan.refusals.modes import mode_refusals, no_cache_refusal
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import flags
+
+
+def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
+    flags.take_environment(server_args)
+    carried = runtime.bookkeeping(server_args)
+    if carried is None or not Config.from_dict(carried["config"]).shares:
+        original(server_args)
+        return
+    try:
+        original(server_args)
+    except ValueError as error:
+        # Upstream names a flag of the linker's here, which nobody gave.
+        if "--enable-unified-cache-external-linker" not in str(error):
+            raise
+        runtime.refuse(no_cache_refusal(asked=_asked(resolved_view(server_args)), reason=str(error)))
+    reasons = _reasons(server_args, carried)
+    if reasons:
+        runtime.refuse(*reasons)
+
+
+def _reasons(server_args: Any, carried: dict[str, Any]) -> list[str]:
+    view = resolved_view(server_args)
+    wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
+    # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
+    facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
+    line = None if _has_no_model(view) else model_refusal(model_facts(model_config_of(view)))
+    return [*refusals(facts), *mode_refusals(flags.modes(view)), *([] if line is None else [line])]
+
+
+def model_facts(model_config: Any) -> ModelFacts:
+    """What SGLang will build pools for, as far as the configuration tells."""
+    hf_config = model_config.hf_config
+    return ModelFacts(
+        architecture=(hf_config.architectures or ["?"])[0],
+        is_generation=model_config.is_generation,
+        has_window=model_config.is_hybrid_swa,
+        has_states=mambaish_config(model_config) is not None,
+        has_index_keys=is_deepseek_dsa(hf_config),
+        has_compressed_kv=is_deepseek_v4(hf_config),
+        has_sparse_kv=is_minimax_sparse(hf_config),
+    )
+
+
+def _asked(view: Any) -> str:
+    """What made SGLang give up its radix cache, as far as it can be told."""
+    if view.enable_deterministic_inference:
+        return f"--enable-deterministic-inference with the attention backend {attention_backends_of(view)[0]}"
+    if _has_no_model(view):
+        return "these flags"
+    return f"this model ({(model_config_of(view).hf_config.architectures or ['?'])[0]})"
+
+
+def _has_no_model(view: Any) -> bool:
+    """SGLang resolves nothing then."""
+    return str(view.model_path).lower() in ("none", "dummy")

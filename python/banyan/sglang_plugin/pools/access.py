@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a rank reaches its pool and announces it: on the host at once, on a GPU in stream order.
+
+The linker knows ``PoolAccess`` and not the device. All calls come from the scheduler thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from banyan import _native
+from banyan.cache import PrefixCache
+from banyan.layout import BlockGeometry
+from banyan.layout.seats import Seats
+from banyan.planner import Piece
+from banyan.ports import OwnShelf, Source
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+
+Publish = Callable[[Any, list[str]], None]
+"""Takes page numbers, an int64 array, and their keys."""
+
+
+class DeviceTimer(Protocol):
+    """Times prefills by the device's own clock, where that of the calling thread shows launches only."""
+
+    def begin(self, forward: tuple[Piece, ...] | None) -> None:
+        """The next layers are those of a prefill of these pieces; None: of a forward that is no lesson."""
+        ...
+
+    def tick(self, layer: int) -> None: ...
+
+
+class PoolAccess(Protocol):
+    """What differs between a pool on the host and one on a GPU."""
+
+    shares_pool: bool
+    """Whether peers read the pool itself; if not, they find its pages in the host arena."""
+
+    pins_arena: bool
+    """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
+
+    follows_reads: bool
+    """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""
+
+    link_bytes_per_s: float
+    """How fast pages move between the pool and the arena, as measured at the start; 0.0 where that was not done."""
+
+    def attach(self, publish: Publish) -> None:
+        """Pages that are complete go to ``publish`` from now on."""
+        ...
+
+    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
+        """From now on ``allocator`` withdraws freed pages from ``cache`` before it hands them out."""
+        ...
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
+        ...
+
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+        """Announce the pool in the roster and open the view of the others."""
+        ...
+
+    def arena_view(
+        self,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        block: BlockGeometry,
+        memory: _native.SharedBytes,
+    ) -> Source:
+        """A view whose copies go down into this rank's part of the host arena."""
+        ...
+
+    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
+        """Publish pages as soon as they are complete; False when that cannot be promised."""
+        ...
+
+    def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
+        """What times prefills by the device's clock and tells ``took``; None where the caller's clock does."""
+        ...
+
+    def poll(self) -> None:
+        """Go on with what the device has finished. Called on every scheduling step; never waits."""
+        ...
+
+    @property
+    def num_completed(self) -> int:
+        """Offloads that are done and not popped, counted in the order of ``offload``."""
+        ...
+
+    def pop_completed(self) -> bool:
+        """Take the oldest one; whether it was published."""
+        ...
+
+    def wait_for_copies(self) -> None:
+        """Before pages are withdrawn or memory is given away: wait until no copy is under way.
+
+        Raises:
+            RuntimeError: when the device does not come to an end with them.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Before the rank leaves its namespace: let go of its peers, drop what is not published. No copy is under way
+        but those of the tiers, which end meanwhile."""
+        ...
+
+    def forget(self) -> None:
+        """After a flush: SGLang has forgotten its offloads, so they are neither published nor counted."""
+        ...

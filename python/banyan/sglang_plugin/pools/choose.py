@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pool, which allocator and which way to the pool this rank gets: on the host, or on its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from banyan import _native
+from banyan.config import Config
+from banyan.refusals.ranks import allocator_refusal
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.access import PoolAccess
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool, DeviceMLAPool
+from banyan.sglang_plugin.pools.host_access import HostAccess
+from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.pools.reserve import Reserve
+
+HOST_POOLS = (SharedMHAPool, SharedMLAPool)
+POOLS = (*HOST_POOLS, DeviceMHAPool, DeviceMLAPool)
+
+
+def around_get_kv_pool_cls(original: Callable[..., Any], platform: Any, *, kind: str) -> type | None:
+    chosen = original(platform, kind=kind)
+    if not runtime.is_sharing():
+        return chosen
+    # SGLang asks for kinds that the model does not use; an unknown pool is refused by the linker, when it is built.
+    return chosen or _pool_classes().get(kind)
+
+
+def _pool_classes() -> dict[str, type]:
+    if not runtime.is_on_gpu():
+        return {"mha": SharedMHAPool, "mla": SharedMLAPool}
+    return {"mha": DeviceMHAPool, "mla": DeviceMLAPool}
+
+
+def around_get_paged_allocator_cls(original: Callable[..., Any], platform: Any) -> type | None:
+    chosen = original(platform)
+    if not runtime.is_sharing():
+        return chosen
+    if chosen is not None:
+        runtime.refuse(allocator_refusal(allocator_class=chosen.__name__))
+    return DeviceAllocator if runtime.is_on_gpu() else QuarantiningAllocator
+
+
+def open_access(
+    *,
+    pool: Any,
+    page_tokens: int,
+    config: Config,
+    num_slots: int,
+    forward_stream: Any,
+    record_ready: Callable[[], list[Any]],
+    arena: _native.SharedBytes | None,
+    reserve: Reserve,
+    devices: Sequence[int],
+) -> PoolAccess:
+    """The way to ``pool``. ``num_slots`` counts the roster's, ``arena`` is this rank's part of the host arena;
+    ``reserve`` is kept free where a freed page comes late; ``devices`` are those of all seats."""
+    if isinstance(pool, HOST_POOLS):
+        return HostAccess(pool, page_tokens)
+    # Imported here: it loads Triton and the driver.
+    from banyan.sglang_plugin.pools.device_access import DeviceAccess
+
+    return DeviceAccess(
+        pool=pool,
+        page_tokens=page_tokens,
+        config=config,
+        num_slots=num_slots,
+        forward_stream=forward_stream,
+        record_ready=record_ready,
+        arena=arena,
+        reserve=reserve,
+        devices=devices,
+    )

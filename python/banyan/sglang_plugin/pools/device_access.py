@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's pool on a GPU: announced by IPC handles, read by peers' kernels, published when its events have passed.
+
+Invariants
+  1. A page is published after everything that was enqueued when SGLang put it into its tree: the forward that writes
+     a stashed chunk may still run then.
+  2. The scheduler thread enqueues, asks and goes on. It waits for the device in ``leave`` only, at a weight update.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from banyan import _native
+from banyan.cache import PrefixCache
+from banyan.config import Config
+from banyan.layout import BlockGeometry
+from banyan.layout.seats import Seats
+from banyan.planner import Piece
+from banyan.ports import OwnShelf, Source
+from banyan.sglang_plugin.pools.access import Publish
+from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
+from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.device_start import (
+    LINK_PROBE_BYTES,
+    find_route,
+    measure_link,
+    open_driver,
+    open_ring,
+    pin_arena,
+)
+from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.transport.capability import Route
+from banyan.transport.cuda_ipc.copies import LayerGroups
+from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
+from banyan.transport.cuda_ipc.description import PoolDescription, describe
+from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.gpu_io import ArenaReads
+from banyan.transport.cuda_ipc.layer_times import LayerTimer
+from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
+from banyan.transport.cuda_ipc.probe import NUM_PROBE_ROWS, OwnProbe, ProbeReader
+from banyan.transport.cuda_ipc.readback import ReadbackLane
+from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
+from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
+
+logger = logging.getLogger("banyan")
+
+PRESENCE_PERIOD_S = 0.1
+"""How often peers that came or died are looked for: the native core notices a death within as much."""
+
+
+def current_stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def markable_stream() -> int | None:
+    """The calling thread's stream; None while a graph is captured, for an event that is recorded then is part of it."""
+    return None if torch.cuda.is_current_stream_capturing() else current_stream()
+
+
+class DeviceAccess:
+    """Implements ``PoolAccess`` on CUDA."""
+
+    def __init__(
+        self,
+        *,
+        pool: Any,
+        page_tokens: int,
+        config: Config,
+        num_slots: int,
+        forward_stream: Any,
+        record_ready: Callable[[], list[Any]],
+        arena: _native.SharedBytes | None,
+        reserve: Reserve,
+        devices: Sequence[int],
+    ) -> None:
+        """``devices`` are those of all seats; ``record_ready`` is the linker's ``record_offload_ready``; ``arena`` this
+        rank's part of the host arena."""
+        self._reserve = reserve
+        self._page_tokens = page_tokens
+        self._forward_stream = forward_stream
+        self._record_ready = record_ready
+        self._ready: list[Any] = []
+        self._geometry = pool.banyan_geometry
+        self._extents = pool.banyan_extents
+        self._device = pool.device
+        self._driver = open_driver()
+        self._arena_address = None if arena is None else pin_arena(self._driver, arena, config)
+        self.pins_arena = arena is None or self._arena_address is not None
+        self._has_arena = config.has_arena and self.pins_arena
+        route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
+        self.shares_pool = route is Route.DIRECT
+        self._device_uuid = self._driver.device_uuid(self._driver.current_device())
+        self._page_bytes = tuple(extent.page_bytes for layer in self._geometry.layers for extent in layer)
+        self._groups = LayerGroups(
+            tuple(len(extents) for extents in self._geometry.layers), config.copy_layers_per_launch
+        )
+        self._open_streams(config, num_slots)
+        self._published: ReadbackLane[list[str]] = ReadbackLane(
+            self._driver, stream=self._readback_stream, num_pages=self._geometry.num_pages
+        )
+        self.link_bytes_per_s = 0.0
+        if arena is not None and self._arena_address is not None:
+            self.link_bytes_per_s = measure_link(
+                self._driver, self._backup_stream, self._arena_address, min(LINK_PROBE_BYTES, arena.num_bytes)
+            )
+        self._ring = open_ring(self._driver, stream=self._follow_stream) if config.store else None
+        self.follows_reads = self._ring is not None
+        self._completed: deque[bool] = deque()
+        self._publish: Publish | None = None
+        self._allocator: DeviceAllocator | None = None
+        self._timer: LayerTimer[tuple[Piece, ...]] | None = None
+        self._sources: list[CudaSource] = []
+        self._fetches = config.fetches
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="banyan-open")
+        self._next_presence_s = 0.0
+
+    def _open_streams(self, config: Config, num_slots: int) -> None:
+        driver = self._driver
+        self._readback_stream, self._backup_stream = driver.create_stream(), driver.create_stream()
+        self._places = PlaceTable(
+            driver,
+            stream=self._readback_stream,
+            num_peers=num_slots + NUM_PROBE_ROWS,
+            num_extents=len(self._page_bytes),
+        )
+        addresses = [address for address, _ in self._extents]
+        shape = TileShape.fitting(self._page_bytes, alignment_bytes=_alignment(addresses))
+        self._alignment_bytes = shape.alignment_bytes
+        words = [size // shape.word_bytes for size in self._page_bytes]
+        self._page_words = torch.tensor(words, dtype=torch.int64, device=self._device)
+        self._kernel = KvTrans(
+            table=self._places.address,
+            page_words=self._page_words.data_ptr(),
+            page_bytes=self._page_bytes,
+            shape=shape,
+            num_programs=config.copy_sms,
+            on_stream=on_torch_stream,
+        )
+        opened = open_copy_streams(driver, num_sms=config.copy_sms, num_streams=2, try_stream=self._try_stream)
+        self._copy_stream, self._follow_stream = opened.streams
+        self._kernel.num_programs = opened.num_programs
+        self._places.stream = self._copy_stream
+        self._places.write(OWN_ROW, addresses, self._page_bytes)
+        self._probe = OwnProbe(driver, stream=self._copy_stream, num_bytes=self._page_bytes[0])
+        self._prober = ProbeReader(driver, self._kernel, self._places, num_bytes=self._page_bytes[0])
+        # Once, at the start: what the warm-up and the table's first row were enqueued for is there.
+        torch.cuda.synchronize()
+        logger.info("banyan: copies between GPUs on %s", opened.note)
+
+    def _try_stream(self, stream: int) -> None:
+        """What a copy does, once: a refusal is to come now, not at the first request."""
+        driver, event = self._driver, self._driver.create_event()
+        self._kernel.warm_up(stream)
+        driver.record_event(event, stream)
+        driver.wait_event(stream, event)
+        driver.copy_async(self._places.address, self._places.address, WORD_BYTES, stream)
+        driver.destroy_event(event)
+
+    # ---- PoolAccess --------------------------------------------------------------------------------------------
+
+    def attach(self, publish: Publish) -> None:
+        self._publish = publish
+
+    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
+        assert isinstance(allocator, DeviceAllocator)
+        lane: ReadbackLane[torch.Tensor] = ReadbackLane(
+            self._driver, stream=self._driver.create_stream(), num_pages=self._geometry.num_pages
+        )
+        freed = self._driver.create_event()
+
+        def freed_events() -> list[int]:
+            self._driver.record_event(freed, current_stream())
+            return [freed]
+
+        allocator.attach_lane(cache, lane, freed_events, self._reserve)
+        self._allocator = allocator
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        return (slots[:: self._page_tokens] // self._page_tokens).to(torch.int64).contiguous()
+
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+        geometry = self._geometry
+        pool = _native.DevicePool(self._description().encode(), geometry.num_bytes)
+        shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
+        peers = _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
+        self._peers, self._mappings = peers, self._open_mappings(peers, seats)
+        order = StreamOrder(
+            copy_stream=self._copy_stream,
+            follow_stream=self._follow_stream,
+            current_stream=current_stream,
+            consumers=self._consumers,
+            ready_events=self._ready_events,
+        )
+        reads = None
+        if self._ring is not None:
+            reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_pool(geometry).frame_bytes)
+        return shelf, self._open_source(peers, order, num_pages=geometry.num_pages, reads=reads)
+
+    def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
+        """For all sources of this rank: what one of them can read the others can."""
+        has_part = self._arena_address is not None
+        own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
+        # A shard that keeps no part of its own reads those of its keepers.
+        reads_arena = self._has_arena and (has_part or not seats.is_keeper)
+        pools = seats.peers if self._fetches and self.shares_pool else []
+        return PeerMappings(
+            driver=self._driver,
+            places=self._places,
+            page_bytes=self._page_bytes,
+            alignment_bytes=self._alignment_bytes,
+            announcements=peers,
+            own_rows=own_rows,
+            wanted_slots=[*pools, *(seats.arenas if reads_arena else ())],
+            executor=self._opener,
+            prober=self._prober,
+            visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},
+        )
+
+    def arena_view(
+        self,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        block: BlockGeometry,
+        memory: _native.SharedBytes,
+    ) -> Source:
+        assert self._arena_address is not None
+        num_frames = block.num_frames(memory.num_bytes)
+        table = block.table()
+        bases = [self._arena_address + offset for layer in table for offset, _ in layer]
+        self._places.write(ARENA_ROW, bases, [block.frame_bytes] * len(bases))
+        torch.cuda.synchronize()  # At a start or a weight update: two copy streams read this row.
+        peers = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, block.frame_bytes)
+        # What it reads was published, what it writes is leased: there is nothing on the device to wait for.
+        order = StreamOrder(
+            copy_stream=self._backup_stream,
+            follow_stream=self._backup_stream,
+            current_stream=current_stream,
+            consumers=tuple,
+            ready_events=tuple,
+        )
+        return self._open_source(peers, order, num_pages=num_frames, target_row=ARENA_ROW)
+
+    def _description(self) -> PoolDescription:
+        """How peers open the pool; where they cannot, a description that opens nothing, and they take the arena."""
+        if not self.shares_pool:
+            return PoolDescription(self._device_uuid, (), ())
+        probe = (self._probe.nonce, self._probe.address, self._probe.num_bytes)
+        return describe(self._driver, self._device_uuid, self._extents, probe)
+
+    def _open_source(
+        self,
+        peers: _native.Peers,
+        order: StreamOrder,
+        *,
+        num_pages: int,
+        target_row: int = OWN_ROW,
+        reads: ArenaReads | None = None,
+    ) -> CudaSource:
+        source = CudaSource(
+            directory=peers,
+            driver=self._driver,
+            kernel=self._kernel,
+            mappings=self._mappings,
+            groups=self._groups,
+            order=order,
+            page_bytes=self._geometry.full_block_bytes,
+            num_pages=num_pages,
+            target_row=target_row,
+            reads=reads,
+        )
+        self._sources.append(source)
+        return source
+
+    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
+        try:
+            self._published.send(keys, self.frames(slots), behind=self._ready_events())
+        except DriverError as error:
+            logger.error("banyan: pages cannot be published any more: %s", error)
+            return False
+        return True
+
+    def time_layers(
+        self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]
+    ) -> LayerTimer[tuple[Piece, ...]]:
+        self._timer = LayerTimer(self._driver, num_layers=num_layers, current_stream=markable_stream, took=took)
+        return self._timer
+
+    def poll(self) -> None:
+        assert self._publish is not None and self._allocator is not None
+        while (taken := self._published.take()) is not None:
+            keys, numbers = taken
+            self._publish(np.frombuffer(numbers, dtype=np.int64), keys)
+            self._completed.append(True)
+        self._allocator.poll()
+        for source in self._sources:
+            source.settle()
+        if self._ring is not None:
+            self._ring.settle()
+        if self._timer is not None:
+            self._timer.poll()
+        now_s = time.monotonic()
+        if now_s >= self._next_presence_s:
+            self._next_presence_s = now_s + PRESENCE_PERIOD_S
+            self._mappings.attend(self._peers.present())
+        self._mappings.poll()
+
+    @property
+    def num_completed(self) -> int:
+        return len(self._completed)
+
+    def pop_completed(self) -> bool:
+        return self._completed.popleft()
+
+    def wait_for_copies(self) -> None:
+        deadline_s = time.monotonic() + READER_PATIENCE_S
+        while num_under_way := sum(source.num_under_way for source in self._sources):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{num_under_way} copies were still under way after {READER_PATIENCE_S:g} s")
+            for source in self._sources:
+                source.settle()
+            time.sleep(POLL_S)
+
+    def leave(self) -> None:
+        self._completed.extend([False] * self._published.forget())
+        self.wait_for_copies()
+        for source in self._sources:
+            source.close()
+        self._sources.clear()
+        self._mappings.close()
+        del self._peers, self._mappings
+
+    def forget(self) -> None:
+        self._published.forget()
+        self._completed.clear()
+
+    # ---- streams -----------------------------------------------------------------------------------------------
+
+    def _consumers(self) -> tuple[int, ...]:
+        current = current_stream()
+        if self._forward_stream is None or self._forward_stream.cuda_stream == current:
+            return (current,)
+        return current, self._forward_stream.cuda_stream
+
+    def _ready_events(self) -> list[int]:
+        # Held until the next call: an event that is collected is destroyed before anybody has waited for it.
+        self._ready = self._record_ready()
+        return [event.cuda_event for event in self._ready]
+
+
+def _alignment(addresses: Sequence[int]) -> int:
+    """The largest power of two, up to 256, that divides all addresses."""
+    return min(256, *(address & -address for address in addresses))

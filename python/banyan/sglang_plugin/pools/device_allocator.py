@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page allocator with a quarantine, where page numbers live on a GPU.
+
+A page is in one more place here: on its way. SGLang frees page numbers that only the device knows; they are copied to
+the host behind the events of the stream that made them, and withdrawn from the peers when they have come. Until then
+they are free memory that is not handed out. States of a freed page: on its way -> free, or quarantine -> free.
+
+The stream that frees is behind the forward in flight, so a page that is evicted when it is needed comes too late for
+the next forward. Pages are therefore evicted a step ahead, into a reserve (``banyan.sglang_plugin.pools.reserve``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+from banyan.cache import PrefixCache
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.transport.cuda_ipc.readback import ReadbackLane
+
+
+class DeviceAllocator(QuarantiningAllocator):
+    """Nothing here waits for the device unless the pool is short of what is not in use."""
+
+    _lane: ReadbackLane[torch.Tensor] | None = None
+    _freed_events: Callable[[], list[int]]
+    _reserve = Reserve(0)
+
+    def attach_lane(
+        self,
+        cache: PrefixCache,
+        lane: ReadbackLane[torch.Tensor],
+        freed_events: Callable[[], list[int]],
+        reserve: Reserve,
+    ) -> None:
+        """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed."""
+        self.attach(cache)
+        self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
+
+    def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
+        """As upstream's, and the reserve beside: what is evicted now is there when the next forward is scheduled."""
+        wanted = self._reserve.tokens_to_have(num_tokens, self.available_size())
+        return super().evict_to_free_tokens(tree_cache, wanted)
+
+    def poll(self) -> None:
+        """Take what has come and what readers have let go of. Called on every scheduling step."""
+        if self._num_held:
+            self._take_drained()
+
+    @property
+    def _num_held(self) -> int:
+        return len(self._quarantine) + (self._lane.num_pages if self._lane is not None else 0)
+
+    def get_all_free_pages(self) -> torch.Tensor:
+        on_their_way = [] if self._lane is None else self._lane.tags()
+        return torch.cat((super().get_all_free_pages(), *on_their_way))
+
+    def clear(self) -> None:
+        if self._lane is not None:
+            self._lane.forget()
+        super().clear()
+
+    def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
+        if self._lane is None:
+            super()._release_page_ids(*page_ids)
+            return
+        freed = torch.cat(page_ids).to(torch.int64)
+        if freed.numel():
+            self._lane.send(freed, freed, behind=self._freed_events())
+
+    def _take_drained(self) -> bool:
+        assert self._lane is not None
+        has_taken = super()._take_drained()
+        while (taken := self._lane.take()) is not None:
+            freed, numbers = taken
+            # Nearly always all of them are free now, and `freed` is on the device already.
+            PagedTokenToKVPoolAllocator._release_page_ids(self, self._withdraw(np.frombuffer(numbers, np.int64), freed))
+            has_taken = True
+        return has_taken
+
+    def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
+        pages = torch.from_numpy(frames.copy())
+        if self.device == "cpu":
+            return pages
+        # From pinned memory: an ordinary upload would wait for the stream.
+        return pages.pin_memory().to(self.device, non_blocking=True)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank asks its GPU once, at the start: what cannot work is refused here, or goes another way with one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from banyan import _native
+from banyan.config import Config
+from banyan.refusals.ranks import pinning_refusal
+from banyan.sglang_plugin import runtime
+from banyan.transport.capability import DeviceFacts, Route, verdict
+from banyan.transport.cuda_ipc.cuda_python import CudaDriver
+from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
+
+logger = logging.getLogger("banyan")
+
+NUM_SLOTS = 16
+"""Batches that follow reads, at once: SGLang keeps two forwards under way."""
+
+
+LINK_PROBE_BYTES = 32 << 20
+"""Long enough for the link to be at its speed, short enough for the start."""
+
+
+class RingDriver(CopyDriver, Flags, Protocol):
+    """What pinning words and waiting for them takes."""
+
+
+def open_driver() -> CudaDriver:
+    """The driver. Refuses where there is none."""
+    try:
+        return CudaDriver()
+    except DriverError as error:
+        runtime.refuse(verdict(DeviceFacts(driver_error=str(error)), has_arena=False).line)
+
+
+def find_route(
+    driver: CudaDriver, extents: Iterable[tuple[int, int]], devices: Iterable[int], *, has_arena: bool
+) -> Route:
+    """Whether peers read the pool itself, or what of it is in the arena. Refuses where neither works.
+
+    ``devices`` are those of all seats. One that this process does not see is found out when its peer is opened.
+    """
+    device = driver.current_device()
+    visible = range(driver.num_devices())
+    others = [other for other in devices if other in visible and not driver.can_access(device, other)]
+    found = verdict(
+        DeviceFacts(
+            num_unexportable_extents=sum(not driver.is_exportable(address) for address, _ in extents),
+            unreachable_devices=tuple(others),
+        ),
+        has_arena=has_arena,
+    )
+    if found.route is Route.REFUSED:
+        runtime.refuse(found.line)
+    if found.route is Route.STAGED:
+        logger.warning("banyan: %s", found.line)
+    return found.route
+
+
+def pin_arena(driver: CopyDriver, arena: _native.SharedBytes, config: Config) -> int | None:
+    """Pin this rank's part of the arena; its address on the device. Where the driver does not let us, refuses what the
+    user asked for, and says that there is no arena where nobody did.
+    """
+    try:
+        return _pin(driver, arena)
+    except DriverError as error:
+        if config.sizes_arena and not config.store:
+            logger.warning("banyan: no host arena: it cannot be pinned (%s)", error)
+            return None
+        runtime.refuse(pinning_refusal(error))
+
+
+def measure_link(driver: CopyDriver, stream: int, source: int, num_bytes: int) -> float:
+    """Bytes a second from pinned memory to the device, by the device's clock. Waits for it: at the start only."""
+    target, events = driver.allocate(num_bytes), [driver.create_timing_event() for _ in range(2)]
+    try:
+        driver.copy_async(target, source, num_bytes, stream)
+        driver.record_event(events[0], stream)
+        driver.copy_async(target, source, num_bytes, stream)
+        driver.record_event(events[1], stream)
+        torch.cuda.synchronize()
+        return num_bytes / max(driver.elapsed_s(*events), 1e-6)
+    finally:
+        for event in events:
+            driver.destroy_event(event)
+        driver.free(target)
+
+
+def open_ring(driver: RingDriver, *, stream: int) -> GpuIo | None:
+    """Words by which reads of the store let ``stream`` go on; None, with one line, where it cannot wait for such."""
+    words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "banyan-ring")
+    try:
+        address = _pin(driver, words)
+        # The words count from zero: this wait is over at once.
+        driver.wait_flag(stream, address, 0)
+    except DriverError as error:
+        logger.warning("banyan: pages of the store are leased when all their layers have landed: %s", error)
+        return None
+    return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
+
+
+def _pin(driver: CopyDriver, memory: _native.SharedBytes) -> int:
+    return driver.register_host(np.frombuffer(memory, dtype=np.uint8).ctypes.data, memory.num_bytes)

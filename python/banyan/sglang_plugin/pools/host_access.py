@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool in shared memory: what enters SGLang's tree is complete, and is announced at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from banyan import _native
+from banyan.cache import PrefixCache
+from banyan.layout import BlockGeometry
+from banyan.layout.seats import Seats
+from banyan.planner import Piece
+from banyan.ports import OwnShelf, Source
+from banyan.sglang_plugin.pools.access import DeviceTimer, Publish
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator, frame_array
+
+
+class HostAccess:
+    """A pool in shared memory. The forward runs on the calling thread: what enters the tree is complete."""
+
+    shares_pool = True
+    pins_arena = True
+    follows_reads = True
+    link_bytes_per_s = 0.0
+
+    def __init__(self, pool: Any, page_tokens: int) -> None:
+        self._pool = pool
+        self._page_tokens = page_tokens
+        self._publish: Publish | None = None
+        self._num_completed = 0
+
+    def attach(self, publish: Publish) -> None:
+        self._publish = publish
+
+    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
+        allocator.attach(cache)
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        return frame_array(slots[:: self._page_tokens] // self._page_tokens)
+
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+        pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
+        shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
+        return shelf, _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
+
+    def arena_view(
+        self,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        block: BlockGeometry,
+        memory: _native.SharedBytes,
+    ) -> Source:
+        return _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
+
+    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
+        assert self._publish is not None
+        self._publish(self.frames(slots), keys)
+        self._num_completed += 1
+        return True
+
+    def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
+        return None
+
+    def poll(self) -> None:
+        pass
+
+    @property
+    def num_completed(self) -> int:
+        return self._num_completed
+
+    def pop_completed(self) -> bool:
+        self._num_completed -= 1
+        return True
+
+    def wait_for_copies(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._num_completed = 0

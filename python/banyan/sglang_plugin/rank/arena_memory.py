@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of a rank's part of the host arena: anonymous, or with a name so that it outlives the server.
+
+A kept part is two files of a folder on tmpfs: ``part-N`` with the frames and ``inventory-N`` with what they hold. What
+the inventory names is verified before anybody sees it. Every other frame is given up and made anew: a transfer that its
+last process had begun may still write to the memory that it had.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from banyan import _native, config
+from banyan.arena.growth import Growth
+from banyan.arena.inventory import Inventory
+from banyan.arena.keeping import Checksums, gaps, latest, verified
+from banyan.arena.sizing import LEAST_FRAMES, AutoSize
+from banyan.layout import BlockGeometry
+from banyan.refusals import arena_refusal
+from banyan.refusals.ranks import arena_memory_refusal, kept_arena_refusal
+from banyan.sglang_plugin import runtime
+
+logger = logging.getLogger("banyan")
+
+LOCK_PATIENCE_S = 30.0
+"""A server that was stopped a moment ago may still be giving its memory back."""
+
+NUM_VERIFIERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One rank's part. ``inventory`` is None where nothing is kept, ``growth`` where all of it has memory already."""
+
+    memory: _native.SharedBytes
+    block: BlockGeometry
+    inventory: Inventory | None = None
+    growth: Growth | None = None
+
+    @property
+    def num_frames(self) -> int:
+        """All that there can be."""
+        return self.block.num_frames(self.memory.num_bytes)
+
+    @property
+    def num_backed(self) -> int:
+        """Frames that have memory."""
+        return self.num_frames if self.growth is None else self.growth.num_backed
+
+    def checksums(self, namespace: bytes) -> Checksums:
+        """Of this part's pages, under this namespace."""
+
+        def sums(frames: Sequence[int], keys: Sequence[str]) -> list[int]:
+            offsets = np.asarray(frames, dtype=np.int64) * self.block.frame_bytes
+            return self.memory.checksums(namespace, list(keys), offsets, self.block.block_bytes)
+
+        return sums
+
+
+def allocate(num_bytes: int, block: BlockGeometry) -> Arena:
+    """Whole frames of new memory. Refuses when they are none, or do not fit."""
+    _check_room(num_bytes, block, present_bytes=0)
+    try:
+        return Arena(_native.SharedBytes.create(_whole_frames(num_bytes, block), "banyan-arena"), block)
+    except OSError as error:
+        runtime.refuse(arena_memory_refusal(need_bytes=num_bytes, error=error))
+
+
+def allocate_growing(size: AutoSize, block: BlockGeometry) -> Arena | None:
+    """Memory of the size that was chosen for it, taken with use. None where there is no room for one, which is said."""
+    return _sized(size, block, _reserved)
+
+
+def allocate_whole(size: AutoSize, block: BlockGeometry) -> Arena | None:
+    """As ``allocate_growing``, but all of it is taken now: a device is going to know it by its address."""
+    return _sized(size, block, _committed)
+
+
+def _sized(size: AutoSize, block: BlockGeometry, make: Callable[[AutoSize, BlockGeometry], Arena]) -> Arena | None:
+    if size.part_bytes < LEAST_FRAMES * block.frame_bytes:
+        logger.warning("banyan: no host arena: %.2f GiB of memory are free", size.free_bytes / config.GIB)
+        return None
+    try:
+        return make(size, block)
+    except OSError as error:
+        logger.warning("banyan: no host arena: %s", error)
+        return None
+
+
+def _committed(size: AutoSize, block: BlockGeometry) -> Arena:
+    return Arena(_native.SharedBytes.create(_whole_frames(size.part_bytes, block), "banyan-arena"), block)
+
+
+def _reserved(size: AutoSize, block: BlockGeometry) -> Arena:
+    memory = _native.SharedBytes.reserve(_whole_frames(size.part_bytes, block), "banyan-arena")
+    return Arena(memory, block, growth=_growth(memory, block, size.reserve_bytes))
+
+
+def _growth(memory: _native.SharedBytes, block: BlockGeometry, reserve_bytes: int) -> Growth:
+    frame_bytes = block.frame_bytes
+
+    def has_room(num_frames: int) -> bool:
+        left_bytes = _native.available_bytes()
+        return left_bytes is not None and left_bytes - num_frames * frame_bytes >= reserve_bytes
+
+    return Growth(
+        num_frames=block.num_frames(memory.num_bytes),
+        step_frames=Growth.step_of(frame_bytes),
+        back=lambda start, stop: memory.back(start * frame_bytes, (stop - start) * frame_bytes),
+        has_room=has_room,
+        executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-arena"),
+        clock=time.monotonic_ns,
+    )
+
+
+def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: BlockGeometry, namespace: bytes) -> Arena:
+    """As ``allocate``, with what the last server on ``folder`` has left, if its pages are of this namespace."""
+    frames_path, inventory_path = folder / f"part-{part}", folder / f"inventory-{part}"
+    try:
+        _make_private(folder)
+        if part == 0:
+            _remove_surplus(folder, num_parts)
+        present_bytes = frames_path.stat().st_size if frames_path.exists() else 0
+        _check_room(num_bytes, block, present_bytes=present_bytes)
+        memory, has_frames = _open(frames_path, _whole_frames(num_bytes, block))
+        num_frames = block.num_frames(memory.num_bytes)
+        entries, has_entries = _open(inventory_path, Inventory.num_bytes(num_frames))
+    except (OSError, ValueError) as error:
+        runtime.refuse(kept_arena_refusal(folder=folder, error=error))
+    inventory = Inventory(memoryview(entries), page_bytes=block.block_bytes, num_frames=num_frames)
+    arena = Arena(memory, block, inventory)
+    if has_frames and has_entries:
+        _sift(arena, namespace)
+    elif has_frames:
+        _renew(arena, kept=())
+    else:
+        inventory.strike_all()
+    return arena
+
+
+def _sift(arena: Arena, namespace: bytes) -> None:
+    """Strike from the inventory what is not to be trusted, and renew every frame that it does not name then."""
+    started_s = time.monotonic()
+    inventory = arena.inventory
+    assert inventory is not None
+    left = inventory.entries(namespace)
+    with ThreadPoolExecutor(NUM_VERIFIERS, thread_name_prefix="banyan-verify") as executor:
+        good = latest(verified(left, arena.checksums(namespace), executor))
+    kept = {entry.frame for entry in good}
+    inventory.strike([entry.frame for entry in left if entry.frame not in kept])
+    _renew(arena, kept=kept)
+    taken_s = time.monotonic() - started_s
+    logger.info(
+        "banyan: host arena: %d pages kept by the last server are good, %d are not; verified in %.1f s",
+        len(good),
+        len(left) - len(good),
+        taken_s,
+    )
+
+
+def _renew(arena: Arena, *, kept: Collection[int]) -> None:
+    """Other memory for all frames but the ``kept`` ones."""
+    frame_bytes = arena.block.frame_bytes
+    for run in gaps(kept, arena.num_frames):
+        arena.memory.forget(run.start * frame_bytes, len(run) * frame_bytes)
+
+
+def _open(path: Path, num_bytes: int) -> tuple[_native.SharedBytes, bool]:
+    deadline_s = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            return _native.SharedBytes.keep(str(path), num_bytes)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise OSError(f"{folder} belongs to another user")
+
+
+def _remove_surplus(folder: Path, num_parts: int) -> None:
+    """Parts of a server that had more ranks: nobody would ever use their memory again."""
+    for path in folder.iterdir():
+        kind, _, number = path.name.partition("-")
+        if kind in ("part", "inventory") and number.isdigit() and int(number) >= num_parts:
+            with path.open("r+b") as file:
+                # Raises where a living server has it.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def _check_room(num_bytes: int, block: BlockGeometry, *, present_bytes: int) -> None:
+    available_bytes = psutil.virtual_memory().available + present_bytes
+    line = arena_refusal(need_bytes=num_bytes, frame_bytes=block.frame_bytes, available_bytes=available_bytes)
+    if line is not None:
+        runtime.refuse(line)
+
+
+def _whole_frames(num_bytes: int, block: BlockGeometry) -> int:
+    return block.num_frames(num_bytes) * block.frame_bytes

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's eviction, with the choice of the leaf ours: duplicates before last copies (``banyan.planner.victims``).
+
+SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
+the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from banyan.planner.victims import Leaf, Walk
+from banyan.sglang_plugin import runtime
+from banyan.telemetry import Counters
+
+logger = logging.getLogger("banyan")
+
+
+def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
+    """SGLang's cache has got its linker: choose its victims, where one process is the whole rank.
+
+    Shards of one rank must evict alike, and each sees its peers at its own time. Beside other components a leaf is not
+    all that a walk takes.
+    """
+    if not runtime.is_sharing():
+        return
+    if not linker.is_whole_rank or tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
+        logger.info("banyan: SGLang evicts by age: a rank of several shards takes no notice of what its peers hold")
+        return
+    DuplicatesFirst(
+        cache.tree_core, is_elsewhere=linker.is_elsewhere, counters=linker.counters, page_tokens=cache.page_size
+    )
+
+
+class DuplicatesFirst:
+    """Stands between SGLang's cache and its tree core while a walk runs.
+
+    Args:
+        core: the tree core; its three steps of a walk are replaced on this object.
+        is_elsewhere: whether a peer or the arena holds the page of a key.
+    """
+
+    def __init__(self, core: Any, *, is_elsewhere: Callable[[str], bool], counters: Counters, page_tokens: int) -> None:
+        self._core = core
+        self._is_elsewhere = is_elsewhere
+        self._counters = counters
+        self._page_tokens = page_tokens
+        self._start, self._next, self._end = (
+            core.evict_device_start,
+            core.evict_device_next_node,
+            core.evict_device_end,
+        )
+        self._walk: Walk | None = None
+        self._tracker: dict[Any, int] = {}
+        self._steps: dict[int, Any] = {}
+        self._last_step: Any = None
+        self._num_tokens = self._num_gone = 0
+        self._chosen: Leaf | None = None
+        core.evict_device_start, core.evict_device_next_node, core.evict_device_end = self.start, self.next, self.end
+
+    def start(self, component: Any, num_tokens: int) -> None:
+        self._start(component, num_tokens)
+        self._num_tokens = num_tokens
+
+        def begin_again() -> None:
+            self._end(component)
+            self._start(component, num_tokens)
+
+        self._walk = Walk(lambda: self._next_oldest(component), begin_again, self._is_duplicate)
+
+    def next(self, component: Any, tracker: dict[Any, int]) -> Any:
+        """The tree's own step for the leaf that goes now."""
+        assert self._walk is not None
+        self._count(tracker.get(component, 0))
+        self._tracker = tracker
+        if tracker.get(component, 0) >= self._num_tokens:
+            return self._next(component, tracker)
+        self._chosen = self._walk.choose()
+        return self._last_step if self._chosen is None else self._steps.pop(self._chosen.node)
+
+    def end(self, component: Any) -> None:
+        self._count(self._tracker.get(component, 0))
+        self._end(component)
+        self._walk = self._chosen = self._last_step = None
+        self._steps.clear()
+        self._tracker, self._num_gone = {}, 0
+
+    def _next_oldest(self, component: Any) -> int | None:
+        step = self._next(component, self._tracker)
+        if step.node_id is None:
+            self._last_step = step
+            return None
+        self._steps[step.node_id] = step
+        return int(step.node_id)
+
+    def _is_duplicate(self, node: int) -> bool:
+        """By its last page: whoever holds that holds the pages before it."""
+        key = self._core.get_last_hash_value(node)
+        return key is not None and self._is_elsewhere(key)
+
+    def _count(self, num_tokens: int) -> None:
+        """Tokens that have gone since the last step were of the leaf that was chosen then."""
+        if self._chosen is not None:
+            num_pages = (num_tokens - self._num_gone) // self._page_tokens
+            self._counters.evicted_duplicate_pages += num_pages * self._chosen.is_duplicate
+            self._counters.evicted_last_pages += num_pages * (not self._chosen.is_duplicate)
+            self._chosen = None
+        self._num_gone = num_tokens

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SGLang's scheduler calls: a request has come, an embedding forward begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banyan.planner import Action, asked
+from banyan.routing import hint
+from banyan.routing.hint import Decision, PrefixHint, Until
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.kv_hints import is_detour, payload_of
+from banyan.sglang_plugin.rank import linker, requests
+from banyan.telemetry import Counters
+
+
+def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
+    """Give every request the three fields of the design; the dispatcher's hint is their first value."""
+    if not runtime.is_sharing():
+        return
+    seen = _hint_of(req.kv_hints)
+    _introduce(req, seen, _asked_of(req.kv_hints))
+    rank = linker.installed()
+    counters = rank.counters
+    rank.arrive(req.rid)
+    if is_detour(req.kv_hints):
+        # Another rank answers: SGLang takes the one token of this prefill for delivered.
+        req.finished_output = True
+        counters.detours += 1
+    else:
+        _count_placement(counters, req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
+
+
+def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """A request of an embedding or reward model: SGLang makes it in another place, and nobody hints at its prefix."""
+    if runtime.is_sharing() and not requests.is_known(req):
+        _introduce(req, None, None)
+        linker.installed().arrive(req.rid)
+
+
+def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """An embedding forward begins: its layers are to wait for the pages of its batch, as those of any other."""
+    if runtime.is_sharing():
+        worker.set_hicache_consumer(batch.hicache_consumer_index)
+
+
+def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None:
+    req.dp_origin_kv_len = 0
+    req.dp_max_kv_len = seen.max_tokens if seen is not None else 0
+    req.dp_max_kv_rank = seen.max_rank if seen is not None else -1
+    req.banyan_tokens = {}
+    req.banyan_asked = wanted
+    req.banyan_decision = seen.decision if seen is not None else None
+    requests.register(req)
+
+
+def _count_placement(counters: Counters, decision: Decision | None, *, is_pinned: bool) -> None:
+    if decision is None:
+        counters.placed_pinned += is_pinned
+        counters.placed_sglang += not is_pinned
+        return
+    counters.count_placed(decision.reason)
+    counters.placed_hot_avoided += decision.num_hot_ranks > 0
+    counters.dispatch_us += decision.dispatch_us
+    counters.detour_us += decision.held_us
+    counters.detours_late += decision.held_until not in ("", Until.LANDED)
+
+
+def _hint_of(hints: Any) -> PrefixHint | None:
+    payload = payload_of(hints, hint.ACTION_TYPE, hint.ACTION_VERSION)
+    return None if payload is None else PrefixHint.from_payload(payload)
+
+
+def _asked_of(hints: Any) -> Action | None:
+    payload = payload_of(hints, asked.ACTION_TYPE, asked.ACTION_VERSION)
+    return None if payload is None else asked.from_payload(payload)

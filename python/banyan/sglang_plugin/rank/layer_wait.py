@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SGLang's pools call before they read a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.sglang_plugin.pools.access import DeviceTimer
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.telemetry import LayerClock
+
+
+class LayerWait:
+    """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock.
+
+    ``timer`` is None where the forward runs on the calling thread.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        clock: LayerClock,
+        planner: RankPlanner,
+        num_layers: int,
+        timer: DeviceTimer | None,
+    ) -> None:
+        self.num_layers = num_layers
+        self.consumer_index = NOTHING_QUEUED
+        self._cache = cache
+        self._clock = clock
+        self._planner = planner
+        self._timer = timer
+        self._copy: Any = None
+
+    def set_consumer(self, index: int) -> None:
+        """The next forward consumes batch ``index``; -1: it waits for nothing."""
+        self.consumer_index = index
+        self._copy = self._cache.moving(index)
+        self._planner.forward_begins()
+        self._clock.begin()
+        if self._timer is not None:
+            pieces = self._planner.pieces_running
+            self._timer.begin(pieces if pieces and self._copy is None else None)
+
+    def wait_until(self, layer: int) -> None:
+        """Return once ``layer`` of the current batch is in place."""
+        waited_s = 0.0 if self._copy is None else self._copy.wait_layer(layer)
+        self._clock.tick(layer, waited_s)
+        if self._timer is not None:
+            self._timer.tick(layer)

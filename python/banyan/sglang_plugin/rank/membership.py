@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This rank's places on its node: its pool's shelf, its part of the host arena, its door to the store.
+
+Invariants
+  1. All places carry one namespace: that of the weights the rank computes with.
+  2. A place is left before it is taken again: a rank has one shelf in each seat and one reader bit for each view.
+
+States: outside -> ``join`` -> joined -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
+``close_tier``, ``close``. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+from sglang.srt.runtime_context import get_parallel
+
+from banyan import _native
+from banyan.arena.prefetch import Prefetch
+from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
+from banyan.config import Config
+from banyan.layout import BlockGeometry, Layout, Namespace, Seats
+from banyan.ports import OwnShelf, PageStore, Source
+from banyan.refusals import arena_room_refusal, layout_refusal
+from banyan.refusals.ranks import disagreement_refusal
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
+from banyan.sglang_plugin.pools.reserve import reserve_for
+from banyan.sglang_plugin.rank import arena_memory
+from banyan.sglang_plugin.rank.store_access import make_admission, open_store, weights_digest
+from banyan.sglang_plugin.rank.tiers import HostTier, withdraw
+from banyan.telemetry import Counters
+
+logger = logging.getLogger("banyan")
+
+Places = tuple[OwnShelf, Source, Prefetch | None]
+
+
+class Membership:
+    """One rank among the ranks of its node. ``tier`` and ``store`` are None where the flags name none."""
+
+    def __init__(
+        self,
+        *,
+        server_args: Any,
+        config: Config,
+        carried: Mapping[str, Any],
+        pool: Any,
+        page_tokens: int,
+        forward_stream: Any,
+        record_ready: Callable[[], list[Any]],
+        counters: Counters,
+    ) -> None:
+        self._server_args = server_args
+        self._config = config
+        self._server = carried["server"]
+        self._pool = pool
+        self._page_tokens = page_tokens
+        self._counters = counters
+        self.weights_epoch = 0
+        self._apart = ""
+        self._weights_sha256 = weights_digest(server_args) if config.store or config.keep_host_arena else ""
+        self.seats = seats_of(Layout.from_dict(carried["layout"]), pool)
+        self.block = BlockGeometry.of_pool(pool.banyan_geometry)
+        self.tier: HostTier | None = None
+        self.store: PageStore | None = None
+        self._roster = _native.Roster.open(carried["roster"])
+        self._agree_on_page_tokens()
+        self._arena = self._open_arena() if config.has_arena and self.seats.is_keeper else None
+        self.access = open_access(
+            pool=pool,
+            page_tokens=page_tokens,
+            config=config,
+            num_slots=self.seats.layout.num_slots(has_arena=True),
+            forward_stream=forward_stream,
+            record_ready=record_ready,
+            arena=self._arena.memory if self._arena is not None else None,
+            reserve=reserve_for(
+                chunked_prefill_tokens=server_args.chunked_prefill_size,
+                max_prefill_tokens=server_args.max_prefill_tokens,
+                max_running_requests=server_args.max_running_requests,
+                page_tokens=page_tokens,
+                pool_tokens=pool.size,
+            ),
+            devices=[
+                server_args.base_gpu_id + seat * server_args.gpu_id_step for seat in range(self.seats.layout.num_seats)
+            ],
+        )
+        if not self.access.pins_arena:
+            self._arena = None
+
+    def _agree_on_page_tokens(self) -> None:
+        """Tell the dispatcher the size of a page, which SGLang may have chosen after the flags were read."""
+        try:
+            self._roster.agree_on_page_tokens(self._page_tokens)
+        except ValueError as error:
+            runtime.refuse(disagreement_refusal(error))
+        asked = self._server_args.page_size
+        if self._page_tokens != asked and self.seats.own == 0:
+            logger.info("banyan: pages have %d tokens, the flags said %s", self._page_tokens, asked)
+
+    def _open_arena(self) -> arena_memory.Arena | None:
+        if self._config.sizes_arena:
+            return self._open_sized_arena()
+        num_bytes, folder = self._config.host_bytes // self.seats.num_parts, self._config.keep_host_arena
+        if not folder:
+            return arena_memory.allocate(num_bytes, self.block)
+        return arena_memory.keep(
+            Path(folder),
+            self.seats.part,
+            num_parts=self.seats.num_parts,
+            num_bytes=num_bytes,
+            block=self.block,
+            namespace=self._namespace().digest(),
+        )
+
+    @property
+    def guards_adapters(self) -> bool:
+        """Whether there may be pages of LoRA adapters, and another server may find what this one keeps."""
+        is_kept = bool(self._config.store or self._config.keep_host_arena)
+        return is_kept and bool(self._server_args.enable_lora or self._server_args.lora_paths)
+
+    def _open_sized_arena(self) -> arena_memory.Arena | None:
+        free_bytes = _native.available_bytes() or 0
+        # A GPU and the store's drives know the arena by its address: it is pinned, and so taken, before it is used.
+        grows = isinstance(self._pool, HOST_POOLS) and not self._config.store
+        size = auto_size(
+            pool_bytes=self._pool.banyan_geometry.num_bytes,
+            num_parts=self.seats.num_parts,
+            free_bytes=free_bytes,
+            num_pools=GROWING_POOLS if grows else COMMITTED_POOLS,
+        )
+        arena = (arena_memory.allocate_growing if grows else arena_memory.allocate_whole)(size, self.block)
+        if arena is None and self._config.store:
+            runtime.refuse(arena_room_refusal(free_bytes=free_bytes))
+        if arena is not None and self.seats.part == 0:
+            logger.info("banyan: %s", size.line())
+        return arena
+
+    def sources(self) -> list[int]:
+        """The seats that this rank takes pages from, the preferred first."""
+        reads_arena = self._config.has_arena and (self._arena is not None or not self.seats.is_keeper)
+        pools = self.seats.peers if self._config.fetches and self.access.shares_pool else ()
+        return [*pools, *(self.seats.arenas if reads_arena else ())]
+
+    def join(self) -> Places:
+        """Take the places, under the namespace of the present weights."""
+        namespace = self._namespace().digest()
+        self._shelf, self._peers = self.access.join(self._roster, self.seats, namespace)
+        if self._config.store and self.seats.is_keeper and self.store is None:
+            self.store = open_store(self._config, namespace=namespace, block=self.block, num_parts=self.seats.num_parts)
+        elif self.store is not None:
+            self.store.invalidate(namespace)
+        if self._arena is None:
+            return self._shelf, self._peers, None
+        self.tier = HostTier(
+            roster=self._roster,
+            seats=self.seats,
+            namespace=namespace,
+            arena=self._arena,
+            view=self.access.arena_view(self._roster, self.seats, namespace, self.block, self._arena.memory),
+            store=self.store,
+            admission=make_admission(self._config, num_parts=self.seats.num_parts),
+            layers_per_read=self._config.store_layers_per_read,
+            role=runtime.role(),
+            link_bytes_per_s=self.access.link_bytes_per_s,
+            counters=self._counters,
+        )
+        reads = self.tier.store.prefetch if self.tier.store is not None and self._follows_reads else None
+        return self._shelf, self._peers, reads
+
+    @property
+    def _follows_reads(self) -> bool:
+        """Whether a page is promised while the store still reads it: not where others would wait for the drive as well,
+        nor where only one of the rank's shards reads."""
+        return self.access.follows_reads and not (self.seats.layout.steps_together or self.seats.is_replicated)
+
+    def rejoin(self) -> Places:
+        """Take the places again, under the namespace of weights that have just changed."""
+        self.weights_epoch += 1
+        return self.join()
+
+    def stand_apart(self) -> None:
+        """From the next ``rejoin`` on, under a namespace that no other rank has: its weights are like nobody's."""
+        self._apart = uuid.uuid4().hex
+
+    def meet_again(self) -> None:
+        """From the next ``rejoin`` on, under the namespace of those that took the same updates."""
+        self._apart = ""
+
+    def empty(self) -> None:
+        """Forget every page below the pool, in the store those that this rank has written."""
+        if self.tier is not None:
+            self.tier.reset()
+        if self.store is not None:
+            self.store.evict(sys.maxsize)
+
+    def leave_tier(self) -> None:
+        """Leave the arena: nothing of it reads the pool any more, and no peer reads it.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        if self.tier is not None:
+            self.tier.leave()
+            self.tier = None
+
+    def close_tier(self) -> None:
+        """As ``leave_tier``, for good: nobody is waited for, and what is kept stays."""
+        if self.tier is not None:
+            self.tier.close()
+            self.tier = None
+
+    def leave(self) -> None:
+        """Withdraw the pool's pages, wait until no peer reads one, and leave.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self.access.leave()
+        withdraw(self._shelf)
+        del self._shelf, self._peers
+
+    def close(self) -> None:
+        """Leave for good; what the store had begun to write is finished."""
+        if self.store is not None:
+            self.store.close()
+        self._shelf.close()
+
+    def state(self) -> dict[str, Any]:
+        """This rank's places, for ``/server_info``."""
+        return {
+            "dp_rank": self.seats.dp_rank,
+            "shard": self.seats.shard,
+            "seat": self.seats.own,
+            "layout": self.seats.layout.as_dict(),
+            "page_tokens": self._page_tokens,
+            "namespace": self._namespace().digest().hex()[:16],
+            "num_published_pages": self._shelf.num_published,
+            "num_quarantined_pages": self._shelf.num_quarantined,
+            "peers": [member for member in self._roster.members() if member["slot"] in self.seats.peers],
+            **(self.tier.state() if self.tier is not None else {}),
+            **({"store": self.store.stats()} if self.store is not None else {}),
+        }
+
+    def _namespace(self) -> Namespace:
+        args, pool, parallel = self._server_args, self._pool, get_parallel()
+        return Namespace(
+            # Equal weights are equal whatever their folder is called.
+            model="" if self._weights_sha256 else args.model_path,
+            revision="" if self._weights_sha256 else args.revision or "",
+            weight_version=str(args.weight_version),
+            weights_sha256=self._weights_sha256,
+            weights_epoch=self.weights_epoch,
+            server=self._server + self._apart if self.weights_epoch else "",
+            model_config_sha256=_config_digest(args),
+            kv_dtype=str(pool.dtype),
+            page_tokens=self._page_tokens,
+            first_layer=pool.start_layer,
+            num_layers=pool.layer_num,
+            page_bytes_by_layer=pool.banyan_geometry.shape_key(),
+            pool_layout=f"{type(pool).__name__}/{getattr(pool, 'kv_cache_layout', 'latent')}",
+            attn_tp_size=1 if self.seats.is_replicated else parallel.attn_tp_size,
+            attn_tp_rank=0 if self.seats.is_replicated else parallel.attn_tp_rank,
+            attn_cp_size=parallel.attn_cp_size,
+            attn_cp_rank=parallel.attn_cp_rank,
+        )
+
+
+def seats_of(layout: Layout, pool: Any) -> Seats:
+    """This process's seat. Refuses where SGLang has resolved another layout than the roster was made for."""
+    parallel = get_parallel()
+    resolved = Layout(
+        dp=parallel.dp_size, attn_dp=parallel.attn_dp_size, attn_cp=parallel.attn_cp_size, attn_tp=parallel.attn_tp_size
+    )
+    if resolved != layout:
+        runtime.refuse(layout_refusal(asked=layout.words(), resolved=resolved.words()))
+    # One latent for all heads: each shard of attention TP has all of it. CP and DCP divide its tokens.
+    is_replicated = (
+        isinstance(pool, MLATokenToKVPool) and layout.attn_cp == 1 and layout.attn_tp > 1 and not parallel.dcp_enabled
+    )
+    return Seats(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
+
+
+def _config_digest(server_args: Any) -> str:
+    """Digest of what changes a model's KV beside its weights: the overrides and the quantisation asked for."""
+    asked = [server_args.json_model_override_args, server_args.dtype, server_args.quantization]
+    if server_args.quantization_param_path is not None:
+        # Scales of the KV cache: what they are counts, not where they lie.
+        asked.append(hashlib.sha256(Path(server_args.quantization_param_path).read_bytes()).hexdigest())
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

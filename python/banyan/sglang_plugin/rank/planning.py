@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This rank's planner: asked at every lookup, told what every move and every forward took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.pacing import ForwardShape, LayerTimes, PermittedStore, WritePermits
+from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, RequestFacts, profile
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import prefill, prefill_times
+from banyan.telemetry import Counters
+
+NUM_SHOWN_FORWARDS = 64
+"""Forwards in /server_info: more than `banyan profile` causes between two looks."""
+
+
+class RankPlanner:
+    """Implements ``banyan.planner.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
+
+    def __init__(self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1) -> None:
+        config, profiled = runtime.config(), prefill_times.loaded_profile()
+        line = None if profiled is None else profile.mismatch(profiled, num_layers=num_layers)
+        if line is not None:
+            runtime.refuse(line)
+        self._num_layers = num_layers
+        self._page_tokens = page_tokens
+        self._default_action = Action.MOVE if config is not None and config.plan == "move" else None
+        self._times = prefill_times.times()
+        self._rates = MoveRates()
+        self._planner = Planner(
+            times=self._times,
+            rates=self._rates,
+            num_layers=num_layers,
+            min_pages=min_pages,
+            num_in_step=num_in_step,
+        )
+        self._pieces_prepared: tuple[Piece, ...] = ()
+        self._pieces_running: tuple[Piece, ...] = ()
+        self._stored_tokens_prepared = 0
+        self._layer_times = None if profiled is None else LayerTimes(profiled.slack)
+        self._permits: WritePermits | None = None
+
+    def pace_writes(self, store: PermittedStore, *, block_bytes: int) -> None:
+        """From now on, tell ``store`` before each prefill what it may write. A second store replaces the first."""
+        self._permits = WritePermits(
+            store, times=self._layer_times, num_layers=self._num_layers, block_bytes=block_bytes
+        )
+
+    # ---- plan --------------------------------------------------------------------------------------------------
+
+    def num_pages(self, request: RequestFacts, num_tail_pages: int, offer: Offer) -> int:
+        """How many of the pages found at the front of the tail to move."""
+        tail = request.tail(num_tail_pages, offer.runs, offer.rank)
+        if tail is None:
+            return offer.num_pages
+        num_pages = self._planner.decide(request.rid, tail, self._asked(request)).num_pages
+        # Torch rounds a matrix times one row differently from the same row among others (docs/design/0003), and a hit
+        # must give the tokens of a miss: a single token is never left to compute.
+        num_left = tail.prompt_tokens - tail.own_tokens - num_pages * tail.page_tokens
+        return num_pages - (num_pages > 0 and num_left == 1)
+
+    def num_to_read(self, request: RequestFacts, num_missing: int, num_stored: int) -> int:
+        """Asked before the request's turn comes: what is read by then can be moved, what is not is computed."""
+        tail = request.tail(num_missing, [Run(SourceKind.STORE, num_stored)])
+        return (
+            num_stored if tail is None else self._planner.decide_read(request.rid, tail, self._asked(request)).num_pages
+        )
+
+    def _asked(self, request: RequestFacts) -> Action | None:
+        return request.asked or self._default_action
+
+    # ---- learn -------------------------------------------------------------------------------------------------
+
+    def became(self, rid: str, outcome: Outcome) -> None:
+        self._planner.record(rid, outcome)
+
+    def started(self, fetches: Sequence[Fetch]) -> None:
+        self._pieces_prepared = prefill.pieces_of_this_pass()
+        self._stored_tokens_prepared = sum(fetch.tokens[SourceKind.STORE] for fetch in fetches)
+
+    def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
+        if copy_s > 0:
+            self._rates.observe_batch(sum((fetch.tokens for fetch in fetches), Counter()), copy_s * 1e6)
+
+    def forward_begins(self) -> None:
+        """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
+        self._pieces_running, self._pieces_prepared = self._pieces_prepared, ()
+        if self._permits is None:
+            return
+        if self._pieces_running:
+            shape = ForwardShape.of_batch(self._pieces_running)
+            self._permits.begin_prefill(shape, num_stored_tokens=self._stored_tokens_prepared)
+        else:
+            self._permits.end()
+
+    @property
+    def pieces_running(self) -> tuple[Piece, ...]:
+        """What the forward that has just begun computes; () when it is no prefill."""
+        return self._pieces_running
+
+    def forward_ended(self, layer_us: float) -> None:
+        """The forward that had begun has taken so long for each layer."""
+        self.forward_took(self._pieces_running, layer_us)
+        self._pieces_running = ()
+        if self._permits is not None:
+            self._permits.end()
+
+    def forward_took(self, pieces: tuple[Piece, ...], layer_us: float) -> None:
+        """A forward over ``pieces`` has taken so long for each layer. On a GPU others have begun meanwhile."""
+        if pieces and layer_us > 0:
+            self._times.observe(ForwardSample(pieces, layer_us * self._num_layers))
+            if self._layer_times is not None:
+                self._layer_times.observe(ForwardShape.of_batch(pieces), layer_us)
+
+    # ---- tell --------------------------------------------------------------------------------------------------
+
+    def count(self, counters: Counters) -> None:
+        """Bring this rank's counters up to date."""
+        counters.plans_moved = self._planner.num_moved
+        counters.plans_computed = self._planner.num_computed
+
+    def state(self) -> dict[str, Any]:
+        """What `banyan explain` and `banyan profile` read from /server_info."""
+        shown = self._times.samples[-NUM_SHOWN_FORWARDS:]
+        first = self._times.num_observed - len(shown)
+        return {
+            "plans": self._planner.explain(),
+            "move_us_per_token": self._rates.as_dict(),
+            "num_layers": self._num_layers,
+            "forwards": [
+                {"number": first + place, "pieces": sample.pieces, "forward_us": round(sample.forward_us)}
+                for place, sample in enumerate(shown)
+            ],
+        }

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's prefill scheduling, watched and limited: which pieces a forward computes, and no more than the quota allows.
+
+SGLang makes one adder for each scheduling pass. The subclass lowers the adder's own chunk budget around each request,
+so that SGLang itself cuts the request that would exceed the quota, with everything that this entails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.runtime_context import get_parallel
+
+from banyan.pacing.lockstep import MoveBudget
+from banyan.planner import Piece
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import prefill_times
+
+logger = logging.getLogger("banyan")
+
+_lockstep: _Lockstep | None = None
+"""The limits of a rank that steps together with others."""
+
+_newest: weakref.ref[Any] | None = None
+"""The adder of the pass that SGLang is in; it dies with the pass."""
+
+
+def after_get_prefill_adder_class(chosen: type, scheduler: Any) -> type | None:
+    """SGLang's adder class (or a plugin's), with Banyan's in front."""
+    return None if runtime.config() is None else _watched(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lockstep:
+    most_moved_tokens: int
+    num_quarantined_tokens: Callable[[], int]
+
+
+def step_together(*, most_moved_tokens: int, num_quarantined_tokens: Callable[[], int]) -> None:
+    """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
+    prefill is not given pages that peers still read."""
+    global _lockstep
+    _lockstep = _Lockstep(most_moved_tokens, num_quarantined_tokens)
+
+
+def pieces_of_this_pass() -> tuple[Piece, ...]:
+    """What the forward that is being prepared computes, request by request."""
+    adder = None if _newest is None else _newest()
+    return () if adder is None else tuple(_piece(req) for req in adder.can_run_list)
+
+
+@functools.cache
+def _watched(chosen: type) -> type:
+    return type(f"Banyan{chosen.__name__}", (WatchedAdder, chosen), {})
+
+
+def _piece(req: Any) -> Piece:
+    return req.extend_len, req.prefix_len
+
+
+class WatchedAdder:
+    """In front of ``PrefillAdder``: the base of a class made by ``_watched``."""
+
+    can_run_list: list[Any]
+    page_size: int
+    rem_chunk_tokens: int | None
+    memory_budget: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        global _newest
+        super().__init__(*args, **kwargs)
+        _newest = weakref.ref(self)
+        self._moves: MoveBudget | None = None
+        if _lockstep is not None:
+            self._moves = MoveBudget(_lockstep.most_moved_tokens)
+            num_tokens = _lockstep.num_quarantined_tokens()
+            self.memory_budget.total_offset += num_tokens
+            self.memory_budget.current_offset += num_tokens
+        self._meter = prefill_times.meter(page_tokens=self.page_size, tp_size=get_parallel().attn_tp_size)
+        if self._meter is not None and self.rem_chunk_tokens is None:
+            _warn_no_chunks()
+            self._meter = None
+
+    def budget_state(self) -> AddReqResult:
+        if self._meter is not None and self._meter.is_spent:
+            return AddReqResult.OTHER
+        return super().budget_state()  # type: ignore[misc]
+
+    def add_chunked_req(self, req: Any) -> Any:
+        """Go on with a request that was cut; SGLang puts it first. Returns it while it is not done."""
+        if self._meter is None:
+            return super().add_chunked_req(req)  # type: ignore[misc]
+        wanted = len(req.full_untruncated_fill_ids) - req.prefix_len
+        with self._at_most(self._meter.allow(req.prefix_len, wanted)):
+            rest = super().add_chunked_req(req)  # type: ignore[misc]
+        self._count(req)
+        return rest
+
+    def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        if self._moves is None:
+            return self._add_within_quota(req, has_chunked_req, truncation_align_size)
+        if not self._moves.has_room(req.host_hit_length):
+            return AddReqResult.OTHER
+        verdict = self._add_within_quota(req, has_chunked_req, truncation_align_size)
+        if self._was_added(req):
+            self._moves.take(req.host_loaded_length)
+        return verdict
+
+    def _add_within_quota(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        if self._meter is None:
+            return super().add_one_req(req, has_chunked_req, truncation_align_size)  # type: ignore[misc]
+        prefix_tokens = req.prefix_len + req.host_hit_length
+        allowed = self._meter.allow(prefix_tokens, len(req.full_untruncated_fill_ids) - prefix_tokens)
+        if allowed == 0:
+            return AddReqResult.OTHER
+        with self._at_most(allowed):
+            verdict = super().add_one_req(req, has_chunked_req, truncation_align_size)  # type: ignore[misc]
+        # The verdict on the next request was formed under this one's limit.
+        return self.budget_state() if self._count(req) else verdict
+
+    @contextlib.contextmanager
+    def _at_most(self, num_tokens: int) -> Iterator[None]:
+        """SGLang's chunk budget, lowered for one request. It charges whole pages."""
+        assert self.rem_chunk_tokens is not None
+        charged = -(-num_tokens // self.page_size) * self.page_size
+        hidden = max(0, self.rem_chunk_tokens - charged)
+        self.rem_chunk_tokens -= hidden
+        try:
+            yield
+        finally:
+            self.rem_chunk_tokens += hidden
+
+    def _was_added(self, req: Any) -> bool:
+        return bool(self.can_run_list) and self.can_run_list[-1] is req
+
+    def _count(self, req: Any) -> bool:
+        """Whether the request was added; if so, it is charged."""
+        if not self._was_added(req):
+            return False
+        assert self._meter is not None
+        self._meter.take(_piece(req))
+        return True
+
+
+@functools.cache
+def _warn_no_chunks() -> None:
+    logger.warning(
+        "banyan: --banyan-prefill-quota-ms has no effect, SGLang does not cut prefills of this model "
+        "(chunked_prefill_size is off)"
+    )

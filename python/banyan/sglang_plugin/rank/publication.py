@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of pages that are complete: the peers may fetch them, and the tiers below take them down.
+
+Invariants
+  1. What was computed with weights of before, or on top of such pages, is published to nobody.
+  2. What outlives the server holds no page of a LoRA adapter: its keys are of the adapter's name and path, and the next
+     server may find another adapter there.
+
+States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
+empty) -> publishing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from banyan.cache import PrefixCache
+from banyan.sglang_plugin.rank import requests
+from banyan.sglang_plugin.rank.membership import Membership
+
+logger = logging.getLogger("banyan")
+
+
+class Publication:
+    """Between a rank's pool, which knows when pages are complete, and who wants them."""
+
+    def __init__(self, cache: PrefixCache, member: Membership, page_tokens: int) -> None:
+        self._cache = cache
+        self._member = member
+        self._page_tokens = page_tokens
+        self._not_to_keep: set[str] = set()
+        self._is_silent = self._has_said = False
+
+    def announce(self, keys: Sequence[str]) -> None:
+        """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
+        if self._member.guards_adapters and not requests.is_without_adapter(keys[0], self._page_tokens):
+            self._not_to_keep.add(keys[0])
+
+    def publish(self, frames: Any, keys: list[str]) -> None:
+        """A chain of complete pages of this rank's tree."""
+        if self._is_silent:
+            self._say_why()
+            return
+        self._cache.publish(frames, keys)
+        tier = self._member.tier
+        keys = tier.to_keep(keys) if tier is not None else []
+        if tier is None or not keys:
+            return
+        if keys[0] in self._not_to_keep:
+            self._not_to_keep.discard(keys[0])
+            return
+        if tier.store is not None and tier.store.is_rootless(keys[0]):
+            # No prompt that arrived goes on like this: it follows an answer that was just given.
+            tier.store.learn(requests.grown_chains(self._page_tokens))
+        tier.back_up(keys)
+
+    def hold_back(self) -> None:
+        """Publish nothing until the tree has been emptied."""
+        self._is_silent = True
+
+    def start_anew(self) -> None:
+        """The tree is empty."""
+        self._is_silent = self._has_said = False
+        self._not_to_keep.clear()
+
+    def _say_why(self) -> None:
+        if not self._has_said:
+            self._has_said = True
+            logger.warning(
+                "banyan: the weights changed while pages of the old ones were in use: nothing is shared from this rank "
+                "until its cache is flushed (/flush_cache)"
+            )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of this rank by id, and what Banyan knows about each of their prefixes.
+
+The linker contract passes request ids. The registry holds requests weakly: a finished request is forgotten by itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from banyan import _native
+from banyan.core import Fetch, PrefixSpan
+from banyan.layout import cacheable_tokens
+from banyan.planner import RequestFacts
+from banyan.sglang_plugin.page_hash import namespace_seed
+
+NUM_REMEMBERED_CHUNKS = 4096
+"""Of 32 pages each: at 16 tokens a page 2 M tokens of prompts."""
+
+_page_keys: _native.PageKeys | None = None
+_by_rid: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def register(req: Any) -> None:
+    """Know this request by its id for as long as SGLang does."""
+    _by_rid[req.rid] = req
+
+
+def is_known(req: Any) -> bool:
+    """Whether this very request has been registered."""
+    return _by_rid.get(req.rid) is req
+
+
+def record_span(rid: str, span: PrefixSpan) -> None:
+    """Note what the rank itself saw; it replaces the dispatcher's hint."""
+    req = _by_rid.get(rid)
+    if req is not None:
+        req.dp_origin_kv_len = span.origin_tokens
+        req.dp_max_kv_len = span.max_tokens
+        req.dp_max_kv_rank = span.max_rank
+
+
+def span_of(req: Any) -> PrefixSpan | None:
+    """What was seen of a request's prefix; None for one that did not come this way."""
+    if not hasattr(req, "dp_max_kv_len"):
+        return None
+    return PrefixSpan(req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank)
+
+
+def record_fetch(fetch: Fetch) -> None:
+    """Note how many tokens of the request come from where: peer, host, storage."""
+    req = _by_rid.get(fetch.rid)
+    if req is not None:
+        req.banyan_tokens = {kind.value: num_tokens for kind, num_tokens in fetch.tokens.items()}
+
+
+def prompt_keys(rid: str, page_tokens: int) -> list[str] | None:
+    """The keys of all pages that a cache may supply for this request; None when it has none that Banyan could know."""
+    req = _by_rid.get(rid)
+    if req is None:
+        return None
+    tokens = req.origin_input_ids
+    return _keys(req, tokens[: cacheable_tokens(len(tokens), page_tokens)], page_tokens)
+
+
+def grown_chains(page_tokens: int) -> Iterator[list[str]]:
+    """The keys of all pages, answers included, of every request that has answered a token."""
+    for req in list(_by_rid.values()):
+        if req.output_ids:
+            keys = _grown_keys(req, page_tokens)
+            if keys is not None:
+                yield keys
+
+
+def has_adapter(rid: str) -> bool:
+    """Whether the request is known to be for a LoRA adapter."""
+    req = _by_rid.get(rid)
+    return req is not None and req.lora_id is not None
+
+
+def is_without_adapter(key: str, page_tokens: int) -> bool:
+    """Whether this is the key of a page of a request that is under way and for no LoRA adapter."""
+    for req in list(_by_rid.values()):
+        if req.lora_id is None:
+            keys = _grown_keys(req, page_tokens)
+            if keys is not None and key in keys:
+                return True
+    return False
+
+
+def _grown_keys(req: Any, page_tokens: int) -> list[str] | None:
+    return _keys(req, [*req.origin_input_ids, *req.output_ids], page_tokens)
+
+
+def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None:
+    global _page_keys
+    if _page_keys is None:
+        _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS)
+    seed = namespace_seed(req.extra_key, req.cache_salt)
+    try:
+        return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
+    except ValueError:
+        # Image placeholders: such pages have keys of another kind.
+        return None
+
+
+def facts(rid: str, page_tokens: int) -> RequestFacts:
+    """What the planner has to know of the request. Its prompt has the answer so far when it is computed again."""
+    req = _by_rid.get(rid)
+    if req is None:
+        return RequestFacts(rid, None, page_tokens, None)
+    return RequestFacts(rid, len(req.full_untruncated_fill_ids), page_tokens, req.banyan_asked, req.dp_max_kv_rank)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shards of this rank: processes that compute one batch together and must take every branch alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Shards:
+    """The groups over which SGLang intersects what a rank's shards can restore: attention CP, then attention TP.
+
+    Each reduction is a collective: the shards call it for the same requests in the same order. It never leaves the
+    rank, so a rank that is late keeps no other one from stepping here.
+    """
+
+    def __init__(self, params: Any) -> None:
+        """``params`` are the ones that SGLang builds its tree from."""
+        groups = (params.attn_cp_cache_group, params.attn_tp_cache_group)
+        self._groups = [group for group in groups if group is not None and torch.distributed.get_world_size(group) > 1]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this process is the whole rank."""
+        return not self._groups
+
+    def all(self, granted: bool) -> bool:
+        """Whether it was granted to every shard."""
+        if self.is_one:
+            return granted
+        verdict = torch.tensor([granted], dtype=torch.int32)
+        for group in self._groups:
+            torch.distributed.all_reduce(verdict, torch.distributed.ReduceOp.MIN, group=group)
+        return bool(verdict.item())

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers below a rank's pool, put together: its part of the host arena, and the store behind it.
+
+Everything is called on the scheduler thread. Copies and I/O run on their own threads; ``poll`` collects what they did.
+A `HostTier` lives for one namespace; after a weights update the rank makes another one on the same memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from banyan import _native
+from banyan.arena.backup import Backup
+from banyan.arena.keeping import Keeping
+from banyan.arena.prefetch import Worth
+from banyan.arena.residency import Residency
+from banyan.arena.store_tier import LEAST_READ_BYTES, StoreTier
+from banyan.arena.window import window_bytes
+from banyan.disagg import Others, Role
+from banyan.layout.seats import Seats
+from banyan.pacing import WriteAdmission
+from banyan.ports import OwnShelf, PageStore, Source
+from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.rank.arena_memory import Arena
+from banyan.telemetry import Counters
+
+LEAST_BACKUP_BYTES = 256 << 20
+"""On their way down at once, where the link is not known to move more: some 700 pages of a small model."""
+
+MAX_SUMMED_BYTES = 1 << 30
+"""Waiting for their checksums at once: a tenth of a second's work."""
+
+
+def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
+    """Withdraw a shelf's pages, wait until no peer reads one, and leave the roster.
+
+    Raises:
+        RuntimeError: when a peer does not stop reading.
+    """
+    shelf.reset()
+    deadline = time.monotonic() + READER_PATIENCE_S
+    while shelf.num_quarantined:
+        if time.monotonic() > deadline:
+            held = shelf.num_quarantined
+            raise RuntimeError(f"weights update: peers have held {held} page(s) for over {READER_PATIENCE_S:g} s")
+        shelf.drain()
+        time.sleep(POLL_S)
+    shelf.close()
+
+
+def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
+    """Take over what the arena has kept, and go on keeping."""
+    if arena.inventory is None:
+        return None
+    entries = arena.inventory.entries(namespace)
+    residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
+    keeping = Keeping(
+        inventory=arena.inventory,
+        residency=residency,
+        checksums=arena.checksums(namespace),
+        executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),
+        # They are held meanwhile: most of a small arena is to stay free for others.
+        max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
+        counters=counters,
+    )
+    residency.watch(keeping)
+    return keeping
+
+
+class HostTier:
+    """One rank's part of the arena, what fills it and what empties it.
+
+    ``view`` reads every shelf of the node, also this rank's own pool; its copies land in this rank's part of the arena.
+    """
+
+    def __init__(
+        self,
+        *,
+        roster: _native.Roster,
+        seats: Seats,
+        namespace: bytes,
+        arena: Arena,
+        view: Source,
+        store: PageStore | None,
+        admission: WriteAdmission,
+        layers_per_read: int,
+        role: Role,
+        link_bytes_per_s: float,
+        counters: Counters,
+    ) -> None:
+        most_bytes = partial(window_bytes, link_bytes_per_s=link_bytes_per_s, arena_bytes=arena.memory.num_bytes)
+        memory, block, num_frames = arena.memory, arena.block, arena.num_frames
+        frame_bytes = block.frame_bytes
+        self._seats = seats
+        self._counters = counters
+        self._others = Others(role, time.monotonic) if role.is_paired else None
+        self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
+        self._view = view
+        self._growth = arena.growth
+        self._residency = Residency(self._shelf, arena.num_backed)
+        self._keeping = _keep(arena, namespace, self._residency, counters)
+        self._backup = Backup(
+            residency=self._residency,
+            view=self._view,
+            pool_slot=seats.own,
+            arena_slots=seats.arenas,
+            max_pages=max(1, most_bytes(LEAST_BACKUP_BYTES) // frame_bytes),
+            counters=counters,
+        )
+        self.store: StoreTier | None = None
+        if store is not None:
+            self.store = StoreTier(
+                store=store,
+                residency=self._residency,
+                view=view,
+                arena_slots=seats.arenas,
+                memory=memory,
+                block=block,
+                admission=admission,
+                layers_per_read=layers_per_read,
+                max_read_bytes=most_bytes(LEAST_READ_BYTES),
+                counters=counters,
+                orphaned=self._others.orphans.refused if self._others is not None else None,
+            )
+
+    def arrive(self, keys: Sequence[str], worth: Worth) -> None:
+        """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
+        before it is its turn."""
+        if self._others is not None:
+            self._others.came(keys, worth)
+            if not self._others.role.reads_ahead:
+                if self.store is not None:
+                    self.store.learn([keys])
+                return
+        in_arena = self._view.lookup(keys, self._seats.arenas)
+        # It is wanted again, also when this rank's own pool holds it too.
+        self._view.touch(in_arena)
+        if self.store is not None:
+            self.store.arrive(keys, self._num_held(keys, in_arena.num_pages), worth)
+
+    def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
+        """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
+        if num_in_arena == len(keys):
+            return num_in_arena
+        shelves = [self._seats.own, *self._seats.peers, *self._seats.arenas]
+        return num_in_arena + self._view.lookup(keys[num_in_arena:], shelves).num_pages
+
+    def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
+        """What of a chain of pages is this server's to keep: of a pair, each keeps a part."""
+        return keys if self._others is None else self._others.to_keep(keys)
+
+    def back_up(self, keys: Sequence[str]) -> None:
+        """This rank's pool has published a chain of pages."""
+        self._backup.offer(keys)
+
+    def poll(self) -> None:
+        """Collect what copies and I/O have finished. Never blocks."""
+        if self._growth is not None and (num_new := self._growth.poll(self._residency.num_free)):
+            self._residency.grow(num_new)
+        for landed in self._backup.poll():
+            if self.store is not None:
+                self.store.landed(landed.keys)
+        if self.store is not None:
+            self.store.poll()
+            self._meet_others(self.store)
+        if self._keeping is not None:
+            self._keeping.poll()
+
+    def _meet_others(self, store: StoreTier) -> None:
+        """Offer again what came before its prompt; read what others have announced for prompts that came before it."""
+        if self._others is None:
+            return
+        self._others.orphans.offer_again(store.offer_again)
+        self._counters.archive_refused_pages += self._others.orphans.take_given_up()
+        if self._others.role.learns_from_others:
+            for keys, worth in self._others.arrivals.to_look_up(store.take_news()):
+                store.look_again(keys, self._num_held(keys, 0), worth)
+
+    def reset(self) -> None:
+        """Forget every page of the arena. Copies that are attached to a read have ended."""
+        self._quiesce()
+        if self._keeping is not None:
+            self._keeping.quiesce()
+        self._residency.reset()
+
+    def leave(self) -> None:
+        """Withdraw every page, wait until no peer reads one, and leave the roster. The memory is another tier's then.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self._end()
+        withdraw(self._shelf)
+
+    def close(self) -> None:
+        """Leave the roster for good. What was kept stays as it is."""
+        self._end()
+        if self._growth is not None:
+            self._growth.close()
+        self._shelf.close()
+
+    def _quiesce(self) -> None:
+        self._backup.quiesce()
+        if self._others is not None:
+            self._others.orphans.clear()
+        if self.store is not None:
+            self.store.quiesce()
+
+    def _end(self) -> None:
+        self._quiesce()
+        if self._keeping is not None:
+            self._keeping.close()
+
+    def state(self) -> dict[str, int]:
+        """This tier's part of ``/server_info``."""
+        return {
+            "num_arena_frames": self._residency.num_frames,
+            "num_arena_pages": self._residency.num_resident,
+            "num_arena_filling_frames": self._residency.num_filling,
+            "num_arena_evicted_pages": self._residency.num_evicted,
+        }

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SGLang's scheduler calls when the weights of this rank change, are changing, or have changed in part.
+
+Invariants
+  1. No page that was computed with other weights than a namespace names is published in it.
+  2. A rank whose last update failed shares with nobody until one from disk has loaded all weights: nobody knows what it
+     computes with.
+
+States: loaded -> ``begin`` -> changing -> ``end`` -> loaded. A loader without a session goes from loaded to loaded. A
+failed loader leads to apart, from any state; only a whole update from disk leads out of it. While they change, the
+weights are nobody's: a trainer that writes them over RDMA calls no loader, so both ends of a session count as a change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import linker
+
+logger = logging.getLogger("banyan")
+
+
+def before_flush_after_weight_update(updater: Any, *args: Any, **kwargs: Any) -> None:
+    """A loader has changed the weights of this rank: its pages so far belong to the old ones."""
+    if runtime.is_sharing():
+        linker.installed().weights_changed()
+
+
+def after_weight_session(result: Any, *args: Any, **kwargs: Any) -> None:
+    """A session of updates has begun or ended."""
+    if runtime.is_sharing() and result.success:
+        linker.installed().weights_changed()
+
+
+def around_partial_update(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A loader that brings some of the weights, of which more may have come before."""
+    if not runtime.is_sharing():
+        return original(*args, **kwargs)
+    return _load(original, *args, **kwargs)
+
+
+def around_update_from_disk(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A loader that brings all weights: when it succeeds, it does not matter what was there before."""
+    if not runtime.is_sharing():
+        return original(*args, **kwargs)
+    # Before, as the loader itself reports the change and joins the others' namespace by that.
+    linker.installed().meet_again()
+    return _load(original, *args, **kwargs)
+
+
+def _load(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    rank = linker.installed()
+    epoch = rank.weights_epoch
+    result = original(*args, **kwargs)
+    if not result.success and rank.weights_epoch == epoch:
+        logger.error(
+            "banyan: a weights update failed (%s): this rank shares no pages until an update from disk succeeds",
+            result.message,
+        )
+        rank.stand_apart()
+    return result

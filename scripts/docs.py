@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the parts of the documentation that are made from code: ``make docs``.
+
+A page holds ``<!-- made: NAME -->`` and ``<!-- end -->``; what is between is replaced. A test compares the pages with
+what this script would write.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from banyan import config, knobs
+from banyan.patches import index
+from banyan.router import settings
+
+ROOT = Path(__file__).parents[1]
+PARTS: dict[str, Callable[[], str]] = {
+    "knobs sharing": lambda: knobs.table(config.Config, config.SHARING),
+    "knobs tiers": lambda: knobs.table(config.Config, config.TIERS),
+    "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
+    "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
+}
+MADE = re.compile(r"(?<=<!-- made: )(?P<name>[a-z ]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page that holds something made, and its text as it should be."""
+    yield ROOT / "docs" / "patches.md", index.page()
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = path.read_text()
+        made = MADE.sub(lambda found: f"{found['name']} -->\n\n{PARTS[found['name']]()}\n", text)
+        if MADE.search(text):
+            yield path, made
+
+
+def main() -> int:
+    for path, text in pages():
+        if path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make gpu-check``: proves the GPU path on this machine, step by step; every step fits into eight minutes.
+
+    python test/gpu/check.py [STEP ...]
+
+Run it again after an interruption: what was proved for this commit is not done again. Named steps are. Results lie in
+``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH`` and ``MLA_MODEL_PATH`` name
+models for the server. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from itertools import permutations
+from pathlib import Path
+
+from engine import die_with_parent, end_on_termination
+from steps import LIMIT_S, STEPS, Facts, Ledger, Step, ledger_of
+
+from banyan.cli.doctor_gpu import page_hash_obstacles
+
+ROOT = Path(__file__).parents[2]
+MODULES = ("pytest", "hypothesis", "sglang", "flashinfer", "sgl_kernel.flash_attn")
+TOOLS = ("compute-sanitizer",)
+PATIENCE_S = 60.0
+"""For a step that is out of time to stop its servers."""
+
+
+def is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def commit() -> str:
+    """Of the working tree, and whether it has changed since."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout.strip() or "no repository"
+
+
+def find_facts() -> Facts:
+    """
+    Raises:
+        SystemExit: when there is no GPU, or what every step needs is missing.
+    """
+    try:
+        import torch
+        import triton
+        from cuda.bindings import driver
+
+        from banyan import _native  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(f"gpu-check: {error}") from error
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu-check: no CUDA GPU on this machine")
+    gpu = torch.cuda.get_device_properties(0)
+    version = driver.cuDriverGetVersion()[1]
+    print(f"{gpu.name}, driver for CUDA {version}, torch {torch.__version__}, Triton {triton.__version__}", flush=True)
+    num_gpus = torch.cuda.device_count()
+    return Facts(
+        commit=commit(),
+        gpu=gpu.name,
+        num_gpus=num_gpus,
+        has_peer_access=all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(num_gpus), 2)),
+        modules=frozenset(name for name in MODULES if is_there(name)),
+        tools=frozenset(name for name in TOOLS if shutil.which(name)),
+        missing_to_compile=tuple(page_hash_obstacles()),
+        model_path=os.environ.get("MODEL_PATH", ""),
+        mla_model_path=os.environ.get("MLA_MODEL_PATH", ""),
+    )
+
+
+def run(step: Step, facts: Facts, out: Path) -> int:
+    """How the step's process ended. What it prints goes to ``out``."""
+    command = [sys.executable, *step.arguments(facts, str(out))]
+    if step.tool:
+        command = ["compute-sanitizer", "--tool", step.tool, "--error-exitcode", "1", *command]
+    paths = [str(ROOT), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTHONUNBUFFERED": "1"}
+    with (out / f"{step.name}.txt").open("w") as printed:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+        )
+        try:
+            return process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGTERM
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a step that has not ended; its servers first, by itself."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(number)
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def load(path: Path) -> Ledger:
+    return ledger_of(json.loads(path.read_text())) if path.exists() else Ledger()
+
+
+def save(ledger: Ledger, path: Path) -> None:
+    written = path.with_suffix(".new")
+    written.write_text(json.dumps({name: asdict(known) for name, known in ledger.outcomes.items()}, indent=2) + "\n")
+    written.replace(path)
+
+
+def main(chosen: list[str]) -> int:
+    end_on_termination()
+    out = Path(os.environ.get("OUT_DIR", ROOT / "build/gpu")).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    facts, path = find_facts(), out / "summary.json"
+    ledger = load(path)
+    try:
+        to_do = ledger.to_do(facts, chosen)
+    except ValueError as error:
+        raise SystemExit(f"gpu-check: {error}; steps: {' '.join(step.name for step in STEPS)}") from error
+    save(ledger, path)
+    for step in to_do:
+        print(f"[gpu-check] {step.name} ...", flush=True)
+        began_s = time.monotonic()
+        status = run(step, facts, out)
+        ledger.note(step, facts, status=status, seconds=time.monotonic() - began_s)
+        save(ledger, path)
+    print("\n".join(ledger.summary(facts)))
+    print(f"[gpu-check] results in {out}")
+    return 1 if ledger.has_failed(facts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

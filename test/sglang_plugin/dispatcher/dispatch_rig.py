@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatched requests, and a placer over two ranks in one process, with SGLang's own messages and hashes."""
+
+from array import array
+
+import msgspec
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from banyan.layout import Layout
+from banyan.sglang_plugin.dispatcher.placement import Placer
+from banyan.sglang_plugin.dispatcher.scout import PrefixScout
+
+PAGE = 16
+
+
+def request(ids, *, rid="r", **extra):
+    """A dispatched request; what SGLang requires beside the prompt is left empty."""
+    required = {field.name: None for field in msgspec.structs.fields(TokenizedGenerateReqInput) if field.required}
+    fields = {**required, "rid": rid, "input_ids": array("q", ids), "sampling_params": SamplingParams(), **extra}
+    return TokenizedGenerateReqInput(**fields)
+
+
+def page_keys(ids, **extra):
+    return get_storage_hash_str(RadixKey(array("q", ids), **extra), page_size=PAGE)
+
+
+def scout_of(roster, *, num_ranks=2, fetches=True):
+    roster.agree_on_page_tokens(PAGE)
+    layout = Layout(dp=num_ranks, attn_dp=1, attn_cp=1, attn_tp=1)
+    return PrefixScout(roster, layout=layout, fetches=fetches)
+
+
+def placer_of(roster, *, dispatcher=None, snapshots=(), elastic=None):
+    return Placer(
+        scout_of(roster),
+        dispatcher,
+        policy_name="lmetric",
+        read_snapshots=lambda: list(snapshots),
+        elastic=elastic,
+    )

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dispatcher's placement and its loop, with SGLang's own messages and hashes; two ranks in one process."""
+
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from sglang.srt.managers.io_struct import FlushCacheReqInput, sock_send
+from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
+from sglang.srt.managers.load_snapshot import LoadSnapshot
+from sglang.srt.mem_cache.utils import storage_namespace_seed
+from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
+from test.unit.directory.rig import Rank, frames
+
+from banyan._native import PageKeys, Roster
+from banyan.config import Config
+from banyan.layout import Layout
+from banyan.routing import Dispatcher, hint
+from banyan.routing.lmetric import LMetric
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.dispatcher import controller
+from banyan.sglang_plugin.dispatcher.placement import FailureLog, session_of
+from banyan.sglang_plugin.dispatcher.scout import (
+    LEAST_REMEMBERED_CHUNKS,
+    MOST_REMEMBERED_CHUNKS,
+    Found,
+    num_remembered_chunks,
+    unused_by_rank,
+)
+from banyan.sglang_plugin.rank import hooks, linker, load, requests
+from banyan.telemetry import Counters
+
+LAYOUT = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
+
+
+@pytest.fixture
+def node():
+    roster = Roster.create(2)
+    return roster, [Rank(roster, slot) for slot in range(2)]
+
+
+def test_scout_when_ranks_hold_different_lengths_then_each_is_told(node):
+    roster, ranks = node
+    keys = page_keys(list(range(96)))
+    ranks[0].shelf.publish(frames(1, 2), keys[:2])
+    ranks[1].shelf.publish(frames(1, 2, 3), keys[:3])
+    assert scout_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
+
+
+def test_scout_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
+    roster, ranks = node
+    keys = page_keys(list(range(96)))
+    ranks[0].shelf.publish(frames(1, 2, 3), keys[:3])
+    assert scout_of(roster, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
+    ranks[1].shelf.publish(frames(1, 2), keys[:2])
+    assert scout_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
+
+
+def test_scout_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
+    roster, ranks = node
+    ids = list(range(64))
+    scout = scout_of(roster)
+    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
+    for rank in ranks:
+        rank.shelf.close()
+        del rank.peers
+    updated = [Rank(roster, slot, namespace=b"u" * 32) for slot in range(2)]
+    assert scout.look_up(request(ids)).tokens_by_rank == (0, 0)
+    updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    assert scout.look_up(request(ids)).tokens_by_rank == (0, 48)
+
+
+@pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
+def test_scout_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
+    roster, ranks = node
+    ids = list(range(64))
+    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    scout = scout_of(roster)
+    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
+    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
+    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
+    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
+
+
+def test_scout_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
+    roster, ranks = node
+    ids = list(range(32))
+    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
+    assert scout_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
+
+
+@pytest.mark.parametrize("content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}])
+def test_scout_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
+    roster, ranks = node
+    ids = list(range(32))
+    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
+    assert scout_of(roster).look_up(request(ids, **content)) == Found()
+
+
+@pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])
+def test_remembered_when_ranks_hold_many_pages_then_twice_as_many_have_room_up_to_a_bound(num_frames):
+    chunks = num_remembered_chunks(num_frames)
+    assert chunks.bit_count() == 1, "the native memory takes powers of two"
+    assert LEAST_REMEMBERED_CHUNKS <= chunks <= MOST_REMEMBERED_CHUNKS
+    assert chunks * PageKeys.CHUNK_PAGES >= 2 * num_frames or chunks == MOST_REMEMBERED_CHUNKS
+
+
+def member(slot, num_published, *, num_frames=100, alive=True):
+    return {"slot": slot, "alive": alive, "num_frames": num_frames, "num_published": num_published}
+
+
+TWO_RANKS = Layout.of_flags(tp_size=1, dp_size=2)
+
+
+def test_unused_when_ranks_say_what_they_hold_then_the_rest_is_room():
+    members = [member(0, 100), member(1, 40), member(2, 0, alive=False)]
+    assert unused_by_rank(members, TWO_RANKS, 16) == {0: 0, 1: 960}
+
+
+def test_unused_when_the_arena_has_room_then_nothing_that_leaves_a_pool_is_lost():
+    full = [member(0, 100), member(1, 100), member(2, 100)]
+    assert unused_by_rank([*full, member(3, 99)], TWO_RANKS, 16) == {}
+    assert unused_by_rank([*full, member(3, 100)], TWO_RANKS, 16) == {0: 0, 1: 0}
+
+
+def test_place_when_no_rank_has_come_yet_then_no_hint():
+    req = request(range(64))
+    placer_of(Roster.create(2)).place(req, [0, 1])
+    assert req.kv_hints is None and req.routed_dp_rank is None
+
+
+def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    req = request(range(64))
+    placer_of(roster).place(req, [0, 1])
+    (action,) = req.kv_hints.actions
+    assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1}
+    assert req.routed_dp_rank is None
+
+
+def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    req = request(range(64))
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0, 1])
+    payload = req.kv_hints.actions[-1].payload
+    assert req.routed_dp_rank == 1
+    assert (payload["policy"], payload["reason"], payload["num_hot_ranks"]) == ("lmetric", "cache", 0)
+    assert payload["dispatch_us"] >= 0
+
+
+def test_place_when_the_holder_is_not_active_then_another_is_named(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    req = request(range(64))
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0])
+    assert req.routed_dp_rank == 0
+
+
+def test_place_when_the_holder_is_loaded_then_the_snapshot_counts(node):
+    roster, ranks = node
+    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    busy = LoadSnapshot(timestamp=1.0, dp_rank=1, num_waiting_reqs=3, num_waiting_uncached_tokens=900)
+    req = request(range(64))
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
+    assert req.routed_dp_rank == 0
+
+
+def test_place_when_the_client_pinned_a_rank_then_it_stays_and_counts(node):
+    roster, _ = node
+    dispatcher = Dispatcher(2, LMetric())
+    req = request(range(64), routed_dp_rank=1)
+    placer_of(roster, dispatcher=dispatcher).place(req, [0, 1])
+    assert req.routed_dp_rank == 1
+    assert [state.num_waiting for state in dispatcher.states({0, 1})] == [0, 1]
+    assert "policy" not in req.kv_hints.actions[-1].payload
+
+
+def test_place_when_the_client_names_a_policy_then_that_one_decides(node):
+    roster, _ = node
+    wish = KvHintAction(action_id="a", action_type=hint.POLICY_ACTION, action_version="1", payload={"policy": "x"})
+    req = request(range(64), kv_hints=KvHintsEnvelope(protocol_version="7", message_id="m", actions=[wish]))
+    placer = placer_of(roster, dispatcher=Dispatcher(2, LMetric()))
+    with pytest.raises(ValueError, match="policy 'x' is none of round_robin"):
+        placer.place(req, [0, 1])
+    wish.payload["policy"] = "round_robin"
+    placer.place(req, [0, 1])
+    assert req.kv_hints.protocol_version == "7"
+    assert [action.action_type for action in req.kv_hints.actions] == [hint.ACTION_TYPE, hint.POLICY_ACTION]
+    assert req.kv_hints.actions[0].payload["reason"] == "turn"
+
+
+@pytest.mark.parametrize(
+    ("fields", "session"), [({}, None), ({"routing_key": "k"}, "k"), ({"session_id": "s", "routing_key": "k"}, "s")]
+)
+def test_session_of_when_the_client_names_one_then_it_is_found(fields, session):
+    assert session_of(request(range(4), **fields)) == session
+
+
+def test_failures_when_they_go_on_then_every_tenfold_is_said(caplog):
+    failures = FailureLog("dispatched by SGLang")
+    for _ in range(150):
+        failures.note(ValueError("why"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"dispatched by SGLang ({number} so far): ValueError: why" for number in (1, 10, 100)
+    ]
+
+
+def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
+    roster, _ = node
+    roster.agree_on_page_tokens(PAGE)
+    config = Config(policy="lmetric")
+    monkeypatch.setattr(controller.seams, "verify", lambda process: None)
+    monkeypatch.setattr(runtime, "config", lambda: config)
+    monkeypatch.setattr(runtime, "server_id", lambda: "id")
+    args = SimpleNamespace(
+        _banyan={"roster": roster.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
+    )
+    sent = []
+    fake = SimpleNamespace(
+        server_args=args,
+        max_dp_size=2,
+        dispatching=lambda req: sent.append(req.routed_dp_rank),
+        _active_workers=[1],
+        load_snapshot_reader=SimpleNamespace(read_all=list),
+    )
+    controller.after_init_dispatcher(None, fake)
+    fake.dispatching(request(range(64)))
+    fake._active_workers = []
+    fake.dispatching(request(range(64)))
+    assert sent == [1, None]
+    assert "NoActiveRank" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])
+def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, received, published):
+    monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))
+    told = []
+    scheduler = SimpleNamespace(
+        publish_load_snapshot=lambda force: "snapshot" if force else None,
+        load_inquirer=SimpleNamespace(get_loads=None),
+        load_publisher=SimpleNamespace(publish_load_stat=lambda _, force, snapshot: told.append((force, snapshot))),
+    )
+    load.after_process_input_requests(None, scheduler, [object()] * received)
+    assert told == [(True, "snapshot")] * published
+
+
+def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
+    roster, ranks = node
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "server_id", lambda: "id")
+    counters = Counters()
+    monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))
+    ids = list(range(64))
+    ranks[1].shelf.publish(frames(1), page_keys(ids[:16]))
+    sent = request(ids)
+    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
+
+    class Req:
+        rid, kv_hints, full_untruncated_fill_ids = "r", sent.kv_hints, ids
+
+    req = Req()
+    hooks.after_create_generation_req(req, None, sent)
+    assert (req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank) == (0, 16, 1)
+    assert (counters.placed_cache, counters.placed_pinned) == (1, 0)
+    assert requests.facts("r", 16).prompt_tokens == 64
+    del req
+    assert requests.facts("r", 16).prompt_tokens is None
+
+
+class StopLoop(Exception):
+    pass
+
+
+def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: object())
+    context = zmq.Context()
+    receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    receiver.bind("inproc://loop")
+    sender.connect("inproc://loop")
+    for number in range(3):
+        sock_send(sender, FlushCacheReqInput(timeout_s=number))
+    seen = []
+
+    def dispatch(message):
+        seen.append(message.timeout_s)
+        if len(seen) == 3:
+            raise StopLoop
+
+    watchdog = SimpleNamespace(feed=lambda: None)
+    fake = SimpleNamespace(
+        recv_from_tokenizer=receiver, soft_watchdog=watchdog, _request_dispatcher=dispatch, banyan_detours=None
+    )
+    with pytest.raises(StopLoop):
+        controller.around_event_loop(None, fake)
+    assert seen == [0, 1, 2]
+    context.destroy(linger=0)
+
+
+def test_event_loop_when_banyan_is_off_then_upstreams_runs(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: None)
+    ran = []
+    controller.around_event_loop(ran.append, "controller")
+    assert ran == ["controller"]
+
+
+@pytest.mark.parametrize(
+    "space", [{}, {"extra_key": "tenant"}, {"cache_salt": "salt"}, {"extra_key": "", "cache_salt": "ß"}]
+)
+def test_page_keys_when_hashed_natively_then_they_are_upstreams(space):
+    ids = array("q", [*range(40 * PAGE), 2**32 - 1])
+    seed = storage_namespace_seed(space.get("extra_key"), space.get("cache_salt"))
+    found = PageKeys(PAGE, 4).of(bytes.fromhex(seed) if seed else None, ids)
+    assert found == page_keys(ids[: 40 * PAGE], **space)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the command line to SGLang's arguments, through SGLang's own plugin loader and parser."""
+
+import os
+import pickle
+
+import pytest
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+
+from banyan import _native
+from banyan.pacing import SlackTable
+from banyan.planner import PrefillCost, Profile, profile
+from banyan.sglang_plugin import runtime, seams
+from banyan.sglang_plugin.launcher import flags
+
+BASE = ["--model-path", "nowhere", "--device", "cpu", "--dp", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plugins():
+    load_plugins()
+    seams.verify("main")
+
+
+PAIRED = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
+
+REFUSED = {
+    "--pp-size": (["--pp-size", "2"], "--pp-size 1"),
+    "--page-size": (["--page-size", "1"], "--page-size 16"),
+    "--nnodes": (["--nnodes", "2"], "--nnodes 1"),
+    "--tokenizer-worker-num": (["--tokenizer-worker-num", "2"], "--tokenizer-worker-num 1"),
+    "--disable-radix-cache": (["--disable-radix-cache"], "drop that flag"),
+    "--enable-hierarchical-cache": (["--enable-hierarchical-cache"], "use one of them"),
+    "--enable-lmcache": (["--enable-lmcache"], "use one of them"),
+    "--enable-memory-saver": (["--enable-memory-saver"], "start without"),
+    "--unified-cache-external-linker-backend": (["--enable-unified-cache-external-linker"], "drop that flag"),
+    "--speculative-algorithm": (["--speculative-algorithm", "NGRAM"], "drop that flag"),
+    "--disaggregation-transfer-backend": (["--disaggregation-mode", "prefill"], "nixl"),
+    "--disaggregation-decode-retraction-backup": (
+        [*PAIRED, "decode", "--disaggregation-decode-retraction-backup", "host_pool"],
+        "drop those flags",
+    ),
+    "--banyan-store-admit": (
+        [*PAIRED, "decode", "--banyan-store", "s", "--banyan-host-gb", "1", "--banyan-store-admit", "second"],
+        "use first",
+    ),
+    "--load-balance-method": (
+        [*PAIRED, "prefill", "--load-balance-method", "follow_bootstrap_room", "--banyan-policy", "lmetric"],
+        "drop one of the two",
+    ),
+    "--device xpu": (["--device", "xpu"], "--banyan-share off"),
+    "--dp-size": (["--dp", "65"], "use fewer"),
+    "--attn-cp-size": (["--tp-size", "2", "--attn-cp-size", "2"], "--banyan-share off"),
+    "--enable-prefill-cp": (["--enable-prefill-cp"], "--banyan-share off"),
+    "--dcp-size": (["--dcp-size", "2"], "--banyan-share off"),
+    "--enable-pdmux": (["--enable-pdmux"], "--banyan-share off"),
+    "--dllm-algorithm": (["--dllm-algorithm", "LowConfidence"], "--banyan-share off"),
+    "--enable-return-routed-experts": (["--enable-return-routed-experts"], "--banyan-share off"),
+    "--enable-return-indexer-topk": (["--enable-return-indexer-topk"], "--banyan-share off"),
+    "--is-embedding": (["--is-embedding"], "--banyan-share off"),
+    "--enable-mis": (["--enable-mis"], "--banyan-share off"),
+    "--enable-deterministic-inference": (
+        ["--enable-deterministic-inference", "--attention-backend", "flashinfer"],
+        "fa3 or triton",
+    ),
+    "--enable-page-major-kv-layout": (["--enable-page-major-kv-layout"], "--banyan-share off"),
+    "--banyan-min-fetch-tokens": (["--banyan-min-fetch-tokens", "0"], "at least 1"),
+}
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_start_when_the_combination_cannot_work_then_one_line_and_exit_2(flag, capsys):
+    extra, way_out = REFUSED[flag]
+    with pytest.raises(SystemExit) as exit_info:
+        prepare_server_args([*BASE, "--enable-banyan", *extra])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert exit_info.value.code == 2
+    assert len(lines) == 1 and flag in lines[0] and way_out in lines[0]
+
+
+def test_start_when_sglang_is_another_release_then_refused(monkeypatch, capsys):
+    monkeypatch.setattr(flags.importlib.metadata, "version", lambda name: "0.5.24")
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan"])
+    assert "sglang 0.5.24 is installed" in capsys.readouterr().err
+
+
+def test_start_when_banyan_is_not_asked_for_then_the_arguments_are_stock():
+    args = prepare_server_args(BASE)
+    assert runtime.bookkeeping(args) is None
+    assert not args.enable_unified_cache_external_linker
+    assert args.page_size is None and args.attention_backend is None
+
+
+def test_start_when_sharing_then_linker_page_size_and_attention_are_set_and_travel():
+    args = pickle.loads(pickle.dumps(prepare_server_args([*BASE, "--enable-banyan"])))
+    assert args.unified_cache_external_linker_backend == "dynamic"
+    assert args.unified_cache_external_linker_config["linker"] == "BanyanLinker"
+    assert (args.page_size, args.attention_backend) == (16, "banyan_cpu")
+    carried = runtime.bookkeeping(args)
+    assert carried["config"]["share"] == "peer"
+    assert carried["roster"].startswith("/proc/")
+
+
+def test_start_when_the_user_chose_page_size_and_attention_then_they_stay():
+    chosen = ["--page-size", "32", "--attention-backend", "torch_native"]
+    args = prepare_server_args([*BASE, "--enable-banyan", *chosen])
+    assert (args.page_size, args.attention_backend) == (32, "torch_native")
+
+
+def test_start_when_the_arenas_size_is_left_open_then_it_has_seats():
+    args = prepare_server_args([*BASE, "--enable-banyan"])
+    assert _native.Roster.open(runtime.bookkeeping(args)["roster"]).num_slots == 4
+
+
+def test_start_when_the_ranks_leave_no_seats_then_without_the_arena_and_said(capsys):
+    args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
+    carried = runtime.bookkeeping(args)
+    assert _native.Roster.open(carried["roster"]).num_slots == 40
+    assert carried["config"]["host_gb"] == 0
+    assert "no host arena" in capsys.readouterr().err
+
+
+def test_start_when_a_store_finds_no_places_for_its_arena_then_refused(capsys):
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE[:-1], "40", "--enable-banyan", "--banyan-store", "/kv"])
+    assert "80 places" in capsys.readouterr().err
+
+
+def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
+    args = prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off"])
+    assert not args.enable_unified_cache_external_linker
+    assert args.attention_backend == "banyan_cpu"
+    assert "roster" not in runtime.bookkeeping(args)
+
+
+def test_start_when_an_upstream_source_has_changed_then_stock_with_a_reason(monkeypatch, capsys):
+    monkeypatch.setattr(seams, "changed", lambda: ["patch 20-kv-pool: x has changed"])
+    args = prepare_server_args([*BASE, "--enable-banyan"])
+    assert runtime.bookkeeping(args) is None
+    assert not args.enable_unified_cache_external_linker
+    # SGLang configures logging while it parses, so the line is on the real stderr.
+    assert "banyan: off" in (err := capsys.readouterr().err) and "20-kv-pool" in err
+
+
+def saved_profile(folder):
+    path = folder / "profile.json"
+    cost = PrefillCost(1.0, 1.0, 0.0, 0.0)
+    slack = SlackTable((16,), (0,), ((1.0,),))
+    kept = Profile(
+        format=profile.FORMAT,
+        model="m",
+        num_layers=30,
+        provenance={},
+        samples=[],
+        held_out=[],
+        held_out_error=0.1,
+        cost=cost,
+        slack=slack,
+    )
+    profile.save(kept, path)
+    return str(path)
+
+
+def test_start_when_a_quota_is_given_then_decodes_get_their_turn_between_chunks(tmp_path):
+    quota = ["--banyan-profile", saved_profile(tmp_path), "--banyan-prefill-quota-ms", "100"]
+    assert prepare_server_args([*BASE, "--enable-banyan", *quota]).prefill_decode_interval == 1
+    chosen = ["--prefill-decode-interval", "3"]
+    assert prepare_server_args([*BASE, "--enable-banyan", *quota, *chosen]).prefill_decode_interval == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--banyan-profile", "/nowhere/profile.json"], "--banyan-profile /nowhere/profile.json"),
+        (["--banyan-prefill-quota-ms", "100"], "banyan profile"),
+    ],
+)
+def test_start_when_times_cannot_be_predicted_then_refused_with_the_way_out(flags, named, capsys):
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan", *flags])
+    assert named in capsys.readouterr().err
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """Variables that a start sets for its processes end with the test."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def test_start_when_the_server_decodes_then_it_has_a_radix_cache_and_holds_pages_for_late_writes(clean_environment):
+    args = prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "decode"])
+    assert args.disaggregation_decode_enable_radix_cache
+    assert os.environ["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] == "300"
+    assert runtime.bookkeeping(args)["config"]["store_admit"] == "first"
+
+
+def test_start_when_the_server_prefills_then_the_policy_chooses_ranks_and_not_the_room(clean_environment):
+    args = prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "prefill"])
+    assert args.load_balance_method == "round_robin"
+    assert runtime.bookkeeping(args)["config"]["policy"] == "lmetric"
+    assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "0"
+
+
+def test_start_when_the_user_set_a_variable_then_it_stays(clean_environment):
+    os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "1"
+    prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "prefill"])
+    assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "1"
+
+
+def test_start_when_the_room_chooses_the_rank_then_sglang_places_requests(clean_environment):
+    asked = [*PAIRED, "prefill", "--load-balance-method", "follow_bootstrap_room"]
+    args = prepare_server_args([*BASE, "--enable-banyan", *asked])
+    assert args.load_balance_method == "follow_bootstrap_room"
+    assert runtime.bookkeeping(args)["config"]["policy"] == "sglang"
+
+
+def resolved(monkeypatch, words, **fields):
+    """Arguments that a program has built, after SGLang has resolved them; a dummy model leaves them nearly as given."""
+    monkeypatch.setenv("BANYAN_FLAGS", words)
+    args = ServerArgs(model_path="dummy", device="cpu", **fields)
+    args.resolve_once()
+    return args
+
+
+def test_engine_when_the_environment_says_so_then_sharing_is_on_for_arguments_that_a_program_built(monkeypatch):
+    args = resolved(monkeypatch, "--enable-banyan --banyan-host-gb 2", dp_size=2)
+    carried = runtime.bookkeeping(args)
+    assert (carried["config"]["host_gb"], carried["config"]["policy"]) == (2.0, "lmetric")
+    assert carried["layout"] == {"dp": 2, "attn_dp": 1, "attn_cp": 1, "attn_tp": 1}
+    assert args.unified_cache_external_linker_backend == "dynamic" and args.page_size == 16
+
+
+def test_engine_when_the_environment_says_something_impossible_then_one_line_and_exit_2(monkeypatch, capsys):
+    for words, fields, line in (
+        ("--enable-banyan", {"pp_size": 2}, "--pp-size 1"),
+        ("--banyan-host-gb 2", {}, "does not say --enable-banyan"),
+    ):
+        with pytest.raises(SystemExit):
+            resolved(monkeypatch, words, **fields)
+        assert line in capsys.readouterr().err
+
+
+def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_asked(monkeypatch):
+    monkeypatch.setenv("BANYAN_FLAGS", "--enable-banyan --banyan-host-gb 2")
+    args = prepare_server_args(["--model-path", "dummy", "--device", "cpu", "--dp", "2", "--enable-banyan"])
+    args.resolve_once()
+    assert runtime.bookkeeping(args)["config"]["host_gb"] != 2.0
+
+
+@pytest.mark.parametrize("spelling", [["--attn-dp-size", "2"], ["--dp", "2", "--enable-dp-attention"]])
+def test_start_when_ranks_step_together_then_the_fullest_decides_and_prompts_take_no_detour(spelling, capsys):
+    attention = ["--model-path", "nowhere", "--device", "cpu", "--tp", "2", *spelling, "--enable-banyan"]
+    carried = runtime.bookkeeping(prepare_server_args(attention))
+    assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1}
+    assert carried["config"]["policy"] == "level"
+    named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
+    assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"
+    with pytest.raises(SystemExit):
+        prepare_server_args([*attention, "--banyan-elastic-prefill-tokens", "100"])
+    assert "--banyan-elastic-prefill-tokens" in capsys.readouterr().err

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request that met damaged pages is run again, marked; any other end is passed on."""
+
+import asyncio
+from http import HTTPStatus
+from types import SimpleNamespace
+
+import pytest
+from fastapi import HTTPException
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
+
+from banyan.disagg import Role
+from banyan.disagg.pairs import PLAN_HEADER
+from banyan.planner import asked
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import rerun
+
+DAMAGED = HTTPException(status_code=HTTPStatus.SERVICE_UNAVAILABLE, detail=rerun.LOAD_FAILED)
+ABORT = {"meta_info": {"finish_reason": {"type": "abort", "message": rerun.LOAD_FAILED, "status_code": 503}}}
+
+
+class Engine:
+    """Answers run after run from a list: what to yield or to raise."""
+
+    def __init__(self, *runs):
+        self.runs = list(runs)
+        self.seen = []
+
+    async def generate(self, manager, obj, request):
+        obj.normalize_batch_and_arguments()
+        self.seen.append(obj.kv_hints)
+        for step in self.runs.pop(0):
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+
+@pytest.fixture(autouse=True)
+def sharing(monkeypatch):
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "role", lambda: Role.ALONE)
+
+
+def ask(engine, request=None, **fields):
+    async def collect():
+        obj = GenerateReqInput(**{"input_ids": [1, 2, 3], "sampling_params": {}, **fields})
+        return [answer async for answer in rerun.around_generate_request(engine.generate, None, obj, request)]
+
+    return asyncio.run(collect())
+
+
+def actions(hints):
+    return [action.action_type for action in hints.actions]
+
+
+def test_answer_when_pages_were_damaged_then_the_second_runs_and_it_computes():
+    engine = Engine([DAMAGED], ["right"])
+    assert ask(engine) == ["right"]
+    assert engine.seen[0] is None and actions(engine.seen[1]) == [asked.ACTION_TYPE]
+
+
+def test_stream_when_it_ends_before_its_first_token_then_the_second_runs():
+    engine = Engine([ABORT], ["right", "more"])
+    assert ask(engine, stream=True) == ["right", "more"]
+
+
+def test_hints_when_the_client_sent_some_then_they_are_kept():
+    theirs = KvHintAction(action_id="a", action_type="theirs", action_version="1")
+    engine = Engine([DAMAGED], ["right"])
+    ask(engine, kv_hints=KvHintsEnvelope(protocol_version="1", message_id="m", actions=[theirs]))
+    assert actions(engine.seen[1]) == [asked.ACTION_TYPE, "theirs"]
+
+
+def test_batch_when_pages_were_damaged_then_every_prompt_of_it_computes():
+    engine = Engine([DAMAGED], ["right"])
+    assert ask(engine, input_ids=[[1, 2], [3, 4]]) == ["right"]
+    assert [actions(hints) for hints in engine.seen[1]] == [[asked.ACTION_TYPE]] * 2
+
+
+@pytest.mark.parametrize("end", [HTTPException(status_code=503, detail="something else"), ValueError("too long")])
+def test_end_when_it_is_another_then_passed_on(end):
+    engine = Engine([end], ["never"])
+    with pytest.raises(type(end)):
+        ask(engine)
+
+
+def test_stream_when_tokens_were_given_then_no_second_run():
+    assert ask(Engine(["first", ABORT], ["never"]), stream=True) == ["first", ABORT]
+
+
+def test_second_run_when_it_fails_too_then_the_client_is_told():
+    with pytest.raises(HTTPException, match=rerun.LOAD_FAILED):
+        ask(Engine([DAMAGED], [DAMAGED]))
+
+
+def test_answer_when_banyan_is_off_then_nothing_is_touched(monkeypatch):
+    monkeypatch.setattr(runtime, "is_sharing", lambda: False)
+    with pytest.raises(HTTPException):
+        ask(Engine([DAMAGED], ["never"]))
+
+
+def asking(plan):
+    """What the endpoints pass on of an HTTP request."""
+    return SimpleNamespace(headers={PLAN_HEADER: plan} if plan else {})
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_pair_when_pages_were_damaged_then_the_room_is_used_up_and_the_router_is_told(monkeypatch, role):
+    monkeypatch.setattr(runtime, "role", lambda: role)
+    engine = Engine([DAMAGED], ["never"])
+    with pytest.raises(HTTPException, match=rerun.LOAD_FAILED):
+        ask(engine, asking(None))
+    assert len(engine.seen) == 1
+
+
+def test_pair_when_the_router_asks_for_it_then_the_prompt_is_computed(monkeypatch):
+    monkeypatch.setattr(runtime, "role", lambda: Role.PREFILL)
+    engine = Engine(["right"], ["right"], ["right"])
+    for plan in ("compute", None, "nonsense"):
+        assert ask(engine, asking(plan)) == ["right"]
+    assert actions(engine.seen[0]) == [asked.ACTION_TYPE]
+    assert engine.seen[1:] == [None, None]

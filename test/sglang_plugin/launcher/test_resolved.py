@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known only when SGLang has resolved its arguments: refused then, in Banyan's words and before any weights."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+
+from banyan.sglang_plugin import seams
+from banyan.sglang_plugin.launcher import resolved
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+}
+WINDOWS = {"architectures": ["MellumForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plugins():
+    load_plugins()
+    seams.verify("main")
+
+
+@pytest.fixture
+def resolve(tmp_path):
+    def run(*flags, **changes):
+        """Resolve the arguments of a server of a tiny model that has a configuration and no weights."""
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+        base = ["--model-path", str(tmp_path), "--device", "cpu", "--dp", "2", "--enable-banyan", *flags]
+        prepare_server_args(base).resolve_once()
+
+    return run
+
+
+def refusal(capsys):
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_model_when_it_has_full_attention_then_it_starts(resolve):
+    resolve()
+
+
+def test_model_when_it_has_windows_then_refused_by_its_configuration_with_the_flag_that_helps(resolve, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        resolve(sliding_window=32, **WINDOWS)
+    line = refusal(capsys)
+    assert exit_info.value.code == 2
+    assert "MellumForCausalLM" in line and "--disable-hybrid-swa-memory" in line
+
+
+def test_model_when_it_is_a_reward_model_then_refused_by_its_architecture(resolve, capsys):
+    with pytest.raises(SystemExit):
+        resolve(architectures=["LlamaForSequenceClassification"])
+    assert "LlamaForSequenceClassification" in refusal(capsys)
+
+
+def test_model_when_its_windows_are_kept_in_full_then_it_starts(resolve):
+    resolve("--disable-hybrid-swa-memory", sliding_window=32, **WINDOWS)
+
+
+def test_refusal_when_a_backend_that_sglang_chose_costs_the_cache_then_the_flag_is_named():
+    view = SimpleNamespace(
+        enable_deterministic_inference=True,
+        attention_backend="flashinfer",
+        prefill_attention_backend=None,
+        decode_attention_backend=None,
+    )
+    assert resolved._asked(view) == "--enable-deterministic-inference with the attention backend flashinfer"
+
+
+def test_model_when_sglang_keeps_no_radix_cache_for_it_then_refused_by_its_name(resolve, capsys):
+    whisper = {
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "is_encoder_decoder": True,
+    }
+    with pytest.raises(SystemExit):
+        resolve(**whisper)
+    line = refusal(capsys)
+    assert "WhisperForConditionalGeneration" in line and "--banyan-share off" in line
+
+
+def test_flags_when_sharing_is_off_then_nothing_is_refused(resolve):
+    resolve("--banyan-share", "off", sliding_window=32, **WINDOWS)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quarantine in SGLang's own allocator, over the real native core: two ranks in one process."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test.unit.cache_rig import make_cache
+from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
+
+from banyan._native import Roster
+from banyan.sglang_plugin.pools import allocator as module
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+
+PAGE_TOKENS = 4
+
+
+@pytest.fixture
+def node():
+    roster = Roster.create(2)
+    ranks = [Rank(roster, slot) for slot in range(2)]
+    cache = make_cache(ranks[0].shelf, ranks[0].peers)
+    pages = QuarantiningAllocator(
+        size=(NUM_FRAMES - 1) * PAGE_TOKENS,
+        page_size=PAGE_TOKENS,
+        dtype=torch.bfloat16,
+        device="cpu",
+        kvcache=None,
+        need_sort=False,
+    )
+    pages.attach(cache)
+    return pages, cache, ranks[1].peers, roster, ranks
+
+
+def page_ids(slots):
+    return (slots[::PAGE_TOKENS] // PAGE_TOKENS).tolist()
+
+
+def test_free_when_nobody_reads_then_the_page_is_free_at_once(node):
+    pages, cache, *_ = node
+    slots = pages.alloc(2 * PAGE_TOKENS)
+    cache.publish(frames(*page_ids(slots)), keys(1, 2))
+    before = pages.available_size()
+    pages.free(slots)
+    assert pages.available_size() == before + 2 * PAGE_TOKENS
+    assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
+
+
+def test_free_when_a_peer_reads_then_the_page_counts_but_is_not_handed_out(node):
+    pages, cache, peers, *_ = node
+    slots = pages.alloc(PAGE_TOKENS)
+    (page,) = page_ids(slots)
+    cache.publish(frames(page), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), 1)
+    pages.free_segment(slots, start_pos=0)
+    assert pages.available_size() == (NUM_FRAMES - 1) * PAGE_TOKENS
+    assert sorted(pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
+    others = pages.alloc((NUM_FRAMES - 2) * PAGE_TOKENS)
+    assert page not in page_ids(others)
+    lease.release()
+    assert page_ids(pages.alloc(PAGE_TOKENS)) == [page]
+
+
+def test_alloc_when_the_pool_is_short_then_it_waits_for_the_reader(node):
+    pages, cache, peers, *_ = node
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), 1)
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    threading.Timer(0.05, lease.release).start()
+    assert page_ids(pages.alloc(PAGE_TOKENS)) == [5]
+
+
+def test_alloc_when_a_reader_never_lets_go_then_it_fails_after_its_patience(node, monkeypatch, caplog):
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(module, "READER_PATIENCE_S", 0.02)
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), 1)
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    assert pages.alloc(PAGE_TOKENS) is None
+    assert "peers have held 1 page(s)" in caplog.text
+    with pytest.raises(RuntimeError, match="peers have held 1 page"):
+        pages.settle()
+    lease.release()
+
+
+def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_others_do(node):
+    pages, cache, peers, *_ = node
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), 1)
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    assert pages.num_quarantined_tokens == PAGE_TOKENS
+    pages.load_patience_s = 0.0
+    assert pages.alloc(PAGE_TOKENS) is None
+    threading.Timer(0.05, lease.release).start()
+    prefill = pages.alloc_extend(
+        prefix_lens=torch.tensor([0]),
+        prefix_lens_cpu=torch.tensor([0]),
+        seq_lens=torch.tensor([PAGE_TOKENS]),
+        seq_lens_cpu=torch.tensor([PAGE_TOKENS]),
+        last_loc=torch.tensor([-1]),
+        extend_num_tokens=PAGE_TOKENS,
+    )
+    assert page_ids(prefill) == [5], "a prefill that gets no page would end the server"
+
+
+def test_clear_when_a_peer_reads_then_its_page_stays_out(node):
+    pages, cache, peers, *_ = node
+    slots = pages.alloc(3 * PAGE_TOKENS)
+    held = page_ids(slots)[1]
+    cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
+    match = peers.lookup(keys(2))
+    lease = peers.lease(match, 1)
+    cache.reset()
+    pages.clear()
+    assert held not in pages.free_pages.tolist()
+    assert pages.available_size() == (NUM_FRAMES - 1) * PAGE_TOKENS
+    lease.release()
+    pages.settle()
+    assert held in pages.free_pages.tolist()
+
+
+def test_free_group_when_it_ends_then_every_page_was_withdrawn(node):
+    pages, cache, peers, *_ = node
+    slots = pages.alloc(2 * PAGE_TOKENS)
+    cache.publish(frames(*page_ids(slots)), keys(1, 2))
+    pages.free_group_begin()
+    pages.free(slots)
+    assert peers.lookup(keys(1, 2)).num_pages == 2
+    pages.free_group_end()
+    assert peers.lookup(keys(1, 2)).num_pages == 0
+
+
+def test_alloc_extend_and_decode_when_the_pool_is_short_then_they_wait_too(node):
+    pages, cache, peers, *_ = node
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    for name, arguments in (
+        (
+            "alloc_extend",
+            (torch.tensor([0]), torch.tensor([0]), torch.tensor([3]), torch.tensor([3]), torch.tensor([-1]), 3),
+        ),
+        ("alloc_decode", (torch.tensor([1]), torch.tensor([1]), torch.tensor([-1]))),
+    ):
+        cache.publish(frames(5), keys(name == "alloc_decode"))
+        lease = peers.lease(peers.lookup(keys(name == "alloc_decode")), 1)
+        pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+        threading.Timer(0.05, lease.release).start()
+        assert getattr(pages, name)(*arguments)[0].item() // PAGE_TOKENS == 5
+
+
+@pytest.mark.parametrize(("num_shards", "num_evicted"), [(1, PAGE_TOKENS), (2, 0)])
+def test_eviction_when_a_reader_has_held_a_page_for_long_then_others_go_in_its_place(
+    node, monkeypatch, num_shards, num_evicted
+):
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_tp_size=num_shards))
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), 1)
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    asked = []
+    tree = SimpleNamespace(
+        supports_prefix_sharing=lambda: True, evict_for_alloc=lambda params: asked.append(params.num_tokens)
+    )
+    pages.evict_to_free_tokens(tree, PAGE_TOKENS)
+    assert not asked, "a copy ends by itself"
+    monkeypatch.setattr(module, "OLD_S", -1.0)
+    pages.evict_to_free_tokens(tree, PAGE_TOKENS)
+    assert sum(asked) == num_evicted
+    lease.release()

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks of a GPU server over the fake driver: announced, published when complete, fetched, backed up, left."""
+
+import ctypes
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test.unit.cache_rig import make_cache, request
+from test.unit.directory.rig import NAMESPACE, ids, keys
+from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, FakeKernel
+
+from banyan import _native
+from banyan.arena.backup import Backup
+from banyan.arena.residency import Residency
+from banyan.config import Config
+from banyan.layout import BlockGeometry, Layout, Seats
+from banyan.sglang_plugin.pools import device_access as module
+from banyan.sglang_plugin.pools import device_start
+from banyan.sglang_plugin.pools.device_access import DeviceAccess
+from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool, DeviceMLAPool, describe_buffers
+from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.sglang_plugin.runtime import Refused
+from banyan.telemetry import Counters
+from banyan.transport.capability import Route
+from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.probe import pattern
+
+PAGE, TOKENS, LAYERS = 4, 32, 3
+COMMON = {"size": TOKENS, "page_size": PAGE, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
+MHA = {**COMMON, "head_num": 2, "head_dim": 8, "enable_alt_stream": False, "dtype": torch.bfloat16}
+MLA = {**COMMON, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "dtype": torch.bfloat16}
+SCHEDULE, FORWARD = 1, 2
+
+
+class Device(FakeDriver):
+    """The fake, with what a rank asks at its start; torch's memory counts as the device's."""
+
+    num_streams = 10
+    exportable = True
+
+    def create_stream(self):
+        Device.num_streams += 1
+        return Device.num_streams
+
+    def create_partition_streams(self, num_sms, num_streams):
+        raise DriverError("cuGreenCtxCreate", "CUDA_ERROR_NOT_SUPPORTED")
+
+    def current_device(self):
+        return 0
+
+    def num_devices(self):
+        return 1
+
+    def can_access(self, device, other):
+        return device == other
+
+    uuid = bytes(16)
+
+    def device_uuid(self, device):
+        return self.uuid
+
+    def is_exportable(self, address):
+        return self.exportable
+
+    def adopt(self, tensor):
+        self.gpu.memory[tensor.untyped_storage().data_ptr()] = bytearray(tensor.untyped_storage().nbytes())
+
+
+class Kernel(FakeKernel):
+    def __init__(self, *, table, page_bytes, page_words, shape, num_programs, on_stream):
+        super().__init__(Rank.building.driver, SimpleNamespace(address=table, num_extents=len(page_bytes)), page_bytes)
+
+    def warm_up(self, stream):
+        self.driver._called("warm_up", stream)
+
+
+class Rank:
+    building = None
+
+    def __init__(self, gpu, roster, slot, monkeypatch, *, pool=None, arena=None, exportable=True, uuid=bytes(16)):
+        Rank.building = self
+        self.driver = Device(gpu)
+        self.driver.exportable = exportable
+        self.driver.uuid = uuid
+        self.pool = pool or DeviceMHAPool(**MHA)
+        for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
+            buffer.copy_(torch.randn(buffer.shape))
+            self.driver.adopt(buffer)
+        monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
+        self.ready = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
+        self.access = DeviceAccess(
+            pool=self.pool,
+            page_tokens=PAGE,
+            config=Config(copy_layers_per_launch=2, host_gb=0.0 if arena is None else None),
+            num_slots=4,
+            forward_stream=SimpleNamespace(cuda_stream=FORWARD),
+            record_ready=self.record_ready,
+            arena=arena,
+            reserve=Reserve(0),
+            devices=(0, 1),
+        )
+        self.seats = Seats(Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1), slot, 0)
+        self.roster, self.arena = roster, arena
+        self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
+        self.cache = make_cache(self.shelf, self.source, slot=slot, slots=[1 - slot, *self.seats.arenas])
+        self.access.attach(self.cache.publish)
+        self.pages = DeviceAllocator(
+            size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
+        )
+        self.access.guard(self.pages, self.cache)
+        self.gpu = gpu
+
+    def record_ready(self):
+        for event, stream in zip(self.ready, (SCHEDULE, FORWARD), strict=True):
+            self.driver.record_event(event.cuda_event, stream)
+        return self.ready
+
+    def meet_peers(self):
+        """Open who is there, whatever it takes."""
+        for _ in range(3):
+            self.access.poll()
+            self.gpu.opener.run()
+            self.access.poll()
+            self.gpu.run()
+        self.access.poll()
+
+    def slots(self, *pages):
+        return torch.tensor([page * PAGE + token for page in pages for token in range(PAGE)])
+
+    def offload(self, pages, names):
+        slots = self.slots(*pages)
+        assert self.access.offload(slots, names)
+        for frames in (sent.frames for sent in self.access._published._sent):
+            self.driver.adopt(frames)
+
+    def page(self, page):
+        rows = slice(page * PAGE, (page + 1) * PAGE)
+        return torch.stack([buffer[rows] for buffer in (*self.pool.k_buffer, *self.pool.v_buffer)])
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(module, "KvTrans", Kernel)
+    monkeypatch.setattr(module, "current_stream", lambda: SCHEDULE)
+    gpu = FakeGpu()
+    be_opened_by(monkeypatch, gpu.opener)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda: gpu.run())
+    return gpu
+
+
+def be_opened_by(monkeypatch, opener):
+    """Peers are opened by this thread, and looked for at every poll."""
+    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda *_args, **_named: opener)
+    monkeypatch.setattr(module, "PRESENCE_PERIOD_S", 0.0)
+
+
+@pytest.fixture
+def ranks(gpu, monkeypatch):
+    roster = _native.Roster.create(4)
+    made = [Rank(gpu, roster, slot, monkeypatch) for slot in range(2)]
+    made[1].meet_peers()
+    return made
+
+
+def fetch(rank, names, *pages):
+    assert rank.cache.prepare(request("r"), names).num_pages == len(names)
+    frames = rank.access.frames(rank.slots(*pages))
+    rank.driver.adopt(frames)
+    assert rank.cache.admit("r", names, frames)
+    return rank.cache.start()
+
+
+def test_offload_when_the_forward_has_not_ended_then_published_only_afterwards(gpu, ranks):
+    owner, reader = ranks
+    gpu.enqueue(FORWARD, lambda: None, lambda: False)
+    owner.offload([3, 5], keys(1, 2))
+    while gpu.step():
+        pass
+    owner.access.poll()
+    assert reader.cache.prepare(request("r"), keys(1, 2)).num_pages == 0 and owner.access.num_completed == 0
+    gpu.streams[FORWARD].popleft()
+    gpu.run()
+    owner.access.poll()
+    assert reader.cache.prepare(request("r"), keys(1, 2)).num_pages == 2
+    assert owner.access.num_completed == 1 and owner.access.pop_completed()
+
+
+def test_fetch_when_started_then_the_peers_bytes_arrive_and_the_lease_ends_with_a_poll(gpu, ranks):
+    owner, reader = ranks
+    owner.offload([3, 5], keys(1, 2))
+    gpu.run()
+    owner.access.poll()
+    index = fetch(reader, keys(1, 2), 7, 1)
+    assert reader.cache.finish(index)
+    gpu.run()
+    assert torch.equal(reader.page(7), owner.page(3)) and torch.equal(reader.page(1), owner.page(5))
+    owner.shelf.retire(array("q", [3, 5]))
+    assert owner.shelf.num_quarantined == 2
+    reader.access.poll()
+    assert sorted(ids(owner.shelf.drain())) == [3, 5]
+
+
+def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_closed(gpu, ranks):
+    owner, reader = ranks
+    owner.offload([3], keys(1))
+    owner.access.leave()
+    assert owner.access.num_completed == 1 and not owner.access.pop_completed()
+    gpu.run()
+    owner.access._sources.clear()
+    assert owner.access._published.take() is None
+    assert reader.cache.prepare(request("r"), keys(1)).num_pages == 0
+
+
+def test_forget_when_pages_are_on_their_way_then_they_are_neither_published_nor_counted(gpu, ranks):
+    owner, reader = ranks
+    owner.offload([3], keys(1))
+    owner.access.forget()
+    gpu.run()
+    owner.access.poll()
+    assert owner.access.num_completed == 0 and reader.cache.prepare(request("r"), keys(1)).num_pages == 0
+
+
+def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(gpu, monkeypatch):
+    roster = _native.Roster.create(4)
+    block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
+    arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
+    owner, reader = (Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
+    view = owner.access.arena_view(roster, owner.seats, NAMESPACE, block, arenas[0])
+    shelf = _native.Shelf(roster, owner.seats.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes)
+    owner.offload([3, 5], keys(1, 2))
+    gpu.run()
+    owner.access.poll()
+    found = view.lookup(keys(1, 2), [owner.seats.own])
+    copy = view.start_copy([(view.lease(found, 2), array("q", [1, 2]))])
+    assert not copy.has_ended
+    gpu.run()
+    assert copy.has_ended and copy.finish()
+    owner.access.poll()
+    shelf.publish(array("q", [1, 2]), keys(1, 2))
+    owner.shelf.reset()
+    reader.meet_peers()
+    fetch(reader, keys(1, 2), 6, 2)
+    gpu.run()
+    assert torch.equal(reader.page(6), owner.page(3)) and torch.equal(reader.page(2), owner.page(5))
+
+
+@pytest.mark.parametrize("can_register", [True, False])
+def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_this_rank_can_read_it(
+    gpu, monkeypatch, can_register
+):
+    roster = _native.Roster.create(4)
+    block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
+    arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
+    ranks = [Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
+    views = [rank.access.arena_view(roster, rank.seats, NAMESPACE, block, rank.arena) for rank in ranks]
+    shelves = [
+        _native.Shelf(roster, rank.seats.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes)
+        for rank in ranks
+    ]
+    shelves[1].publish(array("q", [0]), keys(1))
+    if not can_register:
+        ranks[0].driver.refuse["register_host"] = 0
+    ranks[0].meet_peers()
+    backup = Backup(
+        residency=Residency(shelves[0], 4),
+        view=views[0],
+        pool_slot=ranks[0].seats.own,
+        arena_slots=ranks[0].seats.arenas,
+        max_pages=4,
+        counters=Counters(),
+    )
+    ranks[0].offload([3], keys(1))
+    gpu.run()
+    ranks[0].access.poll()
+    backup.offer(keys(1))
+    gpu.run()
+    assert len(backup.poll()) == (0 if can_register else 1)
+
+
+def test_rank_when_its_pool_has_no_handles_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
+    roster = _native.Roster.create(4)
+    with pytest.raises((SystemExit, Refused)):
+        Rank(gpu, roster, 0, monkeypatch, exportable=False)
+    assert "no CUDA IPC handle" in capsys.readouterr().err
+    block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
+    arena = _native.SharedBytes.create(4 * block.frame_bytes, "arena")
+    staged = Rank(gpu, roster, 1, monkeypatch, exportable=False, arena=arena)
+    assert not staged.access.shares_pool and "export_handle" not in staged.driver.names()
+
+
+@pytest.mark.parametrize("kind", [DeviceMHAPool, DeviceMLAPool])
+def test_pool_when_described_then_pages_lie_where_it_says(kind):
+    pool = kind(**(MHA if kind is DeviceMHAPool else MLA))
+    assert pool.banyan_geometry.num_pages == TOKENS // PAGE + 1
+    buffers = (
+        [*zip(pool.k_buffer, pool.v_buffer, strict=True)]
+        if kind is DeviceMHAPool
+        else [(buffer,) for buffer in pool.kv_buffer]
+    )
+    placed = iter(pool.banyan_extents)
+    for layer, extents in zip(buffers, pool.banyan_geometry.layers, strict=True):
+        for buffer, extent in zip(layer, extents, strict=True):
+            address, num_bytes = next(placed)
+            assert buffer[2 * PAGE].data_ptr() == address + 2 * extent.page_bytes
+            assert num_bytes == extent.num_bytes <= buffer.nbytes
+
+
+def test_describe_when_the_last_page_is_short_then_it_is_none():
+    geometry, _ = describe_buffers([(torch.zeros(4 * PAGE + 1, 2),)], PAGE)
+    assert geometry.num_pages == 4
+    with pytest.raises(ValueError, match="no array of pages"):
+        describe_buffers([(torch.zeros(8, 4)[:, ::2],)], PAGE)
+
+
+def test_peer_when_its_memory_reads_as_other_bytes_then_its_pages_are_computed_and_it_is_said(gpu, monkeypatch, caplog):
+    roster = _native.Roster.create(4)
+    owner, reader = (Rank(gpu, roster, slot, monkeypatch) for slot in range(2))
+    probe = owner.access._probe
+    ctypes.memset(probe.address + probe.num_bytes - 1, 0x55 ^ pattern(probe.nonce, probe.num_bytes)[-1], 1)
+    owner.offload([3], keys(1))
+    gpu.run()
+    owner.access.poll()
+    reader.meet_peers()
+    reader.meet_peers()
+    assert reader.source.lookup(keys(1)).num_pages == 0 and not reader.driver.mapped
+    assert caplog.text.count("reads as other bytes than it holds") == 1
+
+
+def test_peer_when_it_lies_on_a_gpu_that_is_hidden_here_then_it_is_said_and_nothing_is_opened(gpu, monkeypatch, caplog):
+    roster = _native.Roster.create(4)
+    Rank(gpu, roster, 0, monkeypatch, uuid=b"another GPU's id")
+    reader = Rank(gpu, roster, 1, monkeypatch)
+    reader.meet_peers()
+    assert "CUDA_VISIBLE_DEVICES hides it" in caplog.text and not reader.driver.mapped
+
+
+class TwoPairs(Device):
+    """Four GPUs; 0 and 1 reach each other, 2 and 3 do."""
+
+    def num_devices(self):
+        return 4
+
+    def can_access(self, device, other):
+        return device // 2 == other // 2
+
+
+@pytest.mark.parametrize(("devices", "is_direct"), [([0, 1], True), ([0, 1, 2, 3], False), ([0, 9], True)])
+def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_seats_matter(gpu, devices, is_direct, capsys):
+    driver = TwoPairs(gpu)
+    if is_direct:
+        assert device_start.find_route(driver, [], devices, has_arena=False) is Route.DIRECT
+    else:
+        assert device_start.find_route(driver, [], devices, has_arena=True) is Route.STAGED
+        with pytest.raises((SystemExit, Refused)):
+            device_start.find_route(driver, [], devices, has_arena=False)
+        assert "device 2, 3" in capsys.readouterr().err

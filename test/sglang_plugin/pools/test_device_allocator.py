@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Freed pages whose numbers only the device knows: counted, not handed out before they came, never lost."""
+
+import pytest
+import torch
+from test.unit.cache_rig import make_cache
+from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
+from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
+
+from banyan._native import Roster
+from banyan.sglang_plugin.pools import allocator
+from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.transport.cuda_ipc.readback import ReadbackLane
+
+PAGE_TOKENS = 4
+ALL_SLOTS = (NUM_FRAMES - 1) * PAGE_TOKENS
+LANE, FORWARD = 5, 6
+NO_RESERVE = Reserve(0)
+
+
+class Node:
+    def __init__(self, reserve=NO_RESERVE):
+        roster = Roster.create(2)
+        self.ranks = [Rank(roster, slot) for slot in range(2)]
+        self.gpu = FakeGpu()
+        driver = FakeDriver(self.gpu)
+        self.cache = make_cache(self.ranks[0].shelf, self.ranks[0].peers)
+        self.pages = DeviceAllocator(
+            size=ALL_SLOTS, page_size=PAGE_TOKENS, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
+        )
+        lane = ReadbackLane(driver, stream=LANE, num_pages=NUM_FRAMES)
+        self.events = []
+        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve)
+        self.driver = driver
+
+    def arrive(self):
+        """Let the device bring the numbers. The fake checks every address, and these lie in torch's memory."""
+        for tensor in self.pages._lane.tags():
+            self.gpu.memory[tensor.data_ptr()] = bytearray(tensor.nbytes)
+        self.gpu.run()
+
+    def come(self):
+        self.arrive()
+        self.pages.poll()
+
+
+@pytest.fixture
+def node():
+    return Node()
+
+
+def page_ids(slots):
+    return (slots[::PAGE_TOKENS] // PAGE_TOKENS).tolist()
+
+
+def test_free_when_the_numbers_are_on_their_way_then_counted_and_not_handed_out(node):
+    slots = node.pages.alloc(2 * PAGE_TOKENS)
+    node.pages.free(slots)
+    assert node.pages.available_size() == ALL_SLOTS
+    assert sorted(node.pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
+    assert not set(page_ids(slots)) & set(node.pages.free_pages.tolist())
+    node.come()
+    assert set(page_ids(slots)) < set(node.pages.free_pages.tolist())
+    assert node.pages.available_size() == ALL_SLOTS
+
+
+def test_free_when_a_peer_reads_one_then_the_others_are_free_and_it_follows(node):
+    slots = node.pages.alloc(3 * PAGE_TOKENS)
+    held = page_ids(slots)[1]
+    node.cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
+    peers = node.ranks[1].peers
+    lease = peers.lease(peers.lookup(keys(2)), 1)
+    node.pages.free(slots)
+    node.come()
+    assert held not in node.pages.free_pages.tolist()
+    assert node.pages.available_size() == ALL_SLOTS
+    lease.release()
+    node.pages.poll()
+    assert held in node.pages.free_pages.tolist()
+
+
+def test_free_when_not_come_yet_then_peers_still_find_the_page(node):
+    slots = node.pages.alloc(PAGE_TOKENS)
+    node.cache.publish(frames(*page_ids(slots)), keys(1))
+    node.pages.free_segment(slots, start_pos=0)
+    assert node.ranks[1].peers.lookup(keys(1)).num_pages == 1
+    node.come()
+    assert node.ranks[1].peers.lookup(keys(1)).num_pages == 0
+
+
+def test_alloc_when_the_pool_is_short_then_it_waits_for_the_numbers(node, monkeypatch):
+    slots = node.pages.alloc(ALL_SLOTS)
+    node.pages.free(slots[:PAGE_TOKENS])
+    monkeypatch.setattr(allocator.time, "sleep", lambda seconds: node.arrive())
+    assert page_ids(node.pages.alloc(PAGE_TOKENS)) == page_ids(slots[:PAGE_TOKENS])
+
+
+def test_clear_when_numbers_are_on_their_way_then_every_page_is_free_once(node):
+    node.pages.free(node.pages.alloc(5 * PAGE_TOKENS))
+    node.cache.reset()
+    node.pages.clear()
+    assert node.pages.available_size() == ALL_SLOTS
+    node.gpu.streams.clear()
+    assert sorted(node.pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
+
+
+def test_free_when_no_cache_is_attached_then_as_upstream(node):
+    plain = DeviceAllocator(
+        size=ALL_SLOTS, page_size=PAGE_TOKENS, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
+    )
+    plain.free(plain.alloc(PAGE_TOKENS))
+    assert plain.available_size() == ALL_SLOTS
+
+
+class Tree:
+    """What SGLang keeps of past requests, the oldest first."""
+
+    def __init__(self, pages):
+        self.pages, self.kept = pages, []
+
+    def supports_prefix_sharing(self):
+        return True
+
+    def evict_for_alloc(self, params):
+        wanted = params.num_tokens
+        while wanted > 0 and self.kept:
+            slots = self.kept.pop(0)
+            self.pages.free_segment(slots, start_pos=0)
+            wanted -= len(slots)
+
+
+def serve_until_the_pool_is_full(node, num_steps):
+    """Prefills of two pages, scheduled as SGLang does: each while the one before it runs. A freed page's number comes
+    behind the forward that runs when it is freed."""
+    pages, tree, done = node.pages, Tree(node.pages), []
+    for step in range(num_steps):
+        node.events = [node.driver.create_event()]
+        node.driver.record_event(node.events[0], FORWARD)
+        pages.evict_to_free_tokens(tree, 2 * PAGE_TOKENS)
+        slots = pages.alloc(2 * PAGE_TOKENS)
+        assert slots is not None
+        tree.kept.append(slots)
+        done.append(False)
+        node.gpu.enqueue(FORWARD, lambda: None, lambda step=step: done[step])
+        for tensor in pages._lane.tags():
+            node.gpu.memory[tensor.data_ptr()] = bytearray(tensor.nbytes)
+        # The forward before this one has ended, and its results are being processed.
+        done[:step] = [True] * step
+        while node.gpu.step():
+            pass
+        pages.poll()
+
+
+def test_alloc_when_the_pool_is_full_then_no_step_waits_for_the_forward_in_flight(monkeypatch):
+    monkeypatch.setattr(allocator.time, "sleep", lambda seconds: pytest.fail("the scheduler waits"))
+    node = Node(Reserve(2 * PAGE_TOKENS))
+    serve_until_the_pool_is_full(node, 30)
+    assert node.pages.wait_us == 0
+
+
+def test_alloc_when_nothing_is_kept_in_reserve_then_the_full_pool_makes_it_wait(monkeypatch):
+    def wait(seconds):
+        raise TimeoutError
+
+    monkeypatch.setattr(allocator.time, "sleep", wait)
+    with pytest.raises(TimeoutError):
+        serve_until_the_pool_is_full(Node(), 30)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream functions with the hooks that the patch queue puts on them, without a server."""
+
+from sglang.srt.plugins.hook_registry import _wrap_fn
+
+from banyan import patches
+from banyan.sglang_plugin import seams
+
+
+def hooked(target, original):
+    """``original`` in the place of the upstream function ``target``, wrapped as SGLang would wrap that."""
+    for patch in patches.load_queue():
+        if patch.target == target and patch.hook is not None:
+            original = _wrap_fn(original, seams._resolve(patch.hook), seams._HOOK_TYPES[patch.kind])
+    return original

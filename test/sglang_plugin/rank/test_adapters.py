@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of LoRA adapters and what outlives a server: their keys name a path, at which another adapter may lie then."""
+
+import tempfile
+import time
+from types import SimpleNamespace
+
+import pytest
+from test.sglang_plugin.rank import test_linker as rig
+from test.sglang_plugin.rank.test_linker import PAGE, transfer
+
+from banyan import _native
+from banyan.config import Config
+from banyan.sglang_plugin.rank import membership, requests
+
+
+class Req:
+    """What Banyan reads of a request of SGLang."""
+
+    def __init__(self, rid, lora_id):
+        self.rid, self.lora_id = rid, lora_id
+        self.extra_key, self.cache_salt = lora_id, None
+        self.origin_input_ids, self.output_ids = list(range(2 * PAGE + 1)), []
+        self.full_untruncated_fill_ids, self.banyan_asked = self.origin_input_ids, None
+        self.dp_max_kv_rank = -1
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    """One rank of a server with adapters whose arena is kept."""
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(rig, "SERVER", SimpleNamespace(**{**vars(rig.SERVER), "lora_paths": ["a=/adapters/a"]}))
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
+        config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=folder)
+        linker, _, pages = rig.make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        yield linker, pages
+        linker.close()
+
+
+def keep(rank, req):
+    """Serve ``req``; its keys."""
+    linker, pages = rank
+    requests.register(req)
+    linker.arrive(req.rid)
+    keys = requests.prompt_keys(req.rid, PAGE)
+    linker.offload(transfer(keys, pages.alloc(2 * PAGE)))
+    return keys
+
+
+def test_pages_when_they_are_of_an_adapter_then_they_are_not_kept_and_others_are(rank):
+    linker, _ = rank
+    adapters, plain = Req("of an adapter", "a" * 32), Req("plain", None)
+    keys = keep(rank, adapters)
+    assert keys != keep(rank, plain)
+    deadline_s = time.monotonic() + 10
+    while linker.counters.kept_pages < 2 and time.monotonic() < deadline_s:
+        linker.num_completed_offloads()
+        time.sleep(0.001)
+    assert linker.counters.kept_pages == linker.state()["num_arena_pages"] == 2
+    # They were backed up in order: the adapter's would have come first.
+    assert linker.counters.backed_up_pages == 2
+    assert linker.counters.published_pages == 4
+
+
+def test_pages_when_their_request_is_not_known_then_they_are_not_kept(rank):
+    linker, pages = rank
+    linker.offload(transfer(rig.keys(1), pages.alloc(PAGE)))
+    for _ in range(20):
+        linker.num_completed_offloads()
+        time.sleep(0.005)
+    assert linker.counters.published_pages == 1 and linker.counters.backed_up_pages == 0

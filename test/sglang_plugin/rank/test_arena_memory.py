@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's part of the arena on tmpfs, from one server to the next."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from banyan.arena import growth
+from banyan.arena.sizing import AutoSize
+from banyan.layout import BlockGeometry
+from banyan.sglang_plugin.rank import arena_memory
+
+BLOCK = BlockGeometry(((2048, 2048),) * 2)
+FRAME = 8192
+NUM_FRAMES = 6
+OURS, OTHER = b"o" * 32, b"x" * 32
+
+
+def key(number):
+    return f"{number:064x}"
+
+
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as name:
+        yield Path(name) / "arena"
+
+
+def keep(folder, *, namespace=OURS, part=0, num_parts=1, num_frames=NUM_FRAMES):
+    num_bytes = num_frames * FRAME + 100
+    return arena_memory.keep(folder, part, num_parts=num_parts, num_bytes=num_bytes, block=BLOCK, namespace=namespace)
+
+
+def fill(arena, *frames):
+    """Pages with ``frame + 1`` in every byte."""
+    view = np.frombuffer(arena.memory, dtype=np.uint8).reshape(NUM_FRAMES, FRAME)
+    for frame in frames:
+        view[frame] = frame + 1
+    keys = [key(frame) for frame in frames]
+    arena.inventory.entries(OURS)
+    arena.inventory.enter(frames, keys, arena.checksums(OURS)(frames, keys))
+
+
+def pages(arena):
+    view = np.frombuffer(arena.memory, dtype=np.uint8).reshape(NUM_FRAMES, FRAME)
+    return [int(row[0]) if (row == row[0]).all() else None for row in view]
+
+
+def test_keep_when_a_server_follows_then_it_finds_the_pages_and_nothing_else(folder):
+    arena = keep(folder)
+    fill(arena, 1, 4)
+    np.frombuffer(arena.memory, dtype=np.uint8)[2 * FRAME] = 9
+    del arena
+    arena = keep(folder)
+    assert [entry.frame for entry in arena.inventory.entries(OURS)] == [1, 4]
+    assert pages(arena) == [0, 2, 0, 0, 5, 0], "what is not in the inventory is renewed"
+
+
+def test_keep_when_a_page_was_damaged_then_it_is_not_found(folder):
+    arena = keep(folder)
+    fill(arena, 1, 4)
+    np.frombuffer(arena.memory, dtype=np.uint8)[4 * FRAME + 77] ^= 1
+    del arena
+    arena = keep(folder)
+    assert [entry.frame for entry in arena.inventory.entries(OURS)] == [1]
+    assert pages(arena)[4] == 0
+
+
+def test_keep_when_the_weights_are_others_then_nothing_is_found(folder):
+    fill(keep(folder), 1)
+    assert keep(folder, namespace=OTHER).inventory.entries(OTHER) == []
+    assert keep(folder).inventory.entries(OURS) == [], "and not by a third server either"
+
+
+@pytest.mark.parametrize("lost", ["part-0", "inventory-0"])
+def test_keep_when_one_of_the_files_is_gone_then_nothing_is_found(folder, lost):
+    fill(keep(folder), 1)
+    (folder / lost).unlink()
+    arena = keep(folder)
+    assert arena.inventory.entries(OURS) == [] and pages(arena) == [0] * NUM_FRAMES
+
+
+def test_keep_when_the_arena_has_another_size_then_it_is_made_anew(folder):
+    fill(keep(folder), 1)
+    arena = keep(folder, num_frames=3)
+    assert arena.num_frames == 3 and arena.inventory.entries(OURS) == []
+
+
+def test_keep_when_there_are_fewer_ranks_then_the_others_memory_is_given_back(folder):
+    for part in range(3):
+        fill(keep(folder, part=part, num_parts=3), part)
+    arena = keep(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["inventory-0", "part-0"]
+    assert [entry.frame for entry in arena.inventory.entries(OURS)] == [0]
+
+
+def test_keep_when_another_server_lives_then_refused_with_the_flag(folder, monkeypatch, capsys):
+    monkeypatch.setattr(arena_memory, "LOCK_PATIENCE_S", 0.3)
+    held = keep(folder)
+    with pytest.raises(SystemExit):
+        keep(folder)
+    assert "--banyan-keep-host-arena" in (said := capsys.readouterr().err) and "in use by another server" in said
+    del held
+
+
+def test_keep_when_the_folder_is_not_on_tmpfs_then_refused_with_the_flag(capsys, request):
+    # The repository's own folder: a temporary one may lie on tmpfs.
+    folder = request.config.rootpath / "build" / "not-on-tmpfs"
+    try:
+        with pytest.raises(SystemExit):
+            keep(folder)
+        assert not list(folder.iterdir())
+    finally:
+        folder.rmdir()
+    assert "--banyan-keep-host-arena" in (said := capsys.readouterr().err) and "tmpfs" in said
+
+
+def test_files_when_kept_then_for_this_user_only(folder):
+    arena = keep(folder)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o177 == 0 for path in folder.iterdir())
+    del arena
+
+
+def test_allocate_when_no_page_fits_then_refused(capsys):
+    with pytest.raises(SystemExit):
+        arena_memory.allocate(100, BLOCK)
+    assert "--banyan-host-gb" in capsys.readouterr().err
+
+
+def size_of(part_bytes, free_bytes=0):
+    return AutoSize(part_bytes, 1, 4, free_bytes)
+
+
+def test_allocate_growing_when_used_then_memory_comes_in_steps_and_can_be_written(monkeypatch):
+    monkeypatch.setattr(growth, "STEP_BYTES", 16 * FRAME)
+    arena = arena_memory.allocate_growing(size_of(40 * FRAME), BLOCK)
+    assert (arena.num_frames, arena.num_backed) == (40, 0)
+    deadline = time.monotonic() + 10
+    while arena.num_backed < 40:
+        assert time.monotonic() < deadline
+        arena.growth.poll(0)
+    np.frombuffer(arena.memory, dtype=np.uint8)[:] = 7
+    arena.growth.close()
+
+
+def test_allocate_growing_when_the_reserve_would_be_touched_then_no_memory_is_taken(monkeypatch):
+    monkeypatch.setattr(arena_memory._native, "available_bytes", lambda: 1000 * FRAME)
+    arena = arena_memory.allocate_growing(size_of(40 * FRAME, free_bytes=4 * 1000 * FRAME), BLOCK)
+    arena.growth.poll(0)
+    arena.growth.close()
+    assert arena.num_backed == 0
+
+
+@pytest.mark.parametrize("allocate", [arena_memory.allocate_growing, arena_memory.allocate_whole])
+def test_allocate_when_the_size_was_chosen_and_holds_no_prefix_then_none_and_said(allocate, caplog):
+    assert allocate(size_of(3 * FRAME), BLOCK) is None
+    assert "no host arena" in caplog.text
+
+
+def test_allocate_whole_when_there_is_room_then_all_of_it_has_memory():
+    arena = arena_memory.allocate_whole(size_of(20 * FRAME), BLOCK)
+    assert arena.num_backed == arena.num_frames == 20

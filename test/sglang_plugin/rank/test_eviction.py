@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Victims of SGLang's own tree core, in the walk that SGLang's cache drives."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
+
+from banyan.sglang_plugin.rank import eviction
+from banyan.telemetry import Counters
+
+FULL, PAGE = ComponentType.FULL, 16
+
+
+class Cache:
+    """What of SGLang's cache drives a walk, around its tree core."""
+
+    def __init__(self):
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=None,
+            token_to_kv_pool_allocator=None,
+            page_size=PAGE,
+            tree_components=(FULL,),
+        )
+        self.page_size = PAGE
+        self.tree_core = create_tree_core("rust", params, {})
+        self.tree_core.enable_external_cache_linker = True
+        self.num_slots = 0
+
+    def insert(self, tokens):
+        """The node at the end of a chain of whole pages."""
+        value = torch.arange(self.num_slots, self.num_slots + len(tokens))
+        self.num_slots += len(tokens)
+        step = self.tree_core.begin_insert(InsertParams(key=RadixKey(array("q", tokens)), value=value))
+        self.tree_core.end_insert()
+        return step.result.last_device_node
+
+    def num_held(self, tokens):
+        return self.tree_core.match_full_device_prefix(RadixKey(array("q", tokens)))[0]
+
+    def evict(self, num_tokens):
+        """Tokens that have gone."""
+        core, tracker = self.tree_core, {FULL: 0}
+        core.evict_device_start(FULL, num_tokens)
+        try:
+            while True:
+                step = core.evict_device_next_node(FULL, tracker)
+                if step.node_id is None:
+                    return tracker[FULL]
+                gone = core.evict_device_leaf(step.node_id, False)
+                tracker[FULL] += gone.tracker[FULL]
+                gone.device_frees.clear()
+                gone.host_frees.clear()
+                gone.cache_actions.clear()
+        finally:
+            core.evict_device_end(FULL)
+
+
+def prompt(number, num_pages=2):
+    return list(range(number * 1_000, number * 1_000 + num_pages * PAGE))
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    cache, elsewhere = Cache(), set()
+    linker = SimpleNamespace(is_whole_rank=True, is_elsewhere=elsewhere.__contains__, counters=Counters())
+    eviction.after_init_cache_linker(None, cache, linker)
+    return cache, elsewhere, linker
+
+
+def key_of(cache, node):
+    key = cache.tree_core.get_last_hash_value(node)
+    assert key is not None
+    return key
+
+
+def test_evict_when_nobody_else_holds_anything_then_the_oldest_goes_as_before(rig):
+    cache, _, linker = rig
+    for number in range(4):
+        cache.insert(prompt(number))
+    assert cache.evict(2 * PAGE) == 2 * PAGE
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 32, 32, 32]
+    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (0, 2)
+
+
+def test_evict_when_a_younger_prompt_is_held_elsewhere_then_it_goes_first(rig):
+    cache, elsewhere, linker = rig
+    nodes = [cache.insert(prompt(number)) for number in range(4)]
+    elsewhere.add(key_of(cache, nodes[2]))
+    assert cache.evict(4 * PAGE) == 4 * PAGE
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 32, 0, 32]
+    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (2, 2)
+
+
+def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):
+    cache, elsewhere, _ = rig
+    nodes = [cache.insert(prompt(number)) for number in range(3)]
+    elsewhere.update(key_of(cache, node) for node in nodes)
+    cache.tree_core.inc_lock_ref(nodes[1])
+    cache.evict(100 * PAGE)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 32, 0]
+
+
+def test_evict_when_children_have_gone_then_the_walk_goes_on_with_their_parent(rig):
+    cache, elsewhere, _ = rig
+    stem = prompt(0)
+    leaves = [cache.insert([*stem, *prompt(number)]) for number in range(1, 4)]
+    elsewhere.add(key_of(cache, leaves[2]))
+    assert cache.evict(100 * PAGE) == 4 * 2 * PAGE
+    assert cache.tree_core.full_evictable_size() == 0
+
+
+def test_install_when_a_rank_has_several_shards_then_sglang_evicts_alone(monkeypatch, caplog):
+    monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    cache = Cache()
+    before = cache.tree_core.evict_device_next_node
+    with caplog.at_level("INFO", "banyan"):
+        eviction.after_init_cache_linker(None, cache, SimpleNamespace(is_whole_rank=False))
+    assert cache.tree_core.evict_device_next_node == before and "evicts by age" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tree_when_used_at_random_then_it_stays_whole_and_what_is_used_stays(rig, seed):
+    cache, elsewhere, linker = rig
+    rng, locked = random.Random(seed), {}
+    for _ in range(25_000):
+        tokens = [*prompt(rng.randrange(3)), *prompt(rng.randrange(3, 40), rng.randrange(1, 4))]
+        match rng.randrange(4):
+            case 0 | 1:
+                node = cache.insert(tokens)
+                if rng.random() < 0.5:
+                    elsewhere.add(key_of(cache, node))
+                if rng.random() < 0.2:
+                    locked.setdefault(tuple(tokens), []).append((node, cache.tree_core.inc_lock_ref(node)))
+            case 2 if locked:
+                tokens, taken = locked.popitem()
+                for node, receipt in taken:
+                    cache.tree_core.dec_lock_ref(node, receipt.to_dec_params())
+            case _:
+                wanted = rng.randrange(1, 20) * PAGE
+                evictable = cache.tree_core.full_evictable_size()
+                assert cache.evict(wanted) >= min(wanted, evictable), "nothing that could go is kept"
+        assert all(cache.num_held(tokens) == len(tokens) for tokens in locked)
+    counters = linker.counters
+    assert counters.evicted_duplicate_pages > 0 and counters.evicted_last_pages > 0
+    cache.tree_core.sanity_check([], [])

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linker as SGLang drives it, two ranks in one process: offload, lookup, load, start, wait, finish, updates."""
+
+import shutil
+import tempfile
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from test.unit.directory.rig import keys
+
+from banyan import _native
+from banyan.config import Config
+from banyan.disagg import Role
+from banyan.layout import Layout
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
+from banyan.sglang_plugin.rank import linker as module
+from banyan.sglang_plugin.rank import membership
+from banyan.sglang_plugin.rank.linker import BanyanLinker
+
+PAGE, TOKENS, LAYERS = 4, 64, 3
+POOL = {
+    "size": TOKENS,
+    "page_size": PAGE,
+    "layer_num": LAYERS,
+    "device": "cpu",
+    "enable_memory_saver": False,
+    "head_num": 2,
+    "head_dim": 8,
+    "enable_alt_stream": False,
+    "dtype": torch.bfloat16,
+}
+LAYOUT = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
+SERVER = SimpleNamespace(
+    page_size=PAGE,
+    enable_metrics=False,
+    model_path="a-model",
+    revision=None,
+    weight_version="1",
+    json_model_override_args="{}",
+    dtype="bfloat16",
+    quantization=None,
+    chunked_prefill_size=64,
+    max_prefill_tokens=64,
+    max_running_requests=None,
+    base_gpu_id=0,
+    gpu_id_step=1,
+    quantization_param_path=None,
+    enable_lora=None,
+    lora_paths=None,
+)
+
+
+def be_rank(monkeypatch, rank):
+    parallel = SimpleNamespace(
+        dp_rank=rank,
+        tp_rank=0,
+        dp_size=2,
+        attn_dp_size=1,
+        attn_cp_size=1,
+        attn_cp_rank=0,
+        attn_tp_size=1,
+        attn_tp_rank=0,
+        dcp_enabled=False,
+    )
+    for user in (module, membership):
+        monkeypatch.setattr(user, "get_parallel", lambda: parallel)
+
+
+def carried(roster):
+    return {"roster": roster.path, "server": "s", "layout": LAYOUT.as_dict()}
+
+
+def make_rank(monkeypatch, roster, rank, config, *, disable=False):
+    be_rank(monkeypatch, rank)
+    monkeypatch.setattr(module.seams, "verify", lambda process: None)
+    monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module.runtime, "config", lambda: config)
+    monkeypatch.setattr(module.runtime, "role", lambda: Role.ALONE)
+    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
+    pool = SharedMHAPool(**POOL)
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        buffer.copy_(torch.randn(buffer.shape))
+    allocator = QuarantiningAllocator(
+        size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
+    )
+    params = SimpleNamespace(
+        token_to_kv_pool_allocator=allocator,
+        page_size=PAGE,
+        attn_tp_cache_group=None,
+        attn_cp_cache_group=None,
+        disable=disable,
+    )
+    built = BanyanLinker(SERVER, params, components={ComponentType.FULL}, extra_config={})
+    return built, pool, allocator
+
+
+@pytest.fixture(params=[0.0, 0.001, None], ids=["pools", "pools and arena", "arena sized at the start"])
+def ranks(monkeypatch, request):
+    config = Config(min_fetch_tokens=PAGE, host_gb=request.param)
+    roster = _native.Roster.create(4)
+    return roster, [make_rank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+
+
+def transfer(names, slots):
+    return [SimpleNamespace(keys=names, device_indices=slots)]
+
+
+def page(pool, slots):
+    return torch.stack([buffer[slots] for buffer in (*pool.k_buffer, *pool.v_buffer)])
+
+
+def test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes(ranks):
+    _, ((owner, pool, pages), (reader, own_pool, own_pages)) = ranks
+    names, slots = keys(1, 2), pages.alloc(2 * PAGE)
+    assert owner.offload(transfer(names, slots)) and owner.num_completed_offloads() == 1
+    assert owner.pop_completed_offload()
+    assert reader.lookup("r", transfer(names, None)) == [2]
+    targets = own_pages.alloc(2 * PAGE)
+    assert reader.load("r", transfer(names, targets))
+    index = reader.start_layer_wise_loading()
+    reader.layer_done_counter.set_consumer(index)
+    for layer in range(LAYERS):
+        reader.layer_done_counter.wait_until(layer)
+    assert reader.finish_layer_wise_loading(index)
+    assert torch.equal(page(own_pool, targets), page(pool, slots))
+    assert own_pages.available_size() == TOKENS - 2 * PAGE
+
+
+def test_page_when_freed_then_it_is_not_offered_any_more(ranks):
+    _, ((owner, _, pages), (reader, *_)) = ranks
+    slots = pages.alloc(PAGE)
+    owner.offload(transfer(keys(1), slots))
+    owner.reset()
+    pages.free(slots)
+    assert pages.available_size() == TOKENS
+    assert owner.num_completed_offloads() == 0
+    assert reader.lookup("r", transfer(keys(1), None)) == []
+
+
+def test_weights_when_updated_on_one_rank_then_it_shares_nothing_until_the_other_followed(ranks):
+    _, ((owner, _, pages), (reader, *_)) = ranks
+    owner.weights_changed()
+    slots = pages.alloc(PAGE)
+    owner.offload(transfer(keys(1), slots))
+    assert reader.lookup("r", transfer(keys(1), None)) == []
+    reader.weights_changed()
+    assert reader.lookup("s", transfer(keys(1), None)) == [1]
+
+
+def test_rank_when_sglang_keeps_no_radix_cache_then_one_line_says_so(monkeypatch, caplog):
+    make_rank(monkeypatch, _native.Roster.create(4), 0, Config(min_fetch_tokens=PAGE), disable=True)
+    assert caplog.text.count("nothing will be shared") == 1
+
+
+def settle_kept(linker, num_pages):
+    """Until the arena's pages have been copied down and summed."""
+    deadline_s = time.monotonic() + 10
+    while linker.counters.kept_pages < num_pages:
+        assert time.monotonic() < deadline_s
+        linker.num_completed_offloads()
+        time.sleep(0.001)
+
+
+def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeypatch):
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
+        config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/first")
+        owner, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        names, slots = keys(1, 2), pages.alloc(2 * PAGE)
+        owner.offload(transfer(names, slots))
+        settle_kept(owner, 2)
+        # What a process leaves that is killed now; its lock would have gone with it.
+        shutil.copytree(f"{folder}/first", f"{folder}/second")
+        config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/second")
+        heir, heirs_pool, heirs_pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        assert heir.lookup("r", transfer(names, None)) == [2]
+        targets = heirs_pages.alloc(2 * PAGE)
+        assert heir.load("r", transfer(names, targets))
+        index = heir.start_layer_wise_loading()
+        assert heir.finish_layer_wise_loading(index)
+        assert torch.equal(page(heirs_pool, targets), page(pool, slots))
+        for linker in (owner, heir):
+            linker.close()

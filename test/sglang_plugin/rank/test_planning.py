@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rank's planner through the linker's calls: plan, lease, batch, forward, end of the move."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from banyan.config import Config
+from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.pacing import SlackTable
+from banyan.planner import Action, PrefillCost, PrefillTimes, Profile, asked, profile
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import hooks, linker, planning, prefill, prefill_times, requests
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.telemetry import Counters
+
+PAGE, LAYERS = 16, 30
+COST = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.0, context_us=0.0)
+FOUND = [Run(SourceKind.PEER, 20)]
+
+
+def saved(cost, num_layers=LAYERS):
+    return Profile(
+        format=profile.FORMAT,
+        model="m",
+        num_layers=num_layers,
+        provenance={},
+        samples=[],
+        held_out=[],
+        held_out_error=0.1,
+        cost=cost,
+        slack=SlackTable((16,), (0,), ((1.0,),)),
+    )
+
+
+class Rank:
+    """A planner, and the requests that it is asked about."""
+
+    def __init__(self, monkeypatch, *, plan="measured", profiled=None):
+        monkeypatch.setattr(runtime, "config", lambda: Config(plan=plan))
+        monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+        monkeypatch.setattr(linker, "installed", lambda: SimpleNamespace(arrive=lambda rid: None, counters=Counters()))
+        monkeypatch.setattr(prefill_times, "loaded_profile", lambda: profiled)
+        times = PrefillTimes(None if profiled is None else profiled.cost)
+        monkeypatch.setattr(prefill_times, "times", lambda: times)
+        self.pieces = ()
+        monkeypatch.setattr(prefill, "pieces_of_this_pass", lambda: self.pieces)
+        self.planner = RankPlanner(num_layers=LAYERS, page_tokens=PAGE, min_pages=1)
+        self.requests = []
+
+    def arrive(self, rid, num_tokens, action=None):
+        hints = None
+        if action is not None:
+            hint = SimpleNamespace(
+                action_type=asked.ACTION_TYPE, action_version=asked.ACTION_VERSION, payload=asked.payload(action)
+            )
+            hints = SimpleNamespace(actions=[hint])
+        req = FakeReq(rid, hints, num_tokens)
+        hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None))
+        self.requests.append(req)
+
+    def plan(self, rid, *, num_tail_pages=20, found=FOUND):
+        return self.planner.num_pages(requests.facts(rid, PAGE), num_tail_pages, Offer(tuple(found), 0))
+
+    def explained(self, rid):
+        (one,) = [plan for plan in self.planner.state()["plans"] if plan["rid"] == rid]
+        return one
+
+    def move(self, rid, *, per_token_us, outcome=Outcome.LANDED):
+        """One batch that moves what was planned for ``rid``, as the cache tells it."""
+        fetch = Fetch(rid, (Run(SourceKind.PEER, self.plan(rid)),), PAGE)
+        self.planner.became(rid, Outcome.LEASED)
+        self.planner.started([fetch])
+        self.planner.became(rid, outcome)
+        if outcome is Outcome.LANDED:
+            self.planner.moved([fetch], fetch.tokens.total() * per_token_us / 1e6)
+
+
+class FakeReq:
+    def __init__(self, rid, kv_hints, num_tokens):
+        self.rid, self.kv_hints, self.full_untruncated_fill_ids = rid, kv_hints, range(num_tokens)
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    return Rank(monkeypatch, profiled=saved(COST))
+
+
+def test_plan_when_nothing_was_measured_then_all_is_moved_and_own_pages_are_told(rank):
+    rank.arrive("r", 16 * 25 + 3)
+    assert rank.plan("r") == 20
+    explained = rank.explained("r")
+    assert (explained["own_tokens"], explained["prompt_tokens"]) == (80, 403)
+    assert "not known yet" in explained["reason"]
+
+
+def test_plan_when_moves_proved_slow_then_computed_and_when_asked_then_moved(rank):
+    for number in range(4):
+        rank.arrive(f"slow{number}", 330)
+        rank.move(f"slow{number}", per_token_us=5000.0)
+        # From the second on, computing is preferred: the move has to be asked for.
+        rank.arrive(f"asked{number}", 330, Action.MOVE)
+        rank.move(f"asked{number}", per_token_us=5000.0)
+    rank.arrive("r", 330)
+    assert rank.plan("r") == 0
+    rank.arrive("wish", 330, Action.MOVE)
+    assert rank.plan("wish") == 20
+
+
+def test_forward_when_it_was_timed_after_others_had_begun_then_its_own_pieces_are_learnt(rank):
+    rank.pieces = ((0, 100),)
+    rank.planner.started([])
+    rank.planner.forward_begins()
+    first = rank.planner.pieces_running
+    rank.pieces = ((0, 200),)
+    rank.planner.started([])
+    rank.planner.forward_begins()
+    rank.planner.forward_took(first, 10.0)
+    (learnt,) = rank.planner.state()["forwards"]
+    assert learnt == {"number": 0, "pieces": first, "forward_us": 10 * LAYERS}
+
+
+def test_plan_when_the_server_always_moves_then_moved_but_a_request_may_still_ask(monkeypatch):
+    rank = Rank(monkeypatch, plan="move", profiled=saved(COST))
+    rank.arrive("r", 330)
+    rank.move("r", per_token_us=9e6)
+    rank.arrive("again", 330)
+    assert rank.plan("again") == 20
+    rank.arrive("wish", 330, Action.COMPUTE)
+    assert rank.plan("wish") == 0
+
+
+def test_counters_when_plans_were_made_then_they_are_counted_once_each(rank):
+    rank.arrive("moved", 330)
+    for _ in range(3):
+        rank.plan("moved")
+    rank.arrive("computed", 330, Action.COMPUTE)
+    rank.plan("computed")
+    rank.arrive("nothing", 330)
+    rank.plan("nothing", found=[])
+    counters = Counters()
+    rank.planner.count(counters)
+    assert (counters.plans_moved, counters.plans_computed) == (1, 1)
+
+
+def test_plan_when_the_request_is_gone_then_what_was_found_is_moved(rank):
+    assert rank.plan("unknown") == 20
+
+
+def test_outcome_when_the_move_landed_or_not_then_it_is_told(rank):
+    for rid, outcome in (("good", Outcome.LANDED), ("bad", Outcome.FAILED)):
+        rank.arrive(rid, 330)
+        rank.move(rid, per_token_us=1.0, outcome=outcome)
+        assert rank.explained(rid)["outcome"] == outcome.value
+    assert rank.planner.state()["move_us_per_token"] == {"peer": {"128": pytest.approx(1.0)}}
+
+
+def test_moved_when_the_copy_took_no_measurable_time_then_nothing_is_learnt(rank):
+    rank.arrive("r", 330)
+    rank.move("r", per_token_us=0.0)
+    assert rank.planner.state()["move_us_per_token"] == {}
+
+
+def test_plan_when_a_single_token_would_be_left_then_a_page_less_is_moved(rank):
+    rank.arrive("r", 16 * 20 + 1)
+    assert rank.plan("r") == 19
+    rank.arrive("s", 16 * 20 + 2)
+    assert rank.plan("s") == 20
+
+
+def test_forward_when_a_prefill_ran_then_its_time_is_learnt_and_decodes_are_not(rank):
+    rank.pieces = ((100, 32),)
+    rank.planner.started([])
+    for layer_us in (50.0, 1.0, 2.0):
+        rank.planner.forward_begins()
+        rank.planner.forward_ended(layer_us)
+    (forward,) = rank.planner.state()["forwards"]
+    assert forward == {"number": 0, "pieces": ((100, 32),), "forward_us": 1500}
+
+
+def test_state_when_it_goes_over_the_wire_then_it_is_plain(rank):
+    rank.arrive("r", 330)
+    rank.move("r", per_token_us=1.0)
+    rank.pieces = ((330, 0),)
+    rank.planner.started([])
+    rank.planner.forward_begins()
+    rank.planner.forward_ended(10.0)
+    state = rank.planner.state()
+    assert msgspec.json.decode(msgspec.json.encode(state))["forwards"][0]["pieces"] == [[330, 0]]
+
+
+class Store:
+    def __init__(self):
+        self.told = []
+
+    def pause_writes(self):
+        self.told.append("pause")
+
+    def set_write_budget(self, num_bytes):
+        self.told.append("limit")
+
+    def open_writes(self):
+        self.told.append("open")
+
+
+def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes_and_within_prefills(rank):
+    store = Store()
+    rank.planner.pace_writes(store, block_bytes=1)
+    rank.arrive("reads", 330)
+    rank.plan("reads")
+    for fetches in ([], [Fetch("reads", (Run(SourceKind.STORE, 20),), PAGE)]):
+        rank.pieces = ((16, 320),)
+        rank.planner.started(fetches)
+        # A prefill, then a decode step.
+        for _ in range(2):
+            rank.planner.forward_begins()
+            rank.planner.forward_ended(10.0)
+    assert store.told == ["limit", "open", "pause", "open"]
+
+
+def test_start_when_the_profile_is_of_another_model_then_refused_with_the_way_out(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "is_main_process", lambda: True)
+    with pytest.raises(SystemExit):
+        Rank(monkeypatch, profiled=saved(COST, num_layers=28))
+    assert "banyan profile" in capsys.readouterr().err
+
+
+def test_shown_forwards_when_there_were_many_then_the_newest_with_their_numbers(rank, monkeypatch):
+    monkeypatch.setattr(planning, "NUM_SHOWN_FORWARDS", 2)
+    for number in range(5):
+        rank.pieces = ((number + 1, 0),)
+        rank.planner.started([])
+        rank.planner.forward_begins()
+        rank.planner.forward_ended(10.0)
+    assert [forward["number"] for forward in rank.planner.state()["forwards"]] == [3, 4]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cached tokens as clients see them: no source is lost on the way into an OpenAI answer."""
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.plugins import load_plugins
+
+from banyan.sglang_plugin.rank import report
+
+SOURCES = {"device": 16, "host": 32, "peer": 64, "storage": 128}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """The modules that build OpenAI answers; each has imported the hooked function by name."""
+    load_plugins()
+    from sglang.srt.entrypoints.openai import serving_chat, serving_completions, utils
+
+    return serving_chat, serving_completions, utils
+
+
+def test_openai_breakdown_when_a_peer_held_tokens_then_they_count_as_host(answers):
+    for module in answers:
+        details = module.cached_tokens_details_from_dict(SOURCES)
+        assert details.model_dump() == {"device": 16, "host": 96, "storage": 128}
+
+
+def test_openai_breakdown_when_the_server_is_stock_then_nothing_is_added(answers):
+    for module in answers:
+        assert module.cached_tokens_details_from_dict({"device": 16, "host": 32}).model_dump() == {
+            "device": 16,
+            "host": 32,
+        }
+
+
+def sent(**fields):
+    """A request of which SGLang has booked 16 tokens as its own and 64 as loaded."""
+    return report.after_get_cached_tokens_details({"device": 16, "host": 64}, None, SimpleNamespace(**fields))
+
+
+@pytest.fixture
+def sharing(monkeypatch):
+    monkeypatch.setattr(report.runtime, "is_sharing", lambda: True)
+
+
+def test_details_when_a_rank_has_looked_then_they_say_what_it_saw_and_who_held_it(sharing):
+    span = {"dp_origin_kv_len": 16, "dp_max_kv_len": 96, "dp_max_kv_rank": 3}
+    assert sent(banyan_tokens={"peer": 64}, **span) == {"device": 16, "peer": 64, "host": 0, "storage": 0, **span}
+
+
+def test_details_when_nothing_was_moved_then_they_still_say_who_held_the_prefix(sharing):
+    span = {"dp_origin_kv_len": 0, "dp_max_kv_len": 96, "dp_max_kv_rank": 1}
+    details = report.after_get_cached_tokens_details(None, None, SimpleNamespace(**span))
+    assert details == {"device": 0, "peer": 0, "host": 0, "storage": 0, **span}
+    nothing = SimpleNamespace(dp_origin_kv_len=0, dp_max_kv_len=0, dp_max_kv_rank=-1)
+    assert report.after_get_cached_tokens_details(None, None, nothing) is None
+
+
+def test_details_when_the_whole_prompt_was_the_ranks_own_then_its_length_is_the_origin(sharing):
+    details = sent(dp_origin_kv_len=0, dp_max_kv_len=0, dp_max_kv_rank=-1)
+    assert (details["dp_origin_kv_len"], details["dp_max_kv_len"]) == (16, 16)

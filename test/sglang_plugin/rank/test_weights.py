@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that change, change in part, or change under pages in use: nothing of before is shared with what comes after.
+
+The functions of SGLang are stood in for; the hooks on them are those of the patch queue.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from test.sglang_plugin.rank.hooked import hooked
+from test.sglang_plugin.rank.test_linker import PAGE, make_rank, transfer
+from test.unit.directory.rig import keys
+
+from banyan import _native
+from banyan.config import Config
+from banyan.sglang_plugin.rank import linker as module
+from banyan.sglang_plugin.rank import membership
+
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+DONE = SimpleNamespace(success=True, message="")
+FAILED = SimpleNamespace(success=False, message="half of it")
+LOADERS = [f"update_weights_from_{source}" for source in ("disk", "distributed", "tensor", "ipc")]
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    roster = _native.Roster.create(2)
+    return [make_rank(monkeypatch, roster, rank, Config(min_fetch_tokens=PAGE, host_gb=0.0)) for rank in (0, 1)]
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Calls a method of SGLang's updater on one rank; ``flushes``: as a loader does that succeeds."""
+
+    def run(linker, method, result=DONE, flushes=False):
+        monkeypatch.setattr(module, "_installed", linker)
+        flush = hooked(UPDATER + "flush_cache_after_weight_update", lambda *args: None)
+        body = (lambda *args: (flush(None), result)[1]) if flushes else (lambda *args: result)
+        return hooked(UPDATER + method, body)(SimpleNamespace(), SimpleNamespace())
+
+    return run
+
+
+def share(owner, pages, number):
+    """Compute one page on a rank; its slots."""
+    slots = pages.alloc(PAGE)
+    owner.offload(transfer(keys(number), slots))
+    return slots
+
+
+def finds(reader, number):
+    return reader.lookup(f"request {number}", transfer(keys(number), None)) != []
+
+
+def test_weights_when_a_trainer_writes_them_without_a_loader_then_old_pages_meet_no_new_ones(ranks, call):
+    (owner, _, pages), (reader, *_) = ranks
+    slots = share(owner, pages, 1)
+    assert finds(reader, 1)
+    for linker in (owner, reader):
+        call(linker, "begin_weight_update")
+    assert not finds(reader, 1)
+    pages.free(slots)
+    owner.reset()
+    between = share(owner, pages, 2)
+    assert finds(reader, 2)
+    pages.free(between)
+    for linker in (owner, reader):
+        call(linker, "end_weight_update")
+    assert not finds(reader, 2)
+    share(owner, pages, 3)
+    assert finds(reader, 3)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_weights_when_a_loader_fails_on_one_rank_then_it_shares_with_nobody(ranks, call, loader):
+    (owner, _, pages), (reader, *_) = ranks
+    assert call(owner, loader, FAILED) is FAILED
+    share(owner, pages, 2)
+    assert not finds(reader, 2)
+    call(reader, loader, flushes=True)
+    share(owner, pages, 1)
+    assert not finds(reader, 1)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_weights_when_loaded_after_a_failure_then_only_all_of_them_lead_back(ranks, call, loader):
+    (owner, _, pages), (reader, *_) = ranks
+    call(owner, loader, FAILED)
+    call(reader, loader, flushes=True)
+    for linker in (owner, reader):
+        call(linker, loader, flushes=True)
+    share(owner, pages, 1)
+    assert finds(reader, 1) is (loader == "update_weights_from_disk")
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_weights_when_every_rank_takes_the_same_then_they_share_again(ranks, call, loader):
+    (owner, _, pages), (reader, *_) = ranks
+    for linker in (owner, reader):
+        call(linker, loader, flushes=True)
+    share(owner, pages, 1)
+    assert finds(reader, 1)
+
+
+def test_weights_when_they_change_under_a_request_then_its_pages_are_published_after_a_flush_only(ranks, call, caplog):
+    (owner, _, pages), (reader, *_) = ranks
+    begun = share(owner, pages, 1)
+    for linker in (owner, reader):
+        call(linker, "update_weights_from_tensor", flushes=True)
+    grown = share(owner, pages, 2)
+    assert owner.num_completed_offloads() == 2
+    assert not finds(reader, 2)
+    assert caplog.text.count("until its cache is flushed") == 1
+    for slots in (begun, grown):
+        pages.free(slots)
+    owner.reset()
+    share(owner, pages, 3)
+    assert finds(reader, 3)
+
+
+def test_namespace_when_the_scales_of_the_cache_change_then_another_one(tmp_path):
+    scales = tmp_path / "scales.json"
+    digests = []
+    for text in ("1.0", "2.0"):
+        scales.write_text(text)
+        args = SimpleNamespace(
+            json_model_override_args="{}", dtype="auto", quantization=None, quantization_param_path=str(scales)
+        )
+        digests.append(membership._config_digest(args))
+    assert digests[0] != digests[1]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation says what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_COLUMNS = 120
+
+
+def made_pages():
+    spec = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_when_parts_are_made_from_code_then_they_are_up_to_date():
+    stale = [str(path.relative_to(ROOT)) for path, text in made_pages().pages() if path.read_text() != text]
+    assert stale == [], "run `make docs`"
+
+
+def test_parts_when_listed_then_each_is_on_some_page():
+    texts = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert [name for name in made_pages().PARTS if f"<!-- made: {name} -->" not in texts] == []
+
+
+def prose_lines(path):
+    """The lines of a page that are sentences: no tables, no code, no headings, nothing made from code."""
+    in_code = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.startswith(("|", "#", "    ", "<!--")):
+            yield number, line
+
+
+def test_prose_when_it_is_measured_then_no_line_is_wider_than_the_code():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmark").rglob("*.md")]
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
+        for path in pages
+        for number, line in prose_lines(path)
+        if len(line) > MAX_COLUMNS
+    ]
+    assert wide == []

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a node under pressure: its trees stay trees, and its answers are those that one can work out by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, RANDOM, Node, Setting
+from benchmark.pressure.study import main, table
+from benchmark.pressure.tree import Tree
+from benchmark.pressure.workloads import documents, scan
+
+PAGES = 10
+
+
+def prompts(*numbers):
+    return [list(range(number * 100, number * 100 + PAGES)) for number in numbers]
+
+
+def play(setting, asked, num_measured):
+    return Node(setting).play(asked, num_measured)
+
+
+ONE = Setting(num_ranks=1, pool_pages=2 * PAGES, concurrency=1)
+TWO = Setting(num_ranks=2, pool_pages=2 * PAGES, concurrency=1)
+
+
+def test_one_rank_when_the_oldest_is_asked_next_then_lru_has_just_dropped_it():
+    assert play(ONE, prompts(0, 1, 2, 0, 1, 2), 3).hits == 0.0
+
+
+def test_one_rank_when_it_knows_the_future_then_it_keeps_what_is_wanted_first():
+    assert play(replace(ONE, evicts=BELADY), prompts(0, 1, 2, 0, 1, 2), 3).hits > 0.4
+
+
+def test_one_rank_when_all_fits_then_everything_is_found():
+    assert play(ONE, prompts(0, 1, 0, 1), 2).hits == 1.0
+
+
+def test_ranks_when_they_fetch_then_a_peers_prefix_is_found_and_counted():
+    outcome = play(replace(TWO, policy="round_robin"), prompts(0, 0), 1)
+    assert outcome.hits == 1.0 and outcome.num_fetched == outcome.num_tokens
+
+
+def test_ranks_when_they_share_nothing_then_a_peers_prefix_is_computed():
+    assert play(replace(TWO, policy="round_robin", fetches=False), prompts(0, 0), 1).hits == 0.0
+
+
+def test_ranks_when_one_holds_a_duplicate_then_that_goes_before_a_last_copy():
+    """The fourth request copies 0 to rank 1, which holds 1. Then rank 1 needs room, and then 1 is asked for."""
+    turns = replace(TWO, policy="round_robin")
+    asked = prompts(0, 1, 2, 0, 2, 4, 1)
+    assert play(turns, asked, 1).hits == 0.0
+    assert play(replace(turns, evicts=DUPLICATES_FIRST), asked, 1).hits == 1.0
+
+
+def test_arena_when_pages_leave_the_pools_then_they_are_found_there():
+    outcome = play(replace(TWO, arena_pages=10 * PAGES), prompts(*range(8), *range(8)), 8)
+    assert outcome.hits == 1.0 and outcome.num_evicted_last == 0
+
+
+def test_play_when_repeated_then_the_same():
+    drawn = documents(12, seed=3)
+    setting = Setting(num_ranks=2, pool_pages=600, evicts=RANDOM, seed=4)
+    first, second = (play(setting, drawn.prompts, drawn.num_measured) for _ in range(2))
+    assert (first.num_cached, first.ttft_s) == (second.num_cached, second.ttft_s)
+
+
+def test_scan_when_drawn_then_one_in_four_comes_back():
+    drawn = scan(8, seed=1)
+    seen = [prompt[0] for prompt in drawn.prompts]
+    assert sum(seen.count(first) > 1 for first in seen) == len(seen) // 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tree_when_used_at_random_ten_thousand_times_then_whole_within_bounds_and_locked_pages_stay(seed):
+    rng = random.Random(seed)
+    held: set[int] = set()
+    tree = Tree(60, choose=rng.choice, window=rng.choice([1, 4, 1 << 30]), gone=lambda page: held.discard(page))
+    locked: list[list[int]] = []
+    for _ in range(10_000):
+        if locked and (len(locked) > 3 or rng.random() < 0.4):
+            tree.unlock(locked.pop(rng.randrange(len(locked))))
+            continue
+        stem, branch = rng.randrange(4), rng.randrange(40)
+        pages = [stem * 1_000 + page for page in range(4)] + [
+            100_000 + (stem * 40 + branch) * 100 + page for page in range(rng.randrange(6))
+        ]
+        num_matched = tree.match(pages)
+        tree.lock(pages[:num_matched])
+        if num_matched:
+            tree.touch(pages[:num_matched])
+        pages = pages[: tree.insert(pages, num_matched)]
+        held.update(pages)
+        locked.append(pages)
+        assert len(tree) == len(held) <= 60
+        assert all(page in tree for chain in locked for page in chain)
+        assert tree.match(pages) == len(pages)
+
+
+def test_table_when_draws_differ_then_means_and_each_draw():
+    row = {"workload": "w", "ratio": 1.0, "num_ranks": 2, "system": "s", "distinct_share": 1.0, "fetched_share": 0.0}
+    row |= {"evicted_last_share": 0.0, "ttft_mean_s": 1.0, "ttft_p90_s": 2.0}
+    (made,) = table([{**row, "hits": 0.25}, {**row, "hits": 0.75}])
+    assert (made["hits"], made["draws"], made["hits_by_draw"]) == (0.5, 2, [0.25, 0.75])
+
+
+def test_main_when_a_workload_is_not_there_then_it_says_so(capsys):
+    assert main(["--workload", "nothing"]) == 2
+    assert "nothing" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's cache on a node of two, without SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from banyan.arena.prefetch import Prefetch
+from banyan.cache import PrefixCache
+from banyan.core import Fetch, Outcome
+from banyan.layout import Layout, Seats
+from banyan.planner import RequestFacts
+from banyan.telemetry import Counters
+
+NUM_RANKS = 2
+LAYOUT = Layout(dp=NUM_RANKS, attn_dp=1, attn_cp=1, attn_tp=1)
+PAGE_TOKENS = 16
+
+
+class Notes:
+    """A planner that finds everything worth reading, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def num_to_read(self, request: RequestFacts, num_missing: int, num_stored: int) -> int:
+        return num_stored
+
+    def became(self, rid: str, outcome: Outcome) -> None:
+        self.told.append((rid, outcome))
+
+    def started(self, fetches: Sequence[Fetch]) -> None:
+        self.told.append(("started", tuple(fetches)))
+
+    def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
+        self.told.append(("moved", tuple(fetches)))
+
+
+def request(rid: str) -> RequestFacts:
+    return RequestFacts(rid, None, PAGE_TOKENS, None)
+
+
+def make_cache(
+    shelf: Any,
+    source: Any,
+    *,
+    slot: int = 0,
+    slots: Sequence[int] | None = None,
+    counters: Counters | None = None,
+    prefetch: Prefetch | None = None,
+    planner: Notes | None = None,
+    agreed: Callable[[bool], bool] = bool,
+    layout: Layout = LAYOUT,
+) -> PrefixCache:
+    """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
+    return PrefixCache(
+        seats=Seats(layout, slot, 0),
+        page_tokens=PAGE_TOKENS,
+        shelf=shelf,
+        source=source,
+        slots=[1 - slot] if slots is None else slots,
+        prefetch=prefetch,
+        planner=planner or Notes(),
+        agreed=agreed,
+        counters=counters or Counters(),
+    )

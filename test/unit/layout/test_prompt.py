@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from banyan.layout import cacheable_tokens
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "page_tokens", "expected"),
+    [(0, 16, 0), (1, 16, 0), (16, 16, 0), (17, 16, 16), (32, 16, 16), (33, 1, 32)],
+)
+def test_cacheable_tokens_when_a_prompt_ends_at_a_page_or_not_then_its_last_token_is_left_to_compute(
+    num_tokens, page_tokens, expected
+):
+    assert cacheable_tokens(num_tokens, page_tokens) == expected

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts and seats: nobody sits in two places, and every part of the KV has one keeper in each rank."""
+
+import pytest
+
+from banyan.core import SourceKind
+from banyan.layout import Layout, Seats
+
+REPLICAS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=2)
+ATTENTION = Layout(dp=1, attn_dp=2, attn_cp=2, attn_tp=2)
+FOUR = Layout(dp=4, attn_dp=1, attn_cp=1, attn_tp=1)
+LAYOUTS = [REPLICAS, ATTENTION, FOUR, Layout(dp=1, attn_dp=8, attn_cp=1, attn_tp=1)]
+
+
+def everybody(layout, *, is_replicated=False):
+    return [
+        Seats(layout, rank, shard, is_replicated)
+        for rank in range(layout.num_ranks)
+        for shard in range(layout.num_shards)
+    ]
+
+
+def test_flags_when_dp_attention_is_spelt_the_old_way_then_the_layout_is_that_of_the_new_spelling():
+    new = Layout.of_flags(tp_size=8, attn_dp_size=4)
+    assert Layout.of_flags(tp_size=8, dp_size=4, enable_dp_attention=True) == new
+    assert (new.num_ranks, new.num_shards, new.num_seats, new.steps_together) == (4, 2, 8, True)
+
+
+def test_flags_when_ranks_are_replicas_then_each_has_the_whole_tp_group():
+    layout = Layout.of_flags(tp_size=2, dp_size=4)
+    assert (layout.num_ranks, layout.num_shards, layout.num_seats, layout.steps_together) == (4, 2, 8, False)
+    assert layout.num_slots(has_arena=False) == 8 and layout.num_slots(has_arena=True) == 16
+
+
+def test_flags_when_the_tp_group_does_not_divide_then_they_are_refused_by_name():
+    with pytest.raises(ValueError, match="--tp-size 6 does not divide into 4 attention DP ranks"):
+        Layout.of_flags(tp_size=6, attn_dp_size=4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_seats_when_all_processes_take_theirs_then_no_slot_is_taken_twice(layout, is_replicated):
+    seats = everybody(layout, is_replicated=is_replicated)
+    slots = [seat.own for seat in seats] + [seat.own_arena for seat in seats]
+    assert sorted(slots) == list(range(layout.num_slots(has_arena=True)))
+    for seat in seats:
+        assert seat.rank_of(seat.own) == seat.rank_of(seat.own_arena) == seat.dp_rank
+        assert (seat.kind_of(seat.own), seat.kind_of(seat.own_arena)) == (SourceKind.PEER, SourceKind.HOST)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_arena_when_it_is_divided_then_every_part_has_one_keeper_and_every_shard_reads_its_kv(layout, is_replicated):
+    seats = everybody(layout, is_replicated=is_replicated)
+    keepers = [seat for seat in seats if seat.is_keeper]
+    assert sorted(seat.part for seat in keepers) == list(range(keepers[0].num_parts))
+    of_slot = {seat.own_arena: seat for seat in keepers}
+    for seat in seats:
+        readable = [of_slot[slot] for slot in seat.arenas]
+        assert readable[0].dp_rank == seat.dp_rank and len(readable) == layout.num_ranks
+        assert is_replicated or {one.shard for one in readable} == {seat.shard}
+
+
+def test_peers_when_ranks_have_shards_then_each_shard_asks_its_own_kind_in_the_other_ranks():
+    shards = everybody(ATTENTION)
+    assert [seat.peers for seat in shards] == [[4], [5], [6], [7], [0], [1], [2], [3]]
+    four = everybody(FOUR)
+    assert four[1].peers == [2, 3, 0]
+
+
+def test_shard_when_the_tp_group_holds_all_ranks_then_it_is_counted_within_the_rank():
+    assert [ATTENTION.shard_of(tp_rank) for tp_rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_seat_when_a_process_is_outside_the_layout_then_it_is_refused():
+    with pytest.raises(ValueError, match="rank 2, shard 0 is not among 2 ranks"):
+        Seats(REPLICAS, 2, 0)
+
+
+def test_layout_when_it_travels_as_a_dict_then_it_comes_back():
+    assert Layout.from_dict(ATTENTION.as_dict()) == ATTENTION

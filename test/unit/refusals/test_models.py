@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that cache more than full attention's KV: one line, with the way out where there is one."""
+
+from dataclasses import fields
+
+import pytest
+
+from banyan.refusals.models import ModelFacts, model_refusal
+
+CACHES = [field.name for field in fields(ModelFacts) if field.name not in ("architecture", "is_generation")]
+
+
+def test_model_when_it_has_full_attention_alone_then_it_is_not_refused():
+    assert model_refusal(ModelFacts(architecture="LlamaForCausalLM")) is None
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_model_when_it_caches_more_then_one_line_names_it_and_the_way_out(cache):
+    line = model_refusal(ModelFacts(architecture="SomeModel", **{cache: True}))
+    assert "SomeModel" in line and "--banyan-share off" in line and "\n" not in line
+    assert ("--disable-hybrid-swa-memory" in line) is (cache == "has_window")
+
+
+def test_model_when_it_generates_nothing_then_refused_by_name():
+    line = model_refusal(ModelFacts(architecture="SomeReward", is_generation=False))
+    assert "SomeReward" in line and "--banyan-share off" in line
+
+
+def test_model_when_it_has_windows_and_states_then_no_flag_is_promised_to_help():
+    line = model_refusal(ModelFacts(has_window=True, has_states=True))
+    assert "windo" in line and "states" in line and "--disable-hybrid-swa-memory" not in line

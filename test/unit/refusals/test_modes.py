@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way of serving that would be silently wrong: one line, naming the flag and the way out."""
+
+from dataclasses import fields
+
+import pytest
+
+from banyan.refusals.modes import ModeFacts, mode_refusals, no_cache_refusal
+
+BAD = {
+    "attn_cp_size": (2, "--attn-cp-size"),
+    "enable_prefill_cp": (True, "--enable-prefill-cp"),
+    "dcp_size": (2, "--dcp-size 2"),
+    "enable_pdmux": (True, "--enable-pdmux"),
+    "dllm_algorithm": ("LowConfidence", "--dllm-algorithm LowConfidence"),
+    "returns_routed_experts": (True, "--enable-return-routed-experts"),
+    "returns_indexer_topk": (True, "--enable-return-indexer-topk"),
+    "is_embedding": (True, "--is-embedding"),
+    "enable_mis": (True, "--enable-mis"),
+    "enable_page_major_kv_layout": (True, "--enable-page-major-kv-layout"),
+}
+
+
+def test_modes_when_nothing_is_asked_for_then_there_are_no_refusals():
+    assert mode_refusals(ModeFacts()) == []
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_modes_when_one_is_asked_for_then_one_line_names_flag_and_way_out(field):
+    value, flag = BAD[field]
+    (line,) = mode_refusals(ModeFacts(**{field: value}))
+    assert flag in line and "--banyan-share off" in line
+    assert "\n" not in line
+
+
+def test_modes_when_deterministic_then_only_flashinfer_is_refused():
+    assert mode_refusals(ModeFacts(is_deterministic=True)) == []
+    assert mode_refusals(ModeFacts(is_deterministic=True, attention_backend="triton")) == []
+    assert mode_refusals(ModeFacts(attention_backend="flashinfer")) == []
+    (line,) = mode_refusals(ModeFacts(is_deterministic=True, attention_backend="flashinfer"))
+    assert "--enable-deterministic-inference" in line and "triton" in line
+
+
+def test_modes_when_a_field_is_added_then_it_has_a_refusal_here():
+    assert {field.name for field in fields(ModeFacts)} == {*BAD, "is_deterministic", "attention_backend"}
+
+
+def test_no_cache_when_refused_then_what_was_asked_and_what_sglang_says_are_in_it():
+    line = no_cache_refusal(asked="--enable-mis", reason="requires radix caching")
+    assert line.startswith("--enable-mis: ") and "requires radix caching" in line and "--banyan-share off" in line

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank may find: the lines name it, and the way out. No other file has such a text."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from banyan.refusals import ranks
+
+PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
+
+
+@pytest.mark.parametrize(
+    ("line", "named", "way_out"),
+    [
+        (ranks.hooks_refusal(["a.b", "c.d"]), "a.b, c.d", "start without --enable-banyan"),
+        (ranks.page_hash_refusal("no g++"), "no g++", "libssl-dev"),
+        (ranks.allocator_refusal(allocator_class="NpuAllocator"), "NpuAllocator", "--banyan-share off"),
+        (ranks.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),
+        (ranks.pool_layout_refusal(), "KV pool", "--banyan-share off"),
+        (ranks.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
+        (ranks.arena_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--banyan-host-gb"),
+        (ranks.kept_arena_refusal(folder="/x", error="in use"), "--banyan-keep-host-arena /x", "name a folder"),
+        (ranks.pinning_refusal("800"), "800", "--banyan-host-gb"),
+        (ranks.store_refusal(paths=["/a", "/b"], error="newer: use another"), "--banyan-store /a,/b", "use another"),
+        (ranks.weights_refusal("no files"), "no files", "--banyan-store"),
+    ],
+)
+def test_line_when_printed_then_it_names_the_cause_and_the_way_out(line, named, way_out):
+    assert named in line and way_out in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("components", "way_out"),
+    [
+        (["FULL", "SWA"], "--disable-hybrid-swa-memory"),
+        (["FULL", "MAMBA"], "use --banyan-share off"),
+        (["FULL", "MAMBA", "SWA"], "use --banyan-share off"),
+    ],
+)
+def test_components_when_a_window_is_the_only_obstacle_then_its_flag_is_named(components, way_out):
+    line = ranks.components_refusal(components)
+    assert all(name in line for name in components) and way_out in line
+    assert ("--disable-hybrid-swa-memory" in line) is ("MAMBA" not in components)
+
+
+def refusing_calls():
+    for path in sorted(PLUGIN.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "refuse":
+                yield path.relative_to(PLUGIN), node
+
+
+def test_plugin_when_it_refuses_then_the_text_comes_from_refusals():
+    calls = list(refusing_calls())
+    assert len(calls) > 15
+    own = [
+        f"{path}:{call.lineno}"
+        for path, call in calls
+        if any(isinstance(argument, ast.Constant | ast.JoinedStr) for argument in call.args)
+    ]
+    assert not own, "\n".join(own)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A router in front of pairs: one room for each attempt, and a second attempt when a half of one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
+from test.unit.router.fake_server import BOOTSTRAP_PORT, FakeServer, running, until
+
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER
+from banyan.router.health import State
+from banyan.router.settings import Settings
+
+DAMAGED = (503, LOAD_FAILED)
+
+
+def fields_of(server):
+    return [json.loads(body) if isinstance(body, bytes) else body for body, _ in server.seen]
+
+
+def rooms_of(server):
+    return [fields["bootstrap_room"] for fields in fields_of(server)]
+
+
+def headers_of(server):
+    return [headers for _, headers in server.seen]
+
+
+def pair(num_prefills=1, num_decodes=1, **more):
+    """Servers that meet in the same rooms: prefills first."""
+    rooms = Rooms()
+    prefills = [FakePrefill(f"p{number}", rooms, **more) for number in range(num_prefills)]
+    return prefills, [FakeDecode(f"d{number}", rooms) for number in range(num_decodes)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+def test_request_when_there_is_a_pair_then_both_meet_in_a_room_and_the_decode_server_answers(path, stream):
+    async def scenario():
+        (p,), (d,) = pair()
+        async with running([p, d]) as rig:
+            for _ in range(2):
+                status, _, body = await rig.ask(path, text="hi", stream=stream)
+                assert status == 200 and b"d0" in body
+            assert rooms_of(p) == rooms_of(d) and len(set(rooms_of(p))) == 2
+            (fields, _) = fields_of(p)
+            assert (fields["bootstrap_host"], fields["bootstrap_port"]) == ("127.0.0.1", BOOTSTRAP_PORT)
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_when_a_page_is_damaged_then_the_second_attempt_computes_in_another_room(stream, tells):
+    async def scenario():
+        (p,), (d,) = pair(tells=tells)
+        p.answers = [DAMAGED]
+        async with running([p, d]) as rig:
+            status, _, body = await rig.ask(text="hi", stream=stream)
+            assert status == 200 and b"d0" in body and b"failed" not in body
+            assert len(set(rooms_of(p))) == 2
+            assert [headers.get(PLAN_HEADER) for headers in headers_of(p)] == [None, "compute"]
+            assert headers_of(d)[-1][PLAN_HEADER] == "compute"
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+async def chosen(servers):
+    """The one that got the request, and another one."""
+    await until(lambda: any(server.seen or server.num_running for server in servers))
+    return sorted(servers, key=lambda server: not (server.seen or server.num_running))
+
+
+def test_request_when_its_prefill_server_dies_then_another_pair_answers():
+    async def scenario():
+        prefills, (d,) = pair(num_prefills=2)
+        for p in prefills:
+            p.hands_over.clear()
+        async with running([*prefills, d]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi"))
+            victim, other = await chosen(prefills)
+            await until(lambda: d.num_running)
+            other.hands_over.set()
+            await victim.kill()
+            status, _, body = await asked
+            assert (status, json.loads(body)["text"]) == (200, "d0")
+            assert len(other.seen) == 1 and PLAN_HEADER not in headers_of(other)[0]
+            await until(lambda: rig.state(prefills.index(victim)) is State.DOWN)
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_when_its_prefill_server_falls_silent_then_another_pair_answers():
+    async def scenario():
+        prefills, (d,) = pair(num_prefills=2)
+        for p in prefills:
+            p.hands_over.clear()
+        async with running([*prefills, d]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi"))
+            victim, other = await chosen(prefills)
+            await until(lambda: d.num_running)
+            other.hands_over.set()
+            victim.awake.clear()
+            assert (await asked)[0] == 200
+            assert len(other.seen) == 1
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_when_its_decode_server_dies_then_another_pair_answers_and_the_prefill_is_ended(stream):
+    async def scenario():
+        (p,), decodes = pair(num_decodes=2)
+        p.hands_over.clear()
+        async with running([p, *decodes]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi", stream=stream))
+            victim, other = await chosen(decodes)
+            await until(lambda: p.seen)
+            await victim.kill()
+            p.hands_over.set()
+            status, _, body = await asked
+            assert status == 200 and other.name.encode() in body
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_when_the_prefill_server_refuses_it_then_its_words_are_the_answer_and_nobody_waits():
+    async def scenario():
+        (p,), (d,) = pair(tells=False)
+        p.answers = [(400, "too long")]
+        async with running([p, d]) as rig:
+            status, _, body = await rig.ask(text="hi")
+            assert (status, json.loads(body)["detail"]) == (400, "too long")
+            assert len(p.seen) == 1
+            await until(lambda: d.num_running == 0)
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_when_the_prefill_server_stays_broken_then_the_client_gets_its_reason():
+    async def scenario():
+        (p,), (d,) = pair()
+        p.answers = [DAMAGED, DAMAGED]
+        async with running([p, d]) as rig:
+            status, _, body = await rig.ask(text="hi")
+            assert status == 503 and LOAD_FAILED in body.decode()
+            assert len(p.seen) == 2
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_client_when_it_goes_away_then_both_halves_are_ended():
+    async def scenario():
+        (p,), (d,) = pair()
+        p.hands_over.clear()
+        async with running([p, d]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi"))
+            await until(lambda: p.seen and d.num_running)
+            asked.cancel()
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_room_when_a_stock_prefill_server_has_ranks_then_it_leads_to_the_chosen_one():
+    async def scenario():
+        (p,), (d,) = pair(num_ranks=3)
+        async with running([p, d]) as rig:
+            for _ in range(6):
+                await rig.ask(text="hi")
+            assert sorted(room % 3 for room in rooms_of(p)) == [0, 0, 1, 1, 2, 2]
+            assert not any("routed_dp_rank" in fields for fields in fields_of(p))
+
+    asyncio.run(scenario())
+
+
+def test_server_when_its_role_is_another_then_it_takes_no_requests_and_the_reason_is_shown():
+    async def scenario():
+        rooms = Rooms()
+        alone = FakeServer("alone")
+        servers = [FakePrefill("p0", rooms), FakeDecode("d0", rooms)]
+        async with running([alone, *servers], is_up=False, instead={"servers": (), "prefills": (alone.url,)}) as rig:
+            await until(lambda: "--disaggregation-mode" in rig.router.fleet.servers[0].health.last_error)
+            assert not rig.router.fleet.servers[0].takes_requests
+            status, _ = await rig.get("/health")
+            assert status == 503
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "flag"),
+    [
+        ({}, "--server"),
+        ({"prefills": ("http://a:1",)}, "--decode"),
+        ({"decodes": ("http://a:1",)}, "--prefill"),
+        ({"servers": ("http://b:1",), "prefills": ("http://a:1",), "decodes": ("http://c:1",)}, "--server"),
+        ({"prefills": ("http://a:1",), "decodes": ("http://a:1",)}, "twice"),
+        ({"prefills": ("a:1",), "decodes": ("http://c:1",)}, "--prefill a:1"),
+    ],
+)
+def test_settings_when_servers_and_pairs_do_not_fit_then_the_flag_is_named(fields, flag):
+    with pytest.raises(ValueError, match=flag):
+        Settings(**fields)
