@@ -17,7 +17,7 @@ from benchmark.modes.asking import Answer
 
 
 def main(out: Path, num_ranks: int, flags: Sequence[str]) -> None:
-    from banyan.sglang_plugin.launcher.engine import engine
+    from banyan.sglang_plugin.launcher.offline import engine
 
     running = engine(*flags)
 

@@ -25,7 +25,7 @@ from banyan.arena.prefetch import Arrival, Prefetch
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
 from banyan.planner import FetchPlanner, RequestFacts
-from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Source
+from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Peers
 from banyan.telemetry import Counters
 
 NOTHING_QUEUED = -1
@@ -83,7 +83,7 @@ class PrefixCache:
         seats: Seats,
         page_tokens: int,
         shelf: OwnShelf,
-        source: Source,
+        peers: Peers,
         slots: Sequence[int],
         prefetch: Prefetch | None,
         planner: FetchPlanner,
@@ -93,7 +93,7 @@ class PrefixCache:
         self._seats = seats
         self._page_tokens = page_tokens
         self._shelf = shelf
-        self._source = source
+        self._peers = peers
         self._slots = slots
         self._prefetch = prefetch
         self._planner = planner
@@ -113,10 +113,10 @@ class PrefixCache:
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
         pages change or something comes up from the store.
         """
-        version = (self._source.version(), self._prefetch.version if self._prefetch is not None else 0)
+        version = (self._peers.version(), self._prefetch.version if self._prefetch is not None else 0)
         seen = self._seen.get(request.rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
-            match = self._source.lookup(keys, self._slots_for(request.max_rank))
+            match = self._peers.lookup(keys, self._slots_for(request.max_rank))
             num_arriving = self._start_reads(request, keys[match.num_pages :])
             seen = _Seen(version, keys[0], len(keys), match, self._offer(match, num_arriving))
             self._remember(request.rid, seen)
@@ -160,7 +160,7 @@ class PrefixCache:
         ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest.
         """
         seen = self._seen.pop(rid, None)
-        match = seen.match if seen is not None else self._source.lookup(keys, self._slots)
+        match = seen.match if seen is not None else self._peers.lookup(keys, self._slots)
         held = self._hold(match, keys, frames)
         # Asked of every shard, also of one that was refused: the others wait for its answer.
         is_granted = self._agreed(held is not None)
@@ -182,7 +182,7 @@ class PrefixCache:
         arrivals = self._attach(keys[num_leased:], frames[num_leased:])
         if arrivals is None:
             return None
-        lease = self._source.lease(match, num_leased) if num_leased else None
+        lease = self._peers.lease(match, num_leased) if num_leased else None
         if num_leased and lease is None:
             self._detach(arrivals)
             return None
@@ -227,7 +227,7 @@ class PrefixCache:
         arrivals = [arrival for _, held in queued for arrival in held.arrivals]
         self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
         self._num_started += 1
-        copy = self._source.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
+        copy = self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
         self._moving[self._num_started] = _Batch(fetches, arrivals, copy)
         return self._num_started
 
@@ -272,7 +272,7 @@ class PrefixCache:
 
     def is_elsewhere(self, key: str) -> bool:
         """Whether one of the shelves that this rank asks holds the page now. A hint, as every lookup."""
-        return self._source.lookup([key], self._slots).num_pages == 1
+        return self._peers.lookup([key], self._slots).num_pages == 1
 
     # ---- publish and release -----------------------------------------------------------------------------------
 
@@ -310,11 +310,11 @@ class PrefixCache:
         self._shelf.reset()
         self._counters.resets += 1
 
-    def move_to(self, join: Callable[[], tuple[OwnShelf, Source, Prefetch | None]]) -> None:
+    def move_to(self, join: Callable[[], tuple[OwnShelf, Peers, Prefetch | None]]) -> None:
         """Go on with the shelf and the peers of a new namespace, made by ``join``. Call ``quiesce`` before.
 
         The old ones are let go first: a rank has one shelf and one reader bit.
         """
         assert not self._queued and not self._moving and not self._ending
-        del self._shelf, self._source, self._prefetch
-        self._shelf, self._source, self._prefetch = join()
+        del self._shelf, self._peers, self._prefetch
+        self._shelf, self._peers, self._prefetch = join()

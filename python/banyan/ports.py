@@ -56,7 +56,7 @@ class Copy(Protocol):
         ...
 
 
-class Source(Protocol):
+class Peers(Protocol):
     """Where pages come from: the shelves of the peers."""
 
     def version(self) -> int:

@@ -20,8 +20,8 @@ from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
 from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
-from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 SHAPE = Shape("check", 4, (32768, 32768))
@@ -84,7 +84,7 @@ class GpuRank:
         self.io: GpuIo | None = None
         if arena is not None:
             self._place_arena(places, arena)
-        self.source = CudaSource(
+        self.source = CudaPeers(
             directory=self.peers,
             driver=self.driver,
             kernel=kernel,

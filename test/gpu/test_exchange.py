@@ -65,7 +65,7 @@ def test_fetch_when_the_owner_evicts_all_the_time_then_every_word_is_the_keys(no
     deadline = time.monotonic() + 120
     while len(counts) < NUM_FETCHES and time.monotonic() < deadline:
         wrong = fetch(rank, chance.randrange(NUM_KEYS), chance.randrange(NUM_PAGES))
-        rank.source.settle()
+        rank.source.poll()
         if wrong is not None:
             counts.append(wrong)
     assert len(counts) == NUM_FETCHES and owner.poll() is None
@@ -82,7 +82,7 @@ def test_owner_when_killed_then_its_mapping_is_closed_in_time_and_the_reader_goe
     owner.wait()
     started_s = time.monotonic()
     while len(rank.mappings._open) and time.monotonic() - started_s < 2 * HEARTBEAT_S:
-        rank.source.settle()
+        rank.source.poll()
         rank.mappings.attend(rank.peers.present())
         time.sleep(0.01)
     assert len(rank.mappings._open) == 0 and time.monotonic() - started_s < HEARTBEAT_S

@@ -52,12 +52,12 @@ class Rig:
         places = self.offsets(range(NUM_STORED, 2 * NUM_STORED))
         return self.store.read(found, NUM_STORED, self.arena, places, layers_per_step=1)
 
-    def settle(self):
+    def poll(self):
         deadline = time.monotonic() + 10
         while self.rank.source.num_under_way or self.rank.io.num_under_way:
             assert time.monotonic() < deadline
-            self.rank.source.settle()
-            self.rank.io.settle()
+            self.rank.source.poll()
+            self.rank.io.poll()
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_pages_when_they_are_still_being_read_then_the_forward_behind_them_sees_
         assert under_way.finish() and read.finish() == []
         torch.cuda.synchronize()
         assert int(torch.stack(wrong).sum()) == 0
-        rig.settle()
+        rig.poll()
         rig.frames[:] = -1
 
 
@@ -104,4 +104,4 @@ def test_streams_when_a_page_fails_then_they_go_on_and_the_read_names_it(rig):
     under_way.finish()
     assert any(reason == "checksum" for _, reason in read.finish())
     torch.cuda.synchronize()
-    rig.settle()
+    rig.poll()

@@ -25,17 +25,9 @@ CALLED_BY_OTHERS = {
 """Names that something outside the repository calls, with the reason."""
 
 SAME_NAME_IN_TWO_FOLDERS = {
-    "admission": "pacing: is a page worth a write; router: is there room for a request",
-    "answers": "disagg: pages of what a decode server has answered; launcher: what clients read in answers",
     "description": "router: what a server says of itself; cuda_ipc: what a rank says of its pool",
-    "engine": "cli: a running server over HTTP; launcher: SGLang's `Engine`, without a server",
-    "layer_times": "pacing: predicted from the profile; cuda_ipc: measured with events",
-    "load": "routing: what policies know of a rank; rank: where SGLang's figures come from",
     "models": "router: which model a request wants; refusals: which models are refused",
-    "prefill_times": "planner: what prefills take, learned; rank: where they are measured",
     "profile": "planner: the file; cli: the command that writes it",
-    "prompt": "layout: which of its tokens a cache may supply; router: what a request's body says",
-    "ranks": "layout: how ranks and shards are counted; refusals: what a rank refuses",
 }
 """File names that two folders of the product share because the folders say which is which, with what they say."""
 

@@ -43,7 +43,7 @@ def request(rid: str) -> RequestFacts:
 
 def make_cache(
     shelf: Any,
-    source: Any,
+    peers: Any,
     *,
     slot: int = 0,
     slots: Sequence[int] | None = None,
@@ -58,7 +58,7 @@ def make_cache(
         seats=Seats(layout, slot, 0),
         page_tokens=PAGE_TOKENS,
         shelf=shelf,
-        source=source,
+        peers=peers,
         slots=[1 - slot] if slots is None else slots,
         prefetch=prefetch,
         planner=planner or Notes(),

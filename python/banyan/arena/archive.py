@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from banyan.arena.lineage import ROOT, Lineage
 from banyan.arena.residency import Residency
 from banyan.core import PageKey
-from banyan.pacing import Verdict, WriteAdmission
+from banyan.pacing import WriteAdmission, WriteVerdict
 from banyan.ports import Clock, PageStore
 from banyan.telemetry import Counters
 
@@ -82,8 +82,8 @@ class Archive:
 
     def _is_worth(self, key: str) -> bool:
         verdict = self._admission.judge(PageKey(key), self._block_bytes, self._clock())
-        self._counters.archive_refused_pages += verdict is Verdict.OVER_BUDGET
-        return verdict is Verdict.QUEUED
+        self._counters.archive_refused_pages += verdict is WriteVerdict.OVER_BUDGET
+        return verdict is WriteVerdict.QUEUED
 
     def _put(self, keys: list[str], parent: str | None) -> Sequence[str]:
         frames = [frame for key in keys if (frame := self._residency.frame(key)) is not None]

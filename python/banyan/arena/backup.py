@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.arena.residency import Residency
-from banyan.ports import Copy, Source
+from banyan.ports import Copy, Peers
 from banyan.telemetry import Counters
 
 MAX_PUT_OFF_PAGES = 1 << 16
@@ -46,7 +46,7 @@ class Backup:
     """Copies pages of one rank down.
 
     Args:
-        view: finds and leases pages of this node's shelves; its copies land in this rank's part of the arena.
+        peers: finds and leases pages of this node's shelves; its copies land in this rank's part of the arena.
         pool_slot: the roster slot of this rank's pool.
         arena_slots: the slots of all parts of the arena.
         max_pages: bound on the pages that are on their way.
@@ -56,14 +56,14 @@ class Backup:
         self,
         *,
         residency: Residency,
-        view: Source,
+        peers: Peers,
         pool_slot: int,
         arena_slots: Sequence[int],
         max_pages: int,
         counters: Counters,
     ) -> None:
         self._residency = residency
-        self._view = view
+        self._peers = peers
         self._pool_slots = [pool_slot]
         self._arena_slots = list(arena_slots)
         self._max_pages = max_pages
@@ -79,18 +79,18 @@ class Backup:
 
     def _send(self, keys: Sequence[str]) -> int:
         """Copy what the pool holds of ``keys``, as far as there is room, and put off the rest; how many it holds."""
-        found = self._view.lookup(keys, self._pool_slots) if keys else None
+        found = self._peers.lookup(keys, self._pool_slots) if keys else None
         if found is None or found.num_pages == 0:
             return 0
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
         frames = self._residency.claim(max(0, room))
         self._put_aside(keys[len(frames) : found.num_pages])
-        lease = self._view.lease(found, len(frames)) if frames else None
+        lease = self._peers.lease(found, len(frames)) if frames else None
         if lease is None:
             self._residency.abandon(frames)
             return found.num_pages
         sent = keys[: len(frames)]
-        self._moving.append(_Moving(sent, frames, self._view.start_copy([(lease, array("q", frames))])))
+        self._moving.append(_Moving(sent, frames, self._peers.start_copy([(lease, array("q", frames))])))
         self._on_their_way.update(sent)
         return found.num_pages
 
@@ -113,7 +113,7 @@ class Backup:
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
-        num_present = self._view.lookup(keys, self._arena_slots).num_pages
+        num_present = self._peers.lookup(keys, self._arena_slots).num_pages
         while num_present < len(keys) and keys[num_present] in self._on_their_way:
             num_present += 1
         return num_present
@@ -136,7 +136,7 @@ class Backup:
             self._residency.abandon(moved.frames)
             return None
         # Another rank may have been as quick with the same pages: one copy is enough for the node.
-        num_twice = self._view.lookup(moved.keys, self._arena_slots).num_pages
+        num_twice = self._peers.lookup(moved.keys, self._arena_slots).num_pages
         self._residency.abandon(moved.frames[:num_twice])
         keys, frames = moved.keys[num_twice:], moved.frames[num_twice:]
         self._residency.publish(frames, keys)

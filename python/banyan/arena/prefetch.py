@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from banyan.arena.residency import Residency
-from banyan.ports import Frames, PageStore, Source, StoreFound, StoreRead
+from banyan.ports import Frames, PageStore, Peers, StoreFound, StoreRead
 from banyan.telemetry import Counters
 
 Worth = Callable[[int, int], int]
@@ -54,7 +54,7 @@ class Prefetch:
     """Reads pages of one rank's requests.
 
     Args:
-        view: finds pages on this node's shelves.
+        peers: finds pages on this node's shelves.
         memory: the bytes of this rank's part of the arena; frame ``f`` begins at ``f * frame_bytes``.
         max_pages: bound on the pages that are on their way.
         layers_per_read: layers in one submission; 1 streams layer by layer.
@@ -65,7 +65,7 @@ class Prefetch:
         *,
         store: PageStore,
         residency: Residency,
-        view: Source,
+        peers: Peers,
         arena_slots: Sequence[int],
         memory: object,
         frame_bytes: int,
@@ -75,7 +75,7 @@ class Prefetch:
     ) -> None:
         self._store = store
         self._residency = residency
-        self._view = view
+        self._peers = peers
         self._arena_slots = list(arena_slots)
         self._memory = memory
         self._frame_bytes = frame_bytes
@@ -179,7 +179,7 @@ class Prefetch:
         self._forget(reading)
         keys, frames = reading.keys, reading.frames
         # Another rank may have read the same pages meanwhile: one copy is enough for the node.
-        num_twice = self._view.lookup(keys, self._arena_slots).num_pages
+        num_twice = self._peers.lookup(keys, self._arena_slots).num_pages
         good = [position for position in range(num_twice, len(keys)) if position not in failures]
         kept = {frames[position] for position in good}
         self._residency.abandon([frame for frame in frames if frame not in kept])

@@ -15,7 +15,7 @@ from banyan.arena.prefetch import Prefetch, Worth
 from banyan.arena.residency import Residency
 from banyan.layout import BlockGeometry
 from banyan.pacing import WriteAdmission
-from banyan.ports import PageStore, Source
+from banyan.ports import PageStore, Peers
 from banyan.telemetry import Counters
 
 LEAST_READ_BYTES = 1 << 30
@@ -30,7 +30,7 @@ class StoreTier:
         *,
         store: PageStore,
         residency: Residency,
-        view: Source,
+        peers: Peers,
         arena_slots: Sequence[int],
         memory: object,
         block: BlockGeometry,
@@ -50,7 +50,7 @@ class StoreTier:
         self.prefetch = Prefetch(
             store=store,
             residency=residency,
-            view=view,
+            peers=peers,
             arena_slots=arena_slots,
             memory=memory,
             frame_bytes=block.frame_bytes,

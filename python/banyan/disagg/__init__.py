@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and decode servers: what each of the two does, and how a request is brought to both. Pure."""
 
-from banyan.disagg.answers import Answers
+from banyan.disagg.answer_pages import Answers
 from banyan.disagg.arrivals import Arrivals
 from banyan.disagg.orphans import Orphans
 from banyan.disagg.others import Others

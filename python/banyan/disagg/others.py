@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from banyan.disagg.answers import Answers
+from banyan.disagg.answer_pages import Answers
 from banyan.disagg.arrivals import Arrivals
 from banyan.disagg.orphans import Orphans
 from banyan.disagg.roles import Role

@@ -2,9 +2,9 @@
 """How processes divide into ranks and shards, and where their pages lie: every offset is computed here alone."""
 
 from banyan.layout.block import BlockGeometry
+from banyan.layout.cacheable import cacheable_tokens
 from banyan.layout.geometry import Extent, PoolGeometry
 from banyan.layout.namespace import Namespace
-from banyan.layout.prompt import cacheable_tokens
 from banyan.layout.ranks import Layout
 from banyan.layout.seats import Seats
 

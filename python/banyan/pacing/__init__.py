@@ -9,10 +9,10 @@ Back-log and gate are native, since every I/O asks them (banyan-store, ``pacing.
 (``banyan._native.WriteGate``) and the same permits.
 """
 
-from banyan.pacing.admission import Admission, Verdict, WriteAdmission
+from banyan.pacing.admission import Admission, WriteAdmission, WriteVerdict
 from banyan.pacing.budget import WriteBudget
+from banyan.pacing.corrected_table import LayerTimes
 from banyan.pacing.correction import Correction, length_class, nearest, shortest_of_class
-from banyan.pacing.layer_times import LayerTimes
 from banyan.pacing.permits import PermittedStore, WritePermits
 from banyan.pacing.slack_table import ForwardShape, SlackTable
 
@@ -23,10 +23,10 @@ __all__ = [
     "LayerTimes",
     "PermittedStore",
     "SlackTable",
-    "Verdict",
     "WriteAdmission",
     "WriteBudget",
     "WritePermits",
+    "WriteVerdict",
     "length_class",
     "nearest",
     "shortest_of_class",

@@ -16,7 +16,7 @@ MAX_REMEMBERED_KEYS = 1 << 18
 """Some 40 MB at 150 bytes a key; at 16 tokens a page the last four million tokens."""
 
 
-class Verdict(Enum):
+class WriteVerdict(Enum):
     """What became of an offered page. Everything but ``QUEUED`` means: not stored, and counted."""
 
     QUEUED = "queued"
@@ -45,16 +45,16 @@ class WriteAdmission:
         self._max_remembered = max_remembered
         self._seen_once: dict[PageKey, None] = {}
 
-    def judge(self, key: PageKey, num_bytes: int, now_ns: int) -> Verdict:
+    def judge(self, key: PageKey, num_bytes: int, now_ns: int) -> WriteVerdict:
         """``QUEUED``: write it, its bytes are taken from the budget. A page refused for its budget keeps its sight."""
         if self._admission is Admission.SECOND_SIGHT and key not in self._seen_once:
             self._remember(key)
-            return Verdict.SEEN_ONCE
+            return WriteVerdict.SEEN_ONCE
         if self._budget is not None and not self._budget.take(num_bytes, now_ns):
             self._remember(key)
-            return Verdict.OVER_BUDGET
+            return WriteVerdict.OVER_BUDGET
         self._seen_once.pop(key, None)
-        return Verdict.QUEUED
+        return WriteVerdict.QUEUED
 
     def give_back(self, key: PageKey, num_bytes: int) -> None:
         """A page that was admitted is not written after all: it has its bytes and its sight again."""

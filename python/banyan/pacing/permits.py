@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from banyan.pacing.layer_times import LayerTimes
+from banyan.pacing.corrected_table import LayerTimes
 from banyan.pacing.slack_table import ForwardShape
 
 FIRST_WRITE_BYTES_PER_US = 500.0

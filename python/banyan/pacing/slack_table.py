@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long one layer of a forward pass takes, by the number of new tokens and the length of the prefix before them.
 
-Measured once by ``banyan profile`` (``SlackTable.fit``), corrected while the server runs (``layer_times``).
+Measured once by ``banyan profile`` (``SlackTable.fit``), corrected while the server runs (``corrected_table``).
 
 Invariants
   1. Both axes ascend strictly, and every measured time is positive.

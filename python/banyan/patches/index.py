@@ -11,6 +11,11 @@ Every place where Banyan touches sglang=={SGLANG_VERSION}. Generated from `patch
 `before`, `after` and `around` are hooks of SGLang's plugin registry; `register` adds to a registry of SGLang's;
 `subclass` and `call` are upstream sources that Banyan inherits from or relies on, watched by fingerprint only.
 
+A patch is a record and changes no file: a TOML file with the place (`target`), the kind, the processes, the hook that
+is installed there, why, when it can go, and a fingerprint of the upstream source. `banyan.patches` reads the files and
+compares fingerprints; `sglang_plugin/seams.py` installs the hooks in each process. Where a fingerprint differs, Banyan
+turns itself off.
+
 | patch | kind | where | why | can go when |
 |---|---|---|---|---|
 """

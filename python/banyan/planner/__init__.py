@@ -6,7 +6,7 @@
 """
 
 from banyan.planner.move_rates import MoveRates
-from banyan.planner.plan import Estimated, Plan, Pricing, Reason, Tail
+from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
 from banyan.planner.planner import Action, Planner
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost, mean_relative_error
 from banyan.planner.prefill_times import PrefillTimes
@@ -22,12 +22,12 @@ __all__ = [
     "MoveRates",
     "Piece",
     "Plan",
+    "PlanReason",
     "Planner",
     "PrefillCost",
     "PrefillTimes",
     "Pricing",
     "Profile",
-    "Reason",
     "RequestFacts",
     "Tail",
     "mean_relative_error",

@@ -48,7 +48,7 @@ class Tail:
         return sum(run.num_pages for run in self.runs)
 
 
-class Reason(Enum):
+class PlanReason(Enum):
     """Why a plan is what it is."""
 
     NOTHING_FOUND = "nothing found"
@@ -76,7 +76,7 @@ class Plan:
     """How many pages to move, and the figures behind it (None while a time is not known)."""
 
     num_pages: int
-    reason: Reason
+    reason: PlanReason
     best: Estimated | None = None
     recompute: Estimated | None = None
 

@@ -25,7 +25,7 @@ from typing import Any
 from banyan.core import Outcome, SourceKind
 from banyan.pacing import length_class
 from banyan.planner.move_rates import MoveRates
-from banyan.planner.plan import Estimated, Plan, Pricing, Reason, Tail
+from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
 from banyan.planner.prefill_times import PrefillTimes
 
 TRIAL_EVERY = 64
@@ -79,8 +79,8 @@ class Planner:
         read = self._reads.get(rid)
         if tail.num_found == 0 and known is not None and known is read:
             # The reason not to read is the reason that nothing is found.
-            return Plan(0, Reason.NOTHING_FOUND)
-        if read is not None and read.plan.reason is Reason.TRIAL:
+            return Plan(0, PlanReason.NOTHING_FOUND)
+        if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
         plan = self._plan(tail, asked, uncut=(SourceKind.STORE,))
         _put(self._decisions, rid, _Decision(tail, plan))
@@ -103,17 +103,17 @@ class Planner:
     def _plan(self, tail: Tail, asked: Action | None, *, uncut: Collection[SourceKind]) -> Plan:
         found = tail.num_found
         if found == 0:
-            return Plan(0, Reason.NOTHING_FOUND)
+            return Plan(0, PlanReason.NOTHING_FOUND)
         if found < self._min_pages:
-            return Plan(0, Reason.TOO_SHORT)
+            return Plan(0, PlanReason.TOO_SHORT)
         recompute = self._pricing.recompute(tail)
         best = None
         if recompute is not None:
             best = self._pricing.best(tail, recompute, min_pages=self._min_pages, uncut=uncut)
         if asked is not None:
-            return Plan(found if asked is Action.MOVE else 0, Reason.ASKED, best, recompute)
+            return Plan(found if asked is Action.MOVE else 0, PlanReason.ASKED, best, recompute)
         if best is None or recompute is None:
-            return Plan(found, Reason.UNMEASURED, best, recompute)
+            return Plan(found, PlanReason.UNMEASURED, best, recompute)
         return self._choose(tail, best, recompute)
 
     def _choose(self, tail: Tail, best: Estimated, recompute: Estimated) -> Plan:
@@ -121,18 +121,18 @@ class Planner:
         habit = self._habits.setdefault((kinds, length_class(tail.num_found * tail.page_tokens)), _Habit())
         gain_us = recompute.total_us - best.total_us
         is_clear = abs(gain_us) > best.error_us
-        reason = Reason.FASTER
+        reason = PlanReason.FASTER
         if is_clear:
             habit.moves = gain_us > 0
         elif habit.moves != (gain_us > 0):
-            reason = Reason.KEPT
+            reason = PlanReason.KEPT
         if habit.moves:
             habit.num_refused = 0
             return Plan(best.num_pages, reason, best, recompute)
         habit.num_refused += 1
         if habit.num_refused >= TRIAL_EVERY and best.total_us <= TRIAL_FACTOR * recompute.total_us:
             habit.num_refused = 0
-            return Plan(best.num_pages, Reason.TRIAL, best, recompute)
+            return Plan(best.num_pages, PlanReason.TRIAL, best, recompute)
         return Plan(0, reason, best, recompute)
 
     def record(self, rid: str, outcome: Outcome) -> None:

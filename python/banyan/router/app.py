@@ -26,12 +26,12 @@ from banyan.router import models, prompt
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
-from banyan.router.load_feed import follow_load
+from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
 from banyan.router.probes import Probes
 from banyan.router.settings import Settings
-from banyan.router.subscription import follow
+from banyan.router.subscription import subscribe
 from banyan.router.tokens import Tokens
 from banyan.router.verdict import error_body
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
@@ -54,7 +54,7 @@ class Router:
         self.forwarder: Forwarder
         self.tokens: Tokens
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following: dict[str, list[asyncio.Task[None]]] = {}
+        self._subscriptions: dict[str, list[asyncio.Task[None]]] = {}
 
     def _fleet(self, urls: Sequence[str], role: Role) -> Fleet:
         settings = self.settings
@@ -93,8 +93,8 @@ class Router:
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake
             for fleet in self.fleets:
-                follow_it = partial(self._follow, fleet)
-                probes = Probes(fleet, settings, session, changed=wake, restarted=follow_it)
+                restarted = partial(self._subscribe, fleet)
+                probes = Probes(fleet, settings, session, changed=wake, restarted=restarted)
                 for server in fleet.servers:
                     self._start(probes.watch(server))
                     self._start(probes.check_engine(server))
@@ -112,21 +112,21 @@ class Router:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _follow(self, fleet: Fleet, server: Server) -> None:
+    def _subscribe(self, fleet: Fleet, server: Server) -> None:
         """Listen to a server that has (re)started."""
-        for task in self._following.pop(server.url, ()):
+        for task in self._subscriptions.pop(server.url, ()):
             task.cancel()
         batches = self.metrics.event_batches.labels(server.url)
         assert server.description is not None
         events = [
-            follow(self._context, source, feed, batches.inc)
+            subscribe(self._context, source, feed, batches.inc)
             for source, feed in zip(server.description.sources, server.feeds, strict=True)
         ]
         loads = [
-            follow_load(self._context, source, partial(self._told_load, fleet, server, source.rank), time.time)
+            subscribe_to_load(self._context, source, partial(self._told_load, fleet, server, source.rank), time.time)
             for source in server.description.load_sources
         ]
-        self._following[server.url] = [self._start(work) for work in (*events, *loads)]
+        self._subscriptions[server.url] = [self._start(work) for work in (*events, *loads)]
 
     def _told_load(self, fleet: Fleet, server: Server, rank: int, report: LoadReport) -> None:
         self.metrics.published_loads.labels(server.url).inc()

@@ -19,7 +19,6 @@ import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from banyan.router.admission import Admission, QueueFull, Rate, WaitedTooLong
 from banyan.router.fleet import Asked, Fleet, Place, Server
 from banyan.router.metrics import Metrics
 from banyan.router.probes import nobody_listens
@@ -36,6 +35,7 @@ from banyan.router.verdict import (
     may_retry,
     retry_after_s,
 )
+from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
 
 logger = logging.getLogger("banyan.router")
 

@@ -42,7 +42,7 @@ def read_load(payload: bytes, taken_s: float) -> LoadReport:
     return report_of(_decoder.decode(payload), taken_s)
 
 
-async def follow_load(
+async def subscribe_to_load(
     context: zmq.asyncio.Context, source: LoadSource, told: Callable[[LoadReport], None], clock: Callable[[], float]
 ) -> None:
     """Hand every report to ``told``, taken when it comes in, until cancelled."""

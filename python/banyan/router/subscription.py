@@ -24,7 +24,7 @@ REPLAY_TIMEOUT_S = 2.0
 """Between two messages of a replay; the publisher looks for requests about ten times a second."""
 
 
-async def follow(
+async def subscribe(
     context: zmq.asyncio.Context, source: EventSource, feed: EventFeed, applied: Callable[[], None]
 ) -> None:
     """Keep ``feed`` in step until cancelled; ``applied`` is called after each batch."""

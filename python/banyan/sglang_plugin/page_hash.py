@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
 
-from banyan.refusals.ranks import page_hash_refusal
+from banyan.refusals.start import page_hash_refusal
 from banyan.sglang_plugin import runtime
 
 

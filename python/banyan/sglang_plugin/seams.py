@@ -16,7 +16,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from banyan import patches
-from banyan.refusals.ranks import hooks_refusal
+from banyan.refusals.start import hooks_refusal
 from banyan.sglang_plugin import runtime
 
 _QUEUE = patches.load_queue()

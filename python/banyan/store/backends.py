@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 from banyan._native import Store
+from banyan.ports import PageStore
 from banyan.store.location import FILE, StoreLocation
 
 HF3FS = "3fs"
@@ -34,7 +36,7 @@ class Space:
     read_bytes_per_s: int | None = None
 
 
-def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> Store:
+def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
     """One writer's door to the store at ``location``, for pages of ``layer_bytes`` for each layer.
 
     Raises:
@@ -47,11 +49,11 @@ def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequen
     return backend(location.paths, namespace, layer_bytes, space)
 
 
-def _open_files(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], space: Space) -> Store:
+def _open_files(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
     return _open(paths, namespace, layer_bytes, space, engine="auto")
 
 
-def _open_hf3fs(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], space: Space) -> Store:
+def _open_hf3fs(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
     """On a mounted 3FS, through its POSIX side. Several nodes may use it, each with shelves of its own.
 
     Its USRBIO rings are not used.
@@ -65,8 +67,10 @@ def _open_hf3fs(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[in
     return _open(paths, namespace, layer_bytes, space, engine="threads")
 
 
-def _open(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], space: Space, *, engine: str) -> Store:
-    return Store.open(
+def _open(
+    paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], space: Space, *, engine: str
+) -> PageStore:
+    store = Store.open(
         list(paths),
         namespace,
         list(layer_bytes),
@@ -76,7 +80,9 @@ def _open(paths: Sequence[str], namespace: bytes, layer_bytes: Sequence[int], sp
         read_bytes_per_s=space.read_bytes_per_s,
         engine=engine,
     )
+    # It reads only what its own lookup has found, as every store does; a protocol cannot say that.
+    return cast(PageStore, store)
 
 
-Backend = Callable[[Sequence[str], bytes, Sequence[int], Space], Store]
+Backend = Callable[[Sequence[str], bytes, Sequence[int], Space], PageStore]
 BACKENDS: Mapping[str, Backend] = MappingProxyType({FILE: _open_files, HF3FS: _open_hf3fs})

@@ -27,23 +27,25 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RouteChoice:
     """``line`` says why, and the way out where there is one; empty for the direct route."""
 
     route: Route
     line: str = ""
 
 
-def verdict(facts: DeviceFacts, *, has_arena: bool) -> Verdict:
+def choose_route(facts: DeviceFacts, *, has_arena: bool) -> RouteChoice:
     """The best route that the facts allow. ``has_arena``: the server was started with a host arena."""
     if facts.driver_error is not None:
-        return Verdict(Route.REFUSED, f"the CUDA driver cannot be used ({facts.driver_error}): use --banyan-share off")
+        return RouteChoice(
+            Route.REFUSED, f"the CUDA driver cannot be used ({facts.driver_error}): use --banyan-share off"
+        )
     obstacle = _obstacle(facts)
     if obstacle is None:
-        return Verdict(Route.DIRECT)
+        return RouteChoice(Route.DIRECT)
     if has_arena:
-        return Verdict(Route.STAGED, f"{obstacle}: pages go through the host arena")
-    return Verdict(Route.REFUSED, f"{obstacle}: use --banyan-share off")
+        return RouteChoice(Route.STAGED, f"{obstacle}: pages go through the host arena")
+    return RouteChoice(Route.REFUSED, f"{obstacle}: use --banyan-share off")
 
 
 def _obstacle(facts: DeviceFacts) -> str | None:

@@ -20,22 +20,22 @@ class LateCopy:
         return getattr(self._copy, name)
 
 
-class LateSource:
-    def __init__(self, source):
-        self._source = source
+class LatePeers:
+    def __init__(self, peers):
+        self._peers = peers
 
     def __getattr__(self, name):
-        return getattr(self._source, name)
+        return getattr(self._peers, name)
 
     def start_copy(self, *args):
-        return LateCopy(lambda: self._source.start_copy(*args))
+        return LateCopy(lambda: self._peers.start_copy(*args))
 
 
 def install():
     """Make every copy of this process late."""
     init = cache.PrefixCache.__init__
 
-    def init_late(self, *, source, **others):
-        init(self, source=LateSource(source), **others)
+    def init_late(self, *, peers, **others):
+        init(self, peers=LatePeers(peers), **others)
 
     cache.PrefixCache.__init__ = init_late

@@ -28,7 +28,7 @@ from banyan.sglang_plugin.dispatcher.scout import (
     num_remembered_chunks,
     unused_by_rank,
 )
-from banyan.sglang_plugin.rank import hooks, linker, load, requests
+from banyan.sglang_plugin.rank import hooks, linker, load_report, requests
 from banyan.telemetry import Counters
 
 LAYOUT = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
@@ -244,7 +244,7 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
         load_inquirer=SimpleNamespace(get_loads=None),
         load_publisher=SimpleNamespace(publish_load_stat=lambda _, force, snapshot: told.append((force, snapshot))),
     )
-    load.after_process_input_requests(None, scheduler, [object()] * received)
+    load_report.after_process_input_requests(None, scheduler, [object()] * received)
     assert told == [(True, "snapshot")] * published
 
 

@@ -82,7 +82,7 @@ def test_alloc_when_a_reader_never_lets_go_then_it_fails_after_its_patience(node
     assert pages.alloc(PAGE_TOKENS) is None
     assert "peers have held 1 page(s)" in caplog.text
     with pytest.raises(RuntimeError, match="peers have held 1 page"):
-        pages.settle()
+        pages.wait_for_readers()
     lease.release()
 
 
@@ -119,7 +119,7 @@ def test_clear_when_a_peer_reads_then_its_page_stays_out(node):
     assert held not in pages.free_pages.tolist()
     assert pages.available_size() == (NUM_FRAMES - 1) * PAGE_TOKENS
     lease.release()
-    pages.settle()
+    pages.wait_for_readers()
     assert held in pages.free_pages.tolist()
 
 

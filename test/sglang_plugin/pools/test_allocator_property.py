@@ -126,7 +126,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def step(self):
         self.bring()
         if not self.leases:
-            self.pages.settle()
+            self.pages.wait_for_readers()
 
     @invariant()
     def every_page_is_in_one_place(self):

@@ -209,7 +209,7 @@ def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_
     owner.access.leave()
     assert owner.access.num_completed == 1 and not owner.access.pop_completed()
     gpu.run()
-    owner.access._sources.clear()
+    owner.access._readers.clear()
     assert owner.access._published.take() is None
     assert reader.cache.prepare(request("r"), keys(1)).num_pages == 0
 
@@ -228,7 +228,7 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     owner, reader = (Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
-    view = owner.access.arena_view(roster, owner.seats, NAMESPACE, block, arenas[0])
+    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arenas[0])
     shelf = _native.Shelf(roster, owner.seats.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes)
     owner.offload([3, 5], keys(1, 2))
     gpu.run()
@@ -255,7 +255,7 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     ranks = [Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
-    views = [rank.access.arena_view(roster, rank.seats, NAMESPACE, block, rank.arena) for rank in ranks]
+    views = [rank.access.arena_peers(roster, rank.seats, NAMESPACE, block, rank.arena) for rank in ranks]
     shelves = [
         _native.Shelf(roster, rank.seats.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes)
         for rank in ranks
@@ -266,7 +266,7 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     ranks[0].meet_peers()
     backup = Backup(
         residency=Residency(shelves[0], 4),
-        view=views[0],
+        peers=views[0],
         pool_slot=ranks[0].seats.own,
         arena_slots=ranks[0].seats.arenas,
         max_pages=4,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.managers import tp_worker
-from test.e2e.late_copies.late import LateSource
+from test.e2e.late_copies.late import LatePeers
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import LAYERS, PAGE, make_rank, transfer
 from test.unit.directory.rig import keys
@@ -50,7 +50,7 @@ def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_cop
     roster, config = _native.Roster.create(2), Config(min_fetch_tokens=PAGE, host_gb=0.0)
     owner, pool, pages = make_rank(monkeypatch, roster, 0, config)
     reader, own_pool, own_pages = make_rank(monkeypatch, roster, 1, config)
-    reader._cache._source = LateSource(reader._cache._source)
+    reader._cache._peers = LatePeers(reader._cache._peers)
     slots, targets = pages.alloc(PAGE), own_pages.alloc(PAGE)
     owner.offload(transfer(keys(1), slots))
     assert reader.lookup("r", transfer(keys(1), None)) == [1] and reader.load("r", transfer(keys(1), targets))

@@ -72,7 +72,7 @@ class GpuRank:
         """Page numbers lie in torch's memory, and the fake checks every address."""
         access = self.linker._access
         lists = [sent.frames for sent in access._published._sent] + self.pages._lane.tags()
-        batches = [batch for source in access._sources for batch in source._under_way]
+        batches = [batch for reader in access._readers for batch in reader._under_way]
         lists += [part.targets for batch in batches for part in batch.leased + batch.arriving]
         for tensor in lists:
             if isinstance(tensor, torch.Tensor):

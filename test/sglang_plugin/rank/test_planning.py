@@ -11,7 +11,7 @@ from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.pacing import SlackTable
 from banyan.planner import Action, PrefillCost, PrefillTimes, Profile, asked, profile
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import hooks, linker, planning, prefill, prefill_times, requests
+from banyan.sglang_plugin.rank import hooks, learned_times, linker, planning, prefill, requests
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.telemetry import Counters
 
@@ -41,9 +41,9 @@ class Rank:
         monkeypatch.setattr(runtime, "config", lambda: Config(plan=plan))
         monkeypatch.setattr(runtime, "is_sharing", lambda: True)
         monkeypatch.setattr(linker, "installed", lambda: SimpleNamespace(arrive=lambda rid: None, counters=Counters()))
-        monkeypatch.setattr(prefill_times, "loaded_profile", lambda: profiled)
+        monkeypatch.setattr(learned_times, "loaded_profile", lambda: profiled)
         times = PrefillTimes(None if profiled is None else profiled.cost)
-        monkeypatch.setattr(prefill_times, "times", lambda: times)
+        monkeypatch.setattr(learned_times, "times", lambda: times)
         self.pieces = ()
         monkeypatch.setattr(prefill, "pieces_of_this_pass", lambda: self.pieces)
         self.planner = RankPlanner(num_layers=LAYERS, page_tokens=PAGE, min_pages=1)

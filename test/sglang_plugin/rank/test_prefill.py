@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from banyan.config import Config
 from banyan.planner import PrefillCost, PrefillTimes
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import prefill, prefill_times
+from banyan.sglang_plugin.rank import learned_times, prefill
 
 PAGE = 16
 CHUNK = 4096
@@ -79,7 +79,7 @@ def make_adder(monkeypatch):
         config = Config(prefill_quota_ms=quota_ms, profile="p") if quota_ms else Config()
         monkeypatch.setattr(runtime, "config", lambda: config)
         times = PrefillTimes(COST)
-        monkeypatch.setattr(prefill_times, "times", lambda: times)
+        monkeypatch.setattr(learned_times, "times", lambda: times)
         monkeypatch.setattr(prefill, "get_parallel", lambda: SimpleNamespace(attn_tp_size=1))
         monkeypatch.setattr(
             schedule_policy,

@@ -46,7 +46,7 @@ class Host:
         self.counters = Counters()
         self.backup = Backup(
             residency=self.residency,
-            view=self.view,
+            peers=self.view,
             pool_slot=slot,
             arena_slots=ARENAS,
             max_pages=max_pages,

@@ -55,7 +55,7 @@ class StoreHost(Host):
             max_read_bytes=1 << 30,
             store=self.store,
             residency=self.residency,
-            view=self.view,
+            peers=self.view,
             arena_slots=ARENAS,
             memory=self.memory,
             block=BLOCK,
@@ -242,18 +242,18 @@ def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_fo
     host.store.close()
 
 
-class LaggingSource:
+class LaggingPeers:
     """Peers whose copies go on after ``finish``, as those of a GPU do, until they are let go."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    def __init__(self, peers: Any) -> None:
+        self._peers = peers
         self.copies: list[LaggingCopy] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        return getattr(self._peers, name)
 
     def start_copy(self, *loads: Any) -> LaggingCopy:
-        self.copies.append(LaggingCopy(self._source.start_copy(*loads)))
+        self.copies.append(LaggingCopy(self._peers.start_copy(*loads)))
         return self.copies[-1]
 
 
@@ -270,14 +270,14 @@ class LaggingCopy:
 def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has_ended(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    source = host.cache._source = LaggingSource(host.rank.peers)
+    lagging = host.cache._peers = LaggingPeers(host.rank.peers)
     assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
     assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
     assert host.cache.finish(host.cache.start())
     host.cache.poll()
     host.prefetch.poll()
     assert host.residency.num_filling == 2 and host.residency.num_resident == 0
-    source.copies[0].has_ended = True
+    lagging.copies[0].has_ended = True
     host.cache.poll()
     host.prefetch.poll()
     assert host.residency.num_filling == 0 and host.residency.num_resident == 2

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.pacing import Admission, Verdict, WriteAdmission, WriteBudget
+from banyan.pacing import Admission, WriteAdmission, WriteBudget, WriteVerdict
 
 DAY_NS = 24 * 3600 * 10**9
 PAGE_BYTES = 100
@@ -15,38 +15,38 @@ def budget(*, bytes_per_day=1000, burst_bytes=300):
 
 def test_admission_when_a_page_is_seen_twice_then_it_is_written():
     admission = WriteAdmission(Admission.SECOND_SIGHT, budget=None)
-    assert admission.judge("a", PAGE_BYTES, 0) is Verdict.SEEN_ONCE
-    assert admission.judge("b", PAGE_BYTES, 0) is Verdict.SEEN_ONCE
-    assert admission.judge("a", PAGE_BYTES, 0) is Verdict.QUEUED
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.SEEN_ONCE
+    assert admission.judge("b", PAGE_BYTES, 0) is WriteVerdict.SEEN_ONCE
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
 
 
 def test_admission_when_every_page_is_wanted_then_the_first_sight_does():
-    assert WriteAdmission(Admission.FIRST_SIGHT, budget=None).judge("a", PAGE_BYTES, 0) is Verdict.QUEUED
+    assert WriteAdmission(Admission.FIRST_SIGHT, budget=None).judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
 
 
 def test_admission_when_too_many_keys_are_seen_then_the_oldest_is_new_again():
     admission = WriteAdmission(Admission.SECOND_SIGHT, budget=None, max_remembered=2)
     for key in "abc":
         admission.judge(key, PAGE_BYTES, 0)
-    assert admission.judge("c", PAGE_BYTES, 0) is Verdict.QUEUED
-    assert admission.judge("a", PAGE_BYTES, 0) is Verdict.SEEN_ONCE
+    assert admission.judge("c", PAGE_BYTES, 0) is WriteVerdict.QUEUED
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.SEEN_ONCE
 
 
 def test_admission_when_the_budget_is_spent_then_pages_wait_for_the_next_bytes_and_keep_their_sight():
     admission = WriteAdmission(Admission.SECOND_SIGHT, budget=budget(burst_bytes=PAGE_BYTES))
     for key in "ab":
         admission.judge(key, PAGE_BYTES, 0)
-    assert admission.judge("a", PAGE_BYTES, 0) is Verdict.QUEUED
-    assert admission.judge("b", PAGE_BYTES, 0) is Verdict.OVER_BUDGET
-    assert admission.judge("b", PAGE_BYTES, DAY_NS // 10) is Verdict.QUEUED
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
+    assert admission.judge("b", PAGE_BYTES, 0) is WriteVerdict.OVER_BUDGET
+    assert admission.judge("b", PAGE_BYTES, DAY_NS // 10) is WriteVerdict.QUEUED
 
 
 def test_admission_when_an_admitted_page_is_given_back_then_its_bytes_and_its_sight_are():
     admission = WriteAdmission(Admission.SECOND_SIGHT, budget=budget(burst_bytes=PAGE_BYTES))
     admission.judge("a", PAGE_BYTES, 0)
-    assert admission.judge("a", PAGE_BYTES, 0) is Verdict.QUEUED
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
     admission.give_back("a", PAGE_BYTES)
-    assert admission.judge("a", PAGE_BYTES, 0) is Verdict.QUEUED
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
 
 
 def test_budget_when_nothing_is_written_for_days_then_no_more_than_the_burst_is_saved():

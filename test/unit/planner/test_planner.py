@@ -13,10 +13,10 @@ from banyan.planner import (
     ForwardSample,
     MoveRates,
     Planner,
+    PlanReason,
     PrefillCost,
     PrefillTimes,
     Pricing,
-    Reason,
     Tail,
 )
 
@@ -58,14 +58,14 @@ def test_plan_when_eight_ranks_would_wait_for_a_move_then_only_what_hides_is_mov
 
 def test_plan_when_moving_is_faster_then_all_is_moved_and_the_figures_say_so():
     plan = planner(rates_of(PEER=1.0)).decide("r", tail((PEER, 100)))
-    assert (plan.num_pages, plan.reason) == (100, Reason.FASTER)
+    assert (plan.num_pages, plan.reason) == (100, PlanReason.FASTER)
     assert plan.best.total_us < plan.recompute.total_us
     assert plan.best.move_us == pytest.approx(1600.0)
 
 
 def test_plan_when_moving_is_slower_then_computed():
     plan = planner(rates_of(STORE=5000.0)).decide("r", tail((STORE, 20)))
-    assert (plan.num_pages, plan.reason) == (0, Reason.FASTER)
+    assert (plan.num_pages, plan.reason) == (0, PlanReason.FASTER)
 
 
 def test_plan_when_moving_takes_as_long_as_computing_then_the_cut_is_where_both_end_together():
@@ -83,7 +83,7 @@ def test_plan_when_a_slow_run_follows_a_fast_one_then_only_the_fast_one_is_moved
 
 @pytest.mark.parametrize(
     ("asked_tail", "expected"),
-    [(tail(), Reason.NOTHING_FOUND), (tail((PEER, 3)), Reason.TOO_SHORT)],
+    [(tail(), PlanReason.NOTHING_FOUND), (tail((PEER, 3)), PlanReason.TOO_SHORT)],
 )
 def test_plan_when_nothing_worth_a_move_was_found_then_computed(asked_tail, expected):
     plan = planner(rates_of(PEER=1.0), min_pages=4).decide("r", asked_tail)
@@ -97,13 +97,13 @@ def test_plan_when_nothing_worth_a_move_was_found_then_computed(asked_tail, expe
 )
 def test_plan_when_a_time_is_not_known_then_what_was_found_is_moved(times, rates):
     plan = planner(rates, times=times).decide("r", tail((PEER, 10)))
-    assert (plan.num_pages, plan.reason) == (10, Reason.UNMEASURED)
+    assert (plan.num_pages, plan.reason) == (10, PlanReason.UNMEASURED)
 
 
 @pytest.mark.parametrize(("action", "num_pages"), [(Action.MOVE, 20), (Action.COMPUTE, 0)])
 def test_plan_when_the_request_asks_then_it_gets_it_and_the_figures_are_kept(action, num_pages):
     plan = planner(rates_of(STORE=5000.0)).decide("r", tail((STORE, 20)), action)
-    assert (plan.num_pages, plan.reason) == (num_pages, Reason.ASKED)
+    assert (plan.num_pages, plan.reason) == (num_pages, PlanReason.ASKED)
     assert plan.recompute is not None
 
 
@@ -141,8 +141,8 @@ def test_plan_when_a_slow_source_has_become_fast_then_a_trial_finds_out():
         reasons.append(plan.reason)
         if plan.num_pages:
             rates.observe(STORE, 50 * PAGE, 50 * PAGE * 1.0)
-    assert reasons.count(Reason.TRIAL) >= 1
-    assert reasons[0] is Reason.FASTER
+    assert reasons.count(PlanReason.TRIAL) >= 1
+    assert reasons[0] is PlanReason.FASTER
     assert plan.num_pages == 50, "the last decisions move again"
 
 
@@ -180,7 +180,7 @@ def test_plan_when_anything_was_measured_then_never_worse_than_recomputing_by_mo
     for number, one in enumerate(asked):
         plan = ours.decide(str(number), one)
         assert 0 <= plan.num_pages <= one.num_found
-        if plan.best is None or plan.recompute is None or plan.reason is Reason.TRIAL:
+        if plan.best is None or plan.recompute is None or plan.reason is PlanReason.TRIAL:
             continue
         chosen = plan.best if plan.num_pages else plan.recompute
         other = plan.recompute if plan.num_pages else plan.best
@@ -239,7 +239,7 @@ def test_read_when_it_is_not_worth_it_then_the_request_is_explained_by_that():
     assert decides.decide_read("r", asked).num_pages == 0
     assert decides.decide_read("r", asked).num_pages == 0, "asked once more on the next pass"
     nothing = tail(new=20 * PAGE + 8)
-    assert decides.decide("r", nothing).reason is Reason.NOTHING_FOUND
+    assert decides.decide("r", nothing).reason is PlanReason.NOTHING_FOUND
     (explained,) = decides.explain()
     assert explained["found"] == [["storage", 20]] and explained["moved_pages"] == 0
     assert (decides.num_moved, decides.num_computed) == (0, 1)
@@ -249,7 +249,7 @@ def test_read_when_it_is_a_trial_then_what_comes_is_moved():
     decides = planner(rates_of(STORE=120.0), min_pages=50)
     slow = tail((STORE, 50))
     plans = [decides.decide_read(f"r{number}", slow) for number in range(200)]
-    trials = [number for number, plan in enumerate(plans) if plan.reason is Reason.TRIAL]
+    trials = [number for number, plan in enumerate(plans) if plan.reason is PlanReason.TRIAL]
     assert trials and plans[trials[0]].num_pages == 50
     assert decides.decide(f"r{trials[0]}", slow).num_pages == 50
     assert decides.decide("another", slow).num_pages == 0

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import pytest
 
 from banyan import cli
-from banyan.router.admission import Admission, QueueFull, Rate, WaitedTooLong
 from banyan.router.description import Description, read_loads, together
 from banyan.router.health import Health, Probe, State
 from banyan.router.settings import Settings
 from banyan.router.verdict import Outcome, Tried, WholeEvents, may_retry, retry_after_s
+from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
 
 URL = "http://node7:30000"
 EVENTS = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "block_size": 16, "dp_size": 2}

@@ -12,8 +12,8 @@ from banyan import _native
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
-from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
 
 NUM_PAGES = 8
 NUM_LAYERS = 3
@@ -58,7 +58,7 @@ class GpuRank:
         self.ready = [self.driver.create_event() for _ in range(2)]
         self.arena = gpu.allocate(NUM_PAGES * FRAME_BYTES)
         self.places.write(ARENA_ROW, [self.arena + e * PAGE_BYTES for e in range(EXTENTS)], [FRAME_BYTES] * EXTENTS)
-        self.source = CudaSource(
+        self.source = CudaPeers(
             directory=self.peers,
             driver=self.driver,
             kernel=FakeKernel(self.driver, self.places, (PAGE_BYTES,) * EXTENTS),

@@ -3,7 +3,7 @@
 
 import pytest
 
-from banyan.transport.capability import DeviceFacts, Route, verdict
+from banyan.transport.capability import DeviceFacts, Route, choose_route
 from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 from banyan.transport.cuda_ipc.driver import DriverError
 
@@ -20,7 +20,7 @@ from banyan.transport.cuda_ipc.driver import DriverError
     ],
 )
 def test_verdict_when_a_fact_stands_in_the_way_then_staged_or_refused_with_the_way_out(facts, has_arena, route, words):
-    found = verdict(DeviceFacts(**facts), has_arena=has_arena)
+    found = choose_route(DeviceFacts(**facts), has_arena=has_arena)
     assert found.route is route and words in found.line
     assert (route is Route.REFUSED) == ("--banyan-share off" in found.line)
 

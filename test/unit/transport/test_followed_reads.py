@@ -134,14 +134,14 @@ def story(worlds, seed, layers_per_launch=1, tamper=lambda node: None, leave_whe
     assert copy.finish()
     has_left = False
     while gpu.step():
-        reader.source.settle()
+        reader.source.poll()
         if not has_left and leave_when(copy):
             has_left = True
             for place in (4, 1):
                 for extent in range(EXTENTS):
                     gpu.enqueue(HOST, lambda p=place, e=extent: put(reader, p, e, POISON))
     gpu.run()
-    node.io.settle()
+    node.io.poll()
     assert node.io.num_under_way == 0
     expected = {e: [owner.get(5, e), stored(4, e), stored(1, e)] for e in range(EXTENTS)}
     return seen == expected
@@ -195,7 +195,7 @@ def test_read_when_it_ends_early_then_no_stream_hangs_and_the_batch_fails(time_p
     copy = reader.source.start_copy([], [(Read(reader, [2], good_layers=1), [0], reader.targets(1))])
     assert not copy.finish()
     node.gpu.run()
-    reader.source.settle()
+    reader.source.poll()
     assert copy.has_ended and reader.source.num_under_way == 0
 
 
@@ -219,7 +219,7 @@ def test_start_copy_when_more_is_under_way_than_there_is_room_then_the_batch_fai
     assert [copy.finish() for copy in copied] == [True, True, False]
     assert "too many are under way" in caplog.text
     node.gpu.run()
-    reader.source.settle()
+    reader.source.poll()
     assert reader.source.num_under_way == 0
     assert reader.source.start_copy([], everything).finish()
 
@@ -258,7 +258,7 @@ def test_lease_when_a_drive_does_not_answer_then_it_ends_with_its_own_copy_and_s
     while gpu.step():
         if not any(ops and ops[0].is_ready() for stream, ops in gpu.streams.items() if stream != HOST + 1):
             break
-    reader.source.settle()
+    reader.source.poll()
     assert later.has_ended and not mixed.has_ended
     assert ids(owner.shelf.retire(frames(5, 6))) == [5, 6], "nobody reads them any more"
     drive_answers.append(True)

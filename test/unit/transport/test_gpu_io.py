@@ -78,7 +78,7 @@ def test_forward_when_layers_are_on_disk_then_each_is_read_behind_its_answer(tmp
         assert seen == [rig.layer(rig.content, layer) for layer in range(NUM_LAYERS)]
         until(lambda batch=batch: batch.has_ended)
         assert not batch.has_failed
-        rig.io.settle()
+        rig.io.poll()
         assert rig.io.num_under_way == 0
 
 
@@ -114,13 +114,13 @@ def test_slot_when_the_device_is_not_past_it_then_it_is_not_given_back(rig):
     enqueue_forward(rig, batch, [])
     batch.cancel()
     until(lambda: batch.has_ended)
-    rig.io.settle()
+    rig.io.poll()
     assert rig.io.num_under_way == 1
     other = rig.batch()
     assert other is not None and rig.batch() is None
     gate.append(True)
     rig.run()
-    rig.io.settle()
+    rig.io.poll()
     assert rig.io.num_under_way == 0
     assert rig.batch().answer_offset == batch.answer_offset
     other.cancel()

@@ -33,7 +33,7 @@ def story(seed, layers_per_launch=1, tamper=lambda reader: None):
     reader.enqueue_write(reader.schedule, 2, POISON)
     waiting = ids(owner.shelf.retire(frames(5, 6, 7)))
     while gpu.step():
-        reader.source.settle()
+        reader.source.poll()
         for page in waiting + ids(owner.shelf.drain()):
             owner.enqueue_write(owner.forward, page, POISON)
         waiting = []
@@ -121,7 +121,7 @@ def test_wait_layer_when_the_batch_has_landed_then_no_call_is_made():
     owner.publish([5], [key(1)])
     copy = reader.source.start_copy([(reader.lease([key(1)]), reader.targets(3))])
     gpu.run()
-    reader.source.settle()
+    reader.source.poll()
     reader.driver.calls.clear()
     copy.wait_layer(0)
     assert copy.finish() and not reader.driver.calls

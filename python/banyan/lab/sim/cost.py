@@ -12,7 +12,7 @@ from banyan.lab.sim.figures import TUTTI, Figure
 from banyan.lab.sim.hardware import drive
 from banyan.lab.sim.llms import llm
 from banyan.lab.sim.tutti import DRIVE, play, request, tiers
-from banyan.pacing import Admission, Verdict, WriteAdmission, WriteBudget
+from banyan.pacing import Admission, WriteAdmission, WriteBudget, WriteVerdict
 
 GPU_PER_HOUR = 5.0
 DRAM_PER_GB_HOUR = 0.0088
@@ -136,7 +136,7 @@ def wear(
             if key in stored:
                 continue
             offered += 1
-            if judge.judge(PageKey(key), page_bytes, int(now_s * 1e9)) is Verdict.QUEUED:
+            if judge.judge(PageKey(key), page_bytes, int(now_s * 1e9)) is WriteVerdict.QUEUED:
                 stored.add(key)
                 written += page_bytes
     return Wear(written * 24 / hours, len(stored) / max(1, offered))

@@ -16,7 +16,7 @@ from banyan.cache import PrefixCache
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Source
+from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 
 Publish = Callable[[Any, list[str]], None]
@@ -60,18 +60,18 @@ class PoolAccess(Protocol):
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
         ...
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
         """Announce the pool in the roster and open the view of the others."""
         ...
 
-    def arena_view(
+    def arena_peers(
         self,
         roster: _native.Roster,
         seats: Seats,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
-    ) -> Source:
+    ) -> Peers:
         """A view whose copies go down into this rank's part of the host arena."""
         ...
 

@@ -110,13 +110,13 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
             every_page = np.arange(1, self.num_pages + 1, dtype=np.int64)
             self.free_pages = self._withdraw(every_page, self.free_pages)
 
-    def settle(self) -> None:
+    def wait_for_readers(self) -> None:
         """Wait until no page is in quarantine.
 
         Raises:
             RuntimeError: when a reader does not let go.
         """
-        self._wait_for_readers(lambda: not self._num_held, READER_PATIENCE_S)
+        self._wait_until(lambda: not self._num_held, READER_PATIENCE_S)
         if self._num_held:
             raise RuntimeError(f"peers have held {self._num_held} page(s) for over {READER_PATIENCE_S:g} s")
 
@@ -153,7 +153,7 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
             return slots is not None
 
         began_s = time.monotonic()
-        self._wait_for_readers(retry, patience_s)
+        self._wait_until(retry, patience_s)
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
         if slots is None and self._num_held:
             logger.error(
@@ -163,7 +163,7 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
             )
         return slots
 
-    def _wait_for_readers(self, enough: Callable[[], bool], patience_s: float) -> None:
+    def _wait_until(self, enough: Callable[[], bool], patience_s: float) -> None:
         """Free pages as they leave quarantine until ``enough``, or nothing is left in it, or patience ends."""
         deadline = time.monotonic() + patience_s
         while self._num_held and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from typing import Any
 
 from banyan import _native
 from banyan.config import Config
-from banyan.refusals.ranks import allocator_refusal
+from banyan.refusals.start import allocator_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator

@@ -25,7 +25,7 @@ from banyan.config import Config
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Source
+from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.access import Publish
 from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
@@ -46,10 +46,10 @@ from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
 from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
 from banyan.transport.cuda_ipc.probe import NUM_PROBE_ROWS, OwnProbe, ProbeReader
 from banyan.transport.cuda_ipc.readback import ReadbackLane
-from banyan.transport.cuda_ipc.source import CudaSource, StreamOrder
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 logger = logging.getLogger("banyan")
@@ -119,7 +119,7 @@ class DeviceAccess:
         self._publish: Publish | None = None
         self._allocator: DeviceAllocator | None = None
         self._timer: LayerTimer[tuple[Piece, ...]] | None = None
-        self._sources: list[CudaSource] = []
+        self._readers: list[CudaPeers] = []
         self._fetches = config.fetches
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="banyan-open")
         self._next_presence_s = 0.0
@@ -188,7 +188,7 @@ class DeviceAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return (slots[:: self._page_tokens] // self._page_tokens).to(torch.int64).contiguous()
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
         geometry = self._geometry
         pool = _native.DevicePool(self._description().encode(), geometry.num_bytes)
         shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
@@ -204,10 +204,10 @@ class DeviceAccess:
         reads = None
         if self._ring is not None:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_pool(geometry).frame_bytes)
-        return shelf, self._open_source(peers, order, num_pages=geometry.num_pages, reads=reads)
+        return shelf, self._open_reader(peers, order, num_pages=geometry.num_pages, reads=reads)
 
     def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
-        """For all sources of this rank: what one of them can read the others can."""
+        """For all readers of this rank: what one of them can read the others can."""
         has_part = self._arena_address is not None
         own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
         # A shard that keeps no part of its own reads those of its keepers.
@@ -226,14 +226,14 @@ class DeviceAccess:
             visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},
         )
 
-    def arena_view(
+    def arena_peers(
         self,
         roster: _native.Roster,
         seats: Seats,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
-    ) -> Source:
+    ) -> Peers:
         assert self._arena_address is not None
         num_frames = block.num_frames(memory.num_bytes)
         table = block.table()
@@ -249,7 +249,7 @@ class DeviceAccess:
             consumers=tuple,
             ready_events=tuple,
         )
-        return self._open_source(peers, order, num_pages=num_frames, target_row=ARENA_ROW)
+        return self._open_reader(peers, order, num_pages=num_frames, target_row=ARENA_ROW)
 
     def _description(self) -> PoolDescription:
         """How peers open the pool; where they cannot, a description that opens nothing, and they take the arena."""
@@ -258,7 +258,7 @@ class DeviceAccess:
         probe = (self._probe.nonce, self._probe.address, self._probe.num_bytes)
         return describe(self._driver, self._device_uuid, self._extents, probe)
 
-    def _open_source(
+    def _open_reader(
         self,
         peers: _native.Peers,
         order: StreamOrder,
@@ -266,8 +266,8 @@ class DeviceAccess:
         num_pages: int,
         target_row: int = OWN_ROW,
         reads: ArenaReads | None = None,
-    ) -> CudaSource:
-        source = CudaSource(
+    ) -> CudaPeers:
+        reader = CudaPeers(
             directory=peers,
             driver=self._driver,
             kernel=self._kernel,
@@ -279,8 +279,8 @@ class DeviceAccess:
             target_row=target_row,
             reads=reads,
         )
-        self._sources.append(source)
-        return source
+        self._readers.append(reader)
+        return reader
 
     def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
         try:
@@ -303,10 +303,10 @@ class DeviceAccess:
             self._publish(np.frombuffer(numbers, dtype=np.int64), keys)
             self._completed.append(True)
         self._allocator.poll()
-        for source in self._sources:
-            source.settle()
+        for reader in self._readers:
+            reader.poll()
         if self._ring is not None:
-            self._ring.settle()
+            self._ring.poll()
         if self._timer is not None:
             self._timer.poll()
         now_s = time.monotonic()
@@ -324,19 +324,19 @@ class DeviceAccess:
 
     def wait_for_copies(self) -> None:
         deadline_s = time.monotonic() + READER_PATIENCE_S
-        while num_under_way := sum(source.num_under_way for source in self._sources):
+        while num_under_way := sum(reader.num_under_way for reader in self._readers):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"{num_under_way} copies were still under way after {READER_PATIENCE_S:g} s")
-            for source in self._sources:
-                source.settle()
+            for reader in self._readers:
+                reader.poll()
             time.sleep(POLL_S)
 
     def leave(self) -> None:
         self._completed.extend([False] * self._published.forget())
         self.wait_for_copies()
-        for source in self._sources:
-            source.close()
-        self._sources.clear()
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
         self._mappings.close()
         del self._peers, self._mappings
 

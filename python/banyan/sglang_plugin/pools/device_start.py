@@ -12,9 +12,9 @@ import torch
 
 from banyan import _native
 from banyan.config import Config
-from banyan.refusals.ranks import pinning_refusal
+from banyan.refusals.start import pinning_refusal
 from banyan.sglang_plugin import runtime
-from banyan.transport.capability import DeviceFacts, Route, verdict
+from banyan.transport.capability import DeviceFacts, Route, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
@@ -38,7 +38,7 @@ def open_driver() -> CudaDriver:
     try:
         return CudaDriver()
     except DriverError as error:
-        runtime.refuse(verdict(DeviceFacts(driver_error=str(error)), has_arena=False).line)
+        runtime.refuse(choose_route(DeviceFacts(driver_error=str(error)), has_arena=False).line)
 
 
 def find_route(
@@ -51,7 +51,7 @@ def find_route(
     device = driver.current_device()
     visible = range(driver.num_devices())
     others = [other for other in devices if other in visible and not driver.can_access(device, other)]
-    found = verdict(
+    found = choose_route(
         DeviceFacts(
             num_unexportable_extents=sum(not driver.is_exportable(address) for address, _ in extents),
             unreachable_devices=tuple(others),

@@ -13,7 +13,7 @@ from banyan.cache import PrefixCache
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Source
+from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator, frame_array
 
@@ -41,19 +41,19 @@ class HostAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return frame_array(slots[:: self._page_tokens] // self._page_tokens)
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Source]:
+    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
         shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
         return shelf, _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
 
-    def arena_view(
+    def arena_peers(
         self,
         roster: _native.Roster,
         seats: Seats,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
-    ) -> Source:
+    ) -> Peers:
         return _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
 
     def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from banyan import _native
 from banyan.layout import PoolGeometry
 from banyan.refusals import memory_refusal, pool_refusal
-from banyan.refusals.ranks import pool_memory_refusal
+from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
 
 

@@ -27,7 +27,7 @@ from banyan.arena.keeping import Checksums, gaps, latest, verified
 from banyan.arena.sizing import LEAST_FRAMES, AutoSize
 from banyan.layout import BlockGeometry
 from banyan.refusals import arena_refusal
-from banyan.refusals.ranks import arena_memory_refusal, kept_arena_refusal
+from banyan.refusals.start import arena_memory_refusal, kept_arena_refusal
 from banyan.sglang_plugin import runtime
 
 logger = logging.getLogger("banyan")

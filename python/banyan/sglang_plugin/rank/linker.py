@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.refusals import pool_refusal
-from banyan.refusals.ranks import components_refusal, pool_layout_refusal
+from banyan.refusals.start import components_refusal, pool_layout_refusal
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import POOLS
@@ -101,7 +101,7 @@ class BanyanLinker(UnifiedCacheLinker):
             seats=self._seats,
             page_tokens=self._page_tokens,
             shelf=shelf,
-            source=peers,
+            peers=peers,
             slots=self._member.sources(),
             prefetch=prefetch,
             planner=self._planner,
@@ -241,7 +241,7 @@ class BanyanLinker(UnifiedCacheLinker):
         """
         self._quiesce()
         self._member.leave_tier()
-        self._allocator.settle()
+        self._allocator.wait_for_readers()
         self._member.leave()
         self._cache.move_to(self._member.rejoin)
         if self._allocator.available_size() < self._allocator.num_pages * self._page_tokens:

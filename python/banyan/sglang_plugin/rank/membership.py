@@ -28,9 +28,9 @@ from banyan.arena.prefetch import Prefetch
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace, Seats
-from banyan.ports import OwnShelf, PageStore, Source
+from banyan.ports import OwnShelf, PageStore, Peers
 from banyan.refusals import arena_room_refusal, layout_refusal
-from banyan.refusals.ranks import disagreement_refusal
+from banyan.refusals.start import disagreement_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
 from banyan.sglang_plugin.pools.reserve import reserve_for
@@ -41,7 +41,7 @@ from banyan.telemetry import Counters
 
 logger = logging.getLogger("banyan")
 
-Places = tuple[OwnShelf, Source, Prefetch | None]
+Places = tuple[OwnShelf, Peers, Prefetch | None]
 
 
 class Membership:
@@ -166,7 +166,7 @@ class Membership:
             seats=self.seats,
             namespace=namespace,
             arena=self._arena,
-            view=self.access.arena_view(self._roster, self.seats, namespace, self.block, self._arena.memory),
+            peers=self.access.arena_peers(self._roster, self.seats, namespace, self.block, self._arena.memory),
             store=self.store,
             admission=make_admission(self._config, num_parts=self.seats.num_parts),
             layers_per_read=self._config.store_layers_per_read,

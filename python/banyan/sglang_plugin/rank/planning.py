@@ -11,7 +11,7 @@ from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.pacing import ForwardShape, LayerTimes, PermittedStore, WritePermits
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, RequestFacts, profile
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import prefill, prefill_times
+from banyan.sglang_plugin.rank import learned_times, prefill
 from banyan.telemetry import Counters
 
 NUM_SHOWN_FORWARDS = 64
@@ -22,14 +22,14 @@ class RankPlanner:
     """Implements ``banyan.planner.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
 
     def __init__(self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1) -> None:
-        config, profiled = runtime.config(), prefill_times.loaded_profile()
+        config, profiled = runtime.config(), learned_times.loaded_profile()
         line = None if profiled is None else profile.mismatch(profiled, num_layers=num_layers)
         if line is not None:
             runtime.refuse(line)
         self._num_layers = num_layers
         self._page_tokens = page_tokens
         self._default_action = Action.MOVE if config is not None and config.plan == "move" else None
-        self._times = prefill_times.times()
+        self._times = learned_times.times()
         self._rates = MoveRates()
         self._planner = Planner(
             times=self._times,

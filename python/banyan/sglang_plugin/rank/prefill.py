@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.pacing.lockstep import MoveBudget
 from banyan.planner import Piece
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import prefill_times
+from banyan.sglang_plugin.rank import learned_times
 
 logger = logging.getLogger("banyan")
 
@@ -83,7 +83,7 @@ class WatchedAdder:
             num_tokens = _lockstep.num_quarantined_tokens()
             self.memory_budget.total_offset += num_tokens
             self.memory_budget.current_offset += num_tokens
-        self._meter = prefill_times.meter(page_tokens=self.page_size, tp_size=get_parallel().attn_tp_size)
+        self._meter = learned_times.meter(page_tokens=self.page_size, tp_size=get_parallel().attn_tp_size)
         if self._meter is not None and self.rem_chunk_tokens is None:
             _warn_no_chunks()
             self._meter = None

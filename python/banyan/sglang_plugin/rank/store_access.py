@@ -15,7 +15,7 @@ from banyan.layout import BlockGeometry
 from banyan.layout.checkpoint import checkpoint_digest
 from banyan.pacing import Admission, WriteAdmission, WriteBudget
 from banyan.ports import PageStore
-from banyan.refusals.ranks import store_refusal, weights_refusal
+from banyan.refusals.start import store_refusal, weights_refusal
 from banyan.sglang_plugin import runtime
 from banyan.store import Space, StoreLocation
 from banyan.store import open_store as open_named_store

@@ -22,7 +22,7 @@ from banyan.arena.window import window_bytes
 from banyan.disagg import Others, Role
 from banyan.layout.seats import Seats
 from banyan.pacing import WriteAdmission
-from banyan.ports import OwnShelf, PageStore, Source
+from banyan.ports import OwnShelf, PageStore, Peers
 from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.telemetry import Counters
@@ -73,7 +73,8 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
 class HostTier:
     """One rank's part of the arena, what fills it and what empties it.
 
-    ``view`` reads every shelf of the node, also this rank's own pool; its copies land in this rank's part of the arena.
+    ``peers`` reads every shelf of the node, also this rank's own pool; its copies land in this rank's part of the
+    arena.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class HostTier:
         seats: Seats,
         namespace: bytes,
         arena: Arena,
-        view: Source,
+        peers: Peers,
         store: PageStore | None,
         admission: WriteAdmission,
         layers_per_read: int,
@@ -98,13 +99,13 @@ class HostTier:
         self._counters = counters
         self._others = Others(role, time.monotonic) if role.is_paired else None
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
-        self._view = view
+        self._peers = peers
         self._growth = arena.growth
         self._residency = Residency(self._shelf, arena.num_backed)
         self._keeping = _keep(arena, namespace, self._residency, counters)
         self._backup = Backup(
             residency=self._residency,
-            view=self._view,
+            peers=self._peers,
             pool_slot=seats.own,
             arena_slots=seats.arenas,
             max_pages=max(1, most_bytes(LEAST_BACKUP_BYTES) // frame_bytes),
@@ -115,7 +116,7 @@ class HostTier:
             self.store = StoreTier(
                 store=store,
                 residency=self._residency,
-                view=view,
+                peers=peers,
                 arena_slots=seats.arenas,
                 memory=memory,
                 block=block,
@@ -135,9 +136,9 @@ class HostTier:
                 if self.store is not None:
                     self.store.learn([keys])
                 return
-        in_arena = self._view.lookup(keys, self._seats.arenas)
+        in_arena = self._peers.lookup(keys, self._seats.arenas)
         # It is wanted again, also when this rank's own pool holds it too.
-        self._view.touch(in_arena)
+        self._peers.touch(in_arena)
         if self.store is not None:
             self.store.arrive(keys, self._num_held(keys, in_arena.num_pages), worth)
 
@@ -146,7 +147,7 @@ class HostTier:
         if num_in_arena == len(keys):
             return num_in_arena
         shelves = [self._seats.own, *self._seats.peers, *self._seats.arenas]
-        return num_in_arena + self._view.lookup(keys[num_in_arena:], shelves).num_pages
+        return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
 
     def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
         """What of a chain of pages is this server's to keep: of a pair, each keeps a part."""

@@ -98,7 +98,7 @@ class GpuIo:
         self._passed.append(_Passed(batch, event))
         return not batch.has_failed
 
-    def settle(self) -> None:
+    def poll(self) -> None:
         """Give the slots back that the device has passed. Called on every scheduling step; never waits."""
         kept = []
         for passed in self._passed:

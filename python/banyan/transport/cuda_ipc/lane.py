@@ -111,7 +111,7 @@ class Lane:
             return None
         return event
 
-    def settle(self) -> None:
+    def poll(self) -> None:
         """Take back what chains that have landed had."""
         while self._under_way and self._under_way[0].chain.has_landed:
             landed = self._under_way.popleft()

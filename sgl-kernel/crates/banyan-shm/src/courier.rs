@@ -2,7 +2,7 @@
 //! One helper thread that moves parcels, each layer by layer, one after the other.
 //!
 //! Invariants
-//! * `layers_done` of a parcel only grows; layer `l` may be read once it is above `l`.
+//! * A parcel's layers land in order; layer `l` may be read once its progress is above `l`.
 //! * A parcel reaches an end state whatever happens to its cargo: no waiter is left behind.
 //! * Once a parcel has ended, the thread neither touches its memory nor holds its cargo (and so no lease).
 //!
@@ -12,13 +12,14 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, ShmError};
 use crate::plan::{Moved, Plan};
+use crate::progress::LayerProgress;
 
 /// What a parcel carries.
 pub trait Cargo: Send {
@@ -44,46 +45,34 @@ enum State {
     Failed,
 }
 
-impl State {
-    fn has_ended(&self) -> bool {
-        matches!(self, Self::Landed | Self::Failed)
-    }
-}
-
 /// A copy under way, shared by the thread that moves it and those who wait.
 pub struct Parcel {
-    num_layers: usize,
+    progress: LayerProgress,
     state: Mutex<State>,
-    progress: Condvar,
     stop: AtomicBool,
-    layers_done: AtomicUsize,
     fetched_bytes: AtomicU64,
     copied_bytes: AtomicU64,
     copy_ns: AtomicU64,
-    wait_ns: AtomicU64,
 }
 
 impl Parcel {
     fn new(cargo: Box<dyn Cargo>) -> Self {
         Self {
-            num_layers: cargo.num_layers(),
+            progress: LayerProgress::new(cargo.num_layers()),
             state: Mutex::new(State::Queued(cargo)),
-            progress: Condvar::new(),
             stop: AtomicBool::new(false),
-            layers_done: AtomicUsize::new(0),
             fetched_bytes: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             copy_ns: AtomicU64::new(0),
-            wait_ns: AtomicU64::new(0),
         }
     }
 
     pub fn num_layers(&self) -> usize {
-        self.num_layers
+        self.progress.num_layers()
     }
 
     pub fn layers_done(&self) -> usize {
-        self.layers_done.load(Ordering::Acquire)
+        self.progress.num_done()
     }
 
     pub fn moved(&self) -> Moved {
@@ -95,7 +84,7 @@ impl Parcel {
 
     /// Landed or failed: nothing is written any more.
     pub fn has_ended(&self) -> bool {
-        self.lock().has_ended()
+        self.progress.has_ended()
     }
 
     /// Time the helper thread spent on this parcel.
@@ -105,47 +94,33 @@ impl Parcel {
 
     /// Time others spent waiting for it.
     pub fn wait_time(&self) -> Duration {
-        Duration::from_nanos(self.wait_ns.load(Ordering::Relaxed))
+        self.progress.waited()
     }
 
     /// Blocks until `layer` has landed or the parcel has failed; the time that took.
     pub fn wait_layer(&self, layer: usize) -> Duration {
-        if self.layers_done() > layer {
-            return Duration::ZERO;
-        }
-        self.wait_until(|state| self.layers_done() > layer || state.has_ended())
+        self.progress.wait_layer(layer)
     }
 
     /// Blocks until the parcel has ended; whether all of it landed.
     pub fn wait_end(&self) -> bool {
-        self.wait_until(State::has_ended);
+        self.progress.wait_end();
         matches!(*self.lock(), State::Landed)
     }
 
     /// Gives up what has not landed. Once it returns, the thread writes no more for this parcel.
     pub fn cancel(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        let cargo = self.take_queued(State::Failed);
-        drop(cargo);
+        self.fail_queued();
         self.wait_end();
     }
 
-    fn wait_until(&self, done: impl Fn(&State) -> bool) -> Duration {
-        let began = Instant::now();
-        let mut state = self.lock();
-        if done(&state) {
-            return Duration::ZERO;
+    /// Ends a parcel that nobody has taken; any other stays what it is.
+    fn fail_queued(&self) {
+        if let Some(cargo) = self.take_queued(State::Failed) {
+            drop(cargo);
+            self.progress.end();
         }
-        while !done(&state) {
-            state = self
-                .progress
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        let waited = began.elapsed();
-        self.wait_ns
-            .fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
-        waited
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -158,9 +133,7 @@ impl Parcel {
         if !matches!(*state, State::Queued(_)) {
             return None;
         }
-        let before = std::mem::replace(&mut *state, next);
-        self.progress.notify_all();
-        match before {
+        match std::mem::replace(&mut *state, next) {
             State::Queued(cargo) => Some(cargo),
             _ => None,
         }
@@ -168,7 +141,7 @@ impl Parcel {
 
     fn end(&self, state: State) {
         *self.lock() = state;
-        self.progress.notify_all();
+        self.progress.end();
     }
 }
 
@@ -194,7 +167,7 @@ impl Parcel {
     }
 
     fn move_layers(&self, mut cargo: Box<dyn Cargo>) -> State {
-        for layer in 0..self.num_layers {
+        for layer in 0..self.num_layers() {
             let Some(moved) = cargo.copy_layer(layer, &self.stop) else {
                 return State::Failed;
             };
@@ -205,10 +178,7 @@ impl Parcel {
             if self.stop.load(Ordering::Relaxed) {
                 return State::Failed;
             }
-            // Under the lock, so that no waiter checks before and sleeps after.
-            let _state = self.lock();
-            self.layers_done.store(layer + 1, Ordering::Release);
-            self.progress.notify_all();
+            self.progress.advance_to(layer + 1);
         }
         State::Landed
     }
@@ -302,7 +272,7 @@ impl Drop for Courier {
         };
         self.counter.arrival.notify_all();
         for parcel in waiting {
-            drop(parcel.take_queued(State::Failed));
+            parcel.fail_queued();
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

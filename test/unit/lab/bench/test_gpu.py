@@ -48,7 +48,7 @@ def test_gpu_check_when_only_what_it_names_is_installed_then_its_modules_are_fou
     script = (
         "import sys\n"
         "for name in ('msgspec', 'rich', 'prometheus_client', 'psutil', 'sglang', 'torch'): sys.modules[name] = None\n"
-        "import banyan.lab.bench.gpu_pools, banyan.layout, banyan.transport.cuda_ipc.source\n"
+        "import banyan.lab.bench.gpu_pools, banyan.layout, banyan.transport.cuda_ipc.peers\n"
         "from banyan.cli import main\n"
         "main(['bench', 'gpu', '--json'])\n"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan.refusals import ranks
+from banyan.refusals import start
 
 PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
 
@@ -14,17 +14,17 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
 @pytest.mark.parametrize(
     ("line", "named", "way_out"),
     [
-        (ranks.hooks_refusal(["a.b", "c.d"]), "a.b, c.d", "start without --enable-banyan"),
-        (ranks.page_hash_refusal("no g++"), "no g++", "libssl-dev"),
-        (ranks.allocator_refusal(allocator_class="NpuAllocator"), "NpuAllocator", "--banyan-share off"),
-        (ranks.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),
-        (ranks.pool_layout_refusal(), "KV pool", "--banyan-share off"),
-        (ranks.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
-        (ranks.arena_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--banyan-host-gb"),
-        (ranks.kept_arena_refusal(folder="/x", error="in use"), "--banyan-keep-host-arena /x", "name a folder"),
-        (ranks.pinning_refusal("800"), "800", "--banyan-host-gb"),
-        (ranks.store_refusal(paths=["/a", "/b"], error="newer: use another"), "--banyan-store /a,/b", "use another"),
-        (ranks.weights_refusal("no files"), "no files", "--banyan-store"),
+        (start.hooks_refusal(["a.b", "c.d"]), "a.b, c.d", "start without --enable-banyan"),
+        (start.page_hash_refusal("no g++"), "no g++", "libssl-dev"),
+        (start.allocator_refusal(allocator_class="NpuAllocator"), "NpuAllocator", "--banyan-share off"),
+        (start.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),
+        (start.pool_layout_refusal(), "KV pool", "--banyan-share off"),
+        (start.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
+        (start.arena_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--banyan-host-gb"),
+        (start.kept_arena_refusal(folder="/x", error="in use"), "--banyan-keep-host-arena /x", "name a folder"),
+        (start.pinning_refusal("800"), "800", "--banyan-host-gb"),
+        (start.store_refusal(paths=["/a", "/b"], error="newer: use another"), "--banyan-store /a,/b", "use another"),
+        (start.weights_refusal("no files"), "no files", "--banyan-store"),
     ],
 )
 def test_line_when_printed_then_it_names_the_cause_and_the_way_out(line, named, way_out):
@@ -41,7 +41,7 @@ def test_line_when_printed_then_it_names_the_cause_and_the_way_out(line, named, 
     ],
 )
 def test_components_when_a_window_is_the_only_obstacle_then_its_flag_is_named(components, way_out):
-    line = ranks.components_refusal(components)
+    line = start.components_refusal(components)
     assert all(name in line for name in components) and way_out in line
     assert ("--disable-hybrid-swa-memory" in line) is ("MAMBA" not in components)
 

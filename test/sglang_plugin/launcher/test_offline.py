@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs without a server: plugins are there before the command line is read, as in SGLang's own launcher."""
 
-from banyan.sglang_plugin.launcher import engine as module
+from banyan.sglang_plugin.launcher import offline as module
 
 
 def test_engine_when_it_is_made_then_the_command_line_is_read_with_plugins_loaded(monkeypatch):

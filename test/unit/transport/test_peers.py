@@ -34,8 +34,8 @@ def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_leases
     assert copy.bytes_fetched == 2 * EXTENTS * PAGE_BYTES
     assert ids(owner.shelf.retire(frames(5, 6))) == []
     gpu.run()
-    assert ids(owner.shelf.drain()) == [], "a lease is given back by `settle`, not by itself"
-    reader.source.settle()
+    assert ids(owner.shelf.drain()) == [], "a lease is given back by `poll`, not by itself"
+    reader.source.poll()
     assert sorted(ids(owner.shelf.drain())) == [5, 6]
     for page, source in ((3, 5), (0, 6)):
         assert [reader.get(page, extent) for extent in range(EXTENTS)] == [
@@ -136,7 +136,7 @@ def test_start_copy_when_a_call_is_refused_then_the_batch_fails_and_sharing_ends
     assert "sharing is off" in caplog.text
     assert ids(owner.shelf.retire(frames(5))) == []
     gpu.run()
-    reader.source.settle()
+    reader.source.poll()
     assert ids(owner.shelf.drain()) == [5]
     assert reader.lease([key(2)]) is None
 
@@ -147,7 +147,7 @@ def test_start_copy_when_no_call_works_any_more_then_the_lease_is_kept(node):
     assert not fetch(reader, [key(1)], 3).finish()
     assert ids(owner.shelf.retire(frames(5))) == []
     gpu.run()
-    reader.source.settle()
+    reader.source.poll()
     assert ids(owner.shelf.drain()) == [], "nobody knows when the device ends"
 
 
@@ -167,7 +167,7 @@ def test_peer_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(
     reader.meet_peers()
     assert reader.driver.mapped
     gpu.run()
-    reader.source.settle()
+    reader.source.poll()
     assert not reader.driver.mapped and len(reader.mappings._open) == 0
 
 

@@ -40,7 +40,7 @@ from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW
 logger = logging.getLogger("banyan")
 
 Arrivals = Sequence[tuple[StoreRead, Sequence[int], "Frames | DeviceFrames"]]
-"""As in ``banyan.ports.Source.start_copy``."""
+"""As in ``banyan.ports.Peers.start_copy``."""
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class StreamOrder:
     ready_events: Callable[[], Sequence[int]]
 
 
-class CudaSource:
-    """Implements ``banyan.ports.Source`` on CUDA."""
+class CudaPeers:
+    """Implements ``banyan.ports.Peers`` on CUDA."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class CudaSource:
         self._under_way: list[_Batch] = []
         self._is_broken = False
 
-    # ---- banyan.ports.Source -----------------------------------------------------------------------------------
+    # ---- banyan.ports.Peers -----------------------------------------------------------------------------------
 
     def version(self) -> int:
         return hash((self._directory.version(), self._mappings.version))
@@ -140,7 +140,7 @@ class CudaSource:
 
     def lease(self, match: Match, num_pages: int) -> CudaLease | None:
         """As the directory's; None also when a peer has just left or too much is under way."""
-        self.settle()
+        self.poll()
         if self._is_broken or self._num_leased + num_pages > self._max_leased:
             return None
         lease = self._directory.lease(match, num_pages)
@@ -245,7 +245,7 @@ class CudaSource:
 
     # ---- the rest ----------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def poll(self) -> None:
         """Give back the leases of pages that have been copied. Called on every scheduling step."""
         for batch in self._under_way:
             if batch.leases and batch.has_read_leased:
@@ -254,7 +254,7 @@ class CudaSource:
                 batch.leases.clear()
         self._under_way = [batch for batch in self._under_way if batch.leases or not batch.copy.has_ended]
         for lane in self._lanes():
-            lane.settle()
+            lane.poll()
 
     def _lanes(self) -> list[Lane]:
         return [self._leased_lane, *([self._arriving_lane] if self._arriving_lane is not None else [])]
@@ -265,7 +265,7 @@ class CudaSource:
 
     def close(self) -> None:
         """Everything enqueued must be done: the caller has waited for the device, at the end."""
-        self.settle()
+        self.poll()
         assert not self._under_way
         for lane in self._lanes():
             lane.close()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's `Engine`, for programs that generate without a server, with Banyan's flags.
 
-    from banyan.sglang_plugin.launcher.engine import engine
+    from banyan.sglang_plugin.launcher.offline import engine
 
     if __name__ == "__main__":
         answers = engine("--model-path", "M", "--dp", "2", "--enable-banyan").generate(["Once upon a time"])
