@@ -15,6 +15,7 @@ from typing import Any
 
 from banyan import knobs
 from banyan.knobs import above_zero, at_least, check, knob, zero_or_more
+from banyan.refusals.combinations import FlagFacts, combination_refusal
 
 SHARING, TIERS, GPU = "sharing", "tiers", "gpu"
 """The groups of knobs, a table of the documentation each."""
@@ -244,27 +245,23 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.keep_host_arena and not self.host_gb:
-            raise ValueError(
-                "--banyan-keep-host-arena: what is kept is found again by its size: set --banyan-host-gb to one as well"
+        line = combination_refusal(
+            FlagFacts(
+                keeps_arena=bool(self.keep_host_arena),
+                names_arena_size=bool(self.host_gb),
+                has_store=bool(self.store),
+                has_arena=self.has_arena,
+                policy=self.policy,
+                places=self.policy != SGLANG_POLICY,
+                looks_up=self.looks_up,
+                fetches=self.fetches,
+                detours=self.elastic_prefill_tokens is not None,
+                has_quota=self.prefill_quota_ms is not None,
+                has_profile=self.profile is not None,
             )
-        if self.store and not self.has_arena:
-            raise ValueError("--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well")
-        if self.policy != SGLANG_POLICY and not self.looks_up:
-            raise ValueError(
-                f"--banyan-policy {self.policy}: there is nothing to look up with --banyan-share off or "
-                "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
-            )
-        if self.elastic_prefill_tokens is not None and not (self.fetches and self.policy != SGLANG_POLICY):
-            raise ValueError(
-                "--banyan-elastic-prefill-tokens: the dispatcher sends the request where the KV is fetched: use "
-                "--banyan-share peer and a --banyan-policy other than sglang"
-            )
-        if self.prefill_quota_ms is not None and self.profile is None:
-            raise ValueError(
-                "--banyan-prefill-quota-ms: needs prefill times: write them with `banyan profile` and pass "
-                "--banyan-profile PATH"
-            )
+        )
+        if line is not None:
+            raise ValueError(line)
 
     @property
     def shares(self) -> bool:

@@ -27,6 +27,11 @@ def allocator_refusal(*, allocator_class: str) -> str:
     return f"this platform has its own page allocator ({allocator_class}): use --banyan-share off"
 
 
+def device_refusal(obstacle: str) -> str:
+    """The line for a GPU whose pages no other rank can reach."""
+    return f"{obstacle}: use --banyan-share off"
+
+
 def components_refusal(components: Sequence[str]) -> str:
     """The line for a model that caches other things than the KV of full attention."""
     names = ", ".join(sorted(components))

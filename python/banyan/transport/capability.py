@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from banyan.refusals.start import device_refusal
+
 
 class Route(Enum):
     DIRECT = "direct"
@@ -37,15 +39,13 @@ class RouteChoice:
 def choose_route(facts: DeviceFacts, *, has_arena: bool) -> RouteChoice:
     """The best route that the facts allow. ``has_arena``: the server was started with a host arena."""
     if facts.driver_error is not None:
-        return RouteChoice(
-            Route.REFUSED, f"the CUDA driver cannot be used ({facts.driver_error}): use --banyan-share off"
-        )
+        return RouteChoice(Route.REFUSED, device_refusal(f"the CUDA driver cannot be used ({facts.driver_error})"))
     obstacle = _obstacle(facts)
     if obstacle is None:
         return RouteChoice(Route.DIRECT)
     if has_arena:
         return RouteChoice(Route.STAGED, f"{obstacle}: pages go through the host arena")
-    return RouteChoice(Route.REFUSED, f"{obstacle}: use --banyan-share off")
+    return RouteChoice(Route.REFUSED, device_refusal(obstacle))
 
 
 def _obstacle(facts: DeviceFacts) -> str | None:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of Banyan's own that contradict each other: pure, one line for each, with the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FlagFacts:
+    """What the flags of one server ask for.
+
+    Attributes:
+        names_arena_size: ``--banyan-host-gb`` is a size above zero, or ``auto``.
+        policy: the value of ``--banyan-policy``; ``places`` says whether it is Banyan's.
+        looks_up: the dispatcher sees what ranks hold.
+    """
+
+    keeps_arena: bool
+    names_arena_size: bool
+    has_store: bool
+    has_arena: bool
+    policy: str
+    places: bool
+    looks_up: bool
+    fetches: bool
+    detours: bool
+    has_quota: bool
+    has_profile: bool
+
+
+def combination_refusal(facts: FlagFacts) -> str | None:
+    """The line for the first contradiction; None where there is none."""
+    if facts.keeps_arena and not facts.names_arena_size:
+        return "--banyan-keep-host-arena: what is kept is found again by its size: set --banyan-host-gb to one as well"
+    if facts.has_store and not facts.has_arena:
+        return "--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well"
+    if facts.places and not facts.looks_up:
+        return (
+            f"--banyan-policy {facts.policy}: there is nothing to look up with --banyan-share off or "
+            "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
+        )
+    if facts.detours and not (facts.fetches and facts.places):
+        return (
+            "--banyan-elastic-prefill-tokens: the dispatcher sends the request where the KV is fetched: use "
+            "--banyan-share peer and a --banyan-policy other than sglang"
+        )
+    if facts.has_quota and not facts.has_profile:
+        return (
+            "--banyan-prefill-quota-ms: needs prefill times: write them with `banyan profile` and pass "
+            "--banyan-profile PATH"
+        )
+    return None
