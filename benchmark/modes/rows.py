@@ -45,7 +45,10 @@ IN_STEP_TOO = ("--tp", "2", "--attn-dp-size", "2")
 STORE = "{folder}/store"
 """The harness puts a folder of the row in its place; so too for the adapter and the kept arena."""
 ADAPTER = "{adapter}"
+LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
+NGRAMS = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1")
+"""Chains of drafts: SGLang verifies trees in pages of several tokens with one backend only, which is not the CPU's."""
 
 
 def _served() -> tuple[Mode, ...]:
@@ -69,11 +72,16 @@ def _served() -> tuple[Mode, ...]:
         replicas("fp16", "--dtype", "float16"),
         replicas("pages of 32 tokens", "--page-size", "32"),
         replicas("pages of 64 tokens", "--page-size", "64"),
-        replicas(
-            "LoRA",
-            *("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native"),
+        replicas("LoRA", *LORA, answer="adapter tokens"),
+        row(
+            "LoRA in the store, after a restart",
+            *("--dp", "2", *LORA, "--banyan-host-gb", "0.25", "--banyan-store", STORE, "--banyan-store-admit", "first"),
+            alone=(*ONE_RANK, *LORA),
+            restarted=True,
+            source="storage",
             answer="adapter tokens",
         ),
+        replicas("speculation from n-grams", *NGRAMS),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
             "store, after a restart",
@@ -118,7 +126,6 @@ def _refused() -> tuple[Mode, ...]:
             *(*two, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake"),
         ),
         row("speculation with a draft", *two, "--speculative-algorithm", "EAGLE"),
-        row("speculation from n-grams", *two, "--speculative-algorithm", "NGRAM"),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),

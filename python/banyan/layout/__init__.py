@@ -5,7 +5,17 @@ from banyan.layout.block import BlockGeometry
 from banyan.layout.cacheable import cacheable_tokens
 from banyan.layout.geometry import Extent, PoolGeometry
 from banyan.layout.namespace import Namespace
+from banyan.layout.page import PageLayout
 from banyan.layout.ranks import Layout
 from banyan.layout.seats import Seats
 
-__all__ = ["BlockGeometry", "Extent", "Layout", "Namespace", "PoolGeometry", "Seats", "cacheable_tokens"]
+__all__ = [
+    "BlockGeometry",
+    "Extent",
+    "Layout",
+    "Namespace",
+    "PageLayout",
+    "PoolGeometry",
+    "Seats",
+    "cacheable_tokens",
+]

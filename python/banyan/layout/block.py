@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Full Block: one page, all layers, as it rests in the host arena and in the store.
 
-Layers lie one after another without gaps, and within a layer its buffers (K, V). So a Layer Block is one contiguous
+Layers lie one after another without gaps, and within a layer its parts (K, V). So a Layer Block is one contiguous
 extent, and what the store reads lands where the arena wants it. Frames start on memory pages, for direct I/O.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from banyan.layout.geometry import ALIGNMENT_BYTES, PoolGeometry
+from banyan.layout.geometry import ALIGNMENT_BYTES
+from banyan.layout.page import PageLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,9 @@ class BlockGeometry:
     buffer_bytes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of_pool(cls, pool: PoolGeometry) -> BlockGeometry:
-        """The block that holds one page of ``pool``."""
-        return cls(pool.shape_key())
+    def of_page(cls, page: PageLayout) -> BlockGeometry:
+        """The block that holds one page."""
+        return cls(page.sizes)
 
     @property
     def layer_bytes(self) -> list[int]:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where each page of each layer lies in a rank's pool.
 
-A pool is one run of bytes. Layer l owns one extent for each of its buffers (K and V; one for MLA), and page p of an
+A pool is one run of bytes. Layer l has one extent for each part of its page (``banyan.layout.page``), and page p of an
 extent starts at ``base_bytes + p * page_bytes``. Two pools may exchange pages when they agree in everything but the
 bases and the number of pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from banyan.layout.page import PageLayout
 
 ALIGNMENT_BYTES = 4096
 """Extents start on memory pages, so that a pool can be registered for DMA extent by extent."""
@@ -34,33 +35,34 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class PoolGeometry:
-    """The extents of every layer, in layer order."""
+    """The extents of every layer of ``page``, in its order."""
 
+    page: PageLayout
     layers: tuple[tuple[Extent, ...], ...]
 
     @classmethod
-    def stacked(cls, *, num_layers: int, num_pages: int, page_bytes: Sequence[int]) -> PoolGeometry:
-        """Layers one after another; within a layer one extent for each entry of ``page_bytes``.
+    def stacked(cls, page: PageLayout, num_pages: int) -> PoolGeometry:
+        """Layers one after another; within a layer one extent for each part.
 
         The extents of a layer are adjacent and only the layer is aligned: SGLang views K and V of one shape as the
         two halves of one tensor.
 
         Raises:
-            ValueError: when a size is not positive.
+            ValueError: when there is no page.
         """
-        if num_layers < 1 or num_pages < 1 or not page_bytes or min(page_bytes) < 1:
-            raise ValueError(f"no pool of {num_layers} layers, {num_pages} pages, {list(page_bytes)} page bytes")
+        if num_pages < 1:
+            raise ValueError(f"no pool of {num_pages} pages")
         layers = []
         end = 0
-        for _ in range(num_layers):
+        for parts in page.layers:
             base = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             extents = []
-            for size in page_bytes:
-                extents.append(Extent(base, size, num_pages))
+            for part in parts:
+                extents.append(Extent(base, part.page_bytes, num_pages))
                 base = extents[-1].end_bytes
             layers.append(tuple(extents))
             end = base
-        return cls(tuple(layers))
+        return cls(page, tuple(layers))
 
     @property
     def num_pages(self) -> int:
@@ -71,15 +73,6 @@ class PoolGeometry:
         """Bytes of the whole pool, padding included."""
         return self.layers[-1][-1].end_bytes
 
-    @property
-    def full_block_bytes(self) -> int:
-        """Bytes of one page over all layers."""
-        return sum(extent.page_bytes for extents in self.layers for extent in extents)
-
     def table(self) -> list[list[tuple[int, int]]]:
         """``(base_bytes, page_bytes)`` for each extent of each layer: the form the native core takes."""
         return [[(extent.base_bytes, extent.page_bytes) for extent in extents] for extents in self.layers]
-
-    def shape_key(self) -> tuple[tuple[int, ...], ...]:
-        """What two pools must have in common to exchange pages: the page sizes, without places and capacity."""
-        return tuple(tuple(extent.page_bytes for extent in extents) for extents in self.layers)

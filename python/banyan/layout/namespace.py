@@ -11,8 +11,8 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-FORMAT_VERSION = 2
-"""Raise it whenever bytes of a page change their meaning."""
+FORMAT_VERSION = 3
+"""Raise it whenever bytes of a page, or its key, change their meaning: what was stored before is then not found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Namespace:
     page_tokens: int
     first_layer: int
     num_layers: int
-    page_bytes_by_layer: tuple[tuple[int, ...], ...]
+    page: tuple[tuple[tuple[str, int], ...], ...]
     pool_layout: str
     attn_tp_size: int
     attn_tp_rank: int

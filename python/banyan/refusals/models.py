@@ -14,7 +14,7 @@ class ModelFacts:
     is_generation: bool = True
     has_window: bool = False
     has_states: bool = False
-    has_index_keys: bool = False
+    has_pooled_index_keys: bool = False
     has_compressed_kv: bool = False
     has_sparse_kv: bool = False
 
@@ -31,7 +31,7 @@ def model_refusal(facts: ModelFacts) -> str | None:
         for is_kept, words in (
             (facts.has_window, "sliding-window KV"),
             (facts.has_states, "state-space states"),
-            (facts.has_index_keys, "index keys beside its KV"),
+            (facts.has_pooled_index_keys, "index keys of several tokens each"),
             (facts.has_compressed_kv, "compressed KV"),
             (facts.has_sparse_kv, "sparse KV"),
         )
@@ -44,3 +44,16 @@ def model_refusal(facts: ModelFacts) -> str | None:
     if kept == ["sliding-window KV"]:
         way_out = "use --disable-hybrid-swa-memory (which takes more memory), or --banyan-share off"
     return f"this model ({facts.architecture}) caches {' and '.join(kept)}; only full attention is shared: {way_out}"
+
+
+def index_refusal(*, tokens_per_key: int, num_without: int, is_divided: bool) -> str | None:
+    """The line for index keys that do not lie beside the KV of every layer and token, or None when they do."""
+    if tokens_per_key > 1:
+        why = f"each of its index keys is of {tokens_per_key} tokens, and the last one's lies with the request"
+    elif num_without:
+        why = f"{num_without} of its layers keep no index keys"
+    elif is_divided:
+        why = "its index keys are divided in another way than its KV"
+    else:
+        return None
+    return f"this model's KV pool keeps index keys in a way that is not shared ({why}): use --banyan-share off"

@@ -9,9 +9,25 @@ from typing import NoReturn
 import torch
 
 from sgl_kernel.scalar_type import ScalarType, scalar_types
+from sgl_kernel.speculation import (
+    assign_extend_cache_locs_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    verify_tree_greedy_cpu,
+)
 
-__version__ = "0.1.0+banyan.cpu"
-__all__ = ["ScalarType", "assign_req_to_token_pool_cpu", "scalar_types"]
+__version__ = "0.2.0+banyan.cpu"
+__all__ = [
+    "ScalarType",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "scalar_types",
+    "verify_tree_greedy_cpu",
+]
 
 
 def assign_req_to_token_pool_cpu(
@@ -44,7 +60,7 @@ def assign_req_to_token_pool_cpu(
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
-    """SGLang imports more CPU operators than it calls (speculative decoding's). The others fail when called.
+    """SGLang imports more CPU operators than it calls. The others fail when called.
 
     Raises:
         AttributeError: for names that are not CPU operators, as any module does.
@@ -55,7 +71,7 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
     def missing(*args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(
             f"sgl_kernel.{name} is not part of the CPU stand-in: turn off the feature that needs it "
-            "(speculative decoding, Intel AMX) or install a CPU build of sgl-kernel"
+            "(Intel AMX, some kinds of speculative decoding) or install a CPU build of sgl-kernel"
         )
 
     return missing

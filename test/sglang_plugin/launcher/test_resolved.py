@@ -2,14 +2,18 @@
 """What is known only when SGLang has resolved its arguments: refused then, in Banyan's words and before any weights."""
 
 import json
+import pickle
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.arg_groups.model_override_base import resolved_view
+from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
+from banyan.layout.checkpoint import is_by_content
 from banyan.sglang_plugin import seams
-from banyan.sglang_plugin.launcher import resolved
+from banyan.sglang_plugin.launcher import adapters, resolved
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -68,6 +72,30 @@ def test_model_when_it_is_a_reward_model_then_refused_by_its_architecture(resolv
 
 def test_model_when_its_windows_are_kept_in_full_then_it_starts(resolve):
     resolve("--disable-hybrid-swa-memory", sliding_window=32, **WINDOWS)
+
+
+def test_adapter_when_its_folder_has_another_content_then_its_id_is_another_and_the_flags_stay(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": ["q_proj"], "r": 4}))
+    told = []
+    for weights in (b"one", b"other", b"one"):
+        (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+        flags = ["--enable-lora", "--lora-paths", f"a={tmp_path}", "--max-lora-rank", "4"]
+        flags += ["--lora-target-modules", "q_proj", "--lora-backend", "torch_native"]
+        args = prepare_server_args(["--model-path", str(tmp_path), "--device", "cpu", "--enable-banyan", *flags])
+        args.resolve_once()
+        args.check_server_args()
+        # As a process that SGLang starts sees it.
+        (adapter,) = resolved_view(pickle.loads(pickle.dumps(args))).lora_paths
+        assert (adapter.lora_name, adapter.lora_path) == ("a", str(tmp_path))
+        told.append(adapter.lora_id)
+    assert told[0] == told[2] != told[1] and is_by_content(told[0])
+
+
+def test_adapter_when_it_is_not_here_yet_then_sglang_names_it_and_the_log_says_so(tmp_path, caplog):
+    adapter = LoRARef(lora_id="0f" * 16, lora_name="a", lora_path=str(tmp_path / "nowhere"))
+    assert adapters._told(adapter) is adapter
+    assert "neither kept nor stored" in caplog.text
 
 
 def test_refusal_when_a_backend_that_sglang_chose_costs_the_cache_then_the_flag_is_named():

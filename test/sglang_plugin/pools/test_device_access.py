@@ -15,12 +15,13 @@ from banyan import _native
 from banyan.arena.backup import Backup
 from banyan.arena.residency import Residency
 from banyan.config import Config
-from banyan.layout import BlockGeometry, Layout, Seats
+from banyan.layout import BlockGeometry, Layout, PageLayout, Seats
+from banyan.layout.page import Part
 from banyan.sglang_plugin.pools import device_access as module
 from banyan.sglang_plugin.pools import device_start
 from banyan.sglang_plugin.pools.device_access import DeviceAccess
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
-from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool, DeviceMLAPool, describe_buffers
+from banyan.sglang_plugin.pools.device_pool import DeviceDSAPool, DeviceMHAPool, DeviceMLAPool, describe_buffers
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
@@ -225,7 +226,7 @@ def test_forget_when_pages_are_on_their_way_then_they_are_neither_published_nor_
 
 def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(gpu, monkeypatch):
     roster = _native.Roster.create(4)
-    block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
+    block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     owner, reader = (Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
     view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arenas[0])
@@ -252,7 +253,7 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     gpu, monkeypatch, can_register
 ):
     roster = _native.Roster.create(4)
-    block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
+    block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     ranks = [Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
     views = [rank.access.arena_peers(roster, rank.seats, NAMESPACE, block, rank.arena) for rank in ranks]
@@ -285,7 +286,7 @@ def test_rank_when_its_pool_has_no_handles_then_refused_or_staged_through_the_ar
     with pytest.raises((SystemExit, Refused)):
         Rank(gpu, roster, 0, monkeypatch, exportable=False)
     assert "no CUDA IPC handle" in capsys.readouterr().err
-    block = BlockGeometry.of_pool(DeviceMHAPool(**MHA).banyan_geometry)
+    block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arena = _native.SharedBytes.create(4 * block.frame_bytes, "arena")
     staged = Rank(gpu, roster, 1, monkeypatch, exportable=False, arena=arena)
     assert not staged.access.shares_pool and "export_handle" not in staged.driver.names()
@@ -308,11 +309,27 @@ def test_pool_when_described_then_pages_lie_where_it_says(kind):
             assert num_bytes == extent.num_bytes <= buffer.nbytes
 
 
+def test_pool_when_it_has_index_keys_then_a_page_of_them_lies_beside_the_latents():
+    pool = DeviceDSAPool(
+        **{**MLA, "size": 128, "page_size": 64},
+        kv_cache_dim=MLA["kv_lora_rank"] + MLA["qk_rope_head_dim"],
+        index_head_dim=128,
+        index_buf_size=128,
+    )
+    page = pool.banyan_geometry.page
+    assert [part.name for part in page.layers[0]] == ["latents", "index keys"] and pool.banyan_geometry.num_pages == 3
+    placed = iter(pool.banyan_extents)
+    for latents, keys_of_pages in zip(pool.kv_buffer, pool.index_key_cache.buffer, strict=True):
+        assert next(placed) == (latents.data_ptr(), latents.nbytes)
+        assert next(placed) == (keys_of_pages.data_ptr(), keys_of_pages.nbytes)
+
+
 def test_describe_when_the_last_page_is_short_then_it_is_none():
-    geometry, _ = describe_buffers([(torch.zeros(4 * PAGE + 1, 2),)], PAGE)
+    page = PageLayout.of_layers(1, Part("keys", PAGE * 8))
+    geometry, _ = describe_buffers(page, [((torch.zeros(4 * PAGE + 1, 2), PAGE),)])
     assert geometry.num_pages == 4
     with pytest.raises(ValueError, match="no array of pages"):
-        describe_buffers([(torch.zeros(8, 4)[:, ::2],)], PAGE)
+        describe_buffers(page, [((torch.zeros(8, 4)[:, ::2], PAGE),)])
 
 
 def test_peer_when_its_memory_reads_as_other_bytes_then_its_pages_are_computed_and_it_is_said(gpu, monkeypatch, caplog):

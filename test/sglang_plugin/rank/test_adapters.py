@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of LoRA adapters and what outlives a server: their keys name a path, at which another adapter may lie then."""
+"""Pages of LoRA adapters and what outlives a server: they are kept where their keys name the adapter's content."""
 
 import tempfile
 import time
@@ -47,11 +47,12 @@ def keep(rank, req):
     return keys
 
 
-def test_pages_when_they_are_of_an_adapter_then_they_are_not_kept_and_others_are(rank):
+@pytest.mark.parametrize("lasting", [None, "content-" + "a" * 64], ids=["no adapter", "an adapter by its content"])
+def test_pages_when_they_are_of_an_adapter_that_this_server_named_then_only_others_are_kept(rank, lasting):
     linker, _ = rank
-    adapters, plain = Req("of an adapter", "a" * 32), Req("plain", None)
+    adapters, others = Req("of an adapter", "a" * 32), Req("other", lasting)
     keys = keep(rank, adapters)
-    assert keys != keep(rank, plain)
+    assert keys != keep(rank, others)
     deadline_s = time.monotonic() + 10
     while linker.counters.kept_pages < 2 and time.monotonic() < deadline_s:
         linker.num_completed_offloads()

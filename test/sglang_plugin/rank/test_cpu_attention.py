@@ -29,7 +29,7 @@ def tables():
 
 def run(backend_class, name, **kwargs):
     backend = backend_class.__new__(backend_class)
-    backend._masks = {}
+    backend._masks, backend._drafts = {}, None
     output = torch.empty_like(kwargs["query"])
     getattr(backend_class, name)(backend, output=output, scaling=HEAD_DIM**-0.5, enable_gqa=True, **kwargs)
     return output
@@ -90,7 +90,7 @@ LATENT_DIM, ROPE_DIM, NUM_LATENT_HEADS = 32, 16, 4
 def extend_over_latents(backend_class, latents, query, *, prefix_len):
     """Attention of the last queries of one request to its latents [tokens, 1, latent + rotary]."""
     backend = backend_class.__new__(backend_class)
-    backend._masks = {}
+    backend._masks, backend._drafts = {}, None
     num_new = query.shape[0] - prefix_len
     output = torch.empty(num_new, NUM_LATENT_HEADS, LATENT_DIM, dtype=query.dtype)
     return backend._run_sdpa_forward_extend(

@@ -74,22 +74,28 @@ def carried(roster):
     return {"roster": roster.path, "server": "s", "layout": LAYOUT.as_dict()}
 
 
-def make_rank(monkeypatch, roster, rank, config, *, disable=False):
+def make_pool():
+    """A small pool of keys and values, with something in it."""
+    pool = SharedMHAPool(**POOL)
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        buffer.copy_(torch.randn(buffer.shape))
+    return pool
+
+
+def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=make_pool):
     be_rank(monkeypatch, rank)
     monkeypatch.setattr(module.seams, "verify", lambda process: None)
     monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(module.runtime, "config", lambda: config)
     monkeypatch.setattr(module.runtime, "role", lambda: Role.ALONE)
     monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
-    pool = SharedMHAPool(**POOL)
-    for buffer in (*pool.k_buffer, *pool.v_buffer):
-        buffer.copy_(torch.randn(buffer.shape))
+    pool = make_pool()
     allocator = QuarantiningAllocator(
-        size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
+        size=pool.size, page_size=pool.page_size, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
     )
     params = SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
-        page_size=PAGE,
+        page_size=pool.page_size,
         attn_tp_cache_group=None,
         attn_cp_cache_group=None,
         disable=disable,

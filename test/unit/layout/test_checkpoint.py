@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan.layout.checkpoint import checkpoint_digest
+from banyan.layout.checkpoint import adapter_id, checkpoint_digest, is_by_content
 
 
 @pytest.fixture
@@ -45,3 +45,41 @@ def test_digest_when_a_file_is_missing_then_different(folder: Path) -> None:
 def test_digest_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no weights"):
         checkpoint_digest(tmp_path)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    (tmp_path / "adapter_config.json").write_text('{"r": 4}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(bytes(range(256)))
+    return tmp_path
+
+
+def test_adapter_when_its_folder_is_copied_then_it_is_the_same(adapter: Path, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("copy")
+    for path in adapter.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    told = adapter_id("a", adapter)
+    assert adapter_id("a", other) == told and is_by_content(told)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_adapter_when_one_byte_of_a_file_differs_then_it_is_another(adapter: Path, name: str) -> None:
+    before = adapter_id("a", adapter)
+    content = bytearray((adapter / name).read_bytes())
+    content[-1] ^= 1
+    (adapter / name).write_bytes(content)
+    assert adapter_id("a", adapter) != before
+
+
+def test_adapter_when_it_has_another_name_then_it_is_another(adapter: Path) -> None:
+    assert adapter_id("a", adapter) != adapter_id("b", adapter)
+
+
+def test_adapter_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="no weights"):
+        adapter_id("a", tmp_path)
+
+
+def test_adapter_when_sglang_made_its_id_then_it_is_not_by_content() -> None:
+    assert not is_by_content("0f" * 16)

@@ -17,7 +17,7 @@ ONE = Namespace(
     page_tokens=16,
     first_layer=0,
     num_layers=30,
-    page_bytes_by_layer=((6144, 6144),),
+    page=((("keys", 6144), ("values", 6144)),),
     pool_layout="MHA/nhd",
     attn_tp_size=1,
     attn_tp_rank=0,
@@ -39,5 +39,5 @@ def test_digest_when_one_field_differs_then_different(field):
     elif isinstance(value, int):
         other = value + 1
     else:
-        other = ((6144, 6145),)
+        other = ((("keys", 6144), ("index keys", 6144)),)
     assert replace(ONE, **{field: other}).digest() != ONE.digest()

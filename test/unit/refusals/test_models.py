@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from banyan.refusals.models import ModelFacts, model_refusal
+from banyan.refusals.models import ModelFacts, index_refusal, model_refusal
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name not in ("architecture", "is_generation")]
 
@@ -29,3 +29,11 @@ def test_model_when_it_generates_nothing_then_refused_by_name():
 def test_model_when_it_has_windows_and_states_then_no_flag_is_promised_to_help():
     line = model_refusal(ModelFacts(has_window=True, has_states=True))
     assert "windo" in line and "states" in line and "--disable-hybrid-swa-memory" not in line
+
+
+@pytest.mark.parametrize("bad", [{"tokens_per_key": 4}, {"num_without": 3}, {"is_divided": True}])
+def test_index_when_its_keys_are_not_beside_the_kv_then_one_line_says_how_they_lie(bad):
+    plain = {"tokens_per_key": 1, "num_without": 0, "is_divided": False}
+    assert index_refusal(**plain) is None
+    line = index_refusal(**{**plain, **bad})
+    assert "index keys" in line and "--banyan-share off" in line and "\n" not in line

@@ -11,7 +11,12 @@ from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.configs.model_config import is_deepseek_dsa, is_deepseek_v4, is_minimax_sparse
+from sglang.srt.configs.model_config import (
+    get_dsa_index_kpool,
+    is_deepseek_dsa,
+    is_deepseek_v4,
+    is_minimax_sparse,
+)
 
 from banyan.config import Config
 from banyan.layout import Layout
@@ -57,7 +62,7 @@ def model_facts(model_config: Any) -> ModelFacts:
         is_generation=model_config.is_generation,
         has_window=model_config.is_hybrid_swa,
         has_states=mambaish_config(model_config) is not None,
-        has_index_keys=is_deepseek_dsa(hf_config),
+        has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
         has_compressed_kv=is_deepseek_v4(hf_config),
         has_sparse_kv=is_minimax_sparse(hf_config),
     )

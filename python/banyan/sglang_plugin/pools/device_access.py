@@ -203,7 +203,7 @@ class DeviceAccess:
         )
         reads = None
         if self._ring is not None:
-            reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_pool(geometry).frame_bytes)
+            reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
         return shelf, self._open_reader(peers, order, num_pages=geometry.num_pages, reads=reads)
 
     def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
@@ -274,7 +274,7 @@ class DeviceAccess:
             mappings=self._mappings,
             groups=self._groups,
             order=order,
-            page_bytes=self._geometry.full_block_bytes,
+            page_bytes=self._geometry.page.page_bytes,
             num_pages=num_pages,
             target_row=target_row,
             reads=reads,

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import psutil
 import torch
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 
 from banyan import _native
 from banyan.layout import PoolGeometry
 from banyan.refusals import memory_refusal, pool_refusal
 from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.index_keys import KeysOfEachToken
+from banyan.sglang_plugin.pools.pages import page_of_heads, page_of_latents
 
 
 def _allocate(geometry: PoolGeometry) -> _native.SharedBytes:
@@ -45,13 +48,7 @@ class SharedMHAPool(MHATokenToKVPool):
             runtime.refuse(pool_refusal(pool_class=f"{self.kv_cache_layout} MHA pool", supported=("NHD", "HND")))
         k_shape, v_shape = self._kv_buffer_shapes()
         rows_per_page = 1 if self.use_hnd else self.page_size
-        num_pages = -(-k_shape[0] // rows_per_page)
-        itemsize = self.store_dtype.itemsize
-        geometry = PoolGeometry.stacked(
-            num_layers=self.layer_num,
-            num_pages=num_pages,
-            page_bytes=[rows_per_page * torch.Size(shape[1:]).numel() * itemsize for shape in (k_shape, v_shape)],
-        )
+        geometry = PoolGeometry.stacked(page_of_heads(self), -(-k_shape[0] // rows_per_page))
         shared = _allocate(geometry)
         self.k_buffer, self.v_buffer = [], []
         for k_extent, v_extent in geometry.layers:
@@ -68,15 +65,45 @@ class SharedMLAPool(MLATokenToKVPool):
 
     def _create_buffers(self) -> None:
         shape = (self.size + self.page_size, 1, self.kv_cache_dim)
-        row_bytes = self.kv_cache_dim * self.store_dtype.itemsize
-        geometry = PoolGeometry.stacked(
-            num_layers=self.layer_num,
-            num_pages=-(-shape[0] // self.page_size),
-            page_bytes=[self.page_size * row_bytes],
-        )
+        geometry = PoolGeometry.stacked(page_of_latents(self), -(-shape[0] // self.page_size))
         shared = _allocate(geometry)
         self.kv_buffer = [
             _view(shared, base_bytes=extent.base_bytes, shape=shape, dtype=self.store_dtype)
             for (extent,) in geometry.layers
         ]
         self.banyan_bytes, self.banyan_geometry = shared, geometry
+
+
+class SharedDSAPool(KeysOfEachToken, DSATokenToKVPool):
+    """Latent pool with the keys of an indexer: two adjacent extents for each layer."""
+
+    banyan_bytes: _native.SharedBytes
+    banyan_geometry: PoolGeometry
+
+    def _create_buffers(self) -> None:
+        shape = (self.size + self.page_size, 1, self.kv_cache_dim)
+        page = page_of_latents(self, index_dim=self.index_head_dim)
+        geometry = PoolGeometry.stacked(page, -(-shape[0] // self.page_size))
+        shared = _allocate(geometry)
+        self.kv_buffer = [
+            _view(shared, base_bytes=latents.base_bytes, shape=shape, dtype=self.store_dtype)
+            for latents, _ in geometry.layers
+        ]
+        self.banyan_bytes, self.banyan_geometry = shared, geometry
+
+    def _create_index_key_cache(self) -> IndexKeyCache:
+        return SharedIndexKeys(self, self.index_buf_size)
+
+
+class SharedIndexKeys(IndexKeyCache):
+    """Upstream's index keys, in the memory of the pool."""
+
+    def __init__(self, pool: SharedDSAPool, index_buf_size: int) -> None:
+        self.pool = pool
+        num_pages = (index_buf_size + pool.page_size + 1) // pool.page_size
+        dtype, shape = pool.index_k_with_scale_buffer_dtype, self._buffer_shape(num_pages)
+        self.buffer = []
+        for _, keys in pool.banyan_geometry.layers:
+            if num_pages > keys.num_pages or shape[1] * dtype.itemsize != keys.page_bytes:
+                raise ValueError(f"index keys of shape {shape} do not fit into {keys}")
+            self.buffer.append(_view(pool.banyan_bytes, base_bytes=keys.base_bytes, shape=shape, dtype=dtype))

@@ -67,6 +67,7 @@ class CpuAttention(TorchNativeAttnBackend):
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._drafts = drafts_of(forward_batch) if forward_batch.forward_mode.is_target_verify() else None
 
     def _run_sdpa_forward_extend(
         self,
@@ -88,6 +89,16 @@ class CpuAttention(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
         """Attention of ``query`` [new_tokens, heads, dim] to each request's cached and new keys, into ``output``."""
+        if self._drafts is not None:
+            return self._verify(
+                query,
+                output,
+                (k_cache, v_cache),
+                req_to_token[req_pool_indices],
+                seq_lens.tolist(),
+                scaling=scaling,
+                enable_gqa=enable_gqa,
+            )
         if encoder_lens is not None or not causal or sliding_window_size is not None:
             return super()._run_sdpa_forward_extend(
                 query,
@@ -118,6 +129,37 @@ class CpuAttention(TorchNativeAttnBackend):
                 enable_gqa=enable_gqa,
             )
             start += q_len
+        return output
+
+    def _verify(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        slots_of: torch.Tensor,
+        seq_lens: list[int],
+        *,
+        scaling: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor:
+        """Each draft sees the known tokens, the drafts above it and itself. ``slots_of``: [requests, tokens]."""
+        assert self._drafts is not None
+        num_nodes = self._drafts.shape[-1]
+        for request, known in enumerate(seq_lens):
+            slots = slots_of[request, : known + num_nodes]
+            keys, values = (cache.index_select(0, slots) for cache in caches)
+            for node in range(num_nodes):
+                row = request * num_nodes + node
+                seen = torch.cat((torch.arange(known), known + self._drafts[request, node].nonzero().flatten()))
+                output[row : row + 1] = _sdpa(
+                    query[row : row + 1],
+                    keys[seen],
+                    values[seen],
+                    # It is the last of what it sees.
+                    mask=torch.ones((1, seen.numel()), dtype=torch.bool),
+                    scaling=scaling,
+                    enable_gqa=enable_gqa,
+                )
         return output
 
     def _attend(
@@ -155,6 +197,17 @@ class CpuAttention(TorchNativeAttnBackend):
             mask = torch.ones((num_rows, kv_len), dtype=torch.bool, device=device).tril_(end - num_rows)
             self._masks[num_rows, end, kv_len] = mask
         return mask
+
+
+def drafts_of(forward_batch: Any) -> torch.Tensor:
+    """Which drafts each draft of a verification sees, itself among them: bool [requests, drafts, drafts]."""
+    drafts = forward_batch.spec_info
+    num_nodes = drafts.draft_token_num
+    if drafts.tree_topk == 1:
+        return torch.ones((num_nodes, num_nodes)).tril().bool().expand(forward_batch.batch_size, -1, -1)
+    # SGLang passes the part of its mask that is about drafts, on a CPU.
+    tree: torch.Tensor = drafts.custom_mask.view(forward_batch.batch_size, num_nodes, num_nodes)
+    return tree.bool()
 
 
 def _sdpa_filled(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the CPU engine: adapters (LoRA) where no CUDA driver is.
+"""Stand-ins for the CPU engine: pinned memory where no CUDA driver is, and slots that SGLang looks up with Triton.
 
-SGLang asks for pinned memory while it sets adapters up, on every device. Pinned memory speeds copies to a GPU up, and
-torch refuses it without a driver. Here such requests give plain memory; with a driver, and on a GPU, nothing changes.
+SGLang asks for pinned memory while it sets adapters (LoRA) up, on every device. Pinned memory speeds copies to a GPU
+up, and torch refuses it without a driver. Here such requests give plain memory; with a driver, and on a GPU, nothing
+changes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.allocation import get_last_loc_torch
 
 from banyan.sglang_plugin import runtime
 
@@ -22,6 +24,15 @@ def before_lora_manager(manager: Any, *args: Any, **kwargs: Any) -> None:
     """Before SGLang's LoRAManager is made."""
     if runtime.config() is not None and not runtime.is_on_gpu() and not torch.cuda.is_available():
         give_plain_memory()
+
+
+def around_get_last_loc(
+    original: Callable[..., torch.Tensor], req_to_token: torch.Tensor, rows: torch.Tensor, prefix_lens: torch.Tensor
+) -> torch.Tensor:
+    """The slot of each prefix's last token, -1 where there is none."""
+    if runtime.config() is None or runtime.is_on_gpu():
+        return original(req_to_token, rows, prefix_lens)
+    return get_last_loc_torch(req_to_token, rows, prefix_lens)
 
 
 def give_plain_memory() -> None:

@@ -167,7 +167,7 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def arrive(self, rid: str) -> None:
         """A request has come to this rank's queue: let the tiers below prepare for it."""
-        if self._member.tier is None or (self._member.guards_adapters and requests.has_adapter(rid)):
+        if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
         keys = requests.prompt_keys(rid, self._page_tokens)
         if keys:
@@ -301,6 +301,6 @@ def _check_shareable(components: set[Any], pool: Any, allocator: Any) -> None:
     if components != {ComponentType.FULL}:
         runtime.refuse(components_refusal([component.name for component in components]))
     if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
-        runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA")))
+        runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA", "DSA")))
     if not hasattr(pool, "banyan_geometry"):
         runtime.refuse(pool_layout_refusal())

@@ -69,7 +69,7 @@ class Membership:
         self._apart = ""
         self._weights_sha256 = weights_digest(server_args) if config.store or config.keep_host_arena else ""
         self.seats = seats_of(Layout.from_dict(carried["layout"]), pool)
-        self.block = BlockGeometry.of_pool(pool.banyan_geometry)
+        self.block = BlockGeometry.of_page(pool.banyan_geometry.page)
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
         self._roster = _native.Roster.open(carried["roster"])
@@ -124,7 +124,7 @@ class Membership:
 
     @property
     def guards_adapters(self) -> bool:
-        """Whether there may be pages of LoRA adapters, and another server may find what this one keeps."""
+        """Whether there may be adapters that this server alone can tell, and another one may find what it keeps."""
         is_kept = bool(self._config.store or self._config.keep_host_arena)
         return is_kept and bool(self._server_args.enable_lora or self._server_args.lora_paths)
 
@@ -266,7 +266,7 @@ class Membership:
             page_tokens=self._page_tokens,
             first_layer=pool.start_layer,
             num_layers=pool.layer_num,
-            page_bytes_by_layer=pool.banyan_geometry.shape_key(),
+            page=pool.banyan_geometry.page.identity(),
             pool_layout=f"{type(pool).__name__}/{getattr(pool, 'kv_cache_layout', 'latent')}",
             attn_tp_size=1 if self.seats.is_replicated else parallel.attn_tp_size,
             attn_tp_rank=0 if self.seats.is_replicated else parallel.attn_tp_rank,

@@ -3,8 +3,8 @@
 
 Invariants
   1. What was computed with weights of before, or on top of such pages, is published to nobody.
-  2. What outlives the server holds no page of a LoRA adapter: its keys are of the adapter's name and path, and the next
-     server may find another adapter there.
+  2. What outlives the server holds no page of a LoRA adapter that was not told by its content: its keys mean nothing
+     to the next server, or another adapter.
 
 States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
 empty) -> publishing.
@@ -35,7 +35,7 @@ class Publication:
 
     def announce(self, keys: Sequence[str]) -> None:
         """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
-        if self._member.guards_adapters and not requests.is_without_adapter(keys[0], self._page_tokens):
+        if self._member.guards_adapters and not requests.is_lasting(keys[0], self._page_tokens):
             self._not_to_keep.add(keys[0])
 
     def publish(self, frames: Any, keys: list[str]) -> None:

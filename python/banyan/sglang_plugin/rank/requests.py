@@ -15,6 +15,7 @@ import numpy as np
 from banyan import _native
 from banyan.core import Fetch, PrefixSpan
 from banyan.layout import cacheable_tokens
+from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin.page_hash import namespace_seed
 
@@ -76,20 +77,24 @@ def grown_chains(page_tokens: int) -> Iterator[list[str]]:
                 yield keys
 
 
-def has_adapter(rid: str) -> bool:
-    """Whether the request is known to be for a LoRA adapter."""
+def is_of_this_server(rid: str) -> bool:
+    """Whether the request is known to be for a LoRA adapter whose id means something to this server only."""
     req = _by_rid.get(rid)
-    return req is not None and req.lora_id is not None
+    return req is not None and not _is_lasting(req)
 
 
-def is_without_adapter(key: str, page_tokens: int) -> bool:
-    """Whether this is the key of a page of a request that is under way and for no LoRA adapter."""
+def is_lasting(key: str, page_tokens: int) -> bool:
+    """Whether this is the key of a page of a request that is under way, and means the same to the next server."""
     for req in list(_by_rid.values()):
-        if req.lora_id is None:
+        if _is_lasting(req):
             keys = _grown_keys(req, page_tokens)
             if keys is not None and key in keys:
                 return True
     return False
+
+
+def _is_lasting(req: Any) -> bool:
+    return req.lora_id is None or is_by_content(req.lora_id)
 
 
 def _grown_keys(req: Any, page_tokens: int) -> list[str] | None:

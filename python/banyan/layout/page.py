@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What belongs to a page: for each layer its extents, by name and size.
+
+Everything that depends on it reads this one description: where extents lie in a pool, what travels between pools, how
+large a frame of the arena and a record of the store are, which pages may be exchanged, and what is said of a model
+before it is loaded. An extent's buffers have the page's own number: page p of the pool is page p of each of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+KEYS, VALUES, LATENTS, INDEX_KEYS = "keys", "values", "latents", "index keys"
+INDEX_SCALE_BYTES = 4
+INDEX_BLOCK = 128
+"""Values of an index key that share a scale of 4 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One buffer of one layer: what it holds, and its bytes of a page."""
+
+    name: str
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """The parts of each layer, in layer order."""
+
+    layers: tuple[tuple[Part, ...], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [part.page_bytes for parts in self.layers for part in parts]
+        if not self.layers or not all(self.layers) or min(sizes) < 1:
+            raise ValueError(f"no page of {len(self.layers)} layers, {sizes[:4]} bytes")
+
+    @classmethod
+    def of_layers(cls, num_layers: int, *parts: Part) -> PageLayout:
+        """``num_layers`` equal layers."""
+        return cls((parts,) * num_layers)
+
+    @classmethod
+    def of_heads(
+        cls,
+        *,
+        num_layers: int,
+        page_tokens: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int,
+        element_bytes: int,
+    ) -> PageLayout:
+        """Multi-head or grouped-query attention: keys and values of ``num_heads`` heads."""
+        row = page_tokens * num_heads * element_bytes
+        return cls.of_layers(num_layers, Part(KEYS, row * head_dim), Part(VALUES, row * value_dim))
+
+    @classmethod
+    def of_latents(
+        cls, *, num_layers: int, page_tokens: int, row_bytes: int, index_dim: int = 0, tokens_per_index_key: int = 1
+    ) -> PageLayout:
+        """Latent attention: one row for all heads. With ``index_dim`` a quantised key of an indexer beside it."""
+        parts = [Part(LATENTS, page_tokens * row_bytes)]
+        if index_dim:
+            key_bytes = index_dim + index_dim // INDEX_BLOCK * INDEX_SCALE_BYTES
+            parts.append(Part(INDEX_KEYS, page_tokens // tokens_per_index_key * key_bytes))
+        return cls.of_layers(num_layers, *parts)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return sum(self.bytes_by_name.values())
+
+    @property
+    def bytes_by_name(self) -> dict[str, int]:
+        """What each kind of extent weighs over all layers."""
+        total: Counter[str] = Counter()
+        for parts in self.layers:
+            for part in parts:
+                total[part.name] += part.page_bytes
+        return dict(total)
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of each extent of each layer."""
+        return tuple(tuple(part.page_bytes for part in parts) for parts in self.layers)
+
+    def identity(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """What two pools must have in common to exchange pages: names and sizes, without places and capacity."""
+        return tuple(tuple((part.name, part.page_bytes) for part in parts) for parts in self.layers)

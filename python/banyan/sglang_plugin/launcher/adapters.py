@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters of ``--lora-paths``, told by what they are instead of by where they lie.
+
+SGLang makes an adapter's id of its name and path, and page keys begin with that id. What outlives the server would then
+be found again where another adapter lies at the same path. With an id of the content the keys say what was computed.
+Adapters that are loaded later get an id of their own each time; their pages end with the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from huggingface_hub import snapshot_download
+from sglang.srt.arg_groups.model_override_base import resolved_view
+from sglang.srt.arg_groups.overrides import declare_resolution
+
+from banyan.config import Config
+from banyan.layout.checkpoint import adapter_id
+from banyan.sglang_plugin import runtime
+
+logger = logging.getLogger("banyan")
+
+
+def after_check_server_args(result: None, server_args: Any) -> None:
+    """Give the adapters of checked arguments ids of their content, for this process and those that it starts."""
+    carried = runtime.bookkeeping(server_args)
+    adapters = resolved_view(server_args).lora_paths
+    if carried is None or not Config.from_dict(carried["config"]).shares or not adapters:
+        return
+    declare_resolution(server_args, "banyan", lora_paths=[_told(adapter) for adapter in adapters])
+
+
+def _told(adapter: Any) -> Any:
+    folder = Path(adapter.lora_path)
+    try:
+        if not folder.is_dir():
+            folder = Path(snapshot_download(adapter.lora_path, local_files_only=True))
+        return msgspec.structs.replace(adapter, lora_id=adapter_id(adapter.lora_name, folder))
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "banyan: pages of the adapter %s are shared while this server lives, and neither kept nor stored: %s",
+            adapter.lora_name,
+            error,
+        )
+        return adapter

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from banyan.layout import BlockGeometry, PageLayout
+from banyan.layout.page import Part
+
+GQA = {"num_layers": 2, "page_tokens": 16, "num_heads": 4, "head_dim": 32, "value_dim": 16, "element_bytes": 2}
+
+
+def test_page_when_it_is_of_heads_then_keys_and_values_of_each_layer():
+    page = PageLayout.of_heads(**GQA)
+    assert page.identity() == ((("keys", 4096), ("values", 2048)),) * 2
+    assert page.page_bytes == 2 * 6144 and page.bytes_by_name == {"keys": 8192, "values": 4096}
+
+
+def test_page_when_an_indexer_has_keys_then_a_row_of_64_keys_and_scales_lies_beside_the_latents():
+    page = PageLayout.of_latents(num_layers=3, page_tokens=64, row_bytes=656, index_dim=128)
+    assert page.layers[0] == (Part("latents", 64 * 656), Part("index keys", 8448))
+    assert BlockGeometry.of_page(page).layer_bytes == [64 * 656 + 8448] * 3
+
+
+def test_page_when_pools_differ_in_what_an_extent_holds_only_then_they_are_not_the_same():
+    one, other = (PageLayout.of_layers(1, Part(name, 64)) for name in ("latents", "index keys"))
+    assert one.sizes == other.sizes and one.identity() != other.identity()
+
+
+@pytest.mark.parametrize("sizes", [(), (4, 0), (-1,)])
+def test_page_when_a_size_is_not_positive_then_it_is_refused(sizes):
+    with pytest.raises(ValueError, match="no page of"):
+        PageLayout.of_layers(1, *(Part("keys", size) for size in sizes))
+    with pytest.raises(ValueError, match="no page of"):
+        PageLayout.of_layers(0, Part("keys", 4))
