@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the parts of the documentation that are made from code: ``make docs``.
+"""Writes what is made from code, parts of the documentation and the files of deploy/: ``make docs``.
 
 A page holds ``<!-- made: NAME -->`` and ``<!-- end -->``; what is between is replaced. A test compares the pages with
 what this script would write.
@@ -11,6 +11,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+import watching
 
 from banyan import config, knobs
 from banyan.patches import index
@@ -29,6 +32,8 @@ MADE = re.compile(r"(?<=<!-- made: )(?P<name>[a-z ]+)( -->\n).*?(?=<!-- end -->)
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page that holds something made, and its text as it should be."""
     yield ROOT / "docs" / "patches.md", index.page()
+    yield ROOT / "deploy" / "prometheus" / "banyan-alerts.yml", watching.alert_rules()
+    yield ROOT / "deploy" / "grafana" / "banyan.json", watching.dashboard()
     for path in sorted((ROOT / "docs").rglob("*.md")):
         text = path.read_text()
         made = MADE.sub(lambda found: f"{found['name']} -->\n\n{PARTS[found['name']]()}\n", text)
@@ -38,7 +43,8 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 def main() -> int:
     for path, text in pages():
-        if path.read_text() != text:
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")
     return 0

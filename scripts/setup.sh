@@ -59,6 +59,22 @@ if ! is_done others "$others"; then
     mark others "$others"
 fi
 
+# The tests of the page want a browser, those of the alert rules promtool. Nothing that serves does.
+wanted=()
+command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=(chromium fonts-dejavu-core)
+command -v promtool >/dev/null || wanted+=(prometheus)
+if [ ${#wanted[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        install_wanted() {
+            apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+                apt-get install -y -qq --no-install-recommends "${wanted[@]}" >/dev/null
+        }
+        timed "installing ${wanted[*]} (for tests only)" install_wanted || say "    failed: their tests will fail"
+    else
+        say "not here: ${wanted[*]}; their tests will fail. Debian: apt-get install ${wanted[*]}"
+    fi
+fi
+
 stand_in=$(digest sgl-kernel/sgl_kernel_cpu/pyproject.toml sgl-kernel/sgl_kernel_cpu/sgl_kernel/*.py)
 if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1 && ! is_done stand_in "$stand_in"; then
     timed "no CUDA driver: installing the CPU stand-in for sgl_kernel" \

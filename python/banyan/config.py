@@ -95,6 +95,13 @@ class Config:
         "Do not look prompts up in the dispatcher, which saves it a hash of every prompt.",
         switches_to=False,
     )
+    log_json: bool = knob(
+        False,
+        "--banyan-log-json",
+        SHARING,
+        "Write Banyan's log lines as JSON, one object each; SGLang's stay as they are.",
+        switches_to=True,
+    )
     policy: str = knob(
         SGLANG_POLICY,
         "--banyan-policy",

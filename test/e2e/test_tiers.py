@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
+from banyan.telemetry import STORE_GAUGES
 from benchmark.servers import Server, ServerSpec, wait_ready
 
 pytestmark = pytest.mark.e2e
 
 PAGE = 16
 POOL_ARGS = ("--max-total-tokens", "3200")
-STORE_ARGS = ("--banyan-host-gb", "1", "--banyan-store-gb", "4", "--banyan-store-admit", "first")
+STORE_ARGS = ("--enable-metrics", "--banyan-host-gb", "1", "--banyan-store-gb", "4", "--banyan-store-admit", "first")
 
 
 class Restartable:
@@ -117,6 +118,14 @@ def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_
     output, meta = tiers.client.generate(asked["monday"], rank=0)
     assert meta["cached_tokens_details"]["storage"] == 0, "it is read once for the node"
     assert output == computed["monday"][0]
+
+
+def test_metrics_when_there_is_a_store_then_what_it_tells_is_there(tiers):
+    def there():
+        return {line.split("{")[0] for line in tiers.client.get("/metrics").splitlines() if line.startswith("banyan:")}
+
+    expected = {f"banyan:store_{name}" for name in (*STORE_GAUGES, "write_bytes_per_day")}
+    until(lambda: expected <= there())
 
 
 def test_request_when_its_pages_are_damaged_on_disk_then_it_is_answered_all_the_same(tiers, prompt):

@@ -31,6 +31,7 @@ ORDINARY = set(
     space start stat state stopwatch stored stream subscription table telemetry time timer token too trans
     transport tried unavailable unified unreached until upstream usage value verdict view wait waited waiting
     watch watched whole write
+    above asking below gauge grown json line recent seen severity unanswered wearing webpage
     """.split()
 )
 

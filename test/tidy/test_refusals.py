@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "python" / "banyan"
-ELSEWHERE = ("refusals", "lab", "cli")
-"""``cli`` gives the advice of ``banyan doctor``, each beside what it found."""
+ELSEWHERE = ("refusals", "lab", "cli", "observe")
+"""``cli`` gives the advice of ``banyan doctor``, ``observe`` that of alerts, each beside what it found."""
 WAY_OUT = re.compile(r"\b(use|set|pass|name|raise|lower|start with|start without) --[a-z]")
 DESCRIBING = ("knob", "add_argument", "add_parser", "add_argument_group")
 """Calls whose texts are the help of a flag."""

@@ -46,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
     settings.add_flags(route)
     route.set_defaults(run=_route)
+    _add_top(commands.add_parser("top", help="watch a running server: hits by source, ranks, store, alerts"))
+    _add_web(commands.add_parser("web", help="a page that shows running servers, on 127.0.0.1"))
     explain = commands.add_parser("explain", help="say why a request was fetched or computed")
     explain.add_argument("rid", help="the request's id (`meta_info.id` of its answer), or: all")
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
@@ -54,6 +56,26 @@ def _parser() -> argparse.ArgumentParser:
     for name, (_, purpose) in LABORATORY.items():
         commands.add_parser(name, help=purpose)
     return parser
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", nargs="?", default=DEFAULT_URL, help="the server; default %(default)s")
+    parser.add_argument("--once", action="store_true", help="look once; rates are since the server's start")
+    parser.add_argument("--json", action="store_true", help="with --once: machine-readable")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds; default %(default)s")
+    _add_api_key(parser)
+    parser.set_defaults(run=_top)
+
+
+def _add_web(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", nargs="*", default=[DEFAULT_URL], help=f"the servers; default {DEFAULT_URL}")
+    parser.add_argument("--port", type=int, default=30_200, metavar="PORT", help="default %(default)s")
+    _add_api_key(parser)
+    parser.set_defaults(run=_web)
+
+
+def _add_api_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--api-key-file", type=Path, metavar="PATH", help="holds the servers' key, where they have one")
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +145,48 @@ def _explain(args: argparse.Namespace) -> int:
         else "\n".join(line for one in found for line in explain.sentences(one))
     )
     return 0
+
+
+def _top(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from banyan.cli import top
+    from banyan.cli.engine import Engine, EngineError
+    from banyan.observe import Rates
+    from banyan.observe.summary import summary
+
+    if args.json and not args.once:
+        print("banyan top: --json: with --once only", file=sys.stderr)
+        return 2
+    try:
+        engine = Engine(args.url, api_key=_api_key(args), timeout_s=top.TIMEOUT_S)
+        if args.once:
+            told = summary(Rates(top.look(engine, args.url)))
+            # A file or a pipe has no width.
+            console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+            console.print_json(data=told) if args.json else console.print(top.picture(told))
+        else:
+            top.watch(engine, args.url, interval_s=max(0.2, args.interval), console=Console(highlight=False))
+    except (EngineError, OSError) as error:
+        print(f"banyan top: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _web(args: argparse.Namespace) -> int:
+    from banyan.cli import web
+
+    try:
+        return web.serve(args.url, port=args.port, api_key=_api_key(args))
+    except OSError as error:
+        print(f"banyan web: {error}", file=sys.stderr)
+        return 1
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    return None if args.api_key_file is None else args.api_key_file.read_text().strip()
 
 
 def _doctor(args: argparse.Namespace) -> int:

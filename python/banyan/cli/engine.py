@@ -7,12 +7,14 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from banyan.planner import Action, asked
 from banyan.routing import hint
 
 TIMEOUT_S = 600.0
+LOADS_PATH = "/v1/loads?include=core"
 
 
 def plan_hints(action: Action) -> dict[str, Any]:
@@ -37,19 +39,38 @@ def _hints(action_type: str, action_version: str, payload: Mapping[str, Any]) ->
 
 
 class EngineError(RuntimeError):
-    """The server cannot be asked, or does not have what was asked for; the message says what to do."""
+    """The server cannot be asked, or does not have what was asked for; the message says what to do.
+
+    ``status``: of its answer; None when there was none.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Engine:
-    """One server. Calls block, one at a time."""
+    """One server. Calls block, one at a time. ``api_key``: the server's, where it has one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._url = url.rstrip("/")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._timeout_s = timeout_s
 
     def server_info(self) -> dict[str, Any]:
         """What the server tells about itself and its ranks."""
         info: dict[str, Any] = self._call("/server_info")
         return info
+
+    def loads(self) -> dict[str, Any] | None:
+        """How busy its ranks are; None where the server does not tell."""
+        try:
+            loads: dict[str, Any] = self._call(LOADS_PATH)
+        except EngineError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+        return loads
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         """Banyan's state of each data-parallel rank.
@@ -104,11 +125,12 @@ class Engine:
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json", **self._headers})
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
-            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {error.read()[:300].decode()}") from error
+            said = error.read()[:300].decode(errors="replace")
+            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}", error.code) from error
         except (OSError, ValueError) as error:
             raise EngineError(f"{self._url}{path}: {error}: is the server running, and is this its address?") from error

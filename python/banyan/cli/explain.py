@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
+from banyan.observe.life import sentences
+
+__all__ = ["decisions", "sentences"]
 
 
 def decisions(engine: Engine, rid: str) -> list[dict[str, Any]]:
@@ -27,34 +29,3 @@ def decisions(engine: Engine, rid: str) -> list[dict[str, Any]]:
             "or too many others followed it"
         )
     return found
-
-
-def sentences(plan: Mapping[str, Any]) -> list[str]:
-    """One decision in words, with its figures."""
-    tail = plan["prompt_tokens"] - plan["own_tokens"]
-    found = _runs(plan["found"], plan["page_tokens"])
-    moved = plan["moved_pages"] * plan["page_tokens"]
-    lines = [
-        f"{plan['rid']} on rank {plan['dp_rank']}: prompt of {plan['prompt_tokens']} tokens, "
-        f"{plan['own_tokens']} in the rank's own tree, tail of {tail}",
-        f"  found elsewhere: {found}",
-        f"  dp_origin_kv_len {plan['dp_origin_kv_len']}, dp_max_kv_len {plan['dp_max_kv_len']}, "
-        f"dp_max_kv_rank {plan['dp_max_kv_rank']}",
-        f"  plan: move {moved} tokens, compute {tail - moved}; {plan['reason']}; {plan['outcome']}",
-    ]
-    if plan["expected_us"] is not None:
-        lines.append(
-            f"  best move: {_ms(plan['expected_us'])} expected ({_ms(plan['expected_move_us'])} to move, "
-            f"{_ms(plan['expected_compute_us'])} to compute, overlapping), error {_ms(plan['error_us'])}"
-        )
-    if plan["recompute_us"] is not None:
-        lines.append(f"  recompute: {_ms(plan['recompute_us'])} expected")
-    return lines
-
-
-def _runs(found: Sequence[Sequence[Any]], page_tokens: int) -> str:
-    return ", ".join(f"{num_pages * page_tokens} tokens at {kind}" for kind, num_pages in found) or "nothing"
-
-
-def _ms(time_us: float) -> str:
-    return f"{time_us / 1000:.2f} ms"

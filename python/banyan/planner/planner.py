@@ -17,8 +17,9 @@ Called by one thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -53,16 +54,26 @@ class _Habit:
 class _Decision:
     tail: Tail
     plan: Plan
+    planned_s: float
     outcome: str = "planned"
+    steps: list[tuple[str, float]] = field(default_factory=list)
 
 
 class Planner:
     """Decides how many of the pages found for a tail are moved."""
 
     def __init__(
-        self, *, times: PrefillTimes, rates: MoveRates, num_layers: int, min_pages: int, num_in_step: int = 1
+        self,
+        *,
+        times: PrefillTimes,
+        rates: MoveRates,
+        num_layers: int,
+        min_pages: int,
+        num_in_step: int = 1,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """``num_in_step`` ranks wait when this one does."""
+        """``num_in_step`` ranks wait when this one does. ``clock``: seconds since the epoch, for what is told."""
+        self._clock = clock
         self._pricing = Pricing(times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step)
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
@@ -83,7 +94,7 @@ class Planner:
         if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
         plan = self._plan(tail, asked, uncut=(SourceKind.STORE,))
-        _put(self._decisions, rid, _Decision(tail, plan))
+        _put(self._decisions, rid, _Decision(tail, plan, self._clock()))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
@@ -93,7 +104,7 @@ class Planner:
         known = self._reads.get(rid)
         if known is not None and known.tail == tail:
             return known.plan
-        decision = _Decision(tail, self._plan(tail, asked, uncut=()))
+        decision = _Decision(tail, self._plan(tail, asked, uncut=()), self._clock())
         _put(self._reads, rid, decision)
         if decision.plan.num_pages == 0:
             _put(self._decisions, rid, decision)
@@ -140,6 +151,7 @@ class Planner:
         decision = self._decisions.get(rid)
         if decision is not None:
             decision.outcome = outcome.value
+            decision.steps.append((outcome.value, self._clock()))
 
     def explain(self) -> list[dict[str, Any]]:
         """The remembered decisions, oldest first, as plain values."""
@@ -168,6 +180,8 @@ def _explanation(rid: str, decision: _Decision) -> dict[str, Any]:
         "moved_pages": plan.num_pages,
         "reason": plan.reason.value,
         "outcome": decision.outcome,
+        "planned_s": round(decision.planned_s, 4),
+        "steps": [[what, round(at_s - decision.planned_s, 4)] for what, at_s in decision.steps],
         "expected_us": None if best is None else round(best.total_us),
         "expected_move_us": None if best is None else round(best.move_us),
         "expected_compute_us": None if best is None else round(best.compute_us),

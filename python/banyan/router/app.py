@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router as an ASGI application: SGLang's endpoints, passed on, and the router's own.
 
-``/health`` and ``/metrics`` are the router's; ``/router/...`` answers this machine only.
+``/health`` and ``/metrics`` are the router's; ``/router/...`` and the page at ``/banyan`` answer this machine only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
@@ -22,6 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from banyan.disagg import Role
+from banyan.observe import Reading
+from banyan.observe.asking import look
+from banyan.observe.webpage import Page, is_local
 from banyan.router import models, prompt
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
@@ -173,9 +175,16 @@ class Router:
 
     async def servers(self, request: Request) -> Response:
         """How each server is, as the router sees it."""
-        if not _is_local(request):
+        if not is_local(request):
             return _error("/router answers this machine only", "forbidden", 403)
         return JSONResponse([_state(server) for server in self.all_servers])
+
+    def page(self) -> Page:
+        """The page that shows the servers."""
+        return Page(self.settings.urls, self._look_at, lambda: {"router": [_state(one) for one in self.all_servers]})
+
+    async def _look_at(self, url: str) -> Reading:
+        return await look(self._session, url, self.settings.api_key)
 
     async def drain(self, request: Request) -> Response:
         """Send a server (``?server=URL``) nothing more; what it is doing goes on to its end."""
@@ -186,7 +195,7 @@ class Router:
         return self._set_draining(request, False)
 
     def _set_draining(self, request: Request, is_draining: bool) -> Response:
-        if not _is_local(request):
+        if not is_local(request):
             return _error("/router answers this machine only", "forbidden", 403)
         url = request.query_params.get("server", "").rstrip("/")
         for server in self.all_servers:
@@ -205,6 +214,7 @@ def build(settings: Settings) -> tuple[Starlette, Router]:
         Route(models.PATH, router.models),
         Route("/health", router.health),
         Route("/metrics", router.render_metrics),
+        *router.page().routes(),
         Route("/router/servers", router.servers),
         Route("/router/drain", router.drain, methods=["POST"]),
         Route("/router/resume", router.resume, methods=["POST"]),
@@ -238,13 +248,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) ->
         answer.cancel()
         gone.cancel()
         await asyncio.gather(answer, gone, return_exceptions=True)
-
-
-def _is_local(request: Request) -> bool:
-    try:
-        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
 
 
 def _error(message: str, kind: str, status: int, headers: dict[str, str] | None = None) -> Response:

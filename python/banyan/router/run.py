@@ -10,6 +10,7 @@ import uvicorn
 
 from banyan.router.app import Router, build
 from banyan.router.settings import Settings
+from banyan.telemetry import log_as_json
 
 logger = logging.getLogger("banyan.router")
 
@@ -29,6 +30,8 @@ class _Server(uvicorn.Server):
 def serve(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if settings.log_json:
+        log_as_json(logger, process="router")
     app, router = build(settings)
     logger.info("http://%s:%d, %s, in front of %s", settings.host, settings.port, settings.policy, settings.urls)
     config = uvicorn.Config(

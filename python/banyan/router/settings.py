@@ -92,6 +92,9 @@ class Settings:
         parse=int,
         check=at_least(0),
     )
+    log_json: bool = knob(
+        False, "--log-json", ROUTER, "Write the log as JSON, one object for each line.", switches_to=True
+    )
     connect_timeout_s: float = 3.0
     idle_timeout_s: float = knob(
         600.0,

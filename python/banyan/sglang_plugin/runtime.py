@@ -6,6 +6,7 @@ States of a process: unknown (before SGLang publishes its arguments) -> off or o
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import sys
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from sglang.srt.runtime_context import get_device, get_server_args
 
 from banyan.config import Config
 from banyan.disagg import Role
+from banyan.telemetry import log_as_json
 
 BOOKKEEPING = "_banyan"
 """Attribute of ServerArgs: underscore names are never sealed and are pickled to every child process."""
@@ -28,6 +30,12 @@ def config() -> Config | None:
     """The configuration of this server, or None when Banyan is off."""
     carried = bookkeeping(get_server_args())
     return None if carried is None else Config.from_dict(carried["config"])
+
+
+def log_as_asked(wanted: Config | None, process: str, **rank: int) -> None:
+    """Write this process's log lines in the form that the user wants. Called before the first of them."""
+    if wanted is not None and wanted.log_json:
+        log_as_json(logging.getLogger("banyan"), process=process, **rank)
 
 
 def server_id() -> str:

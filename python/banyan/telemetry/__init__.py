@@ -1,9 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of what happened, and the clocks that say what it cost."""
 
+from banyan.telemetry.copy_sample import Copies, CopySample
 from banyan.telemetry.counters import DESCRIPTIONS, Counters
 from banyan.telemetry.estimate import Estimate
+from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, gauges_of
+from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
+from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
 
-__all__ = ["DESCRIPTIONS", "Counters", "Estimate", "LayerClock", "Stopwatch"]
+__all__ = [
+    "DESCRIPTIONS",
+    "GAUGES",
+    "STORE_GAUGES",
+    "Copies",
+    "CopySample",
+    "Counters",
+    "Estimate",
+    "Holding",
+    "LayerClock",
+    "RecentPrompts",
+    "Stopwatch",
+    "gauges_of",
+    "log_as_json",
+]

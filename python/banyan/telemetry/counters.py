@@ -10,6 +10,11 @@ from dataclasses import dataclass, fields
 class Counters:
     """Each field's meaning is its documentation in ``/metrics``."""
 
+    prompt_tokens: int = 0
+    own_tokens: int = 0
+    peer_tokens: int = 0
+    host_tokens: int = 0
+    store_tokens: int = 0
     lookups: int = 0
     lookup_hits: int = 0
     plans_moved: int = 0
@@ -28,6 +33,7 @@ class Counters:
     alloc_wait_us: int = 0
     evicted_duplicate_pages: int = 0
     evicted_last_pages: int = 0
+    displaced_pages: int = 0
     resets: int = 0
     backed_up_pages: int = 0
     backups_dropped_pages: int = 0
@@ -71,11 +77,29 @@ class Counters:
         name = f"placed_{reason}"
         setattr(self, name, getattr(self, name) + 1)
 
+    @property
+    def num_evicted_pages(self) -> int:
+        """Pages that have left the tree to make room."""
+        return self.evicted_duplicate_pages + self.evicted_last_pages
+
+    def count_prompt(self, num_tokens: int, *, own: int, peer: int, host: int, store: int) -> None:
+        """Count a prompt that is being answered, and its tokens that were cached, by where they were."""
+        self.prompt_tokens += num_tokens
+        self.own_tokens += own
+        self.peer_tokens += peer
+        self.host_tokens += host
+        self.store_tokens += store
+
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 DESCRIPTIONS = {
+    "prompt_tokens": "tokens of the prompts that this rank answered",
+    "own_tokens": "of these, tokens cached in this rank's own pool",
+    "peer_tokens": "of these, tokens fetched from another rank's pool",
+    "host_tokens": "of these, tokens fetched from the host arena",
+    "store_tokens": "of these, tokens read from the store",
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
     "plans_moved": "plans that move at least one page",
@@ -94,6 +118,7 @@ DESCRIPTIONS = {
     "alloc_wait_us": "time allocations waited for freed pages that were not to be handed out yet",
     "evicted_duplicate_pages": "pages that left this rank's tree while a peer or the arena held them too",
     "evicted_last_pages": "pages that left this rank's tree and of which the node held no other copy",
+    "displaced_pages": "pages that left this rank's tree to make room for a fetch",
     "backed_up_pages": "pages copied from this rank's pool to the host arena",
     "backups_dropped_pages": "pages not backed up: they had left the pool, or too many waited, when there was room",
     "backups_failed": "copies to the host arena that did not land",

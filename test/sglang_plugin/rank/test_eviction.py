@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
+from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.sglang_plugin.rank import eviction
 from banyan.telemetry import Counters
@@ -155,3 +156,19 @@ def test_tree_when_used_at_random_then_it_stays_whole_and_what_is_used_stays(rig
     counters = linker.counters
     assert counters.evicted_duplicate_pages > 0 and counters.evicted_last_pages > 0
     cache.tree_core.sanity_check([], [])
+
+
+def test_fetch_when_room_is_made_for_it_then_what_it_pushes_out_is_counted(rig):
+    cache, _, linker = rig
+    for number in range(4):
+        cache.insert(prompt(number))
+    cache.evict(2 * PAGE)
+    wrapper = SimpleNamespace(cache_linker=linker)
+    load_back = hooked(
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.load_back",
+        lambda self, req: cache.evict(4 * PAGE),
+    )
+    assert load_back(wrapper, None) == 4 * PAGE
+    cache.evict(2 * PAGE)
+    assert linker.counters.displaced_pages == 4
+    assert linker.counters.num_evicted_pages == 8

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linker as SGLang drives it, two ranks in one process: offload, lookup, load, start, wait, finish, updates."""
 
+import json
 import shutil
 import tempfile
 import time
+from functools import partial
 from types import SimpleNamespace
 
+import prometheus_client
 import pytest
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -20,6 +23,7 @@ from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank import membership
 from banyan.sglang_plugin.rank.linker import BanyanLinker
+from banyan.telemetry import DESCRIPTIONS, GAUGES
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
 POOL = {
@@ -191,3 +195,45 @@ def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeyp
         assert torch.equal(page(heirs_pool, targets), page(pool, slots))
         for linker in (owner, heir):
             linker.close()
+
+
+def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how_much_is_held_twice(ranks, monkeypatch):
+    _, ((owner, _, pages), (reader, _, own_pages)) = ranks
+    names = keys(1, 2, 3)
+    for rank, allocator, num_pages in ((owner, pages, 3), (reader, own_pages, 1)):
+        slots = allocator.alloc(num_pages * PAGE)
+        rank.offload(transfer(names[:num_pages], slots))
+        rank.num_completed_offloads()
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: names)
+    for rank in (owner, reader):
+        rank.arrive("r")
+    # As it goes to the main process and out.
+    told = [json.loads(json.dumps(rank.state())) for rank in (owner, reader)]
+    assert [state["num_sampled_pages"] for state in told] == [3, 1]
+    assert [state["distinct_share"] for state in told] == [pytest.approx(2.5 / 3, abs=1e-4), 0.5]
+    assert all((state["num_ranks"], state["num_live_ranks"]) == (2, 2) for state in told)
+    assert [state["num_pool_pages"] - state["num_free_pages"] for state in told] == [3, 1]
+    if owner._member.tier is not None:
+        (prompt,) = told[0]["prompts"]
+        assert (prompt["rid"], prompt["num_tokens"], prompt["pools"]) == ("r", 3 * PAGE, [3 * PAGE, PAGE])
+        assert prompt["marks"][-1] == [3 * PAGE, names[2][:12]]
+    owner.reset()
+    assert owner.state()["num_sampled_pages"] == 0
+    assert owner.figures()["num_published_pages"] == 0
+
+
+def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_a_gauge_and_is_kept_up(ranks, monkeypatch):
+    _, ((owner, _, pages), _) = ranks
+    registry = prometheus_client.CollectorRegistry()
+    monkeypatch.setattr(prometheus_client, "Gauge", partial(prometheus_client.Gauge, registry=registry))
+    exporter = module.report._Exporter(owner, {"dp_rank": "0", "tp_rank": "0"})
+    owner.offload(transfer(keys(1), pages.alloc(PAGE)))
+    owner.num_completed_offloads()
+    owner.counters.count_prompt(9, own=4, peer=0, host=0, store=0)
+    exporter.flush_if_due(1.0)
+    labels = {"dp_rank": "0", "tp_rank": "0"}
+    told = {name: registry.get_sample_value(f"banyan:{name}", labels) for name in (*DESCRIPTIONS, *GAUGES)}
+    assert (told["prompt_tokens"], told["own_tokens"], told["published_pages"]) == (9, 4, 1)
+    assert (told["num_published_pages"], told["num_live_ranks"], told["num_free_pages"]) == (1, 2, TOKENS // PAGE - 1)
+    missing = {name for name, value in told.items() if value is None}
+    assert missing <= {"store_write_bytes_per_day", *(name for name in GAUGES if name.startswith("num_arena"))}

@@ -7,6 +7,7 @@ import pytest
 from sglang.srt.plugins import load_plugins
 
 from banyan.sglang_plugin.rank import report
+from banyan.telemetry import Counters
 
 SOURCES = {"device": 16, "host": 32, "peer": 64, "storage": 128}
 
@@ -55,6 +56,17 @@ def test_details_when_nothing_was_moved_then_they_still_say_who_held_the_prefix(
     assert details == {"device": 0, "peer": 0, "host": 0, "storage": 0, **span}
     nothing = SimpleNamespace(dp_origin_kv_len=0, dp_max_kv_len=0, dp_max_kv_rank=-1)
     assert report.after_get_cached_tokens_details(None, None, nothing) is None
+
+
+def test_prompt_when_its_answer_is_streamed_then_its_tokens_are_counted_once(sharing, monkeypatch):
+    rank = SimpleNamespace(counters=Counters())
+    monkeypatch.setattr(report, "_linker", lambda: rank)
+    req = SimpleNamespace(origin_input_ids=range(100), banyan_tokens={"peer": 40, "storage": 8})
+    for _ in range(3):
+        report.after_get_cached_tokens_details({"device": 16, "host": 64}, None, req)
+    report.after_get_cached_tokens_details(None, None, SimpleNamespace(origin_input_ids=range(7)))
+    counted = rank.counters.as_dict()
+    assert [counted[f"{name}_tokens"] for name in ("prompt", "own", "peer", "host", "store")] == [107, 16, 40, 16, 8]
 
 
 def test_details_when_the_whole_prompt_was_the_ranks_own_then_its_length_is_the_origin(sharing):

@@ -87,9 +87,11 @@ def _policy(name: str) -> Policy:
 
 def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
     """The controller's loop with a poller in front: the upstream one tests an empty socket a million times a second."""
-    if runtime.config() is None:
+    wanted = runtime.config()
+    if wanted is None:
         original(controller)
         return
+    runtime.log_as_asked(wanted, "dispatcher")
     # Imported late: the name is the one the upstream loop uses, and tests of this module do without it.
     from sglang.srt.managers.io_struct import sock_recv
 

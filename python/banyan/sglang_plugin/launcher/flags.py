@@ -83,6 +83,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     except ValueError as error:
         runtime.refuse(str(error))
     assert wanted is not None
+    runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += _planning_refusals(wanted, args, layout)

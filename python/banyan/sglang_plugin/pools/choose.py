@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang.srt.runtime_context import get_parallel
+
 from banyan import _native
 from banyan.config import Config
 from banyan.refusals.start import allocator_refusal
@@ -26,6 +28,9 @@ def around_get_kv_pool_cls(original: Callable[..., Any], platform: Any, *, kind:
     chosen = original(platform, kind=kind)
     if not runtime.is_sharing():
         return chosen
+    # The first that a scheduler process asks of Banyan.
+    parallel = get_parallel()
+    runtime.log_as_asked(runtime.config(), "scheduler", dp_rank=parallel.dp_rank or 0, tp_rank=parallel.tp_rank)
     # SGLang asks for kinds that the model does not use; an unknown pool is refused by the linker, when it is built.
     return chosen or _pool_classes().get(kind)
 

@@ -36,6 +36,18 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     )
 
 
+def around_load_back(load_back: Callable[[Any], Any], wrapper: Any, req: Any) -> Any:
+    """SGLang makes room for what a request is to fetch: count what that pushes out."""
+    counters = getattr(wrapper.cache_linker, "counters", None)
+    if counters is None:
+        return load_back(wrapper, req)
+    before = counters.num_evicted_pages
+    try:
+        return load_back(wrapper, req)
+    finally:
+        counters.displaced_pages += counters.num_evicted_pages - before
+
+
 class DuplicatesFirst:
     """Stands between SGLang's cache and its tree core while a walk runs.
 

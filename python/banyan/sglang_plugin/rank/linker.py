@@ -62,6 +62,7 @@ class BanyanLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         global _installed
+        self._began_s = time.monotonic()
         seams.verify("scheduler")
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
@@ -171,15 +172,17 @@ class BanyanLinker(UnifiedCacheLinker):
             return
         keys = requests.prompt_keys(rid, self._page_tokens)
         if keys:
+            self._member.lookout.saw(rid, keys)
             self._member.tier.arrive(keys, partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens)))
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
-        keys = transfers[0].keys
+        keys, began_ns = transfers[0].keys, time.time_ns()
         request = requests.facts(rid, self._page_tokens)
         offer = self._cache.prepare(request, keys)
         requests.record_span(rid, request.span(len(keys), offer))
         num_pages = self._planner.num_pages(request, len(keys), offer)
+        self._planner.spans.looked_up(rid, began_ns, offer, num_pages)
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
@@ -288,9 +291,30 @@ class BanyanLinker(UnifiedCacheLinker):
         self._planner.count(self.counters)
         return self.counters
 
+    def figures(self) -> dict[str, Any]:
+        """What this rank is like now, and cheap to tell: for ``/metrics``."""
+        copies = self._member.lookout.copies(time.monotonic())
+        return {
+            **self._member.figures(),
+            **self._room(),
+            "distinct_share": copies.distinct_share,
+            "duplicate_share": copies.duplicate_share,
+        }
+
+    def _room(self) -> dict[str, int]:
+        num_free = self._allocator.available_size() // self._page_tokens
+        return {"num_pool_pages": self._allocator.num_pages, "num_free_pages": num_free}
+
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
-        return {**self._member.state(), **self.counters_now().as_dict(), **self._planner.state()}
+        return {
+            **self._member.state(),
+            **self._room(),
+            **self._member.lookout.state(),
+            **self.counters_now().as_dict(),
+            **self._planner.state(),
+            "up_s": round(time.monotonic() - self._began_s, 1),
+        }
 
     def _labels(self) -> dict[str, str]:
         return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}

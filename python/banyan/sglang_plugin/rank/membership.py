@@ -35,6 +35,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
 from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank import arena_memory
+from banyan.sglang_plugin.rank.lookout import Lookout
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store, weights_digest
 from banyan.sglang_plugin.rank.tiers import HostTier, withdraw
 from banyan.telemetry import Counters
@@ -74,6 +75,7 @@ class Membership:
         self.store: PageStore | None = None
         self._roster = _native.Roster.open(carried["roster"])
         self._agree_on_page_tokens()
+        self.lookout = Lookout(self._roster, self.seats, page_tokens)
         self._arena = self._open_arena() if config.has_arena and self.seats.is_keeper else None
         self.access = open_access(
             pool=pool,
@@ -155,6 +157,7 @@ class Membership:
         """Take the places, under the namespace of the present weights."""
         namespace = self._namespace().digest()
         self._shelf, self._peers = self.access.join(self._roster, self.seats, namespace)
+        self.lookout.joined(namespace)
         if self._config.store and self.seats.is_keeper and self.store is None:
             self.store = open_store(self._config, namespace=namespace, block=self.block, num_parts=self.seats.num_parts)
         elif self.store is not None:
@@ -235,20 +238,34 @@ class Membership:
             self.store.close()
         self._shelf.close()
 
+    def figures(self) -> dict[str, Any]:
+        """What changes of this rank's places, for ``/metrics`` and ``/server_info``."""
+        layout, members = self.seats.layout, self._roster.members()
+        firsts = {self.seats.seat(rank, self.seats.shard) for rank in range(layout.num_ranks)}
+        return {
+            "num_published_pages": self._shelf.num_published,
+            "num_quarantined_pages": self._shelf.num_quarantined,
+            "num_ranks": layout.num_ranks,
+            "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
+            "peers": [member for member in members if member["slot"] in self.seats.peers],
+            **(self.tier.state() if self.tier is not None else {}),
+            **(self._store_figures(self.store) if self.store is not None else {}),
+        }
+
+    def _store_figures(self, store: PageStore) -> dict[str, Any]:
+        per_day = self._config.store_write_bytes_per_day // self.seats.num_parts
+        return {"store": store.stats(), "store_write_bytes_per_day": per_day}
+
     def state(self) -> dict[str, Any]:
         """This rank's places, for ``/server_info``."""
         return {
+            **self.figures(),
             "dp_rank": self.seats.dp_rank,
             "shard": self.seats.shard,
             "seat": self.seats.own,
             "layout": self.seats.layout.as_dict(),
             "page_tokens": self._page_tokens,
             "namespace": self._namespace().digest().hex()[:16],
-            "num_published_pages": self._shelf.num_published,
-            "num_quarantined_pages": self._shelf.num_quarantined,
-            "peers": [member for member in self._roster.members() if member["slot"] in self.seats.peers],
-            **(self.tier.state() if self.tier is not None else {}),
-            **({"store": self.store.stats()} if self.store is not None else {}),
         }
 
     def _namespace(self) -> Namespace:

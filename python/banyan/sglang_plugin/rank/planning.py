@@ -12,6 +12,7 @@ from banyan.pacing import ForwardShape, LayerTimes, PermittedStore, WritePermits
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, RequestFacts, profile
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import learned_times, prefill
+from banyan.sglang_plugin.rank.spans import Spans
 from banyan.telemetry import Counters
 
 NUM_SHOWN_FORWARDS = 64
@@ -43,6 +44,7 @@ class RankPlanner:
         self._stored_tokens_prepared = 0
         self._layer_times = None if profiled is None else LayerTimes(profiled.slack)
         self._permits: WritePermits | None = None
+        self.spans = Spans()
 
     def pace_writes(self, store: PermittedStore, *, block_bytes: int) -> None:
         """From now on, tell ``store`` before each prefill what it may write. A second store replaces the first."""
@@ -77,8 +79,10 @@ class RankPlanner:
 
     def became(self, rid: str, outcome: Outcome) -> None:
         self._planner.record(rid, outcome)
+        self.spans.became(rid, outcome)
 
     def started(self, fetches: Sequence[Fetch]) -> None:
+        self.spans.started(fetches)
         self._pieces_prepared = prefill.pieces_of_this_pass()
         self._stored_tokens_prepared = sum(fetch.tokens[SourceKind.STORE] for fetch in fetches)
 

@@ -44,6 +44,7 @@ class Publication:
             self._say_why()
             return
         self._cache.publish(frames, keys)
+        self._member.lookout.published(keys)
         tier = self._member.tier
         keys = tier.to_keep(keys) if tier is not None else []
         if tier is None or not keys:

@@ -10,7 +10,7 @@ from typing import Any
 from banyan.core import PrefixSpan
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
-from banyan.telemetry import DESCRIPTIONS
+from banyan.telemetry import DESCRIPTIONS, GAUGES, STORE_GAUGES, gauges_of
 
 _linker: weakref.ref[Any] | None = None
 _exporter: _Exporter | None = None
@@ -37,21 +37,41 @@ def after_get_cached_tokens_details(details: dict[str, Any] | None, streamer: An
     stands what the rank saw of the prompt: its own prefix, the longest one, and who holds that."""
     if not runtime.is_sharing():
         return None
+    _count_once(details or {}, req)
     span = requests.span_of(req)
     if details is None and not (span and span.max_tokens):
         return None
     details = {"device": 0, "host": 0} if details is None else details
+    return {
+        **details,
+        **_by_tier(details, req),
+        **({} if span is None else _fields_of(span, own_tokens=details["device"])),
+    }
+
+
+def _by_tier(details: dict[str, Any], req: Any) -> dict[str, int]:
+    """What was loaded, by where it was."""
     loaded = details.get("host", 0)
     tokens: dict[str, int] = getattr(req, "banyan_tokens", {})
     peer = min(tokens.get("peer", 0), loaded)
     storage = min(tokens.get("storage", 0), loaded - peer)
-    return {
-        **details,
-        "peer": peer,
-        "host": loaded - peer - storage,
-        "storage": storage,
-        **({} if span is None else _fields_of(span, own_tokens=details["device"])),
-    }
+    return {"peer": peer, "host": loaded - peer - storage, "storage": storage}
+
+
+def _count_once(details: dict[str, Any], req: Any) -> None:
+    """Count a prompt with its first answer: SGLang asks again with every token of a stream."""
+    linker = _linker() if _linker is not None else None
+    if linker is None or getattr(req, "banyan_is_counted", False):
+        return
+    req.banyan_is_counted = True
+    tiers = _by_tier(details, req)
+    linker.counters.count_prompt(
+        len(req.origin_input_ids),
+        own=details.get("device", 0),
+        peer=tiers["peer"],
+        host=tiers["host"],
+        store=tiers["storage"],
+    )
 
 
 def _fields_of(span: PrefixSpan, *, own_tokens: int) -> dict[str, int]:
@@ -83,19 +103,25 @@ class _Exporter:
         # Not at the top: the library chooses its storage on import, from what SGLang has put into the environment.
         from prometheus_client import Gauge
 
+        def gauge(name: str) -> Any:
+            made = Gauge(f"banyan:{name}", texts[name], labelnames=list(labels), multiprocess_mode="mostrecent")
+            return made.labels(**labels)
+
+        texts = {**DESCRIPTIONS, **GAUGES, **{f"store_{name}": text for name, text in STORE_GAUGES.items()}}
         self._linker = weakref.proxy(linker)
         self._next_s = 0.0
-        self._gauges = {
-            name: Gauge(f"banyan:{name}", text, labelnames=list(labels), multiprocess_mode="mostrecent").labels(
-                **labels
-            )
-            for name, text in DESCRIPTIONS.items()
-        }
+        # One for each value that this rank has: without a store there is nothing to say of one.
+        self._gauges = {name: gauge(name) for name in self._values()}
+
+    def _values(self) -> dict[str, float]:
+        return {**self._linker.counters_now().as_dict(), **gauges_of(self._linker.figures())}
 
     def flush_if_due(self, now_s: float) -> None:
         if now_s < self._next_s:
             return
         self._next_s = now_s + FLUSH_PERIOD_S
-        values = self._linker.counters_now().as_dict()
+        values = self._values()
         for name, gauge in self._gauges.items():
-            gauge.set(values[name])
+            # What has gone since, as a tier while the weights change, keeps its last value.
+            if name in values:
+                gauge.set(values[name])

@@ -52,6 +52,14 @@ def span_of(req: Any) -> PrefixSpan | None:
     return PrefixSpan(req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank)
 
 
+def traced(rid: str) -> Any | None:
+    """The request, when SGLang traces it on this rank."""
+    req = _by_rid.get(rid)
+    trace = getattr(getattr(req, "time_stats", None), "trace_ctx", None)
+    # Where SGLang does not trace, this is an object that has every attribute, and it is false.
+    return req if trace is not None and trace.tracing_enable is True else None
+
+
 def record_fetch(fetch: Fetch) -> None:
     """Note how many tokens of the request come from where: peer, host, storage."""
     req = _by_rid.get(fetch.rid)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What servers tell of themselves, made fit to be looked at: `banyan top`, the page at ``/banyan``, alerts.
+
+Whatever comes from a server is text or a number of somebody else: it is coerced here, and escaped where it is shown.
+"""
+
+from banyan.observe.alerts import Alert, alerts
+from banyan.observe.prefix_tree import Branch, prefix_tree
+from banyan.observe.rates import Rates
+from banyan.observe.reading import NotSharing, RankReading, Reading
+
+__all__ = ["Alert", "Branch", "NotSharing", "RankReading", "Rates", "Reading", "alerts", "prefix_tree"]

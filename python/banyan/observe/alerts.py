@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When somebody should look: each condition once, for `banyan top`, the page and Prometheus.
+
+A condition is about one rank. Prometheus' rules are made from the same table (``scripts/docs.py``), so they say
+the same thing under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from banyan.observe.rates import Rates
+from banyan.observe.reading import RankReading
+from banyan.telemetry import DESCRIPTIONS
+
+WINDOW = "5m"
+DAY_S = 86_400
+PLACED = tuple(name for name in DESCRIPTIONS if name.startswith("placed_") and name != "placed_hot_avoided")
+"""Counters of requests that were placed, one for each reason."""
+
+
+class Severity(StrEnum):
+    CRITICAL = "critical"
+    WARNING = "warning"
+
+
+class Condition(Protocol):
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        """Whether it holds for a rank, by what was seen of it."""
+        ...
+
+    def promql(self) -> str:
+        """The same as a query."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A counter of what should not happen has grown."""
+
+    counter: str
+
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        return rates.grown(rank, self.counter) > 0
+
+    def promql(self) -> str:
+        return f"increase(banyan:{self.counter}[{WINDOW}]) > 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One counter has grown by more than ``limit`` times others together. ``least``: so much at least, to be news."""
+
+    counter: str
+    of: tuple[str, ...]
+    limit: float
+    least: float = 1.0
+
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        part = rates.grown(rank, self.counter)
+        return part >= self.least and part > self.limit * sum(rates.grown(rank, name) for name in self.of)
+
+    def promql(self) -> str:
+        whole = " + ".join(f"increase(banyan:{name}[{WINDOW}])" for name in self.of)
+        part = f"increase(banyan:{self.counter}[{WINDOW}])"
+        return f"{part} > {self.limit:g} * ({whole}) and {part} >= {self.least:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A counter of microseconds takes more than ``limit`` of the time."""
+
+    counter: str
+    limit: float
+
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        return rates.per_s(rank, self.counter) / 1e6 > self.limit
+
+    def promql(self) -> str:
+        return f"rate(banyan:{self.counter}[{WINDOW}]) / 1e6 > {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """A gauge is above ``limit`` times another one; that one is 1 where none is named."""
+
+    gauge: str
+    limit: float
+    of: str = ""
+
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        return rank.has(self.gauge) and rank.value(self.gauge) > self.limit * (rank.value(self.of) if self.of else 1.0)
+
+    def promql(self) -> str:
+        whole = f"{self.limit:g} * banyan:{self.of}" if self.of else f"{self.limit:g}"
+        return f"banyan:{self.gauge} > {whole}"
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A gauge is below another one."""
+
+    gauge: str
+    of: str
+
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        return rank.has(self.gauge) and rank.value(self.gauge) < rank.value(self.of)
+
+    def promql(self) -> str:
+        return f"banyan:{self.gauge} < banyan:{self.of}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wearing:
+    """The store is written faster than the day's allowance, where there is one, for the drive's endurance."""
+
+    written: str = "store_written_bytes"
+    allowed: str = "store_write_bytes_per_day"
+
+    def holds(self, rates: Rates, rank: RankReading) -> bool:
+        allowed = rank.value(self.allowed)
+        # Two hours' worth may be written at once: a shorter look says nothing of a day.
+        is_long = rates.seconds(rank) >= DAY_S / 12
+        return is_long and 0 < allowed < rates.per_s(rank, self.written) * DAY_S
+
+    def promql(self) -> str:
+        return f"rate(banyan:{self.written}[6h]) * {DAY_S} > 1.05 * banyan:{self.allowed} and banyan:{self.allowed} > 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``held``: how long it must hold, in Prometheus' words, before anybody is called."""
+
+    name: str
+    severity: Severity
+    condition: Condition
+    summary: str
+    advice: str
+    held: str = "0m"
+
+
+CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
+
+RULES = (
+    Rule(
+        "BanyanRankGone",
+        CRITICAL,
+        Below("num_live_ranks", "num_ranks"),
+        "a rank of this server is not there",
+        "SGLang takes a server down when a rank dies: look at its log, and restart it.",
+        held="1m",
+    ),
+    Rule(
+        "BanyanFetchFailed",
+        CRITICAL,
+        Grown("fetches_failed"),
+        "copies did not land; their requests were run again",
+        "With a store, run `banyan fsck`. Without one, look for `banyan:` in the rank's log.",
+    ),
+    Rule(
+        "BanyanPageDamaged",
+        WARNING,
+        Grown("read_failed_pages"),
+        "pages of the store were damaged or could not be read; they are computed again",
+        "Look at the drive (smartctl, dmesg), then `banyan fsck --repair` while no server uses the shelf.",
+    ),
+    Rule(
+        "BanyanStoreStalls",
+        CRITICAL,
+        Grown("store_stalls"),
+        "the store's device did not answer in time",
+        "Look at the drive: until it answers, nothing is looked up or stored there.",
+    ),
+    Rule(
+        "BanyanStoreStopped",
+        CRITICAL,
+        Above("store_is_stopped", 0),
+        "the store takes no writes any more",
+        "Look for `banyan:` in the rank's log; a restart of the server opens the store again.",
+    ),
+    Rule(
+        "BanyanStoreFull",
+        WARNING,
+        Grown("store_no_space_pauses"),
+        "the store's file system is full, writes pause",
+        "Free space, or lower --banyan-store-gb.",
+    ),
+    Rule(
+        "BanyanStoreBehind",
+        WARNING,
+        Share("store_put_full", ("store_written_pages",), 0.1, least=100),
+        "the store does not keep up: pages that were worth a write were not taken",
+        "Add a drive to --banyan-store, or admit fewer pages (--banyan-store-admit second).",
+        held="10m",
+    ),
+    Rule(
+        "BanyanStoreWear",
+        WARNING,
+        Wearing(),
+        "the store is written faster than --banyan-store-write-gb-per-day",
+        "Admit fewer pages (--banyan-store-admit second), or give the drive more days' worth.",
+        held="1h",
+    ),
+    Rule(
+        "BanyanQuarantine",
+        WARNING,
+        Above("num_quarantined_pages", 0.1, of="num_pool_pages"),
+        "a tenth of the pool waits for its readers",
+        "A peer reads slowly: look at its waits. The pool is too small for the traffic.",
+        held="1m",
+    ),
+    Rule(
+        "BanyanAllocationWaits",
+        WARNING,
+        Busy("alloc_wait_us", 0.02),
+        "allocations wait for freed pages that are still read",
+        "The pool is too small for the traffic: raise --mem-fraction-static or --max-total-tokens.",
+        held="5m",
+    ),
+    Rule(
+        "BanyanLayersWait",
+        WARNING,
+        Share("wait_us", ("forward_us",), 0.2, least=1e6),
+        "forwards wait for pages: copies are not hidden",
+        "`banyan explain all` shows what the planner expected. Measure a profile (`banyan profile`).",
+        held="5m",
+    ),
+    Rule(
+        "BanyanFetchesRefused",
+        WARNING,
+        Share("fetches_refused", ("fetches",), 0.25, least=20),
+        "leases are refused: pages leave between the lookup and the lease",
+        "The pools are too small for the traffic, or give the arena memory (--banyan-host-gb).",
+        held="5m",
+    ),
+    Rule(
+        "BanyanBackupsDropped",
+        WARNING,
+        Share("backups_dropped_pages", ("backed_up_pages",), 0.25, least=1000),
+        "pages leave the pool before they are in the arena",
+        "Give the arena more memory (--banyan-host-gb).",
+        held="5m",
+    ),
+    Rule(
+        "BanyanHotRank",
+        WARNING,
+        Share("placed_hot_avoided", PLACED, 0.5, least=100),
+        "requests keep avoiding a rank that is overloaded",
+        "Clients pin requests to a rank, or one session is very large: look at the ranks' queues.",
+        held="10m",
+    ),
+    Rule(
+        "BanyanCost",
+        WARNING,
+        Share("control_us", ("forward_us",), 0.05, least=1e6),
+        "the scheduler spends more than a twentieth of the forwards' time in Banyan",
+        "Please report it with the output of `banyan top --once --json`.",
+        held="10m",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A rule that holds now, and for which ranks."""
+
+    rule: Rule
+    ranks: tuple[int, ...]
+
+
+def alerts(rates: Rates) -> list[Alert]:
+    """The rules that hold, critical ones first."""
+    found = [Alert(rule, tuple(_ranks(rule, rates))) for rule in RULES]
+    return sorted((alert for alert in found if alert.ranks), key=lambda alert: alert.rule.severity != CRITICAL)
+
+
+def _ranks(rule: Rule, rates: Rates) -> Iterator[int]:
+    for rank in rates.now.ranks:
+        if rule.condition.holds(rates, rank):
+            yield rank.dp_rank

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a server for what a reading is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from banyan.observe.reading import Reading
+
+TIMEOUT_S = 15.0
+
+
+class Unanswered(Exception):
+    """The server did not answer, or not so that it can be read; one line that says why."""
+
+
+async def look(session: aiohttp.ClientSession, url: str, api_key: str | None) -> Reading:
+    """A server now.
+
+    Raises:
+        Unanswered: when it cannot be asked, or runs without Banyan.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            info = await _json(session, f"{url}/server_info", api_key)
+            loads = await _loads(session, f"{url}/v1/loads?include=core", api_key)
+        return Reading.of(url, time.time(), info, loads)
+    except TimeoutError:
+        raise Unanswered(f"{url} has not answered for {TIMEOUT_S:g} s") from None
+    except (aiohttp.ClientError, msgspec.DecodeError) as error:
+        raise Unanswered(f"{url} does not answer: {type(error).__name__}: {error}") from None
+    except ValueError as error:
+        raise Unanswered(str(error)) from None
+
+
+async def _loads(session: aiohttp.ClientSession, url: str, api_key: str | None) -> Any:
+    try:
+        return await _json(session, url, api_key)
+    except aiohttp.ClientResponseError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+async def _json(session: aiohttp.ClientSession, url: str, api_key: str | None) -> Any:
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    # The router's session leaves what is compressed as it is, and asks for nothing compressed.
+    async with session.get(url, headers=headers, raise_for_status=True) as response:
+        return msgspec.json.decode(await response.read())

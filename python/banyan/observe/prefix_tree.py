@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree of shared prefixes: the last prompts of all ranks, laid over each other.
+
+Ranks tell every n-th page key of a prompt, n a power of two that differs between prompts. Two prompts are compared at
+the places where both have a mark; they part behind the last of these at which they agree. So a branch may begin up to
+n pages later than it is drawn, and is never drawn where the prompts differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from banyan.observe.reading import Reading, SeenPrompt
+
+
+@dataclass(slots=True)
+class Branch:
+    """A stretch of tokens that all prompts below it have in common.
+
+    Attributes:
+        start_tokens, end_tokens: from the root.
+        key: of its last page, shortened.
+        num_prompts, num_turns: prompts that run through it, and their turns.
+        pools, arena: how many of its tokens each rank's pool holds, and the arena.
+        rids: the prompts that end here.
+    """
+
+    start_tokens: int
+    end_tokens: int
+    key: str
+    num_prompts: int
+    num_turns: int
+    last_seen_s: float
+    pools: list[int]
+    arena: int
+    rids: list[str] = field(default_factory=list)
+    children: list[Branch] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "start_tokens": self.start_tokens,
+            "end_tokens": self.end_tokens,
+            "key": self.key,
+            "num_prompts": self.num_prompts,
+            "num_turns": self.num_turns,
+            "last_seen_s": self.last_seen_s,
+            "pools": self.pools,
+            "arena": self.arena,
+            "rids": self.rids,
+            "children": [child.as_dict() for child in self.children],
+        }
+
+
+def prefix_tree(reading: Reading) -> list[Branch]:
+    """The branches that begin at the root, the one with the most turns first."""
+    prompts = [prompt for rank in reading.ranks for prompt in rank.prompts]
+    return _branches(sorted(prompts, key=lambda prompt: prompt.num_tokens), 0)
+
+
+def _branches(prompts: Sequence[SeenPrompt], start: int) -> list[Branch]:
+    """Prompts that agree up to ``start``, as branches from there on."""
+    found = [_branch(group, start) for group in _groups(prompts, start)]
+    return sorted(found, key=lambda branch: (-branch.num_turns, branch.key))
+
+
+def _groups(prompts: Iterable[SeenPrompt], start: int) -> list[list[SeenPrompt]]:
+    """Those that go on alike behind ``start``."""
+    groups: list[list[SeenPrompt]] = []
+    for prompt in prompts:
+        for group in groups:
+            if _common(prompt, group[0]) > start:
+                group.append(prompt)
+                break
+        else:
+            groups.append([prompt])
+    return groups
+
+
+def _common(one: SeenPrompt, other: SeenPrompt) -> int:
+    """Tokens up to the last mark at which both prompts agree."""
+    theirs = dict(other.marks)
+    return max((tokens for tokens, key in one.marks if theirs.get(tokens) == key), default=0)
+
+
+def _branch(group: list[SeenPrompt], start: int) -> Branch:
+    first = group[0]
+    end = min([first.num_tokens, *(_common(first, other) for other in group[1:])])
+    branch = Branch(
+        start_tokens=start,
+        end_tokens=end,
+        key=dict(first.marks)[end],
+        num_prompts=len(group),
+        num_turns=sum(prompt.num_turns for prompt in group),
+        last_seen_s=max(prompt.seen_s for prompt in group),
+        pools=[_within(max(held), start, end) for held in zip(*(prompt.pools for prompt in group), strict=False)],
+        arena=_within(max(prompt.arena for prompt in group), start, end),
+        rids=[prompt.rid for prompt in group if prompt.num_tokens == end],
+    )
+    rest = [prompt for prompt in group if prompt.num_tokens > end]
+    if rest:
+        branch.children = _branches(rest, end)
+    return branch
+
+
+def _within(held: int, start: int, end: int) -> int:
+    return max(0, min(held, end) - start)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at one server: the ``banyan`` objects of its ``/server_info``, and its ``/v1/loads``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from banyan.telemetry import DESCRIPTIONS, gauges_of
+
+HIT_SOURCES = ("own", "peer", "host", "store")
+"""Where cached tokens were, the nearest first; counters ``<source>_tokens``."""
+
+
+class NotSharing(ValueError):
+    """The server runs without Banyan."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """One of a rank's last prompts, and who holds how many leading tokens of it.
+
+    Attributes:
+        marks: places in it, in tokens from the root, each with the key of the page that ends there; at least one.
+        pools: by rank.
+    """
+
+    rid: str
+    num_turns: int
+    seen_s: float
+    marks: tuple[tuple[int, str], ...]
+    pools: tuple[int, ...]
+    arena: int
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> SeenPrompt:
+        marks = tuple((int(tokens), str(key)) for tokens, key in told["marks"])
+        if not marks:
+            raise ValueError("a prompt without marks")
+        return cls(
+            rid=str(told["rid"]),
+            num_turns=int(told["num_turns"]),
+            seen_s=float(told["seen_s"]),
+            marks=marks,
+            pools=tuple(int(tokens) for tokens in told["pools"]),
+            arena=int(told["arena"]),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.marks[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReading:
+    """One data-parallel rank, by its first shard.
+
+    Attributes:
+        values: its counters and gauges, by their names in ``/metrics``.
+        num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
+        prompts, plans: its last prompts and who holds them; its last decisions.
+    """
+
+    dp_rank: int
+    up_s: float
+    page_tokens: int
+    values: Mapping[str, float]
+    num_running: int | None = None
+    num_waiting: int | None = None
+    num_used_tokens: int | None = None
+    prompts: Sequence[SeenPrompt] = field(default=(), repr=False)
+    plans: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+
+    def value(self, name: str) -> float:
+        """A counter or gauge; 0 for one that the rank has not."""
+        return self.values.get(name, 0.0)
+
+    def has(self, name: str) -> bool:
+        return name in self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A server at time ``taken_s``, in seconds since the epoch."""
+
+    url: str
+    taken_s: float
+    model: str
+    version: str
+    ranks: tuple[RankReading, ...]
+
+    @classmethod
+    def of(cls, url: str, taken_s: float, info: Mapping[str, Any], loads: Mapping[str, Any] | None) -> Reading:
+        """From the server's answers.
+
+        Raises:
+            NotSharing: when no rank runs Banyan.
+            ValueError: when the answers are not SGLang's.
+        """
+        try:
+            states = [state["banyan"] for state in info.get("internal_states") or () if "banyan" in state]
+            load_of = {int(load["dp_rank"]): load for load in (loads or {}).get("loads", ())}
+            firsts: dict[int, Mapping[str, Any]] = {}
+            for state in sorted(states, key=lambda state: int(state.get("shard", 0))):
+                firsts.setdefault(int(state["dp_rank"]), state)
+            ranks = tuple(_rank(number, firsts[number], load_of.get(number)) for number in sorted(firsts))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{url}/server_info is not as Banyan's ranks answer: {error!r}") from None
+        if not ranks:
+            raise NotSharing(f"{url} runs without Banyan: start it with --enable-banyan")
+        return cls(url, taken_s, str(info.get("model_path", "")), str(info.get("version", "")), ranks)
+
+    def total(self, name: str) -> float:
+        """A counter or gauge, over all ranks."""
+        return sum(rank.value(name) for rank in self.ranks)
+
+    @property
+    def distinct_share(self) -> float:
+        """Distinct pages over pages held, over all ranks."""
+        held = self.total("num_published_pages")
+        weighted = sum(rank.value("distinct_share") * rank.value("num_published_pages") for rank in self.ranks)
+        return weighted / held if held else 1.0
+
+
+def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None) -> RankReading:
+    counted = {name: float(state[name]) for name in DESCRIPTIONS if name in state}
+    told = {} if load is None else load
+    return RankReading(
+        dp_rank=number,
+        up_s=float(state.get("up_s", 0.0)),
+        page_tokens=int(state["page_tokens"]),
+        values=counted | gauges_of(state),
+        num_running=_number(told.get("num_running_reqs")),
+        num_waiting=_number(told.get("num_waiting_reqs")),
+        num_used_tokens=_number(told.get("num_used_tokens")),
+        prompts=tuple(SeenPrompt.of(told) for told in state.get("prompts") or ()),
+        plans=tuple(state.get("plans") or ()),
+    )
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)

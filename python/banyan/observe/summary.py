@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server in one object of plain values: what `banyan top --json` prints and the page shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banyan.observe.alerts import Alert, alerts
+from banyan.observe.rates import Rates
+from banyan.observe.reading import HIT_SOURCES, RankReading
+
+RATES = (
+    "prompt_tokens",
+    "fetched_pages",
+    "fetched_bytes",
+    "read_bytes",
+    "evicted_duplicate_pages",
+    "evicted_last_pages",
+    "displaced_pages",
+    "backed_up_pages",
+    "backups_dropped_pages",
+    "archived_pages",
+    "store_written_bytes",
+)
+"""Counters that are shown by the second."""
+
+SECONDS_A_DAY = 86_400
+
+
+def summary(rates: Rates) -> dict[str, Any]:
+    """``is_since_start``: the figures by the second are means over the server's life."""
+    now = rates.now
+    return {
+        "url": now.url,
+        "model": now.model,
+        "version": now.version,
+        "taken_s": round(now.taken_s, 3),
+        "is_since_start": rates.is_since_start,
+        "hits": hits(rates),
+        "per_s": {name: round(rates.total_per_s(name), 3) for name in RATES},
+        "distinct_share": round(now.distinct_share, 4),
+        "store": _store(rates),
+        "ranks": [_rank(rates, rank) for rank in now.ranks],
+        "alerts": [_alert(alert) for alert in alerts(rates)],
+    }
+
+
+def hits(rates: Rates) -> dict[str, float]:
+    """Prompt tokens by where they were: a source, or "computed"."""
+    found = {source: rates.total_grown(f"{source}_tokens") for source in HIT_SOURCES}
+    return _with_computed(rates.total_grown("prompt_tokens"), found)
+
+
+def _with_computed(prompt_tokens: float, found: dict[str, float]) -> dict[str, float]:
+    return {**found, "computed": max(0.0, prompt_tokens - sum(found.values()))}
+
+
+def _rank(rates: Rates, rank: RankReading) -> dict[str, Any]:
+    found = {source: rates.grown(rank, f"{source}_tokens") for source in HIT_SOURCES}
+    return {
+        "dp_rank": rank.dp_rank,
+        "up_s": rank.up_s,
+        "num_running": rank.num_running,
+        "num_waiting": rank.num_waiting,
+        "num_used_tokens": rank.num_used_tokens,
+        "page_tokens": rank.page_tokens,
+        "hits": _with_computed(rates.grown(rank, "prompt_tokens"), found),
+        "per_s": {name: round(rates.per_s(rank, name), 3) for name in RATES},
+        "values": dict(sorted(rank.values.items())),
+    }
+
+
+def _store(rates: Rates) -> dict[str, float] | None:
+    """The store as all ranks together see it; None without one. ``written_bytes_per_day``: at this rate."""
+    now = rates.now
+    if not any(rank.has("store_num_records") for rank in now.ranks):
+        return None
+    return {
+        # Every rank sees the records of all.
+        "num_records": max(rank.value("store_num_records") for rank in now.ranks),
+        "backlog_pages": now.total("store_backlog_pages"),
+        "written_bytes": now.total("store_written_bytes"),
+        "written_bytes_per_day": round(rates.total_per_s("store_written_bytes") * SECONDS_A_DAY),
+        "allowed_bytes_per_day": now.total("store_write_bytes_per_day"),
+        "checksum_failures": now.total("store_checksum_failures"),
+        "stalls": now.total("store_stalls"),
+    }
+
+
+def _alert(alert: Alert) -> dict[str, Any]:
+    rule = alert.rule
+    return {
+        "name": rule.name,
+        "severity": rule.severity.value,
+        "summary": rule.summary,
+        "advice": rule.advice,
+        "ranks": list(alert.ranks),
+    }

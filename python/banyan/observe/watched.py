@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of one server while somebody looks: two readings, and the hits of the last minutes.
+
+Invariants
+  1. A server is asked at most once in ``LEAST_AGE_S``, however many look.
+  2. While nobody looks, nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from banyan.observe.asking import Unanswered
+from banyan.observe.life import sentences
+from banyan.observe.prefix_tree import prefix_tree
+from banyan.observe.rates import Rates
+from banyan.observe.reading import HIT_SOURCES, Reading
+from banyan.observe.summary import summary
+
+LEAST_AGE_S = 1.0
+MAX_SAMPLES = 900
+"""Of the history: half an hour of a page that looks every two seconds."""
+NUM_RECENT = 20
+
+Look = Callable[[str], Awaitable[Reading]]
+"""From a server's URL. Raises ``Unanswered``."""
+
+
+class Watched:
+    """One server. One event loop."""
+
+    def __init__(self, url: str, look: Look, clock: Callable[[], float] = time.monotonic) -> None:
+        self.url = url
+        self._look = look
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._asked_s = float("-inf")
+        self._now: Reading | None = None
+        self._before: Reading | None = None
+        self._error = ""
+        self._samples: deque[list[float]] = deque(maxlen=MAX_SAMPLES)
+
+    async def told(self) -> dict[str, Any]:
+        """What the page shows of it. ``error``: why it could not be asked; what was seen last stays beside it."""
+        await self._refresh()
+        if self._now is None:
+            return {"url": self.url, "error": self._error}
+        return {
+            "url": self.url,
+            "error": self._error,
+            **summary(Rates(self._now, self._before)),
+            "tree": [branch.as_dict() for branch in prefix_tree(self._now)],
+            "history": list(self._samples),
+            "recent": self._recent(self._now),
+        }
+
+    async def lives(self, rid: str) -> list[dict[str, Any]]:
+        """What its ranks remember of a request: each decision, with the same in words."""
+        await self._refresh()
+        if self._now is None:
+            return []
+        return [
+            {**told, "url": self.url, "sentences": sentences(told)}
+            for rank in self._now.ranks
+            for told in ({"dp_rank": rank.dp_rank, **plan} for plan in rank.plans)
+            if told["rid"] == rid
+        ]
+
+    async def _refresh(self) -> None:
+        async with self._lock:
+            if self._clock() - self._asked_s < LEAST_AGE_S:
+                return
+            try:
+                reading = await self._look(self.url)
+            except Unanswered as error:
+                self._error = str(error)
+            else:
+                self._error = ""
+                self._before, self._now = self._now, reading
+                found = [reading.total(f"{source}_tokens") for source in HIT_SOURCES]
+                self._samples.append([round(reading.taken_s, 2), *found, reading.total("prompt_tokens") - sum(found)])
+            self._asked_s = self._clock()
+
+    @staticmethod
+    def _recent(reading: Reading) -> list[dict[str, Any]]:
+        """The last decisions of all ranks, the latest first."""
+        plans = [{"dp_rank": rank.dp_rank, **plan} for rank in reading.ranks for plan in rank.plans]
+        plans.sort(key=lambda plan: plan.get("planned_s", 0.0), reverse=True)
+        return plans[:NUM_RECENT]

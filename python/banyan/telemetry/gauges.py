@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank is like now, beside what it has counted: the figures of its state that ``/metrics`` shows too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GAUGES = {
+    "num_pool_pages": "pages that this rank's pool has",
+    "num_free_pages": "of these, pages that hold nothing; those in quarantine are counted",
+    "num_published_pages": "pages of this rank's pool that the peers may fetch",
+    "num_quarantined_pages": "freed pages that a peer is still reading",
+    "num_ranks": "data-parallel ranks of this server",
+    "num_live_ranks": "of these, ranks that are there",
+    "distinct_share": "distinct pages over pages held in all pools, by a sample; 1: no page is held twice",
+    "duplicate_share": "share of this rank's pages that another pool or the arena holds too, by a sample",
+    "num_arena_frames": "pages that this rank's part of the host arena has room for",
+    "num_arena_pages": "pages that it holds",
+    "num_arena_evicted_pages": "pages that it has evicted since the start",
+    "store_write_bytes_per_day": "bytes that this rank may write to the store in a day; 0: no limit",
+}
+"""By their names in /server_info, with their meaning for /metrics."""
+
+STORE_GAUGES = {
+    "backlog_pages": "pages that wait to be written to the store",
+    "num_records": "pages that the store holds, by whichever server",
+    "own_places": "places in this rank's files of the store",
+    "free_places": "of these, places that hold nothing",
+    "written_bytes": "bytes written to the store since the start",
+    "written_pages": "pages written to the store since the start",
+    "put_full": "pages that the store did not take: its back-log was full, or it took no writes",
+    "evicted_pages": "pages that the store has evicted since the start",
+    "checksum_failures": "pages of the store that did not verify",
+    "read_errors": "reads that the store's device failed",
+    "write_failures": "writes that the store's device failed",
+    "stalls": "times the store's device did not answer in time",
+    "no_space_pauses": "times writes paused because the file system was full",
+    "is_stopped": "1: the store takes no writes any more",
+}
+"""The same for what a store tells; in /metrics their names begin with ``store_``."""
+
+
+def gauges_of(state: Mapping[str, Any]) -> dict[str, float]:
+    """The gauges in a rank's state, by their names in /metrics; of an arena or a store that it has not, none."""
+    store = state.get("store", {})
+    return {name: float(state[name]) for name in GAUGES if name in state} | {
+        f"store_{name}": float(store[name]) for name in STORE_GAUGES if name in store
+    }

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running server tells of itself: in a terminal, in a browser through the router, to Prometheus."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from playwright.sync_api import expect
+from test.page.conftest import browser, served  # noqa: F401
+
+from banyan import cli
+from banyan.router.app import build
+from banyan.router.settings import Settings
+from banyan.telemetry import DESCRIPTIONS, GAUGES
+
+pytestmark = pytest.mark.e2e
+
+
+def test_top_when_a_prefix_was_fetched_then_it_is_among_the_hits_and_scripts_read_the_same(banyan, prompt, capsys):
+    ids = prompt("seen in top", 800)
+    before = banyan.total("peer_tokens")
+    banyan.generate(ids, rank=0)
+    banyan.generate(ids, rank=1)
+    assert banyan.total("peer_tokens") - before == 784
+    assert cli.main(["top", banyan.server.url, "--once", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [rank["dp_rank"] for rank in told["ranks"]] == [0, 1] and told["hits"]["peer"] >= 784
+    assert all(rank["values"]["num_live_ranks"] == 2 for rank in told["ranks"])
+    # Every page of this prompt lies in both pools, and after the flush before this test there is little else.
+    assert 0.5 <= told["distinct_share"] < 0.75
+    assert cli.main(["top", banyan.server.url, "--once"]) == 0
+    assert "of the pages held are distinct" in capsys.readouterr().out
+
+
+def test_top_when_the_server_is_stock_then_one_line(stock, capsys):
+    assert cli.main(["top", stock.server.url, "--once"]) == 1
+    assert capsys.readouterr().err.endswith("runs without Banyan: start it with --enable-banyan\n")
+
+
+def test_page_when_the_router_serves_it_then_a_browser_shows_the_ranks_the_tree_and_a_requests_life(
+    banyan,
+    prompt,
+    browser,  # noqa: F811
+):
+    shared = prompt("a system prompt", 480)
+    for number, rank in enumerate((0, 1, 0)):
+        banyan.generate([*shared, *prompt(f"question {number}", 200)], rank=rank)
+    rid = banyan.generate([*shared, *prompt("question 0", 200)], rank=1)[1]["id"]
+    application, _ = build(Settings(servers=(banyan.server.url,)))
+    with served(application) as url:
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab.set_default_timeout(60_000)
+        tab.goto(f"{url}/banyan")
+        expect(tab.locator("#ranks tbody tr")).to_have_count(2, timeout=60_000)
+        trunk = tab.get_by_role("treeitem", name="tokens 0 to 480, 3 prompts")
+        expect(trunk).to_have_count(1)
+        assert "rank 0 100 %, rank 1 100 %" in trunk.get_attribute("aria-label")
+        tab.get_by_label("Request id").fill(rid)
+        tab.keyboard.press("Enter")
+        expect(tab.locator("#life .steps li").last).to_have_text("landed")
+        expect(tab.locator("#router tbody")).to_contain_text(banyan.server.url)
+        tab.close()
+
+
+def test_metrics_when_a_server_runs_then_each_that_is_described_is_there(banyan, prompt):
+    banyan.first_token(prompt("counted", 300), rank=0)
+    expected = {f"banyan:{name}" for name in (*DESCRIPTIONS, *GAUGES)} - {"banyan:store_write_bytes_per_day"}
+    deadline = time.monotonic() + 30
+    while True:
+        lines = banyan.get("/metrics").splitlines()
+        there = {line.split("{")[0] for line in lines if line.startswith("banyan:")}
+        if expected <= there or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert expected <= there, sorted(expected - there)
+    for rank in ("0", "1"):
+        assert any(line.startswith("banyan:prompt_tokens{") and f'dp_rank="{rank}"' in line for line in lines)

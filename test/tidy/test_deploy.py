@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of deploy/: queries that Prometheus understands, of metrics that exist, in a dashboard that Grafana loads.
+
+That a real server exposes them is seen in ``test/e2e/test_tiers.py``. `make setup` installs promtool.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from banyan.observe.alerts import RULES
+from banyan.router.metrics import Metrics
+from banyan.telemetry import DESCRIPTIONS, GAUGES, STORE_GAUGES
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "banyan.json").read_text())
+RULE_FILE = DEPLOY / "prometheus" / "banyan-alerts.yml"
+WORDS = re.compile(r"\bbanyan(?::|_)\w+")
+RANK_METRICS = {f"banyan:{name}" for name in (*DESCRIPTIONS, *GAUGES, *(f"store_{name}" for name in STORE_GAUGES))}
+
+
+def rules():
+    return [rule for group in yaml.safe_load(RULE_FILE.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels():
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def queries():
+    return [target["expr"] for panel in panels() for target in panel["targets"]] + [rule["expr"] for rule in rules()]
+
+
+def promtool(*words):
+    tool = shutil.which("promtool")
+    assert tool, "no promtool: `make setup` installs Debian's package prometheus"
+    done = subprocess.run([tool, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_queries_when_they_name_a_metric_then_a_rank_or_a_router_has_it():
+    router = {line.split()[2] for line in Metrics().render([], 0).decode().splitlines() if line.startswith("# TYPE")}
+    router |= {f"{name}_bucket" for name in router}
+    for query in queries():
+        assert WORDS.findall(query), query
+        assert set(WORDS.findall(query)) <= RANK_METRICS | router, query
+
+
+def test_alerts_when_promtool_reads_them_then_they_are_rules_with_a_way_out():
+    promtool("check", "rules", str(RULE_FILE))
+    assert {rule.name for rule in RULES} < {rule["alert"] for rule in rules()}
+    assert all(rule["annotations"]["summary"] and rule["annotations"]["description"] for rule in rules())
+
+
+def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_otherwise_not(tmp_path):
+    labels = '{dp_rank="0", instance="i"}'
+
+    def case(series, alert, fires):
+        expected = [{"exp_labels": {"dp_rank": "0", "instance": "i", "severity": severity_of(alert)}}] if fires else []
+        annotations = next(rule["annotations"] for rule in rules() if rule["alert"] == alert)
+        for one in expected:
+            one["exp_annotations"] = {
+                name: text.replace("{{ $labels.instance }}", "i").replace("{{ $labels.dp_rank }}", "0")
+                for name, text in annotations.items()
+            }
+        return {
+            "interval": "1m",
+            "input_series": [{"series": f"banyan:{name}{labels}", "values": values} for name, values in series.items()],
+            "alert_rule_test": [{"eval_time": "30m", "alertname": alert, "exp_alerts": expected}],
+        }
+
+    cases = [
+        case({"fetches_failed": "0x27 1x3"}, "BanyanFetchFailed", True),
+        case({"fetches_failed": "1x30"}, "BanyanFetchFailed", False),
+        case({"num_live_ranks": "1x30", "num_ranks": "2x30"}, "BanyanRankGone", True),
+        case({"num_live_ranks": "2x30", "num_ranks": "2x30"}, "BanyanRankGone", False),
+        case({"num_quarantined_pages": "60x30", "num_pool_pages": "375x30"}, "BanyanQuarantine", True),
+        case({"num_quarantined_pages": "6x30", "num_pool_pages": "375x30"}, "BanyanQuarantine", False),
+        case({"wait_us": "0+20000000x30", "forward_us": "0+50000000x30"}, "BanyanLayersWait", True),
+        case({"wait_us": "0+2000000x30", "forward_us": "0+50000000x30"}, "BanyanLayersWait", False),
+        case({"alloc_wait_us": "0+3000000x30"}, "BanyanAllocationWaits", True),
+        case({"alloc_wait_us": "0+300000x30"}, "BanyanAllocationWaits", False),
+        case({"store_is_stopped": "0x20 1x10"}, "BanyanStoreStopped", True),
+        case({"fetches_refused": "0+100x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", True),
+        case({"fetches_refused": "0+1x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", False),
+    ]
+    asked = tmp_path / "tests.yml"
+    asked.write_text(yaml.safe_dump({"rule_files": [str(RULE_FILE)], "evaluation_interval": "1m", "tests": cases}))
+    promtool("test", "rules", str(asked))
+
+
+def severity_of(name):
+    return next(rule["labels"]["severity"] for rule in rules() if rule["alert"] == name)
+
+
+def test_dashboard_when_promtool_reads_its_queries_then_all_are_understood(tmp_path):
+    said = [query.replace("$__rate_interval", "5m").replace("$instance", ".*") for query in queries()]
+    assert not [query for query in said if "$" in query]
+    recorded = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(said)]
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": recorded}]}))
+    promtool("check", "rules", str(tmp_path / "queries.yml"))
+
+
+def test_dashboard_when_grafana_loads_it_then_panels_have_ids_places_and_the_chosen_source():
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids) and DASHBOARD["uid"] and DASHBOARD["schemaVersion"] >= 36
+    cells = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        mine = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert place["x"] + place["w"] <= 24 and not mine & cells, panel["title"]
+        cells |= mine
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    for panel in panels():
+        assert panel["datasource"]["uid"] == "${source}" and panel["fieldConfig"]["defaults"]["unit"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+        for target in panel["targets"]:
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables | {"__rate_interval"}

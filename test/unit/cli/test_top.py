@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import json
+
+import pytest
+from rich.console import Console
+from test.unit.observe.fake_banyan import FakeBanyan
+
+from banyan import cli
+from banyan.cli import top
+from banyan.cli.engine import EngineError
+
+
+class FakeEngine:
+    server = None
+
+    def __init__(self, url, **settings):
+        self.num_looks = 0
+
+    def server_info(self):
+        self.num_looks += 1
+        self.server.step()
+        return self.server.info()
+
+    def loads(self):
+        return self.server.loads()
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch):
+    made = FakeBanyan()
+    monkeypatch.setattr(FakeEngine, "server", made)
+    monkeypatch.setattr("banyan.cli.engine.Engine", FakeEngine)
+    return made
+
+
+def test_top_once_when_the_server_shares_then_ranks_hits_store_and_alerts_are_there(capsys, server):
+    server.more[1] = {"fetches_failed": 2}
+    assert cli.main(["top", "http://a", "--once"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "since the start",
+        "own pool 35.",
+        "peers",
+        "quarantine",
+        "displaced",
+        "arena     1.6k of 3.0k",
+        "B/day of",
+    ):
+        assert word in text
+    assert "critical  BanyanFetchFailed (rank 1): copies did not land" in text
+    assert "90.0% of the pages held are distinct" in text
+
+
+def test_top_once_json_when_asked_for_then_plain_values(capsys):
+    assert cli.main(["top", "http://a", "--once", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [rank["dp_rank"] for rank in told["ranks"]] == [0, 1] and told["alerts"] == []
+    assert told["ranks"][0]["values"]["displaced_pages"] == 6
+
+
+def test_top_when_the_server_runs_without_banyan_then_one_line_and_exit_1(capsys, server):
+    server.banyan = False
+    assert cli.main(["top", "http://a", "--once"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "banyan top: http://a runs without Banyan: start it with --enable-banyan\n"
+
+
+def test_top_when_json_is_asked_for_again_and_again_then_refused(capsys):
+    assert cli.main(["top", "--json"]) == 2
+    assert "--json: with --once only" in capsys.readouterr().err
+
+
+def test_top_when_the_model_has_a_name_like_markup_then_it_is_shown_as_it_is(capsys, server):
+    server.name = "[red]m[/red]"
+    cli.main(["top", "http://a", "--once"])
+    assert "[red]m[/red]" in capsys.readouterr().out
+
+
+def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_shown_and_it_goes_on(monkeypatch):
+    engine = FakeEngine("http://a")
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top.time, "sleep", sleep)
+    answers, ask = iter([True, False, True, True]), engine.server_info
+
+    def server_info():
+        if not next(answers):
+            raise EngineError("http://a: it rests")
+        return ask()
+
+    engine.server_info = server_info
+    console = Console(record=True, width=160, file=io.StringIO(), force_terminal=True)
+    with pytest.raises(KeyboardInterrupt):
+        top.watch(engine, "http://a", interval_s=2.0, console=console)
+    assert sleeps == [2.0] * 4
+    text = console.export_text()
+    assert "it rests" in text and "since the last look" in text

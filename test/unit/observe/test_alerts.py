@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+
+import pytest
+from test.unit.observe.fake_banyan import FakeBanyan
+from test.unit.observe.test_reading import read
+
+from banyan.observe import Rates, alerts
+from banyan.observe.alerts import RULES
+from banyan.telemetry import DESCRIPTIONS, GAUGES, STORE_GAUGES
+
+STORE = {"num_records": 1, "written_pages": 10, "written_bytes": 0}
+DAY = 86_400
+
+WRONG = {
+    "BanyanRankGone": {"num_live_ranks": 1},
+    "BanyanFetchFailed": {"fetches_failed": 1},
+    "BanyanPageDamaged": {"read_failed_pages": 2},
+    "BanyanStoreStalls": {"store": {**STORE, "stalls": 1}},
+    "BanyanStoreStopped": {"store": {**STORE, "is_stopped": 1}},
+    "BanyanStoreFull": {"store": {**STORE, "no_space_pauses": 3}},
+    "BanyanStoreBehind": {"store": {**STORE, "put_full": 500, "written_pages": 1000}},
+    "BanyanStoreWear": {
+        "store": {**STORE, "written_bytes": 3 << 30},
+        "store_write_bytes_per_day": 1 << 30,
+        "up_s": DAY,
+    },
+    "BanyanQuarantine": {"num_quarantined_pages": 60},
+    "BanyanAllocationWaits": {"alloc_wait_us": 60_000_000},
+    "BanyanLayersWait": {"wait_us": 90_000_000, "forward_us": 100_000_000},
+    "BanyanFetchesRefused": {"fetches_refused": 50, "fetches": 100},
+    "BanyanBackupsDropped": {"backups_dropped_pages": 2000, "backed_up_pages": 3000},
+    "BanyanHotRank": {"placed_hot_avoided": 200, "placed_load": 300},
+    "BanyanCost": {"control_us": 9_000_000, "forward_us": 100_000_000},
+}
+
+
+def test_alerts_when_a_server_is_well_then_there_are_none():
+    server = FakeBanyan()
+    server.step()
+    assert alerts(Rates(read(server))) == []
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in RULES])
+def test_alert_when_its_condition_holds_at_one_rank_then_it_is_that_rank_and_no_other_alert(name):
+    server = FakeBanyan()
+    server.more[1] = WRONG[name]
+    (alert,) = alerts(Rates(read(server)))
+    assert (alert.rule.name, alert.ranks) == (name, (1,))
+
+
+def test_alert_when_what_was_wrong_lies_before_the_last_look_then_it_is_over():
+    server = FakeBanyan()
+    server.more[0] = {"fetches_failed": 1}
+    before = read(server, 1.0)
+    assert alerts(Rates(read(server, 3.0), before)) == []
+
+
+def test_alerts_when_several_hold_then_critical_ones_come_first():
+    server = FakeBanyan()
+    server.more[0] = WRONG["BanyanQuarantine"] | WRONG["BanyanFetchFailed"]
+    assert [alert.rule.name for alert in alerts(Rates(read(server)))] == ["BanyanFetchFailed", "BanyanQuarantine"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_query_when_it_names_a_metric_then_ranks_have_it(rule):
+    known = {*DESCRIPTIONS, *GAUGES, *(f"store_{name}" for name in STORE_GAUGES)}
+    named = re.findall(r"banyan:(\w+)", rule.condition.promql())
+    assert named and set(named) <= known

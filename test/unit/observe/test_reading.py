@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from test.unit.observe.fake_banyan import NOW_S, FakeBanyan
+
+from banyan.observe import NotSharing, Rates, Reading, prefix_tree
+from banyan.observe.summary import summary
+
+URL = "http://a"
+
+
+def read(server, taken_s=None):
+    return Reading.of(URL, server.now_s if taken_s is None else taken_s, server.info(), server.loads())
+
+
+def test_reading_when_no_rank_runs_banyan_then_it_is_said_what_to_do():
+    server = FakeBanyan()
+    server.banyan = False
+    with pytest.raises(NotSharing, match="http://a runs without Banyan: start it with --enable-banyan"):
+        read(server)
+
+
+@pytest.mark.parametrize("info", [{"internal_states": [{"banyan": {"dp_rank": "x"}}]}, {"internal_states": 7}])
+def test_reading_when_the_answer_is_another_servers_then_it_is_said(info):
+    with pytest.raises(ValueError, match="is not as Banyan's ranks answer"):
+        Reading.of(URL, NOW_S, info, None)
+
+
+def test_reading_when_a_rank_has_shards_then_the_first_stands_for_it_and_loads_may_be_missing():
+    server = FakeBanyan(num_ranks=2)
+    info = server.info()
+    second = {**info["internal_states"][0]["banyan"], "shard": 1, "lookups": 99}
+    info["internal_states"].insert(0, {"banyan": second})
+    reading = Reading.of(URL, NOW_S, info, None)
+    assert [rank.dp_rank for rank in reading.ranks] == [0, 1]
+    assert reading.ranks[0].value("lookups") == 0 and reading.ranks[0].num_running is None
+
+
+def test_rates_when_there_are_two_readings_then_what_lies_between_counts():
+    server = FakeBanyan(num_ranks=1)
+    server.step()
+    before = read(server, 100.0)
+    server.step()
+    rates = Rates(read(server, 104.0), before)
+    (rank,) = rates.now.ranks
+    assert rates.per_s(rank, "lookups") == 5 / 4 and not rates.is_since_start
+    alone = Rates(rates.now)
+    assert alone.per_s(rank, "lookups") == pytest.approx(10 / server.up_s) and alone.is_since_start
+
+
+def test_rates_when_the_server_has_started_anew_then_no_figure_is_negative():
+    server = FakeBanyan(num_ranks=1)
+    server.step()
+    before = read(server, 100.0)
+    again = FakeBanyan(num_ranks=1)
+    again.up_s = 2.0
+    again.counters[0].lookups = 1
+    rates = Rates(read(again, 104.0), before)
+    assert rates.total_per_s("lookups") == 0.5
+
+
+def test_summary_when_prompts_were_answered_then_hits_and_computed_are_all_tokens():
+    server = FakeBanyan()
+    for _ in range(3):
+        server.step()
+    told = summary(Rates(read(server)))
+    assert sum(told["hits"].values()) == sum(one.prompt_tokens for one in server.counters)
+    assert told["hits"]["peer"] == sum(one.peer_tokens for one in server.counters)
+    assert told["distinct_share"] == pytest.approx(0.9)
+    assert told["store"]["num_records"] == 1204 and told["store"]["allowed_bytes_per_day"] == 50 << 30
+    assert summary(Rates(read(FakeBanyan(store=False))))["store"] is None
+
+
+def test_tree_when_prompts_share_their_beginning_then_it_is_one_branch_and_says_who_holds_it():
+    server = FakeBanyan()
+    tree = prefix_tree(read(server))
+    shared, other = tree
+    assert (shared.start_tokens, shared.end_tokens, shared.num_prompts) == (0, 320, 9)
+    assert [child.num_prompts for child in shared.children] and sum(b.num_prompts for b in shared.children) == 9
+    assert shared.pools == [320, 320] and shared.arena == 320
+    assert (other.end_tokens, other.pools, other.children) == (480, [480, 0], [])
+
+
+def walk(branches):
+    for branch in branches:
+        yield branch
+        yield from walk(branch.children)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tree_when_prompts_are_any_then_every_prompt_ends_once_and_children_go_on_where_parents_end(seed):
+    server = FakeBanyan(num_ranks=3, seed=seed)
+    for number in range(40):
+        length = server.rng.randrange(1, 400)
+        parts_at = server.rng.randrange(0, length)
+        names = [*range(parts_at), *(f"{number}-{n}" for n in range(length - parts_at))]
+        server.ask(names, server.rng.randrange(3), rid=f"r{number}")
+    reading = read(server)
+    branches = list(walk(prefix_tree(reading)))
+    ended = [rid for branch in branches for rid in branch.rids]
+    assert sorted(ended) == sorted(prompt.rid for rank in reading.ranks for prompt in rank.prompts)
+    for branch in branches:
+        tokens = branch.end_tokens - branch.start_tokens
+        assert tokens > 0 and all(0 <= held <= tokens for held in [*branch.pools, branch.arena])
+        assert all(child.start_tokens == branch.end_tokens for child in branch.children)
+        ends = len(branch.rids)
+        assert branch.num_prompts == ends + sum(child.num_prompts for child in branch.children)

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+from banyan.telemetry import STORE_GAUGES, gauges_of
+
+
+def test_gauges_when_there_is_no_store_then_none_of_it():
+    assert gauges_of({"num_published_pages": 3, "peers": [], "seat": 0}) == {"num_published_pages": 3.0}
+
+
+def test_gauges_when_the_store_tells_more_then_only_what_is_described_is_shown():
+    told = gauges_of({"store": {"backlog_pages": 2, "lookups": 9}})
+    assert told == {"store_backlog_pages": 2.0} and "backlog_pages" in STORE_GAUGES
