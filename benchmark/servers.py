@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 from banyan.config import CPU_ISA_WITHOUT_AMX
 from benchmark.processes import ProcessSession, send
@@ -36,6 +36,17 @@ SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
 STOP_GRACE_S = 15.0
 NUM_LOG_LINES = 30
 PORTS = range(15000, 30000, 10)
+
+
+class Process(Protocol):
+    """The leading process of a server, and of a session of its own."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 class ServerFailed(RuntimeError):
@@ -76,12 +87,11 @@ class ServerSpec:
     def command(self, model: Path, port: int) -> list[str]:
         """The full command line; variables are set by env(1), which leaves the inherited ones alone."""
         variables = [f"{name}={value}" for name, value in self.env]
+        return ["env", *variables, sys.executable, "-m", "sglang.launch_server", *self.flags(model, port)]
+
+    def flags(self, model: Path, port: int) -> list[str]:
+        """What follows the program's name on the command line."""
         return [
-            "env",
-            *variables,
-            sys.executable,
-            "-m",
-            "sglang.launch_server",
             *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), "--dp", str(self.dp)),
             *SHARE_FLAGS[self.share],
             *self.args,
@@ -99,15 +109,18 @@ class Server:
         self.start_up_s: float | None = None
         log_dir.mkdir(parents=True, exist_ok=True)
         self._start_s = time.monotonic()
+        self._process = self._begin(model)
+        self._session = ProcessSession(self._process.pid)
+
+    def _begin(self, model: Path) -> Process:
         with open(self.log_path, "wb") as log:
-            self._process = subprocess.Popen(
-                spec.command(model, self.port),
+            return subprocess.Popen(
+                self.spec.command(model, self.port),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._session = ProcessSession(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -123,6 +136,10 @@ class Server:
                 self.start_up_s = time.monotonic() - self._start_s
             return True
         return False
+
+    def is_running(self) -> bool:
+        """Whether its leading process has not ended."""
+        return self._process.poll() is None
 
     def elapsed_s(self) -> float:
         """Seconds since the start."""

@@ -75,6 +75,15 @@ if [ ${#wanted[@]} -gt 0 ]; then
     fi
 fi
 
+# Installers leave bytecode to the first import, and where PYTHONDONTWRITEBYTECODE is set no import writes any: each of a
+# server's five processes would then compile thousands of files. A few files are of other versions of Python, and fail.
+compiled=$(digest requirements/cpu.lock requirements/store.txt)
+compile_packages() { .venv/bin/python -m compileall -q -j 0 -x '/tests?/' .venv/lib/python3.11/site-packages >/dev/null || true; }
+if ! is_done compiled "$compiled"; then
+    timed "compiling the packages to bytecode" compile_packages
+    mark compiled "$compiled"
+fi
+
 stand_in=$(digest sgl-kernel/sgl_kernel_cpu/pyproject.toml sgl-kernel/sgl_kernel_cpu/sgl_kernel/*.py)
 if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1 && ! is_done stand_in "$stand_in"; then
     timed "no CUDA driver: installing the CPU stand-in for sgl_kernel" \

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts every mode of `rows.MODES`, one after the other, and leaves build/modes/report.json.
 
-    python -m benchmark.modes [--only WORDS] [--write-docs]
+    python -m benchmark.modes [--only WORDS] [--resume] [--write-docs]
 
 Correctness, not speed: rows are compared with servers that share nothing. Exit status 1 unless every row came out as
 the list says.
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 
 SHARE_OF_ONE_RANK = 0.97
+FOUND = {field.name for field in fields(Found)}
 
 
 def wrong(mode: Mode, found: Found) -> str | None:
@@ -43,15 +44,16 @@ def wrong(mode: Mode, found: Found) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmark.modes", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="rows whose name has these words")
+    parser.add_argument("--resume", action="store_true", help="leave out rows that the report has as the list says")
     parser.add_argument("--out", type=Path, default=Path("build/modes"))
     parser.add_argument("--write-docs", action="store_true", help="write docs/compatibility.md from the report")
     args = parser.parse_args(argv)
     unwind_on_sigterm()
     path = args.out / "report.json"
-    rows = _rows_before(path) if args.only else {}
+    rows = _rows_before(path) if args.only or args.resume else {}
     failures = 0
     for mode in MODES:
-        if args.only not in mode.name:
+        if args.only not in mode.name or (args.resume and _is_done(mode, rows.get(mode.name))):
             continue
         found = run(mode, args.out.resolve())
         reason = wrong(mode, found)
@@ -62,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.write_docs:
         Path("docs/compatibility.md").write_text(table.page(list(rows.values())))
     return 1 if failures else 0
+
+
+def _is_done(mode: Mode, row: dict[str, Any] | None) -> bool:
+    """Whether a row of the report is of this mode, flags and all, and came out as the list says."""
+    if row is None or row["flags"] != list(mode.flags) or row["model"] != mode.model:
+        return False
+    return wrong(mode, Found(**{name: value for name, value in row.items() if name in FOUND})) is None
 
 
 def _rows_before(path: Path) -> dict[str, Any]:

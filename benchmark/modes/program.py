@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that generates with SGLang's Engine: `python -m benchmark.modes.program OUT NUM_RANKS FLAGS...`.
+"""A program that generates with SGLang's Engine: `python -m benchmark.modes.program OUT NUM_RANKS ARGUMENTS`.
 
-It asks what `asking.in_turn` asks of servers, and leaves the answers in OUT.
+ARGUMENTS are Engine's, in JSON; what Banyan is to do stands in the environment, as for any such program. It asks what
+`asking.in_turn` asks of servers, and leaves the answers in OUT.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmark.modes import asking
 from benchmark.modes.asking import Answer
 
 
-def main(out: Path, num_ranks: int, flags: Sequence[str]) -> None:
-    from banyan.sglang_plugin.launcher.offline import engine
+def main(out: Path, num_ranks: int, arguments: dict[str, Any]) -> None:
+    from sglang.srt.entrypoints.engine import Engine
 
-    running = engine(*flags)
+    running = Engine(**arguments)
 
     def ask(ids: Sequence[int], rank: int | None) -> Answer:
         told = running.generate(
@@ -40,4 +42,4 @@ def read(out: Path) -> list[Answer]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -13,16 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from banyan import config
 from benchmark.modes import asking, models, program
 from benchmark.modes.asking import Answer, Ask
 from benchmark.modes.rows import ADAPTER, Mode
-from benchmark.servers import Server, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
+from benchmark.servers import SHARE_FLAGS, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
+from benchmark.warm import ForkedServer
 
 NUM_CORES = 2
 REFUSED = "banyan: refused: "
 ERROR = re.compile(r"\w*(Error|Exception)\b.*: ")
 PAGE_TOKENS = 16
 STORED_WITHIN_S = 60.0
+PLAN = ("--banyan-plan", "move")
 ENV = (
     # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
@@ -65,7 +70,7 @@ def run(mode: Mode, out: Path) -> Found:
 
 def _refusal(mode: Mode, folder: Path) -> Found:
     """A server that must end by itself, with its reason in a line."""
-    with Server(_spec(mode, mode.flags, folder, shares=True), _model(mode), folder) as server:
+    with ForkedServer(_spec(mode, mode.flags, folder, shares=True), _model(mode), folder) as server:
         wait_ready([server], poll_s=0.5)
     return Found(verdict="served")
 
@@ -87,7 +92,7 @@ def _served(mode: Mode, folder: Path) -> Found:
         # asked again.
         del asked[-1]
     specs = _specs(mode, folder)
-    on, off = (Server(spec, _model(mode), folder) for spec in specs)
+    on, off = (ForkedServer(spec, _model(mode), folder) for spec in specs)
     with on, off:
         wait_ready([on, off])
         off_ranks = mode.num_ranks if mode.alone is None else 1
@@ -102,7 +107,7 @@ def _served(mode: Mode, folder: Path) -> Found:
             _wait_stored(on.url, asked)
     if mode.restarted:
         # Each prompt once, all of them from what the first server left.
-        with Server(replace(specs[0], label="on-again"), _model(mode), folder) as again:
+        with ForkedServer(replace(specs[0], label="on-again"), _model(mode), folder) as again:
             wait_ready([again])
             ours = [_ask(mode, again.url)(ids, number % mode.num_ranks) for number, ids in enumerate(asked)]
         theirs = theirs[: len(ours)]
@@ -114,13 +119,24 @@ def _programs(mode: Mode, folder: Path) -> Found:
     answers = []
     for spec in _specs(mode, folder):
         out, log = folder / f"{spec.label}.json", folder / f"{spec.label}.log"
-        _, *command = spec.command(_model(mode), free_port())
-        at = command.index("-m")
-        num_ranks = mode.num_ranks if spec.label == "on" else 1
-        flags = command[at + 2 :]
-        ours = ["env", *command[:at], "-m", "benchmark.modes.program", str(out), str(num_ranks), *flags]
+        arguments = {
+            "model_path": str(_model(mode)),
+            "device": "cpu",
+            "dp_size": spec.dp,
+            "max_total_tokens": mode.pool_tokens,
+            "context_length": models.MAX_TOKENS,
+            "port": free_port(),
+        }
+        command = ["-m", "benchmark.modes.program", str(out), str(spec.dp), json.dumps(arguments)]
+        words = {config.FLAGS_VARIABLE: " ".join((*SHARE_FLAGS[spec.share], *PLAN))}
         with open(log, "wb") as file:
-            ended_with = subprocess.run(ours, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+            ended_with = subprocess.run(
+                [sys.executable, *command],
+                env={**os.environ, **dict(spec.env), **words},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         if ended_with.returncode:
             return ended(log.read_text(errors="replace"))
         answers.append(program.read(out))
@@ -193,7 +209,7 @@ def _spec(mode: Mode, flags: Sequence[str], folder: Path, *, shares: bool) -> Se
         del rest[at : at + 2]
     common = (
         *("--device", "cpu", "--max-total-tokens", str(mode.pool_tokens), "--context-length", str(models.MAX_TOKENS)),
-        *("--sleep-on-idle", "--banyan-plan", "move"),
+        *("--sleep-on-idle", *PLAN),
     )
     num_processes = dp * (int(rest[rest.index("--tp") + 1]) if "--tp" in rest else 1)
     env = dict((*cpu_env(dp=1), *ENV, *mode.env))

@@ -9,9 +9,11 @@ changed source is found before anything of it runs.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +91,12 @@ def _pieces(string: ast.JoinedStr) -> list[str]:
     return [*pieces, repr(text)]
 
 
-def upstream_definition(target: str) -> ast.AST:
-    """A function, class or module of the installed package as a syntax tree, read from its file.
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def upstream_definition(target: str, parsed: Callable[[Path], ast.Module] = _parsed) -> ast.AST:
+    """A function, class or module of the installed package as a syntax tree, from its file as ``parsed`` gives it.
 
     Raises:
         LookupError: when the file or the definition is not there.
@@ -106,7 +112,7 @@ def upstream_definition(target: str) -> ast.AST:
     path = path / f"{rest[0]}.py" if rest else path
     if not rest or not path.is_file():
         raise LookupError(f"{target}: no module file {path.name}")
-    found: ast.AST = ast.parse(path.read_text())
+    found: ast.AST = parsed(path)
     for name in rest[1:]:
         named = (node for node in getattr(found, "body", []) if getattr(node, "name", None) == name)
         inside = next((node for node in named if not _is_overload(node)), None)
@@ -125,9 +131,11 @@ def _is_overload(node: ast.AST) -> bool:
 def changed(queue: list[Patch]) -> list[str]:
     """One line for each patch whose upstream source is not the one it was written against."""
     lines = []
+    # Several patches have their targets in one file, and the longest takes half a second to parse.
+    parsed = functools.cache(_parsed)
     for patch in queue:
         try:
-            actual = fingerprint(upstream_definition(patch.target))
+            actual = fingerprint(upstream_definition(patch.target, parsed))
         except LookupError as error:
             lines.append(f"patch {patch.name}: {error}")
             continue

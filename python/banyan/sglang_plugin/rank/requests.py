@@ -93,12 +93,17 @@ def is_of_this_server(rid: str) -> bool:
 
 def is_lasting(key: str, page_tokens: int) -> bool:
     """Whether this is the key of a page of a request that is under way, and means the same to the next server."""
-    for req in list(_by_rid.values()):
-        if _is_lasting(req):
-            keys = _grown_keys(req, page_tokens)
-            if keys is not None and key in keys:
-                return True
-    return False
+    return any(_is_lasting(req) and key in _known_keys(req, page_tokens) for req in list(_by_rid.values()))
+
+
+def _known_keys(req: Any, page_tokens: int) -> frozenset[str]:
+    """The keys of a request's complete pages; hashed again only when there are more of them."""
+    num_pages = (len(req.origin_input_ids) + len(req.output_ids)) // page_tokens
+    hashed_pages, keys = getattr(req, "banyan_known_keys", (0, frozenset()))
+    if hashed_pages != num_pages:
+        keys = frozenset(_grown_keys(req, page_tokens) or ())
+        req.banyan_known_keys = (num_pages, keys)
+    return keys
 
 
 def _is_lasting(req: Any) -> bool:

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers forked from one process that has SGLang imported, for tests and checks that start many of them.
+
+Each of the five processes of a server imports for seconds before it does anything. Here all of them are forks of one
+that has done so; from there on a server is `sglang.launch_server` with its flags and variables, as ever. Measurements,
+and tests of how a server starts, start real ones.
+
+The process reads requests from a socket and answers each with one line: start a server, or say how one ended. It ends
+with the socket. Variables that are read while modules are imported are those of the first server, for all.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import logging
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmark.servers import Server
+
+SERVER = "sglang.launch_server"
+MODULES = (
+    SERVER,
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.data_parallel_controller",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",
+)
+READ_ON_IMPORT = ("SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
+POLL_S = 0.05
+
+
+class Fork:
+    """A server, as far as who started it needs to know: what `subprocess.Popen` says of a child."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._nursery = nursery
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._nursery.ask({"ended": self.pid})["returncode"]
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(SERVER, timeout or 0.0)
+            time.sleep(POLL_S)
+        return code
+
+
+class Nursery:
+    """The process that servers are forked from; started by the first of them."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._fixed: dict[str, str | None] = {}
+
+    def start(self, variables: Mapping[str, str], arguments: Sequence[str], log: Path) -> Fork:
+        """A server with these ``arguments`` and, besides those of this process, these ``variables``.
+
+        Raises:
+            ValueError: for variables that the first server had otherwise and that are read only once.
+        """
+        fixed = {name: variables.get(name, os.environ.get(name)) for name in READ_ON_IMPORT}
+        if self._socket is None:
+            self._fixed = fixed
+            self._socket = self._begin(variables)
+        if fixed != self._fixed:
+            raise ValueError(f"forked servers have {self._fixed}, this one is to have {fixed}")
+        told = {"arguments": list(arguments), "variables": dict(variables), "log": str(log)}
+        return Fork(self, int(self.ask(told)["pid"]))
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._socket is not None
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        with self._socket.makefile("rb", buffering=0) as answers:
+            line = answers.readline()
+        if not line:
+            raise RuntimeError("the process that servers are forked from has ended")
+        return dict(json.loads(line))
+
+    def _begin(self, variables: Mapping[str, str]) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "benchmark.warm", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **{name: variables[name] for name in READ_ON_IMPORT if name in variables}},
+                pass_fds=(theirs.fileno(),),
+            )
+        return ours
+
+
+NURSERY = Nursery()
+"""One for each process that starts servers."""
+
+
+class ForkedServer(Server):
+    """A server that is up sooner."""
+
+    def _begin(self, model: Path) -> Fork:
+        return NURSERY.start(dict(self.spec.env), self.spec.flags(model, self.port), self.log_path.resolve())
+
+
+def main(fd: int) -> None:
+    """Import, then fork on request until the other side closes."""
+    # SGLang tells of every model that a CPU cannot run.
+    logging.disable(logging.WARNING)
+    for name in MODULES:
+        importlib.import_module(name)
+    logging.disable(logging.NOTSET)
+    # Collected objects would be written to, and their memory with them, in every fork.
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=fd)
+    for line in connection.makefile("rb"):
+        request = json.loads(line)
+        if "ended" in request:
+            answer = {"returncode": _ended(request["ended"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _become_server(**request)
+            answer = {"pid": pid}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _ended(pid: int) -> int | None:
+    ended_pid, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended_pid == pid else None
+
+
+def _become_server(*, arguments: Sequence[str], variables: Mapping[str, str], log: str) -> NoReturn:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    os.environ.update(variables)
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in sys.path]
+    _fork_children()
+    sys.argv = [SERVER, *arguments]
+    runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+    raise SystemExit(0)
+
+
+def _fork_children() -> None:
+    """Have the processes that SGLang spawns be forks, in which plugins are to be loaded as in new ones."""
+    from multiprocessing.context import ForkProcess, SpawnProcess
+
+    from sglang.srt import plugins
+
+    os.register_at_fork(after_in_child=lambda: setattr(plugins, "_plugins_loaded", False))
+    SpawnProcess._Popen = staticmethod(ForkProcess._Popen)  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
