@@ -138,6 +138,12 @@ class Roster:
     def agree_on_page_tokens(self, page_tokens: int) -> None:
         """Say how many tokens a page has here. Raises ValueError when another rank has said another number."""
 
+    def set_reading(self, slot: int, num_pages: int) -> None:
+        """Say how many pages the rank in a slot of this process is waiting for from the store."""
+
+    def reading(self, slot: int) -> int:
+        """What was last said so; 0 of a slot that nobody is in. Raises ValueError when there is no such slot."""
+
     def members(self) -> list[Member]:
         """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
         is taken again."""

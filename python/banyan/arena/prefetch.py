@@ -119,6 +119,11 @@ class Prefetch:
         self._counters.reads += 1
         self.version += 1
 
+    @property
+    def num_reading(self) -> int:
+        """Pages that the store has been asked for and is not done with."""
+        return sum(len(reading.frames) for reading in self._readings if not reading.read.has_ended)
+
     def num_arriving(self, keys: Sequence[str]) -> int:
         """Leading pages of ``keys`` that are on their way and not known to have failed."""
         num_pages = 0

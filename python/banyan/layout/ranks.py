@@ -76,6 +76,11 @@ class Layout:
         return self.num_ranks * self.num_shards
 
     @property
+    def first_seats(self) -> range:
+        """The seat of each rank's first shard, by rank."""
+        return range(0, self.num_seats, self.num_shards)
+
+    @property
     def steps_together(self) -> bool:
         """Whether a rank that waits makes all ranks wait."""
         return self.attn_dp > 1

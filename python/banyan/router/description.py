@@ -136,6 +136,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
                 pending_prefill_tokens=int(load["num_waiting_uncached_tokens"]),
                 ongoing_tokens=int(load["num_total_tokens"]),
                 free_tokens=max(0, int(load["max_total_num_tokens"]) - int(load["num_used_tokens"])),
+                read_queue_tokens=int(load.get("read_queue_tokens") or 0),
                 total_prefill_tokens=int(load.get("total_prefill_uncached_tokens") or 0),
                 total_prefill_us=int(load.get("total_prefill_busy_us") or 0),
             )
@@ -157,7 +158,7 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
         pending_prefill_tokens=sum(report.pending_prefill_tokens for report in every),
         ongoing_tokens=sum(report.ongoing_tokens for report in every),
         free_tokens=sum(report.free_tokens for report in every),
-        read_queue_tokens=sum(report.read_queue_tokens for report in every),
+        read_queue_tokens=sum(report.read_queue_tokens or 0 for report in every),
         # Ranks prefill beside each other: the tokens add up, the time is the mean.
         total_prefill_tokens=sum(report.total_prefill_tokens for report in every),
         total_prefill_us=sum(report.total_prefill_us for report in every) // len(every),

@@ -66,6 +66,11 @@ class Dispatcher:
             self._loads.append(RankLoad())
         self._loads[rank].reported(report)
 
+    def waits_for_reads(self, rank: int, num_tokens: int) -> None:
+        """What a known rank is waiting for from the store, now: newer than its latest report."""
+        if rank < len(self._loads):
+            self._loads[rank].read_queue_tokens = num_tokens
+
     def place(self, prompt: Prompt, active: Collection[int], now_s: float, *, policy: Policy | None = None) -> Choice:
         """Choose among the active ranks and count the request there. ``policy`` stands in for the usual one.
 
@@ -149,7 +154,7 @@ def _state(rank: int, load: RankLoad, is_active: bool) -> RankState:
         num_waiting=report.num_waiting + load.num_on_its_way,
         pending_prefill_tokens=report.pending_prefill_tokens + load.num_new_tokens,
         ongoing_tokens=report.ongoing_tokens + load.num_prompt_tokens,
-        read_queue_tokens=report.read_queue_tokens,
+        read_queue_tokens=load.read_queue_tokens,
         free_tokens=max(0, report.free_tokens - load.num_new_tokens),
         unused_tokens=None if report.unused_tokens is None else max(0, report.unused_tokens - load.num_prompt_tokens),
         last_turn=load.last_turn,

@@ -25,6 +25,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     Attributes:
         received_s: what was sent to the rank until then is counted; None: until ``taken_s``.
+        read_queue_tokens: waited for from the store; None: not told, and as it was in the report before.
         stamp_s: when it was taken by the rank's own clock: two of one stamp are one report. None: not told.
     """
 
@@ -37,7 +38,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     ongoing_tokens: int = 0
     free_tokens: int = 0
     unused_tokens: int | None = None
-    read_queue_tokens: int = 0
+    read_queue_tokens: int | None = None
     total_prefill_tokens: int = 0
     total_prefill_us: int = 0
 
@@ -87,13 +88,22 @@ class _OnItsWay:
 class RankLoad:
     """One rank's report and what is on its way there. Times are seconds of one clock, that of the reports."""
 
-    __slots__ = ("_on_its_way", "awaited", "last_turn", "num_new_tokens", "num_prompt_tokens", "report")
+    __slots__ = (
+        "_on_its_way",
+        "awaited",
+        "last_turn",
+        "num_new_tokens",
+        "num_prompt_tokens",
+        "read_queue_tokens",
+        "report",
+    )
 
     def __init__(self) -> None:
         self.report = LoadReport()
         self.last_turn = -1
         self.num_prompt_tokens = 0
         self.num_new_tokens = 0
+        self.read_queue_tokens = 0
         self.awaited = AwaitedPrompts()
         self._on_its_way: deque[_OnItsWay] = deque()
 
@@ -140,6 +150,8 @@ class RankLoad:
         if report.taken_s <= self.report.taken_s:
             return
         self.report = report
+        if report.read_queue_tokens is not None:
+            self.read_queue_tokens = report.read_queue_tokens
         received_s = report.taken_s if report.received_s is None else report.received_s
         while self._on_its_way and self._on_its_way[0].at_s < received_s:
             self._is_there(self._on_its_way.popleft())

@@ -24,7 +24,8 @@ class RankState(msgspec.Struct, frozen=True):
         num_waiting: requests that have not been prefilled.
         pending_prefill_tokens: prompt tokens of waiting requests that no cache of the rank holds.
         ongoing_tokens: tokens of all requests that are not finished, cached or not.
-        read_queue_tokens: tokens whose KV waits to be read from storage on the rank's node.
+        read_queue_tokens: tokens whose KV waits to be read from storage: by the rank, or by a whole server; in the
+            simulator on the rank's node.
         free_tokens: room in the rank's pool, evictable pages included.
         unused_tokens: room in the rank's pool that holds no page; None where it is not known, or where what leaves the
             pool is not lost.

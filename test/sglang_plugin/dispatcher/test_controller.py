@@ -17,6 +17,7 @@ from banyan._native import PageKeys, Roster
 from banyan.config import Config
 from banyan.layout import Layout
 from banyan.routing import Dispatcher, hint
+from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.dispatcher import controller
@@ -167,6 +168,19 @@ def test_place_when_the_holder_is_loaded_then_the_snapshot_counts(node):
     req = request(range(64))
     placer_of(roster, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
     assert req.routed_dp_rank == 0
+
+
+def test_place_when_a_rank_waits_for_many_reads_then_dualpath_names_another(node):
+    roster, _ = node
+    dispatcher = Dispatcher(2, DualPath(alpha_tokens=4 * PAGE))
+    placer = placer_of(roster, dispatcher=dispatcher)
+    for busy, free in ((0, 1), (1, 0)):
+        roster.set_reading(busy, 5)
+        roster.set_reading(free, 4)
+        req = request(range(64))
+        placer.place(req, [0, 1])
+        assert req.routed_dp_rank == free
+        assert dispatcher.states([0, 1])[busy].read_queue_tokens == 5 * PAGE
 
 
 def test_place_when_the_client_pinned_a_rank_then_it_stays_and_counts(node):

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -237,3 +238,34 @@ def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_a_gauge_and_is
     assert (told["num_published_pages"], told["num_live_ranks"], told["num_free_pages"]) == (1, 2, TOKENS // PAGE - 1)
     missing = {name for name, value in told.items() if value is None}
     assert missing <= {"store_write_bytes_per_day", *(name for name in GAUGES if name.startswith("num_arena"))}
+
+
+def polled_until(linker, condition):
+    """Scheduling steps, until something has come of them."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        linker.num_completed_offloads()
+        time.sleep(0.001)
+
+
+def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
+    roster = _native.Roster.create(4)
+    writer, _, pages = make_rank(monkeypatch, roster, 0, config)
+    names, slots = keys(1, 2), pages.alloc(2 * PAGE)
+    writer._member.tier.store.learn([names])
+    writer.offload(transfer(names, slots))
+    polled_until(writer, lambda: writer.counters.archived_pages == 2)
+    writer.close()
+    # So slow that the reads can be looked at.
+    slow = replace(config, store_read_mb_per_s=0.1)
+    roster = _native.Roster.create(4)
+    reader, _, _ = make_rank(monkeypatch, roster, 1, slow)
+    reader._member.tier.arrive(names, lambda num_missing, num_stored: num_stored)
+    assert [roster.reading(seat) for seat in (0, 1)] == [0, 2]
+    assert reader.state()["num_reading_pages"] == 2
+    polled_until(reader, lambda: roster.reading(1) == 0)
+    assert reader.counters.read_pages == 2
+    reader.close()

@@ -235,8 +235,9 @@ def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_fo
     assert not host.cache.finish(host.cache.start())
     assert host.cache.prepare(request("meanwhile"), keys(1, 2)).num_pages == 0
     host.prefetch.poll()
-    assert host.residency.num_filling == 2
+    assert host.residency.num_filling == host.prefetch.num_reading == 2
     host.until(lambda: host.residency.num_filling == 0)
+    assert host.prefetch.num_reading == 0
     assert host.counters.read_failed_pages == 2 and host.residency.num_resident == 0
     host.until(lambda: host.store.lookup(keys(1, 2)).num_pages == 2)
     host.store.close()

@@ -48,6 +48,17 @@ def test_page_tokens_when_a_rank_says_another_number_then_it_is_refused_and_the_
     assert roster.page_tokens == 64
 
 
+def test_reading_when_a_rank_says_it_then_others_see_it_until_another_takes_the_seat() -> None:
+    roster = Roster.create(2)
+    rank = Rank(roster, 1)
+    roster.set_reading(1, 7)
+    assert [Roster.open(roster.path).reading(slot) for slot in (0, 1)] == [0, 7]
+    rank.shelf.close()
+    assert roster.reading(1) == 0
+    with pytest.raises(ValueError, match="slot 2 is outside"):
+        roster.reading(2)
+
+
 def test_open_when_a_plain_file_then_valueerror(tmp_path) -> None:
     path = tmp_path / "plain"
     path.write_bytes(b"x" * 4096)

@@ -48,11 +48,14 @@ def test_loads_when_the_servers_clock_is_off_then_only_their_age_counts():
     there_s = 50_000.0
     answer = {
         "timestamp": datetime.fromtimestamp(there_s, UTC).isoformat(),
-        "loads": [load(0, there_s - 2.0, num_running_reqs=3, num_used_tokens=400), load(1, there_s + 9.0)],
+        "loads": [
+            load(0, there_s - 2.0, num_running_reqs=3, num_used_tokens=400, read_queue_tokens=32),
+            load(1, there_s + 9.0),
+        ],
     }
     reports = read_loads(answer, asked_s=7.0)
     assert (reports[0].taken_s, reports[0].num_running, reports[0].free_tokens) == (5.0, 3, 600)
-    assert reports[1].taken_s == 7.0
+    assert reports[1].taken_s == 7.0 and [reports[rank].read_queue_tokens for rank in (0, 1)] == [32, 0]
     both = together(reports)
     assert (both.taken_s, both.num_running, both.free_tokens) == (7.0, 3, 1600)
 

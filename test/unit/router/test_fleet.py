@@ -162,6 +162,22 @@ def test_told_when_the_ranks_of_a_server_are_one_target_then_their_loads_are_add
     assert made._dispatcher.states({0})[0].num_requests == 4
 
 
+def test_told_when_a_rank_waits_for_reads_then_it_counts_until_it_says_otherwise_and_published_loads_do_not_say():
+    made = fleet(told(2, places_itself=True), told())
+    server = made.servers[0]
+    dispatcher = made._dispatcher
+    made.told(server, 0, LoadReport(taken_s=99.0, stamp_s=7.0, read_queue_tokens=60_000))
+    made.told(server, 1, LoadReport(taken_s=99.0, stamp_s=7.0, read_queue_tokens=100))
+    made.told(server, 0, LoadReport(taken_s=99.5, num_running=1))
+    assert [state.read_queue_tokens for state in dispatcher.states({0, 1})] == [60_100, 0]
+    dual_path = fleet(told(), told(), policy="dualpath")
+    dual_path.told(dual_path.servers[0], 0, LoadReport(taken_s=99.0, read_queue_tokens=60_000))
+    assert dual_path.take(PROMPT).target.server is dual_path.servers[1]
+    made.told(server, 0, LoadReport(taken_s=100.0, stamp_s=7.0, num_running=1, read_queue_tokens=0))
+    made.told(server, 1, LoadReport(taken_s=100.0, stamp_s=7.0, read_queue_tokens=0))
+    assert [state.read_queue_tokens for state in dispatcher.states({0, 1})] == [0, 0], "the same report, read later"
+
+
 def test_gave_up_when_a_server_is_silent_then_each_request_there_is_told_once():
     made = fleet(Description())
     (server,) = made.servers

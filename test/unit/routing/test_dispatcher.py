@@ -51,6 +51,16 @@ def test_states_when_a_later_report_comes_then_what_was_sent_before_it_is_in_it(
     assert dispatcher.states({0})[0].num_requests == 0
 
 
+def test_states_when_a_rank_waits_for_reads_then_the_latest_word_counts_whoever_says_it():
+    dispatcher = Dispatcher(1, RoundRobin())
+    dispatcher.reported(0, LoadReport(taken_s=9.0, read_queue_tokens=48))
+    dispatcher.reported(0, LoadReport(taken_s=10.0))
+    assert dispatcher.states({0})[0].read_queue_tokens == 48
+    dispatcher.waits_for_reads(0, 16)
+    dispatcher.waits_for_reads(1, 16)
+    assert [state.read_queue_tokens for state in dispatcher.states({0})] == [16], "of ranks that are known"
+
+
 def test_ended_when_no_report_counts_the_request_yet_then_it_counts_no_more():
     dispatcher = Dispatcher(1, RoundRobin())
     dispatcher.count(Prompt(100), 0, 10.0)

@@ -144,6 +144,8 @@ class Placer:
         for snapshot in self._read_snapshots():
             unused = unused_tokens.get(snapshot.dp_rank)
             dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp, unused))
+        for rank, num_tokens in enumerate(self._scout.read_queue_tokens()):
+            dispatcher.waits_for_reads(rank, num_tokens)
 
     def _wished(self, req: Any) -> tuple[str, ElasticPrefill | None]:
         """The policy's name and the gate of detours: what the client names for this request, else the server's."""

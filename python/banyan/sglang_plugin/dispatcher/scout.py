@@ -11,6 +11,7 @@ from banyan import _native
 from banyan.layout import Layout, cacheable_tokens
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
 from banyan.sglang_plugin.page_hash import namespace_seed
+from banyan.sglang_plugin.read_queue import read_queue_tokens
 
 LOOK_PERIOD_S = 0.5
 
@@ -32,8 +33,7 @@ def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_token
     unused = {slot: member["num_frames"] - member["num_published"] for slot, member in alive.items()}
     if any(num_frames > 0 for slot, num_frames in unused.items() if slot >= layout.num_seats):
         return {}
-    first_seats = range(0, layout.num_seats, layout.num_shards)
-    return {rank: unused[seat] * page_tokens for rank, seat in enumerate(first_seats) if seat in unused}
+    return {rank: unused[seat] * page_tokens for rank, seat in enumerate(layout.first_seats) if seat in unused}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,10 @@ class PrefixScout:
             self._looks_again_s = now_s + LOOK_PERIOD_S
             self._unused_tokens = unused_by_rank(self._roster.members(), self.layout, self._page_tokens)
         return self._unused_tokens
+
+    def read_queue_tokens(self) -> list[int]:
+        """What each rank is waiting for from the store, now."""
+        return read_queue_tokens(self._roster, self.layout)
 
     def most_cached_tokens(self, req: Any) -> int:
         """What a cache can supply of the prompt at most."""

@@ -95,7 +95,9 @@ class HostTier:
         most_bytes = partial(window_bytes, link_bytes_per_s=link_bytes_per_s, arena_bytes=arena.memory.num_bytes)
         memory, block, num_frames = arena.memory, arena.block, arena.num_frames
         frame_bytes = block.frame_bytes
+        self._roster = roster
         self._seats = seats
+        self._num_reading = 0
         self._counters = counters
         self._others = Others(role, time.monotonic) if role.is_paired else None
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
@@ -141,6 +143,7 @@ class HostTier:
         self._peers.touch(in_arena)
         if self.store is not None:
             self.store.arrive(keys, self._num_held(keys, in_arena.num_pages), worth)
+            self._tell_reading(self.store)
 
     def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
@@ -167,8 +170,16 @@ class HostTier:
         if self.store is not None:
             self.store.poll()
             self._meet_others(self.store)
+            self._tell_reading(self.store)
         if self._keeping is not None:
             self._keeping.poll()
+
+    def _tell_reading(self, store: StoreTier) -> None:
+        """Let the dispatcher and the server's main process know how many pages this rank waits for."""
+        num_reading = store.prefetch.num_reading
+        if num_reading != self._num_reading:
+            self._num_reading = num_reading
+            self._roster.set_reading(self._seats.own, num_reading)
 
     def _meet_others(self, store: StoreTier) -> None:
         """Offer again what came before its prompt; read what others have announced for prompts that came before it."""
@@ -222,4 +233,5 @@ class HostTier:
             "num_arena_pages": self._residency.num_resident,
             "num_arena_filling_frames": self._residency.num_filling,
             "num_arena_evicted_pages": self._residency.num_evicted,
+            "num_reading_pages": self._num_reading,
         }

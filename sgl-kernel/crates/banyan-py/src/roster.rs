@@ -51,6 +51,14 @@ impl PyRoster {
         self.roster.agree_on_page_tokens(page_tokens).map_err(to_py)
     }
 
+    fn set_reading(&self, slot: usize, num_pages: u64) -> PyResult<()> {
+        self.roster.set_reading(slot, num_pages).map_err(to_py)
+    }
+
+    fn reading(&self, slot: usize) -> PyResult<u64> {
+        self.roster.reading(slot).map_err(to_py)
+    }
+
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let mut members = Vec::new();
         for slot in 0..self.roster.num_slots() {

@@ -7,6 +7,7 @@
 //! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and equal before and
 //!   after has read one consistent entry.
 //! * The size of a page is said once, by the first rank that has resolved it; a rank that says another is refused.
+//! * `reading` of a slot is a gauge apart from its entry: the rank in it writes it at any time, and it is zero from a claim on.
 //! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit in any shelf.
 //!
 //! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank stays attached
@@ -40,6 +41,7 @@ const STATE: usize = 2;
 const SHELF_FD: usize = 3;
 const NUM_FRAMES: usize = 4;
 const NAMESPACE: usize = 5;
+const READING: usize = 9;
 
 const EMPTY: u64 = 0;
 const ATTACHED: u64 = 1;
@@ -160,6 +162,7 @@ impl Roster {
         // A rank that died while it wrote left an odd epoch behind.
         let writing = (self.slot_word(slot, EPOCH).load(Ordering::Acquire) + 1) | 1;
         self.begin_change(slot, writing);
+        self.store_slot(slot, READING, 0);
         Ok(writing + 1)
     }
 
@@ -175,12 +178,19 @@ impl Roster {
             .store(member.epoch, Ordering::Release);
     }
 
+    /// Says how many pages the rank in a slot that this process claimed is waiting for from the store.
+    pub fn set_reading(&self, slot: usize, num_pages: u64) -> Result<()> {
+        self.store_slot(self.check_slot(slot)?, READING, num_pages);
+        Ok(())
+    }
+
     /// Frees a slot that this process claimed.
     pub fn leave(&self, slot: usize) {
         let epoch = self.slot_word(slot, EPOCH).load(Ordering::Relaxed);
         let writing = (epoch + 1) | 1;
         self.begin_change(slot, writing);
         self.store_slot(slot, STATE, LEFT);
+        self.store_slot(slot, READING, 0);
         self.slot_word(slot, EPOCH)
             .store(writing + 1, Ordering::Release);
         self.slot_word(slot, IDENTITY).store(0, Ordering::Release);
@@ -225,6 +235,12 @@ impl Roster {
     /// The epoch of a slot: whatever changes in the entry changes it.
     pub fn epoch(&self, slot: usize) -> u64 {
         self.slot_word(slot, EPOCH).load(Ordering::Acquire)
+    }
+
+    /// How many pages the rank in `slot` is waiting for from the store, as it last said.
+    pub fn reading(&self, slot: usize) -> Result<u64> {
+        let word = self.slot_word(self.check_slot(slot)?, READING);
+        Ok(word.load(Ordering::Relaxed))
     }
 
     /// The rank attached in `slot`, dead or alive; `None` when there is none or it is changing right now.

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/v1/loads`` says how much each rank waits for from the store: ``read_queue_tokens``, for routers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+from banyan import _native
+from banyan.layout import Layout
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.read_queue import read_queue_tokens
+
+
+class Load(LoadSnapshot):
+    """A rank's load, with one more number among its core."""
+
+    read_queue_tokens: int = 0
+
+    def to_dict(self, include: set[str] | None = None) -> dict[str, Any]:
+        return {**super().to_dict(include), "read_queue_tokens": self.read_queue_tokens}
+
+
+async def around_get_loads(
+    original: Callable[..., Awaitable[list[LoadSnapshot]]], manager: Any, *args: Any, **named: Any
+) -> list[LoadSnapshot]:
+    loads = await original(manager, *args, **named)
+    if not runtime.is_sharing():
+        return loads
+    carried = runtime.bookkeeping(manager.server_args)
+    assert carried is not None
+    waits = read_queue_tokens(_roster(carried["roster"]), Layout.from_dict(carried["layout"]))
+    return [
+        Load(**{**msgspec.structs.asdict(load), "read_queue_tokens": waits[load.dp_rank]})
+        if load.dp_rank < len(waits)
+        else load
+        for load in loads
+    ]
+
+
+@cache
+def _roster(path: str) -> _native.Roster:
+    return _native.Roster.open(path)

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much each rank waits for from the store: what the rank has said in the roster, for whoever places requests."""
+
+from __future__ import annotations
+
+from banyan import _native
+from banyan.layout import Layout
+
+
+def read_queue_tokens(roster: _native.Roster, layout: Layout) -> list[int]:
+    """Tokens whose KV each rank waits for from the store, by rank. The shards of a rank read alike: the first one
+    tells."""
+    page_tokens = roster.page_tokens
+    return [roster.reading(seat) * page_tokens for seat in layout.first_seats]
