@@ -7,12 +7,21 @@ Two pairs run side by side and take turns, one request at a time. The pair witho
 only (`--banyan-share off`), among them that its pools are registered as DRAM, without which no pair runs on a CPU.
 
 1. Conversations, all of them turn by turn, so that answers are written while others are asked. Both pairs get the same
-   prompts, which go on with the answers of the pair without sharing. Compared: greedy tokens; and how many of the full
-   pages of the answer before were supplied by the linker of the prefill server (`next_turn_cached_share`).
+   prompts, which go on with the answers of the pair with Banyan. Counted: how many of the full pages of the answer
+   before were supplied by the linker of the prefill server (`next_turn_cached_share`). Compared: greedy tokens, with
+   those of one server that is no pair and shares nothing, and is asked the same in the same order when the pairs have
+   ended (`pd_outputs_identical`). It finds in its own cache what it has generated itself, as the prefill server finds
+   what the decode server has. The stock pair computes the answer before as a part of the prompt, which may round in
+   another way: how many of its answers are the same is counted too, and those to first turns have to be.
 2. Prompts that nobody has seen, streamed: the median time to the first token, in alternating turns.
-3. When all is done: what the decode server's tree still locks, and whether one request gets its whole pool.
+3. A next turn of which both servers have all but some 5 %: how many of its prompt's pages the prefill server sends.
+   A decode server without a cache of its own is sent all of them.
+4. When all is done: what the decode server's tree still locks, and whether one request gets its whole pool.
+5. The decode server is killed while the prompt of a request is computed, and started again: whether the request, which
+   waits in the router, has the right answer.
 
-Writes build/pd/report.json. Exits with 1 when a figure that does not depend on time misses its mark.
+`--quick` leaves out whether one request gets the whole pool, and the killed server. Writes build/pd/report.json. Exits
+with 1 when a figure that does not depend on time misses its mark.
 """
 
 from __future__ import annotations
@@ -24,7 +33,6 @@ import random
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,19 +41,20 @@ from typing import Any
 from banyan.cli.engine import Engine
 from benchmark.client import NativeClient, open_session
 from benchmark.model import DEFAULT_TARGET, ensure_model
-from benchmark.pd_servers import Pair
+from benchmark.modes.models import LLAMA, ensure
+from benchmark.pd_checks import (
+    DECODE_POOL_TOKENS,
+    compare_with_alone,
+    gets_whole_pool,
+    hand_over_ratio,
+    killed_decode,
+    locked_when_idle,
+)
+from benchmark.pd_servers import PAGE_TOKENS, START_TIMEOUT_S, Pair
 from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import prompts
 from benchmark.workload.generated import random_ids
-
-PAGE_TOKENS = 16
-DECODE_POOL_TOKENS = 12_000
-RESERVED_TOKENS = 512
-"""SGLang keeps so many slots of a decode server for each running request."""
-
-MAX_CONTEXT_TOKENS = 4096
-IDLE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class Sizes:
     num_rounds: int = 5
     prompts_per_round: int = 8
     prompt_tokens: int = 400
+    hand_over_tokens: int = 1900
+    prefill_pool_tokens: int = 24_000
 
 
 QUICK = Sizes(
@@ -71,6 +82,8 @@ QUICK = Sizes(
     num_rounds=2,
     prompts_per_round=2,
     prompt_tokens=120,
+    hand_over_tokens=960,
+    prefill_pool_tokens=6_000,
 )
 
 
@@ -117,14 +130,16 @@ def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> li
                     "conversation": number,
                     "turn": turn,
                     "prompt_tokens": len(talk.prompt),
-                    "is_identical": stock == banyan,
+                    "is_as_stock_pair": stock == banyan,
+                    "asked": list(talk.prompt),
+                    "answer": banyan,
                     "answer_pages_before": num_answer_pages(talk.num_before, sizes.answer_tokens) if turn else 0,
                     "linker_pages": num_found_pages(details),
                     "details": details,
                 }
             )
             talk.num_before = len(talk.prompt)
-            talk.prompt = [*talk.prompt, *stock]
+            talk.prompt = [*talk.prompt, *banyan]
     return rows
 
 
@@ -153,36 +168,17 @@ def time_first_tokens(urls: Mapping[str, str], sizes: Sizes, seed: int) -> dict[
     return medians
 
 
-def locked_when_idle(pair: Pair) -> int:
-    """Tokens that the decode server's tree keeps from eviction once nothing runs."""
-    deadline_s = time.monotonic() + IDLE_TIMEOUT_S
-    locked = 1
-    while locked and time.monotonic() < deadline_s:
-        time.sleep(1.0)
-        locked = pair.state(pair.decode)["num_locked_tokens"]
-    return int(locked)
-
-
-def gets_whole_pool(url: str, seed: int) -> bool:
-    """Whether requests that together fill the decode server's pool are all answered, one after the other."""
-    rng = random.Random(f"whole-{seed}")
-    num_tokens = MAX_CONTEXT_TOKENS - RESERVED_TOKENS - PAGE_TOKENS
-    answers = [
-        Engine(url).generate(random_ids(rng, num_tokens), num_tokens=2)
-        for _ in range(DECODE_POOL_TOKENS // num_tokens + 1)
-    ]
-    return all(len(answer["output_ids"]) == 2 for answer in answers)
-
-
 def summarise(rows: Sequence[dict[str, Any]], medians: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The figures. A turn's share counts pages up to those that the answer before has."""
     expected = sum(row["answer_pages_before"] for row in rows)
     found = sum(min(row["linker_pages"], row["answer_pages_before"]) for row in rows)
     ratios = [banyan / stock for banyan, stock in zip(medians["banyan"], medians["stock"], strict=True)]
     return {
-        "pd_outputs_identical": all(row["is_identical"] for row in rows),
+        "pd_outputs_identical": all(row["is_as_alone"] for row in rows),
         "num_turns_compared": len(rows),
-        "num_turns_identical": sum(row["is_identical"] for row in rows),
+        "num_turns_identical": sum(row["is_as_alone"] for row in rows),
+        "num_turns_as_stock_pair": sum(row["is_as_stock_pair"] for row in rows),
+        "first_turns_as_stock_pair": all(row["is_as_stock_pair"] for row in rows if not row["turn"]),
         "next_turn_cached_share": round(found / expected, 4) if expected else None,
         "num_answer_pages": expected,
         "ttft_no_hit_ratio": round(statistics.median(ratios), 4),
@@ -191,12 +187,14 @@ def summarise(rows: Sequence[dict[str, Any]], medians: Mapping[str, Sequence[flo
     }
 
 
-def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool) -> dict[str, Any]:
+def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool, num_shards: int = 1) -> dict[str, Any]:
     """Start everything, ask everything, stop everything."""
+    talks = make_talks(model, sizes, seed)
     store = out / "store"
     shutil.rmtree(store, ignore_errors=True)
-    pools = {
-        "prefill_args": ("--max-total-tokens", "40000"),
+    pools: dict[str, Any] = {
+        "num_shards": num_shards,
+        "prefill_args": ("--max-total-tokens", str(sizes.prefill_pool_tokens)),
         # Else a server without a radix cache reserves host memory for what it retracts, 10 GiB and more.
         "decode_args": (
             *("--max-total-tokens", str(DECODE_POOL_TOKENS)),
@@ -206,16 +204,27 @@ def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool) 
     moves = {**pools, "prefill_args": (*pools["prefill_args"], "--banyan-plan", "move")}
     banyan = Pair("banyan", "on", model, out / "logs", store=store, **moves)
     stock = Pair("stock", "off", model, out / "logs", **pools)
-    with banyan, stock, banyan.routed() as banyan_url, stock.routed() as stock_url:
+    with (
+        banyan,
+        stock,
+        banyan.routed("--queue-timeout-s", str(START_TIMEOUT_S)) as banyan_url,
+        stock.routed() as stock_url,
+    ):
         urls = {"banyan": banyan_url, "stock": stock_url}
-        rows = converse(make_talks(model, sizes, seed), urls, sizes)
+        rows = converse(talks, urls, sizes)
         medians = time_first_tokens(urls, sizes, seed)
-        found = summarise(rows, medians)
+        found: dict[str, Any] = {}
+        found["handover_bytes_ratio"] = hand_over_ratio(banyan, banyan_url, model, sizes.hand_over_tokens, seed)
         found["idle_decode_locked_tokens"] = locked_when_idle(banyan)
         if not is_quick:
             found["decode_pool_whole"] = gets_whole_pool(banyan_url, seed)
-        counters = {server.spec.label: banyan.state(server) for server in banyan.servers}
+        counters = {server.spec.label: banyan.states(server)[0] for server in banyan.servers}
+        if not is_quick:
+            found |= killed_decode(banyan, banyan_url, model, sizes.hand_over_tokens, seed)
+            found["locked_tokens_after_kill"] = locked_when_idle(banyan)
     shutil.rmtree(store, ignore_errors=True)
+    compare_with_alone(rows, model, out / "logs", num_shards)
+    found = {**summarise(rows, medians), **found}
     return {**found, "rows": rows, "counters": {label: _numbers(state) for label, state in counters.items()}}
 
 
@@ -227,9 +236,13 @@ def misses(found: Mapping[str, Any]) -> list[str]:
     """Figures that do not depend on time and are not what they should be."""
     marks = {
         "pd_outputs_identical": found["pd_outputs_identical"],
+        "first_turns_as_stock_pair": found["first_turns_as_stock_pair"],
         "next_turn_cached_share": (found["next_turn_cached_share"] or 0) >= 0.97,
         "idle_decode_locked_tokens": found["idle_decode_locked_tokens"] == 0,
         "decode_pool_whole": found.get("decode_pool_whole", True),
+        "handover_bytes_ratio": found["handover_bytes_ratio"] <= 0.10,
+        "killed_decode_right": found.get("killed_decode_right", True),
+        "locked_tokens_after_kill": not found.get("locked_tokens_after_kill", 0),
     }
     return [name for name, is_met in marks.items() if not is_met]
 
@@ -238,6 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmark.pd", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two conversations of two turns: for CI")
     parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="shards of each server")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/pd"))
     args = parser.parse_args(argv)
@@ -245,9 +259,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = QUICK if args.quick else Sizes()
     if args.conversations is not None:
         sizes = replace(sizes, num_conversations=args.conversations)
-    report = measure(ensure_model(DEFAULT_TARGET), args.out, sizes, args.seed, is_quick=args.quick)
+    # The other model's heads cannot be divided.
+    model = ensure(LLAMA) if args.tp > 1 else ensure_model(DEFAULT_TARGET)
+    report = measure(model, args.out, sizes, args.seed, is_quick=args.quick, num_shards=args.tp)
+    figures = {name: value for name, value in report.items() if name not in ("rows", "counters")}
     write_report(args.out / "report.json", {**report, "sizes": asdict(sizes)}, args)
-    print(json.dumps({name: value for name, value in report.items() if name not in ("rows", "counters")}, indent=2))
+    # What docs/benchmarks/pd.json is a copy of.
+    write_report(args.out / "figures.json", {**figures, "sizes": asdict(sizes)}, args)
+    print(json.dumps(figures, indent=2))
     missed = misses(report)
     if missed:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)

@@ -7,18 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
 from benchmark.servers import Server, ServerSpec, Share, cpu_env, free_port, wait_answers, wait_ready
 
+PAGE_TOKENS = 16
 START_TIMEOUT_S = 600.0
 ROUTER_START_TIMEOUT_S = 180.0
-PAIR_ARGS = (
-    *("--device", "cpu", "--page-size", "16", "--context-length", "4096", "--sleep-on-idle"),
-    *("--disaggregation-transfer-backend", "nixl"),
-)
+SERVER_ARGS = ("--device", "cpu", "--page-size", str(PAGE_TOKENS), "--context-length", "4096", "--sleep-on-idle")
+PAIR_ARGS = (*SERVER_ARGS, "--disaggregation-transfer-backend", "nixl")
 PAIR_ENV = (
     # Without InfiniBand, a process with a UCX backend ends in a fault of a library's destructor.
     ("UCX_MODULES", "^ib"),
@@ -29,7 +29,8 @@ PAIR_ENV = (
 
 class Pair:
     """One decode server on one core, and one or more prefill servers on the other. ``store``: the folder that they
-    share, for kinds that do."""
+    share, for kinds that do. ``prefill_ranks``: for each prefill server how many ranks it has; ``num_shards``: of each
+    rank."""
 
     def __init__(
         self,
@@ -38,25 +39,31 @@ class Pair:
         model: Path,
         logs: Path,
         *,
-        num_prefills: int = 1,
+        prefill_ranks: Sequence[int] = (1,),
+        decode_ranks: int = 1,
+        num_shards: int = 1,
         store: Path | None = None,
         prefill_args: Sequence[str] = (),
         decode_args: Sequence[str] = (),
+        env: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.label = label
+        self._model = model
         self._logs = logs
         tiers = ("--banyan-host-gb", "0.5", "--banyan-store", str(store), "--banyan-store-gb", "4") if store else ()
 
-        def start(mode: str, number: int, args: Sequence[str]) -> Server:
-            args = (*PAIR_ARGS, *tiers, "--disaggregation-mode", mode, *args)
-            env = (*cpu_env(dp=1, first_core=int(mode == "decode")), *PAIR_ENV)
-            return Server(ServerSpec(f"{label}-{mode}-{number}", 1, share, args, env), model, logs)
+        def start(mode: str, number: int, num_ranks: int, args: Sequence[str]) -> Server:
+            args = (*PAIR_ARGS, *tiers, "--disaggregation-mode", mode, "--tp", str(num_shards), *args)
+            num_processes = num_ranks * num_shards
+            first_core = int(mode == "decode" and num_processes == 1)
+            variables = (*cpu_env(dp=num_processes, first_core=first_core), *PAIR_ENV, *env)
+            return Server(ServerSpec(f"{label}-{mode}-{number}", num_ranks, share, args, variables), model, logs)
 
         self.prefills = [
-            start("prefill", number, (*prefill_args, "--disaggregation-bootstrap-port", str(free_port())))
-            for number in range(num_prefills)
+            start("prefill", number, num_ranks, (*prefill_args, "--disaggregation-bootstrap-port", str(free_port())))
+            for number, num_ranks in enumerate(prefill_ranks)
         ]
-        self.decode = start("decode", 0, decode_args)
+        self.decode = start("decode", 0, decode_ranks, decode_args)
 
     @property
     def servers(self) -> list[Server]:
@@ -82,9 +89,19 @@ class Pair:
             process.terminate()
             process.wait(90)
 
-    def state(self, server: Server) -> dict[str, Any]:
-        """What Banyan tells of one of them."""
-        return Engine(server.url).ranks()[0]
+    def states(self, server: Server) -> list[dict[str, Any]]:
+        """What Banyan tells of the ranks of one of them."""
+        return list(Engine(server.url).ranks().values())
+
+    def total(self, server: Server, name: str) -> int:
+        """One of these numbers, over its ranks."""
+        return sum(state[name] for state in self.states(server))
+
+    def start_decode_again(self) -> None:
+        """Another decode server in the place of one that has ended; wait for it with ``wait_ready``."""
+        spec = self.decode.spec
+        again = replace(spec, label=f"{spec.label}-again")
+        self.decode = Server(again, self._model, self._logs, port=self.decode.port)
 
     def stop(self) -> None:
         for server in self.servers:

@@ -99,11 +99,11 @@ class ServerSpec:
 
 
 class Server:
-    """One running server. Use it as a context manager, or call `stop`."""
+    """One running server. Use it as a context manager, or call `stop`. `port`: None for any that is free."""
 
-    def __init__(self, spec: ServerSpec, model: Path, log_dir: Path) -> None:
+    def __init__(self, spec: ServerSpec, model: Path, log_dir: Path, *, port: int | None = None) -> None:
         self.spec = spec
-        self.port = free_port()
+        self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_dir / f"{spec.label}.log"
         self.start_up_s: float | None = None

@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two prefill servers, a decode server and a router: real engines, one store."""
+"""Two prefill servers, a decode server and a router: real engines, one store. One prefill server and the decode server
+have two ranks each."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 from test.e2e.conftest import MODEL
+from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import Engine
 from benchmark.pd import num_answer_pages, num_found_pages
 from benchmark.pd_servers import Pair
+from benchmark.servers import Server
 
 pytestmark = pytest.mark.e2e
 
 ANSWER_TOKENS = 40
+LATE_WRITE_S = 5
+"""Instead of minutes: how long pages stay unused that a killed prefill server may still write into."""
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +38,19 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         "on",
         MODEL,
         folder / "logs",
-        num_prefills=2,
+        prefill_ranks=(2, 1),
+        decode_ranks=2,
         store=folder / "store",
-        prefill_args=("--max-total-tokens", "9000", "--banyan-plan", "move"),
-        decode_args=("--max-total-tokens", "9000"),
+        prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move"),
+        decode_args=("--max-total-tokens", "6000"),
+        env=(("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", str(LATE_WRITE_S)),),
     )
     with pair, pair.routed() as url:
-        yield SimpleNamespace(pair=pair, url=url, router=Engine(url), store=folder / "store")
+        yield SimpleNamespace(pair=pair, url=url, router=Engine(url), store=folder / "store", living=list(pair.servers))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
+def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "timed out"
         time.sleep(0.2)
@@ -46,14 +59,67 @@ def until(condition: Callable[[], bool]) -> None:
 def first_turn(pairs, ids):
     """A first turn whose answer has been written; the second turn's prompt but for its question."""
     pair = pairs.pair
-    before = pair.state(pair.decode)["archived_pages"]
+    before = pair.total(pair.decode, "archived_pages")
     output = pairs.router.generate(ids, num_tokens=ANSWER_TOKENS)["output_ids"]
     num_pages = num_answer_pages(len(ids), ANSWER_TOKENS)
-    until(lambda: pair.state(pair.decode)["archived_pages"] >= before + num_pages)
+    until(lambda: pair.total(pair.decode, "archived_pages") >= before + num_pages)
     for server in [*pair.prefills] * 2:
         # Each answer is a step of its scheduler, in which it takes in what others have announced.
-        pair.state(server)
+        pair.states(server)
     return [*ids, *output], num_pages
+
+
+def ids_of(answer) -> list[int]:
+    return answer["output_ids"]
+
+
+def expected(pairs, ids, *, num_tokens: int) -> list[int]:
+    """What is to come out, computed where nobody else will find it."""
+    return ids_of(pairs.router.generate(ids, num_tokens=num_tokens, cache_salt="expected"))
+
+
+def flushes(server: Server) -> bool:
+    """Empty its caches; False while it has something to do."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(server.url + "/flush_cache", method="POST"), timeout=60):
+            return True
+    except urllib.error.HTTPError:
+        return False
+
+
+def is_empty(pair: Pair, server: Server) -> bool:
+    """Whether nothing is locked, being filled, leased (what is leased goes into quarantine) or published."""
+    names = ("num_locked_tokens", "num_quarantined_pages", "num_published_pages")
+    arena = ("num_arena_pages", "num_arena_filling_frames")
+    return not any(state[name] for state in pair.states(server) for name in (*names, *arena))
+
+
+def assert_nothing_left(pairs) -> None:
+    """Every server comes to rest, and can give up all that it holds. Its own check of its pool has found no hole."""
+    for server in pairs.living:
+        until(lambda server=server: flushes(server))
+        until(lambda server=server: is_empty(pairs.pair, server))
+
+
+def load_of(server: Server, *names: str) -> int:
+    with urllib.request.urlopen(server.url + "/v1/loads?include=core", timeout=60) as response:
+        loads = json.loads(response.read())["loads"]
+    return sum(load[name] for load in loads for name in names)
+
+
+def num_requests(server: Server) -> int:
+    return load_of(server, "num_running_reqs", "num_waiting_reqs")
+
+
+def works_on(server: Server, num_tokens: int) -> bool:
+    """Whether it is computing a prompt of so many tokens: health checks, which come in between, are short."""
+    return load_of(server, "num_total_tokens") >= num_tokens
+
+
+def num_retries(pairs) -> int:
+    with urllib.request.urlopen(pairs.url + "/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    return int(float(next(line.split()[-1] for line in lines if line.startswith("banyan_router_retries_total"))))
 
 
 def test_next_turn_when_the_answer_was_generated_on_the_decode_server_then_prefill_finds_all_of_it(pairs, prompt):
@@ -61,4 +127,59 @@ def test_next_turn_when_the_answer_was_generated_on_the_decode_server_then_prefi
     answer = pairs.router.generate([*grown, *prompt("dusk", 30)], num_tokens=4)
     # One more where SGLang had begun the next step before it saw that the answer had ended.
     assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) >= num_pages > 0
-    until(lambda: pairs.pair.state(pairs.pair.decode)["num_locked_tokens"] == 0)
+    until(lambda: pairs.pair.total(pairs.pair.decode, "num_locked_tokens") == 0)
+
+
+def test_request_when_its_page_is_damaged_on_the_way_then_the_second_attempt_has_the_right_answer(pairs, prompt):
+    grown, _ = first_turn(pairs, prompt("flood", 120))
+    ids = [*grown, *prompt("ebb", 30)]
+    right = expected(pairs, ids, num_tokens=4)
+    retries = num_retries(pairs)
+    damage(pairs.store)
+    start_s = time.monotonic()
+    answer = pairs.router.generate(ids, num_tokens=4)
+    assert ids_of(answer) == right
+    assert sum(pairs.pair.total(server, "read_failed_pages") for server in pairs.pair.prefills) > 0
+    assert num_retries(pairs) > retries, "one attempt met the damage, the next one answered"
+    assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) == 0, "computed whole"
+    assert time.monotonic() - start_s < 120, "nobody has waited for upstream's 300 s"
+    assert_nothing_left(pairs)
+
+
+@pytest.mark.parametrize(("num_prompt", "num_answer"), [(2500, 8), (100, 1500)])
+def test_client_when_it_leaves_before_or_within_its_answer_then_neither_server_keeps_anything(
+    num_prompt, num_answer, pairs, prompt
+):
+    address = urlsplit(pairs.url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    body = {
+        "input_ids": prompt(f"leaves-{num_prompt}", num_prompt),
+        "sampling_params": {"max_new_tokens": num_answer, "ignore_eos": True, "temperature": 0},
+        "stream": True,
+    }
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    if num_prompt < num_answer:
+        assert connection.getresponse().readline().startswith(b"data:")
+    else:
+        until(lambda: any(works_on(server, num_prompt) for server in pairs.pair.prefills))
+    connection.close()
+    until(lambda: sum(num_requests(server) for server in pairs.living) == 0)
+    assert_nothing_left(pairs)
+
+
+def test_request_when_its_prefill_server_is_killed_then_another_answers_and_nothing_is_left(pairs, prompt):
+    ids = prompt("storm", 2500)
+    right = expected(pairs, ids, num_tokens=4)
+    until(lambda: not any(works_on(server, len(ids)) for server in pairs.pair.prefills))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(pairs.router.generate, ids, num_tokens=4)
+        until(lambda: any(works_on(server, len(ids)) for server in pairs.pair.prefills))
+        victim = next(server for server in pairs.pair.prefills if works_on(server, len(ids)))
+        victim.kill()
+        start_s = time.monotonic()
+        assert ids_of(asked.result()) == right
+        assert time.monotonic() - start_s < 120, "not upstream's 300 s"
+    pairs.living.remove(victim)
+    # The other one goes on.
+    assert len(ids_of(pairs.router.generate(prompt("calm", 60), num_tokens=2))) == 2
+    assert_nothing_left(pairs)

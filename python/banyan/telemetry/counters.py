@@ -49,6 +49,7 @@ class Counters:
     archived_pages: int = 0
     archive_refused_pages: int = 0
     archive_failed_pages: int = 0
+    handed_over_pages: int = 0
     forwards: int = 0
     forward_us: int = 0
     control_us: int = 0
@@ -133,6 +134,7 @@ DESCRIPTIONS = {
     "archived_pages": "pages that the store has written durably",
     "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
     "archive_failed_pages": "pages that the store could not write",
+    "handed_over_pages": "pages that this prefill server's rank has passed to decode servers",
     "resets": "flushes of this rank's cache",
     "forwards": "forward passes timed by the per-layer clock",
     "forward_us": "time of these forward passes, from the first to the last layer's KV read",

@@ -7,7 +7,8 @@ from benchmark import pd
 
 
 def row(*, before, linker, is_identical=True):
-    return {"answer_pages_before": before, "linker_pages": linker, "is_identical": is_identical}
+    compared = {"is_as_alone": is_identical, "is_as_stock_pair": is_identical, "turn": int(before > 0)}
+    return {"answer_pages_before": before, "linker_pages": linker, **compared}
 
 
 MEDIANS = {"banyan": [1.02, 2.1, 0.9], "stock": [1.0, 2.0, 1.0]}
@@ -38,12 +39,22 @@ def test_ratio_when_kinds_take_turns_then_it_is_the_median_of_the_rounds():
 
 
 def test_misses_when_a_figure_is_bad_then_it_is_named():
-    good = {"pd_outputs_identical": True, "next_turn_cached_share": 0.98, "idle_decode_locked_tokens": 0}
+    good = {
+        "pd_outputs_identical": True,
+        "first_turns_as_stock_pair": True,
+        "next_turn_cached_share": 0.98,
+        "idle_decode_locked_tokens": 0,
+        "handover_bytes_ratio": 0.1,
+    }
     assert pd.misses(good) == []
     bad = {
         "pd_outputs_identical": False,
+        "first_turns_as_stock_pair": False,
         "next_turn_cached_share": None,
         "idle_decode_locked_tokens": 16,
         "decode_pool_whole": False,
+        "handover_bytes_ratio": 0.11,
+        "killed_decode_right": False,
+        "locked_tokens_after_kill": 16,
     }
     assert pd.misses(bad) == list(bad)

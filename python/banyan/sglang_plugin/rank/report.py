@@ -26,6 +26,13 @@ def start(linker: Any, *, enable_metrics: bool, labels: dict[str, str]) -> None:
         _exporter = _Exporter(linker, labels)
 
 
+def handed_over(num_pages: int) -> None:
+    """A prefill server's rank passes so many pages to a decode server. Scheduler thread."""
+    linker = _linker() if _linker is not None else None
+    if linker is not None:
+        linker.counters.handed_over_pages += num_pages
+
+
 def tick() -> None:
     """Called on every scheduling step: brings /metrics up to date about once a second."""
     if _exporter is not None:

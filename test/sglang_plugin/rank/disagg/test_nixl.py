@@ -2,16 +2,21 @@
 """A prefill server that gives a request up tells its decode server, now or when it asks. SGLang's own methods on a
 manager without network and NIXL."""
 
+import queue
+import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.utils import KVClassType, TransferBackend
+from sglang.srt.disaggregation.common import conn
+from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, TransferBackend
 
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import report
 from banyan.sglang_plugin.rank.disagg import kv_classes, nixl
 from banyan.sglang_plugin.rank.disagg.decode import after_process_decode_queue
+from banyan.telemetry import Counters
 
 ROOM = 11
 DECODE = ("10.0.0.2", 4242)
@@ -93,6 +98,36 @@ def test_status_when_nothing_was_given_up_then_it_is_sglangs(manager):
     assert manager.request_status[ROOM] == KVPoll.WaitingForInput and manager.told == []
 
 
+def test_transfer_when_a_chunk_is_queued_then_its_pages_count_once_and_those_of_a_room_that_is_over_do_not(
+    manager, monkeypatch
+):
+    counters = Counters()
+    linker = SimpleNamespace(counters=counters)
+    monkeypatch.setattr(report, "_linker", lambda: linker)
+    manager.disaggregation_mode, manager.enable_staging = DisaggregationMode.PREFILL, False
+    manager.transfer_queues = [queue.Queue()]
+    asks(manager)
+    manager.add_transfer_request(ROOM, [4, 7, 8], slice(0, 3), False)
+    manager.add_transfer_request(ROOM + 1, [5], slice(0, 1), False)
+    assert counters.handed_over_pages == 3
+    assert manager.transfer_queues[0].get_nowait().prefill_kv_indices == [4, 7, 8]
+
+
+@pytest.mark.parametrize(("dp_size", "dp_rank", "attn_dp_rank", "named"), [(2, 1, 0, 1), (1, 0, 0, 0), (1, 0, 1, 1)])
+def test_rank_when_it_is_named_for_a_room_then_it_is_the_one_that_decode_servers_look_up(
+    manager, monkeypatch, dp_size, dp_rank, attn_dp_rank, named
+):
+    manager.system_dp_size, manager.system_dp_rank, manager.attn_dp_rank = dp_size, dp_rank, attn_dp_rank
+    manager.attn_dp_rank = nixl.rank_to_name(manager)
+    told = []
+    answer = SimpleNamespace(status_code=200)
+    monkeypatch.setattr(conn.requests, "post", lambda url, json, timeout: told.append((url, json)) or answer)
+    sender = sender_of(manager)
+    sender.bootstrap_server_url = "p:1"
+    sender._register_prefill_dp_rank()
+    assert told == [("http://p:1/register_dp_rank", {"bootstrap_room": ROOM, "dp_rank": named})]
+
+
 def classes(backend):
     return [kv_classes.around_get_kv_class(lambda *asked: asked[1], backend, kind) for kind in KVClassType]
 
@@ -118,3 +153,24 @@ def test_decode_queue_when_it_was_processed_then_completions_are_collected_where
     tree = SimpleNamespace(check_hicache_events=lambda: collected.append(True))
     after_process_decode_queue(None, SimpleNamespace(tree_cache=tree))
     assert len(collected) == is_sharing
+
+
+def test_agent_when_it_is_made_on_a_cpu_then_its_progress_thread_pauses_and_later_agents_are_nixls_own():
+    from nixl._api import nixl_agent, nixl_agent_config
+
+    bindings = sys.modules[nixl_agent.__module__].nixlBind
+    native = bindings.nixlAgent
+    pauses_us = []
+
+    def spy(name, config):
+        pauses_us.append(config.pthrDelay)
+        return native(name, config)
+
+    bindings.nixlAgent = spy
+    try:
+        with nixl.pausing_progress():
+            nixl_agent("pausing", nixl_agent_config(backends=[]))
+        nixl_agent("spinning", nixl_agent_config(backends=[]))
+    finally:
+        bindings.nixlAgent = native
+    assert pauses_us == [nixl.PROGRESS_PAUSE_US, 0]

@@ -1,24 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's NIXL hand-over, with two differences: pools in DRAM are registered as such, and whoever waits is told.
+"""SGLang's NIXL hand-over, with four differences: pools in DRAM are registered as such, whoever waits is told, replicas
+are found, and on a CPU nobody spins.
 
 SGLang's sender tells nobody that it was aborted: the decode server waits for 300 s. Here it tells the decode server at
 once; one that has not asked yet is told when it asks.
+
+NIXL's progress thread polls without a pause, for network cards that nothing else would wake. On a CPU it takes the
+cores that compute, also while the server is idle. Here it waits for an event between its polls.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVSender
 
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import report
 
 MAX_GIVEN_UP = 4096
 """Rooms remembered: of requests whose decode server has not asked yet, which takes it milliseconds."""
 
+PROGRESS_PAUSE_US = 1000
+"""The longest wait of NIXL's progress thread; what UCX can announce ends it at once."""
+
 GIVEN_UP = "the prefill server has given this request up"
+
+
+@contextmanager
+def pausing_progress() -> Iterator[None]:
+    """NIXL agents that are made in here pause between their polls. Its Python class has no argument for that, and sets
+    the pause to zero; the native one that it makes is the next place to say it."""
+    from nixl._api import nixl_agent
+
+    bindings = sys.modules[nixl_agent.__module__].nixlBind
+    native = bindings.nixlAgent
+
+    def make(name: str, config: Any) -> Any:
+        config.pthrDelay = PROGRESS_PAUSE_US
+        return native(name, config)
+
+    bindings.nixlAgent = make
+    try:
+        yield
+    finally:
+        bindings.nixlAgent = native
+
+
+def rank_to_name(manager: Any) -> int:
+    """The rank that a prefill server names for a room. Decode servers find a replica (``--dp``) under its own number;
+    SGLang names the attention rank, which is 0 in every replica, so that all but the first would wait for ever."""
+    return int(manager.system_dp_rank if manager.system_dp_size > 1 else manager.attn_dp_rank)
 
 
 class BanyanNixl(NixlKVManager):
@@ -28,9 +65,19 @@ class BanyanNixl(NixlKVManager):
         # The bootstrap thread starts in here.
         self._given_up: dict[int, None] = {}
         self._given_up_lock = threading.Lock()
-        if not runtime.is_on_gpu():
+        if runtime.is_on_gpu():
+            super().__init__(args, *more, **named)
+        else:
             args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
-        super().__init__(args, *more, **named)
+            with pausing_progress():
+                super().__init__(args, *more, **named)
+        self.attn_dp_rank = rank_to_name(self)
+
+    def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
+        """SGLang queues here what a request has to send: its pages, or those of a chunk."""
+        if bootstrap_room in self.transfer_infos:
+            report.handed_over(len(kv_indices))
+        return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)
 
     def give_up(self, room: int) -> None:
         """Nothing more is sent in this room; its decode server learns it now, or when it asks."""

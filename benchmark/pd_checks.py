@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pairs are asked beside conversations: how much is handed over, what stays locked, what a killed server costs."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from banyan.cli.engine import Engine
+from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, START_TIMEOUT_S, Pair
+from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
+from benchmark.store_server import prompts
+from benchmark.workload.generated import random_ids
+
+DECODE_POOL_TOKENS = 12_000
+RESERVED_TOKENS = 512
+"""SGLang keeps so many slots of a decode server for each running request."""
+
+MAX_CONTEXT_TOKENS = 4096
+IDLE_TIMEOUT_S = 30.0
+KILL_AFTER_S = 1.0
+"""A prompt of this benchmark takes some four seconds to compute."""
+
+
+def compare_with_alone(rows: Sequence[dict[str, Any]], model: Path, logs: Path, num_shards: int) -> None:
+    """Ask one server that shares nothing what the rows say, in their order; note in each whether it answers alike."""
+    args = (*SERVER_ARGS, "--tp", str(num_shards), "--max-total-tokens", "40000")
+    with Server(ServerSpec("alone", 1, "off", args, cpu_env(dp=num_shards)), model, logs) as server:
+        wait_ready([server], timeout_s=START_TIMEOUT_S)
+        for row in rows:
+            answer = Engine(server.url).generate(row.pop("asked"), num_tokens=len(row["answer"]))
+            row["is_as_alone"] = answer["output_ids"] == row.pop("answer")
+
+
+def hand_over_ratio(pair: Pair, url: str, model: Path, num_tokens: int, seed: int) -> float:
+    """Of the prompt's pages of a next turn, the share that is sent to the decode server."""
+    first, question = prompts(model, [num_tokens, num_tokens // 40], seed=seed + 1)
+    output = Engine(url).generate(first, num_tokens=PAGE_TOKENS)["output_ids"]
+    prompt = [*first, *output, *question]
+    before = pair.total(pair.prefills[0], "handed_over_pages")
+    Engine(url).generate(prompt, num_tokens=2)
+    num_sent = pair.total(pair.prefills[0], "handed_over_pages") - before
+    return round(num_sent / math.ceil(len(prompt) / PAGE_TOKENS), 4)
+
+
+def killed_decode(pair: Pair, url: str, model: Path, num_tokens: int, seed: int) -> dict[str, Any]:
+    """A request whose decode server is killed while its prompt is computed, and comes back."""
+    (prompt,) = prompts(model, [num_tokens], seed=seed + 2)
+    right = Engine(url).generate(prompt, num_tokens=8, cache_salt="right")["output_ids"]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Engine(url).generate, prompt, num_tokens=8)
+        time.sleep(KILL_AFTER_S)
+        was_answered = asked.done()
+        pair.decode.kill()
+        start_s = time.monotonic()
+        pair.start_decode_again()
+        wait_ready([pair.decode], timeout_s=START_TIMEOUT_S)
+        output = asked.result()["output_ids"]
+    return {
+        "killed_decode_right": output == right and not was_answered,
+        "killed_decode_s": round(time.monotonic() - start_s, 1),
+        "killed_decode_start_s": pair.decode.start_up_s,
+    }
+
+
+def locked_when_idle(pair: Pair) -> int:
+    """Tokens that the decode server's tree keeps from eviction once nothing runs."""
+    deadline_s = time.monotonic() + IDLE_TIMEOUT_S
+    locked = 1
+    while locked and time.monotonic() < deadline_s:
+        time.sleep(1.0)
+        locked = pair.total(pair.decode, "num_locked_tokens")
+    return int(locked)
+
+
+def gets_whole_pool(url: str, seed: int) -> bool:
+    """Whether requests that together fill the decode server's pool are all answered, one after the other."""
+    rng = random.Random(f"whole-{seed}")
+    num_tokens = MAX_CONTEXT_TOKENS - RESERVED_TOKENS - PAGE_TOKENS
+    answers = [
+        Engine(url).generate(random_ids(rng, num_tokens), num_tokens=2)
+        for _ in range(DECODE_POOL_TOKENS // num_tokens + 1)
+    ]
+    return all(len(answer["output_ids"]) == 2 for answer in answers)
