@@ -40,8 +40,9 @@ def served(app):
             thread.join(30)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """One for a module: while Playwright is there, its event loop keeps other tests from starting one."""
     found = [path for name in BROWSERS if (path := shutil.which(name))]
     assert found, f"no browser: `make setup` installs Debian's; or install one of {', '.join(BROWSERS)}"
     with sync_playwright() as playwright:

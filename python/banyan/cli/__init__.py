@@ -39,9 +39,6 @@ def _parser() -> argparse.ArgumentParser:
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
-    doctor.add_argument(
-        "model", nargs="?", metavar="MODEL", help="say of this model only: is it shared, what a page weighs"
-    )
     doctor.add_argument("--json", action="store_true", help="machine-readable")
     doctor.set_defaults(run=_doctor)
     store.add_parsers(commands)
@@ -194,9 +191,8 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 def _doctor(args: argparse.Namespace) -> int:
     from banyan.cli import doctor
-    from banyan.cli.doctor_model import examine_model
 
-    findings = doctor.examine() if args.model is None else [examine_model(args.model)]
+    findings = doctor.examine()
     if args.json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:

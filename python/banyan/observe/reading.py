@@ -124,7 +124,8 @@ class Reading:
 
 
 def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None) -> RankReading:
-    counted = {name: float(state[name]) for name in DESCRIPTIONS if name in state}
+    # Under `forwards` the planner tells its last ones, one by one.
+    counted = {name: float(state[name]) for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
     told = {} if load is None else load
     return RankReading(
         dp_rank=number,

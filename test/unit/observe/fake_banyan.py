@@ -134,6 +134,7 @@ class FakeBanyan:
             "up_s": self.up_s,
             **({"store": store, "store_write_bytes_per_day": 25 << 30} if self.has_store else {}),
             **self.counters[rank].as_dict(),
+            "forwards": [{"number": 7, "pieces": [[16, 0]], "forward_us": 900}],
             **self.more[rank],
         }
 
