@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny checkpoints with random weights, made on the spot: what a server mode needs of a model, and nothing else.
 
-A folder either carries the marker of this exact recipe or is made anew. Weights are drawn wide, so that attention, and
-with it every cached page, decides about the next token.
+A folder either carries the marker of this exact recipe or is made anew; ``python -m benchmark.modes.models NAME`` makes
+one. Weights are drawn wide, so that attention, and with it every cached page, decides about the next token.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,8 +107,33 @@ MLA = Shape(
     },
 )
 
+# Its kernels run on a GPU only, and fix the sizes. Prompts of more than 256 tokens ask its indexer.
+DSA = Shape(
+    "dsa",
+    "deepseek_v32",
+    {
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "index_topk": 256,
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "first_k_dense_replace": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 64,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+)
 
-SHAPES = (LLAMA, MOE, MLA)
+
+SHAPES = (LLAMA, MOE, MLA, DSA)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -180,3 +206,8 @@ def _made(target: Path, write: Callable[[Path], None]) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     scratch.rename(target)
     return target
+
+
+if __name__ == "__main__":
+    (wanted,) = (shape for shape in SHAPES if shape.name == sys.argv[1])
+    print(ensure(wanted).resolve())

@@ -4,8 +4,8 @@
     python test/gpu/check.py [STEP ...]
 
 Run it again after an interruption: what was proved for this commit is not done again. Named steps are. Results lie in
-``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH`` and ``MLA_MODEL_PATH`` name
-models for the server. Nothing is fetched.
+``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH``, ``MLA_MODEL_PATH`` and
+``DSA_MODEL_PATH`` name models for the server. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def find_facts() -> Facts:
         missing_to_compile=tuple(page_hash_obstacles()),
         model_path=os.environ.get("MODEL_PATH", ""),
         mla_model_path=os.environ.get("MLA_MODEL_PATH", ""),
+        dsa_model_path=os.environ.get("DSA_MODEL_PATH", ""),
     )
 
 

@@ -19,6 +19,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,13 +65,16 @@ def end_on_termination() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def plugin_paths(folder: Path, *, one_gpu: bool = True) -> list[str]:
-    """Where Python finds Banyan and, by which SGLang finds it, its entry point; with ``one_gpu`` also what puts all
-    ranks on the first GPU.
+ONE_GPU, WITHOUT_INDEX_KEYS = "one_gpu", "without_index_keys"
+"""Plugins of SGLang beside this file: all ranks on the first GPU; pages that travel without their index keys."""
+
+
+def plugin_paths(folder: Path, *, plugins: Sequence[str] = (ONE_GPU,)) -> list[str]:
+    """Where Python finds Banyan and, by which SGLang finds it, its entry point; and those ``plugins``.
 
     Where Banyan is not installed (a machine that reaches no package index), the entry point is written to ``folder``.
     """
-    paths = [*([str(ROOT / "test/gpu/one_gpu")] if one_gpu else []), str(ROOT / "python")]
+    paths = [*(str(ROOT / "test/gpu" / name) for name in plugins), str(ROOT / "python")]
     try:
         importlib.metadata.distribution("banyan")
     except importlib.metadata.PackageNotFoundError:
@@ -96,9 +100,11 @@ class Server:
         SystemExit: when it does not come up within ``seconds``.
     """
 
-    def __init__(self, model_path: str, *, seconds: float, log: Path, further: list[str], one_gpu: bool = True) -> None:
+    def __init__(
+        self, model_path: str, *, seconds: float, log: Path, further: list[str], plugins: Sequence[str] = (ONE_GPU,)
+    ) -> None:
         self.port = free_port()
-        paths = [*plugin_paths(log.parent / "plugin", one_gpu=one_gpu), os.environ.get("PYTHONPATH", "")]
+        paths = [*plugin_paths(log.parent / "plugin", plugins=plugins), os.environ.get("PYTHONPATH", "")]
         command = [sys.executable, *LAUNCH, "--model-path", model_path, "--port", str(self.port)]
         self._log = log.open("w")
         self._popen = subprocess.Popen(

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import synchronisations
 from comparison import Comparison, compare, divergence, is_near
-from engine import Answer, Server, end_on_termination
+from engine import ONE_GPU, WITHOUT_INDEX_KEYS, Answer, Server, end_on_termination
 
 PAGE_TOKENS = 16
 NUM_TURNS = 3
@@ -90,7 +90,8 @@ class Check:
     def serve(self, name: str, *further: str) -> Server:
         args, log = self._args, self._args.log / f"server-{name}.log"
         options = [*further, *args.further]
-        return Server(args.model_path, seconds=args.seconds, log=log, further=options, one_gpu=not args.all_gpus)
+        plugins = [*([] if args.all_gpus else [ONE_GPU]), *([WITHOUT_INDEX_KEYS] if args.damaged else [])]
+        return Server(args.model_path, seconds=args.seconds, log=log, further=options, plugins=plugins)
 
     def _keep(self, name: str, **runs: list[Answer]) -> None:
         self.answers[name] = [answer for answers in runs.values() for answer in answers]
@@ -158,6 +159,13 @@ class Check:
         off = self.answers["off"]
         return {name: compare(off, answers) for name, answers in self.answers.items() if name != "off"}
 
+    def verdict_on_damage(self) -> dict[str, bool]:
+        """Pages came without what belongs to them: that must show."""
+        return {
+            "pages_came_from_the_peer": cached_tokens(self.answers["peer"])["peer"] > 0,
+            "tokens_are_others": self.comparisons()["peer"].num_different > 0,
+        }
+
     def verdict(self) -> dict[str, bool]:
         comparisons = self.comparisons()
         found = {
@@ -190,6 +198,7 @@ def main() -> int:
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--cases", default="pools,store")
     parser.add_argument("--all-gpus", action="store_true", help="rank r on GPU r, not all on the first")
+    parser.add_argument("--damaged", action="store_true", help="leave index keys behind; then tokens must differ")
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--log", type=Path, default=Path("build/gpu"))
@@ -203,7 +212,7 @@ def main() -> int:
         check.between_pools("peer")
     if "store" in cases:
         check.restart()
-    verdict = check.verdict()
+    verdict = check.verdict_on_damage() if args.damaged else check.verdict()
     result = {
         "num_conversations": args.conversations,
         "num_turns": NUM_TURNS,

@@ -28,6 +28,7 @@ class Facts:
     missing_to_compile: tuple[str, ...] = ()
     model_path: str = ""
     mla_model_path: str = ""
+    dsa_model_path: str = ""
 
     @property
     def key(self) -> str:
@@ -63,6 +64,10 @@ def mla_model(facts: Facts) -> str | None:
     return None if facts.mla_model_path else "MLA_MODEL_PATH is not set"
 
 
+def dsa_model(facts: Facts) -> str | None:
+    return None if facts.dsa_model_path else "DSA_MODEL_PATH is not set"
+
+
 def two_gpus(facts: Facts) -> str | None:
     return None if facts.num_gpus > 1 else "one GPU"
 
@@ -77,7 +82,7 @@ def no_peer_access(facts: Facts) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``command`` without the interpreter, ``{out}``, ``{model}`` and ``{mla_model}`` filled in by ``arguments``."""
+    """``command`` without the interpreter; ``arguments`` fills in ``{out}`` and the names of ``MODELS``."""
 
     name: str
     command: tuple[str, ...]
@@ -89,7 +94,11 @@ class Step:
         return next((reason for need in self.needs if (reason := need(facts)) is not None), None)
 
     def arguments(self, facts: Facts, out: str) -> list[str]:
-        return [part.format(out=out, model=facts.model_path, mla_model=facts.mla_model_path) for part in self.command]
+        paths = {"model": facts.model_path, "mla_model": facts.mla_model_path, "dsa_model": facts.dsa_model_path}
+        return [part.format(out=out, **paths) for part in self.command]
+
+
+MODELS: dict[str, Need] = {"{model}": model, "{mla_model}": mla_model, "{dsa_model}": dsa_model}
 
 
 def _served(
@@ -97,11 +106,14 @@ def _served(
 ) -> Step:
     command = ["test/gpu/server_check.py", "--model-path", path, "--cases", cases, "--log", f"{{out}}/{name}"]
     command += ["--conversations", "4", *check.split(), "--", *further.split()]
-    wanted = (mla_model if path == "{mla_model}" else model, server, *needs)
+    wanted = (MODELS[path], server, *needs)
     return Step(f"server-{name}", tuple(command), wanted)
 
 
 GRAPHS = "--cuda-graph-backend-decode full --cuda-graph-backend-prefill breakable"
+INDEXED = "--attention-backend dsa --page-size 64 --dtype bfloat16"
+"""A model with an indexer. Prompts must be longer than its top-k, or its keys do not matter."""
+
 KERNEL_TESTS = (
     "-m",
     "pytest",
@@ -127,6 +139,9 @@ STEPS = (
     _served("flashinfer", f"--attention-backend flashinfer {GRAPHS}", module("flashinfer")),
     _served("fa3", f"--attention-backend fa3 {GRAPHS}", module("sgl_kernel.flash_attn")),
     _served("mla", "", path="{mla_model}"),
+    _served("dsa", INDEXED, path="{dsa_model}"),
+    _served("dsa-store", INDEXED, path="{dsa_model}", cases="store"),
+    _served("dsa-damaged", INDEXED, path="{dsa_model}", check="--damaged"),
     _served("two-gpus", GRAPHS, two_gpus, peer_access, check="--all-gpus"),
     _served("two-gpus-staged", "--banyan-host-gb 4", no_peer_access, check="--all-gpus"),
     Step("bench", ("-m", "banyan.cli", "bench", "gpu", "--json")),

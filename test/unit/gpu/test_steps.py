@@ -16,6 +16,7 @@ MACHINE = Facts(
     tools=frozenset({"compute-sanitizer"}),
     model_path="/model",
     mla_model_path="/mla",
+    dsa_model_path="/dsa",
 )
 
 
@@ -38,6 +39,7 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
     [
         ({"model_path": ""}, "server-plain", "MODEL_PATH"),
         ({"mla_model_path": ""}, "server-mla", "MLA_MODEL_PATH"),
+        ({"dsa_model_path": ""}, "server-dsa-damaged", "DSA_MODEL_PATH"),
         ({"modules": EVERYTHING - {"sglang"}}, "server-plain", "no SGLang"),
         ({"modules": EVERYTHING - {"hypothesis"}}, "tests", "hypothesis"),
         ({"modules": EVERYTHING - {"flashinfer"}}, "server-flashinfer", "flashinfer"),
