@@ -81,7 +81,7 @@ class DecodeModel:
         attended = context_tokens
         if model.topk_tokens:
             attended = min(context_tokens, num_requests * model.topk_tokens)
-        index_bytes = context_tokens * model.full_layers * model.index_bytes_per_token_layer
+        index_bytes = context_tokens * model.index_bytes_per_token
         read_s = (attended * model.attention_bytes_per_token + index_bytes) / self.chip.hbm_bytes_per_s
         return self.fixed_s + read_s + num_requests * model.linear_flops_per_token / self.rates.prefill_flops_per_s
 

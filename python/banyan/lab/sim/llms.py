@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from banyan.lab.sim.hardware import table
+from banyan.layout.page import INDEX_KEYS, PageLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +30,28 @@ class Llm:
     expert_params: float = 0
     num_kv_heads: int = 0
     head_dim: int = 0
-    kv_bytes_per_element: float = 0
+    kv_bytes_per_element: int = 0
     latent_dim: int = 0
     rope_dim: int = 0
-    kv_bytes_per_token_layer: float = 0
+    kv_bytes_per_token_layer: int = 0
     topk_tokens: int = 0
     index_heads: int = 0
     index_dim: int = 0
-    index_bytes_per_token_layer: float = 0
 
     @property
     def attention_bytes_per_token(self) -> float:
         """KV of one token over all layers that keep all tokens, without what an indexer adds."""
-        if self.attention == "gqa":
-            return self.full_layers * 2 * self.num_kv_heads * self.head_dim * self.kv_bytes_per_element
-        return self.full_layers * self.kv_bytes_per_token_layer
+        return _bytes_of_token(self) - self.index_bytes_per_token
+
+    @property
+    def index_bytes_per_token(self) -> float:
+        """What an indexer adds."""
+        return _bytes_of_token(self, INDEX_KEYS)
 
     @property
     def kv_bytes_per_token(self) -> float:
         """What is stored and moved for one token: KV and the indexer's keys."""
-        return self.attention_bytes_per_token + self.full_layers * self.index_bytes_per_token_layer
+        return _bytes_of_token(self)
 
     @property
     def weight_bytes(self) -> float:
@@ -84,6 +87,28 @@ class Llm:
         return new_tokens * self.linear_flops_per_token + self.attention_flops(
             new_tokens=new_tokens, cached_tokens=cached_tokens
         )
+
+
+@cache
+def _bytes_of_token(model: Llm, part: str = "") -> int:
+    """What a page of one token weighs, or one part of it, as servers lay pages out."""
+    if model.attention == "gqa":
+        page = PageLayout.of_heads(
+            num_layers=model.full_layers,
+            page_tokens=1,
+            num_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            value_dim=model.head_dim,
+            element_bytes=model.kv_bytes_per_element,
+        )
+    else:
+        page = PageLayout.of_latents(
+            num_layers=model.full_layers,
+            page_tokens=1,
+            row_bytes=model.kv_bytes_per_token_layer,
+            index_dim=model.index_dim,
+        )
+    return page.bytes_by_name.get(part, 0) if part else page.page_bytes
 
 
 @cache
