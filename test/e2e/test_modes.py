@@ -8,7 +8,12 @@ from benchmark.modes.rows import MODES
 from benchmark.modes.run import run
 
 pytestmark = pytest.mark.e2e
-SHORT = ("latent attention (MLA)", "data-parallel attention, new spelling", "LoRA")
+SHORT = (
+    "latent attention (MLA)",
+    "data-parallel attention, new spelling",
+    "LoRA in the store, after a restart",
+    "speculation from n-grams",
+)
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -15,6 +15,8 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.layout import namespace
+from banyan.layout.namespace import FORMAT_VERSION
 from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.rank import membership
 
@@ -139,6 +141,23 @@ def test_page_when_only_the_store_of_a_server_before_has_it_then_every_extent_co
     reader, own, own_pages = rig.make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
     assert content(own, fetch(reader, own, own_pages, names)) == written
     reader.close()
+
+
+def test_store_when_pages_had_another_format_then_it_is_empty_and_takes_new_ones(monkeypatch, tmp_path):
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
+    names = keys(1, 2)
+    monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
+    for version, num_found in ((FORMAT_VERSION - 1, 0), (FORMAT_VERSION, 0), (FORMAT_VERSION, 2)):
+        monkeypatch.setattr(namespace, "FORMAT_VERSION", version)
+        rank, pool, pages = rig.make_rank(
+            monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(index_keys)
+        )
+        assert rank.lookup("r", transfer(names, None)) == ([num_found] if num_found else [])
+        if not num_found:
+            rank.offload(transfer(names, pages.alloc(2 * pool.page_size)))
+            settle(rank, "archived_pages", 2)
+        rank.close()
 
 
 def test_index_keys_when_the_pool_is_shared_then_they_are_where_and_as_upstream_has_them():
