@@ -290,7 +290,7 @@ class StopLoop(Exception):
 
 
 def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypatch):
-    monkeypatch.setattr(runtime, "config", lambda: object())
+    monkeypatch.setattr(runtime, "config", Config)
     context = zmq.Context()
     receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     receiver.bind("inproc://loop")
