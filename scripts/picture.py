@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shutil
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 WIDTH, HEIGHT = 1180, 900
@@ -30,6 +31,8 @@ def main() -> None:
         tab.wait_for_timeout(asked.wait_s * 1000)
         tab.screenshot(path=asked.out, full_page=True)
         browser.close()
+    # A page has few colours: a palette makes the file a third as large.
+    Image.open(asked.out).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(asked.out, optimize=True)
 
 
 if __name__ == "__main__":
