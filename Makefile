@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL := build/models/smollm2-135m-instruct
-.PHONY: help setup serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs modes pressure pd
+.PHONY: help setup wheel serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs modes pressure pd
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ churn: setup ## two writers fill one store over and over; disk, files and memory
 
 docs: setup ## write the parts of the documentation that are made from code
 	@$(PY) scripts/docs.py
+
+wheel: setup ## build the wheel for an SGLang environment of your own; leaves build/dist
+	@scripts/wheel.sh
 
 lock: ## pin the newest versions that satisfy requirements/cpu.in
 	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \

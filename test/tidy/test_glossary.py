@@ -18,6 +18,7 @@ LABORATORY = ("lab",)
 
 ORDINARY = set(
     """
+    capacity drive dry
     action active adder admission all allocator announcement answer app asked attention auto backend bad banyan
     batch bench block bound budget cache cacheable capability checkpoint choice choose cleared cli clock
     combination config controller copies core corrected correction cost counter cpu cuda decision description

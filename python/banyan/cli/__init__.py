@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _ = LABORATORY[words[0]]
         status: int = importlib.import_module(module).main(words[1:])
         return status
+    words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
+    args.launch = launch
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
@@ -39,8 +41,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
-    doctor.add_argument("--json", action="store_true", help="machine-readable")
-    doctor.set_defaults(run=_doctor)
+    _add_doctor(doctor)
     store.add_parsers(commands)
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
@@ -76,6 +77,31 @@ def _add_web(parser: argparse.ArgumentParser) -> None:
 
 def _add_api_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", type=Path, metavar="PATH", help="holds the servers' key, where they have one")
+
+
+def _cut_launch(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """The words of ``banyan doctor``, and behind ``--`` those of a server; None where there are none."""
+    if words[:1] != ["doctor"] or "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [-- LAUNCH ARGUMENTS]"
+    parser.epilog = (
+        "Behind -- a dry run: what a server started with these arguments would refuse, and what it would set."
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument(
+        "--drive",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="measure the drive that a store would use; repeat it. Needs 64 MiB there for a moment",
+    )
+    parser.set_defaults(run=_doctor)
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +218,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 def _doctor(args: argparse.Namespace) -> int:
     from banyan.cli import doctor
 
-    findings = doctor.examine()
+    findings = doctor.examine(drives=args.drive, launch=args.launch)
     if args.json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:

@@ -6,17 +6,24 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from banyan import SGLANG_VERSION, __version__, config, patches
+from banyan.cli.doctor_drive import examine_drive
+from banyan.cli.doctor_flags import examine_flags
 from banyan.cli.doctor_gpu import examine_gpus
+from banyan.cli.doctor_limits import examine_limits
+from banyan.cli.doctor_machine import Kernel, examine_machine
 from banyan.cli.finding import Finding
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 
 
-def examine() -> list[Finding]:
-    """Every finding, in the order in which a server would meet them. Starts nothing and changes nothing."""
+def examine(*, drives: Sequence[Path] = (), launch: Sequence[str] | None = None) -> list[Finding]:
+    """Every finding, in the order in which a server would meet them. Starts nothing and changes nothing.
+
+    ``drives``: folders to measure; ``launch``: the arguments of a server, None for no dry run.
+    """
     checks: tuple[Callable[[], Finding], ...] = (
         _versions,
         _seams,
@@ -28,7 +35,13 @@ def examine() -> list[Finding]:
         _sgl_kernel,
         _cpu_rounding,
     )
-    return [check() for check in checks] + examine_gpus(CudaDriver)
+    kernel = Kernel()
+    found = [check() for check in checks] + examine_machine(kernel) + examine_limits(kernel) + examine_gpus(CudaDriver)
+    if launch is not None:
+        about_flags, folders = examine_flags(launch)
+        found += about_flags
+        drives = [*drives, *folders]
+    return found + [finding for folder in drives for finding in examine_drive(folder, kernel)]
 
 
 def _versions() -> Finding:
@@ -74,30 +87,30 @@ def shared_memory_huge_pages() -> str:
 
 def _huge_pages() -> Finding:
     setting = shared_memory_huge_pages()
-    detail = setting
+    hint = ""
     if setting not in ("always", "within_size", "advise", "force"):
-        detail += (
-            "; pages then lie scattered in 4 KiB pieces, which drives and processors reach more slowly: "
+        hint = (
+            "pages lie scattered in 4 KiB pieces, which drives and processors reach more slowly: "
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled before the server starts"
         )
-    return Finding("huge pages for shared memory", True, detail)
+    return Finding("huge pages for shared memory", True, setting, hint=hint)
 
 
 def _kept_arena() -> Finding:
     folder = Path(config.KEEP_FOLDER)
     # Blocks of 512 bytes, whatever the file system.
     held_bytes = sum(path.stat().st_blocks * 512 for path in folder.glob("*"))
-    detail = f"{held_bytes / config.GIB:.2f} GiB in {folder}"
-    if held_bytes:
-        detail += "; they stay when no server runs: remove the folder to have them back"
-    return Finding("kept host arena", True, detail)
+    hint = "they stay when no server runs: remove the folder to have them back" if held_bytes else ""
+    return Finding("kept host arena", True, f"{held_bytes / config.GIB:.2f} GiB in {folder}", hint=hint)
 
 
 def _native_core() -> Finding:
     try:
         from banyan import _native
     except ImportError as error:
-        return Finding("native core", False, str(error), "make setup")
+        return Finding(
+            "native core", False, str(error), "install the wheel for this system, or make setup in a checkout"
+        )
     return Finding("native core", True, _native.__name__)
 
 
@@ -138,4 +151,4 @@ def cpu_rounding(cpu_flags: Collection[str], most: str | None) -> Finding:
         "tokens now and then where a prefix was cached, by whatever cache; for equal tokens start it with "
         f"ONEDNN_MAX_CPU_ISA={config.CPU_ISA_WITHOUT_AMX}, which is slower"
     )
-    return Finding("CPU rounding", True, detail)
+    return Finding("CPU rounding", True, "AMX", hint=detail)

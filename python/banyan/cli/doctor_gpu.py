@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import resource
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
+from banyan.cli.doctor_limits import host_obstacles
 from banyan.cli.finding import Finding
 from banyan.transport.cuda_ipc.driver import DriverError
 
@@ -65,8 +64,6 @@ def examine_gpus(open_driver: Callable[[], GpuDriver], *, sys: Path = Path("/sys
         asked("peer access", lambda: _peer_access(driver, devices)),
         asked("read-only registration", lambda: _registration(driver, devices)),
         asked("stream waits", lambda: _stream_waits(driver)),
-        _memlock(),
-        pid_namespace(Path("/proc/self/status").read_text()),
         asked("NUMA", lambda: numa(driver, devices, sys)),
         _page_hash(),
     ]
@@ -138,22 +135,6 @@ def _stream_waits(driver: GpuDriver) -> Finding:
     return Finding("stream waits", is_done, detail, "pages of the store are leased when all their layers have landed")
 
 
-def _memlock() -> Finding:
-    limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY:
-        return Finding("locked memory", True, "unlimited")
-    detail = (
-        f"{limit >> 10} KiB; drivers pin without it, but the store registers its memory for I/O: ulimit -l unlimited"
-    )
-    return Finding("locked memory", True, detail)
-
-
-def pid_namespace(status: str) -> Finding:
-    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-    detail = "the machine's" if len(numbers) <= 1 else "a container's: all ranks of a node must be in the same one"
-    return Finding("PID namespace", True, detail)
-
-
 def numa(driver: GpuDriver, devices: Sequence[int], sys: Path) -> Finding:
     """Which GPU is near which memory."""
     node_of = {device: _numa_node(driver.pci_address(device), sys) for device in devices}
@@ -174,10 +155,7 @@ def _numa_node(pci_address: str, sys: Path) -> int:
 def page_hash_obstacles() -> list[str]:
     """What SGLang needs to compile at its first start on a GPU and does not find."""
     missing = [name for name in COMPILERS if shutil.which(name) is None]
-    if "c++" not in missing:
-        command = ["c++", "-E", "-x", "c++", "-"]
-        compiled = subprocess.run(command, input="#include <openssl/sha.h>\n", capture_output=True, text=True)
-        missing += ["openssl/sha.h (libssl-dev)"] if compiled.returncode else []
+    missing += [one for one in host_obstacles() if one not in missing]
     return missing + ([] if ctypes.util.find_library("crypto") else ["libcrypto"])
 
 

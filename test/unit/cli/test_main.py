@@ -47,11 +47,11 @@ def test_doctor_when_run_here_then_every_finding_is_well(capsys):
 )
 def test_doctor_when_the_processor_has_amx_then_it_says_what_keeps_tokens_equal(flags, most, said):
     finding = doctor.cpu_rounding(flags, most)
-    assert finding.is_ok and said in finding.detail
+    assert finding.is_ok and said in str(finding)
 
 
 def test_doctor_when_a_finding_is_bad_then_advice_and_exit_1(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Finding("x", False, "broken", "mend it")])
+    monkeypatch.setattr(doctor, "examine", lambda **_: [doctor.Finding("x", False, "broken", "mend it")])
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "BAD  x: broken" in out and "mend it" in out

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher would do with a command line, without a server: ``python -m`` this module, then the arguments.
+
+One line of JSON on stdout. Arguments take the way that they take when a server starts, through the same hooks, up to
+the point where SGLang would start processes; what ranks find out later (a pool of an unknown class, too little memory)
+is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.arg_groups.model_override_base import resolved_view
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+
+from banyan.config import Config
+from banyan.sglang_plugin import runtime
+from banyan.store import StoreLocation
+
+REFUSED = "banyan: refused: "
+
+
+class _Notes(logging.Handler):
+    """Keeps what Banyan warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage().removeprefix("banyan: "))
+
+
+def examine(arguments: Sequence[str]) -> dict[str, Any]:
+    """What is refused (by Banyan), what has failed (in SGLang), what would be set, and what is worth knowing."""
+    load_plugins()
+    logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
+    logger.addHandler(notes)
+    said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "folders": []}
+    try:
+        with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
+            server_args = prepare_server_args(list(arguments))
+            server_args.resolve_once()
+        said |= _settled(server_args)
+    except SystemExit:
+        lines = printed.getvalue().splitlines()
+        said["refused"] = [line.removeprefix(REFUSED) for line in lines if line.startswith(REFUSED)]
+        # argparse ends with the line that says what is wrong.
+        said["failed"] = [] if said["refused"] else lines[-1:]
+    except Exception as error:  # noqa: BLE001 - whatever SGLang raises over its arguments is the answer
+        said["failed"] = [f"{type(error).__name__}: {error}".replace("\n", " ")]
+    finally:
+        logger.removeHandler(notes)
+    return {**said, "notes": notes.lines}
+
+
+def _settled(server_args: ServerArgs) -> dict[str, Any]:
+    carried = runtime.bookkeeping(server_args)
+    if carried is None:
+        return {"is_off": True}
+    wanted, view = Config.from_dict(carried["config"]), resolved_view(server_args)
+    return {
+        "settled": {
+            "ranks": view.dp_size,
+            "page size": view.page_size,
+            "attention": view.attention_backend,
+            "sharing": wanted.share,
+            "policy": wanted.policy,
+        },
+        "folders": StoreLocation.parse(wanted.store).paths if wanted.store else (),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(examine(sys.argv[1:])))

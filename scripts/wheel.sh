@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the wheel for `pip install` beside an SGLang of your own: scripts/wheel.sh [FOLDER].
+# One wheel serves every Python from 3.11 on (abi3). It is linked by zig for glibc 2.28 and later; with WHEEL=here, for
+# the glibc of this machine and later, which needs nothing and uses what setup has compiled. maturin refuses to write a
+# tag that the library does not keep.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-build/dist}
+export PATH="$PWD/.venv/bin:$PATH"
+say() { printf '[wheel] %s\n' "$*"; }
+
+linking=()
+if [ "${WHEEL:-portable}" = portable ]; then
+    python -m ziglang version >/dev/null 2>&1 || {
+        say "installing a linker for older glibc (requirements/release.txt) ..."
+        uv pip install -q --no-deps -r requirements/release.txt
+    }
+    linking=(--zig --compatibility manylinux_2_28)
+fi
+say "building the wheel; the first time the native core is compiled, which takes minutes ..."
+maturin build -q --release --strip --out "$out" ${linking[@]+"${linking[@]}"}
+wheel=$(ls -t "$out"/banyan-*.whl | head -1)
+if command -v auditwheel >/dev/null; then auditwheel show "$wheel" | grep -A1 consistent | sed 's/^/[wheel]   /'; fi
+say "$wheel"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel in an environment that does not know the repository: SGLang as it was published, and Banyan beside it.
+
+The environment is fresh; what the wheel depends on is not copied into it but found where this environment has it, which
+saves ten gigabytes. Whatever of Banyan is installed there is hidden by the wheel, and a test makes sure of that.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmark.modes import asking, models
+from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).parents[2]
+HERE = Path(sysconfig.get_path("purelib"))
+FLAGS = ("--device", "cpu", "--max-total-tokens", "8000", "--sleep-on-idle", "--banyan-plan", "move")
+
+
+class Installed:
+    """An environment with the wheel in it, and an empty folder to run things in."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.wheel = wheel
+        self.venv = folder / "venv"
+        self.folder = folder / "elsewhere"
+        self.folder.mkdir()
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.venv], check=True)
+        self.bin = self.venv / "bin"
+        site = self.venv / HERE.relative_to(HERE.parents[2])
+        # A path in a .pth file is searched last, and the .pth files in it (Banyan's own is one) are not read.
+        (site / "others.pth").write_text(f"{HERE}\n")
+        uv = Path(sys.executable).parent / "uv"
+        subprocess.run([uv, "pip", "install", "-q", "--no-deps", "--python", self.bin / "python", wheel], check=True)
+
+    def env(self):
+        path = os.pathsep.join((str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]))
+        return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
+
+    def run(self, *words):
+        return subprocess.run(
+            words, cwd=self.folder, env=self.env(), capture_output=True, text=True, timeout=300, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    # Against the glibc of this machine: what was compiled for the tests is used again.
+    env = os.environ | {"WHEEL": "here"}
+    subprocess.run([ROOT / "scripts/wheel.sh", folder / "dist"], check=True, env=env, timeout=800)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return Installed(folder, wheel)
+
+
+def test_wheel_when_it_is_opened_then_it_is_for_every_python_and_holds_the_package_only(installed):
+    assert re.fullmatch(r"banyan-[\d.]+-cp311-abi3-manylinux_\d+_\d+_\w+\.whl", installed.wheel.name)
+    names = zipfile.ZipFile(installed.wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"banyan"}
+    assert [name for name in names if "_native" in name and name.endswith(".so")] == ["banyan/_native.abi3.so"]
+    assert sum(name.startswith("banyan/patches/") and name.endswith(".toml") for name in names) == len(
+        list((ROOT / "python/banyan/patches").glob("*.toml"))
+    )
+
+
+def test_wheel_when_it_is_installed_then_python_finds_it_and_not_the_repository(installed):
+    script = "import sys, banyan, banyan._native as n, sglang, json\n"
+    script += "print(json.dumps([banyan.__file__, n.__file__, sglang.__file__, sys.path]))"
+    done = installed.run("python", "-c", script)
+    assert done.returncode == 0, done.stderr
+    package, native, sglang, path = json.loads(done.stdout.splitlines()[-1])
+    assert Path(package).is_relative_to(installed.venv) and Path(native).is_relative_to(installed.venv)
+    assert Path(sglang).is_relative_to(HERE)
+    assert not any(Path(one).resolve().is_relative_to(ROOT / "python") for one in path if one)
+
+
+def test_commands_when_run_outside_the_repository_then_each_explains_itself(installed):
+    listed = installed.run("banyan", "--help")
+    assert listed.returncode == 0, listed.stderr
+    commands = re.findall(r"^    ([a-z]+) ", listed.stdout, re.MULTILINE)
+    assert {"doctor", "route", "explain", "store", "bench", "sim"} <= set(commands)
+    for command in commands:
+        done = installed.run("banyan", command, "--help")
+        assert done.returncode == 0 and "usage:" in done.stdout, (command, done.stderr)
+
+
+def test_doctor_when_run_outside_the_repository_then_the_installation_is_well(installed):
+    done = installed.run("banyan", "doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(done.stdout)}
+    for what in ("sglang", "patch queue", "entry point", "native core", "shared memory"):
+        assert found[what]["is_ok"], found[what]
+
+
+def test_server_when_started_with_the_wheel_then_a_rank_fetches_what_the_other_has_computed(
+    installed, alone, tmp_path, monkeypatch
+):
+    for name, text in installed.env().items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(installed.folder)
+    monkeypatch.setattr(sys, "executable", str(installed.bin / "python"))
+    model = models.ensure(models.LLAMA, ROOT / models.FOLDER)
+    with Server(ServerSpec("wheel", 2, "on", FLAGS, cpu_env(dp=2)), model, tmp_path) as server:
+        wait_ready([server])
+        ask = asking.tokens(server.url)
+        (prompt,) = asking.prompts(1)
+        computed, fetched = (ask(prompt, rank) for rank in (0, 1))
+        assert fetched.said == computed.said
+        assert fetched.cached["peer"] == (len(prompt) - 1) // 16 * 16
+        assert str(HERE / "banyan") not in server.log_tail()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dry run of ``banyan doctor -- ARGUMENTS``, over SGLang's own parser and Banyan's own hooks."""
+
+import pytest
+
+from banyan.sglang_plugin import seams
+from banyan.sglang_plugin.launcher.dry_run import examine
+from benchmark.modes import models
+
+BASE = ["--device", "cpu", "--dp", "2", "--enable-banyan"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ["--model-path", str(models.ensure(models.LLAMA))]
+
+
+def test_dry_run_when_all_is_well_then_what_a_server_would_settle_on(model, tmp_path):
+    said = examine([*BASE, *model, "--banyan-store", str(tmp_path), "--banyan-host-gb", "1"])
+    assert not (said["refused"] or said["failed"] or said["is_off"])
+    assert said["settled"]["page size"] == 16 and said["settled"]["attention"] == "banyan_cpu"
+    assert said["folders"] == (str(tmp_path),)
+
+
+def test_dry_run_when_flags_are_refused_then_every_line(model):
+    said = examine([*BASE, *model, "--pp-size", "2", "--page-size", "1"])
+    assert len(said["refused"]) == 2 and not said["failed"]
+    assert any(line.startswith("--page-size 1") for line in said["refused"])
+
+
+def test_dry_run_when_the_flag_is_unknown_then_what_argparse_says(model):
+    said = examine([*BASE, *model, "--no-such-flag"])
+    assert "--no-such-flag" in said["failed"][0] and not said["refused"]
+
+
+def test_dry_run_when_sglang_itself_fails_then_its_words(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    said = examine([*BASE, "--model-path", str(tmp_path)])
+    assert said["failed"] and not said["refused"]
+
+
+def test_dry_run_when_the_source_has_changed_then_it_would_be_off(model, monkeypatch):
+    monkeypatch.setattr(seams, "changed", lambda: ["patch x: y has changed"])
+    said = examine([*BASE, *model])
+    assert said["is_off"] and "y has changed" in said["notes"][0]

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import subprocess
+
+import pytest
+
+from banyan import cli
+from banyan.cli import doctor, doctor_flags
+from banyan.cli.doctor_flags import examine_flags, findings_of, launch_arguments
+
+WELL = {"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}, "folders": [], "notes": []}
+
+
+@pytest.mark.parametrize("words", ["--dp 2", "python -m sglang.launch_server --dp 2", "sglang serve --dp 2"])
+def test_arguments_when_the_whole_command_is_given_then_only_its_flags_count(words):
+    given = words.split()
+    if "-m" in given:
+        assert launch_arguments(given) == ["--dp", "2", "--enable-banyan"]
+    assert launch_arguments(given)[-3:] == ["--dp", "2", "--enable-banyan"]
+
+
+def test_findings_when_lines_are_refusals_then_reason_and_way_out_apart():
+    (found,) = findings_of({**WELL, "refused": ["--page-size 1: too small: use 16"]}, asked=True)
+    assert not found.is_ok and found.detail == "--page-size 1: too small" and found.advice == "use 16"
+
+
+def test_findings_when_sglang_fails_or_another_version_is_there_then_bad():
+    assert not findings_of({**WELL, "failed": ["ValueError: no"]}, asked=True)[0].is_ok
+    assert "turn itself off" in findings_of({**WELL, "is_off": True}, asked=True)[0].detail
+
+
+def test_findings_when_all_is_well_then_what_is_set_and_what_to_add():
+    note, last = findings_of({**WELL, "notes": ["mind this"]}, asked=False)
+    assert note.hint == "mind this"
+    assert last.is_ok and "page size 16" in last.detail and last.hint == "add --enable-banyan to them"
+
+
+def answering(monkeypatch, *, stdout="", stderr="", code=0):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, code, stdout, stderr)
+
+    monkeypatch.setattr(doctor_flags.subprocess, "run", run)
+    return asked
+
+
+def test_flags_when_the_dry_run_answers_then_the_last_line_counts_and_folders_are_named(monkeypatch, tmp_path):
+    asked = answering(monkeypatch, stdout="noise\n" + json.dumps({**WELL, "folders": [str(tmp_path)]}))
+    found, folders = examine_flags(["--dp", "2"])
+    assert asked[0][1:] == ["-m", doctor_flags.DRY_RUN, "--dp", "2", "--enable-banyan"]
+    assert found[0].is_ok and folders == (tmp_path,)
+
+
+def test_flags_when_the_dry_run_breaks_then_its_last_words(monkeypatch):
+    answering(monkeypatch, stderr="Traceback\nImportError: no sglang\n", code=1)
+    (found,), folders = examine_flags([])
+    assert not found.is_ok and "ImportError: no sglang" in found.detail and folders == ()
+
+
+def test_command_when_words_follow_two_dashes_then_they_are_the_server_s(monkeypatch, capsys):
+    asked = {}
+    monkeypatch.setattr(doctor, "examine", lambda **given: asked.update(given) or [])
+    assert cli.main(["doctor", "--drive", "/d", "--", "--dp", "2", "--json"]) == 0
+    assert asked["launch"] == ["--dp", "2", "--json"] and [str(one) for one in asked["drives"]] == ["/d"]
+    assert cli.main(["doctor"]) == 0 and asked["launch"] is None
