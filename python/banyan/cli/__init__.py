@@ -36,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import store
+    from banyan.cli import config_file, store
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
     _add_doctor(doctor)
     store.add_parsers(commands)
+    config_file.add_parsers(commands)
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
     settings.add_flags(route)
