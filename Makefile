@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-MODEL := build/models/smollm2-135m-instruct
-.PHONY: help setup wheel serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs modes pressure pd
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs modes pressure pd
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -10,13 +9,11 @@ help: ## list the targets
 setup: ## everything that the other targets need; repeats only what changed
 	@scripts/setup.sh
 
-demo: setup ## real server, --dp 2, sharing off against on; leaves build/demo/report.html
-	@$(PY) -m benchmark.demo
+demo: setup ## real server, --dp 2, off against on; leaves build/demo/report.html; a few minutes: make demo ARGS=--quick
+	@$(PY) -m benchmark.demo $(ARGS)
 
 serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
-	SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" OMP_NUM_THREADS=1 $(PY) -m sglang.launch_server \
-	    --model-path $(MODEL) --device cpu --dp 2 --max-total-tokens 40000 --context-length 8192 --sleep-on-idle \
-	    --enable-banyan $(ARGS)
+	@scripts/serve.sh $(ARGS)
 
 test: setup ## all tests: style, unit, property, native, the real engine
 	@$(PY) -m pytest $(ARGS)
@@ -73,6 +70,9 @@ docs: setup ## write the parts of the documentation that are made from code
 
 wheel: setup ## build the wheel for an SGLang environment of your own; leaves build/dist
 	@scripts/wheel.sh
+
+compat: setup ## which patches another release of SGLang changes, without installing it: make compat SGLANG=0.5.24
+	@$(PY) scripts/compat.py $(if $(SGLANG),$(SGLANG),$(error name a release: make compat SGLANG=0.5.24))
 
 lock: ## pin the newest versions that satisfy requirements/cpu.in
 	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \

@@ -2,6 +2,7 @@
 """The main job in one command: real servers, a multi-turn chat workload twice in a row, sharing off against
 on.
 
+    python -m benchmark.demo --quick    # a first impression in a few minutes: stock against Banyan, once
     python -m benchmark.demo            # the short form, at most 15 minutes on two cores
     python -m benchmark.demo --full     # at least 200 requests, three alternations, both modes
 
@@ -31,7 +32,7 @@ from benchmark.load import Arrivals, Progress
 from benchmark.measure import RunResult, Workload
 from benchmark.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
 from benchmark.provenance import provenance
-from benchmark.report import NAMES, RUNS, build_report, number, percent, render_html
+from benchmark.report import NAMES, RUNS, build_report, compared_with, number, percent, render_html
 from benchmark.results import append_lines
 from benchmark.servers import Server, ServerFailed, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.workload.conversation import ChatTokenizer, Conversation
@@ -45,8 +46,8 @@ console = Console(stderr=True, highlight=False)
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """How much is measured. `pool_tokens` is what one of the two ranks holds; a single rank gets twice
-    that."""
+    """How much is measured. `pool_tokens` is what one of the two ranks holds; a single rank gets twice that.
+    `groups`: servers that are up together, one group after the other; the last one has Banyan's."""
 
     num_prompts: int
     repetitions: int
@@ -56,6 +57,7 @@ class DemoPlan:
     output_len: int
     pool_tokens: int
     modes: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...] = (("single", "stock"), ("off", "on"))
 
 
 # Sized for two cores: SmolLM2-135M computes several hundred prompt tokens a second on one of them.
@@ -68,6 +70,17 @@ SHORT = DemoPlan(
     output_len=16,
     pool_tokens=32_768,
     modes=("history",),
+)
+QUICK = DemoPlan(
+    num_prompts=6,
+    repetitions=1,
+    stock_repetitions=1,
+    history_turns=7,
+    mean_answer_words=210,
+    output_len=8,
+    pool_tokens=16_384,
+    modes=("history",),
+    groups=(("stock", "on"),),
 )
 FULL = DemoPlan(
     num_prompts=200,
@@ -139,17 +152,21 @@ class Demo:
         self._model = model
         self._out = out
         self._specs = server_specs(plan.pool_tokens)
+        self._stage = ""
         self.results: dict[str, list[RunResult]] = {mode: [] for mode in workloads}
         self.servers: dict[str, dict[str, Any]] = {}
 
     def run(self) -> None:
-        """Measure the two groups, one after the other. Raises ServerFailed."""
-        self._measure_group(("single", "stock"), self._plan.stock_repetitions)
-        self._measure_group(("off", "on"), self._plan.repetitions)
+        """Measure the groups, one after the other. Raises ServerFailed."""
+        for stage, labels in enumerate(self._plan.groups, 1):
+            self._stage = f"stage {stage} of {len(self._plan.groups)}"
+            repetitions = self._plan.repetitions if "on" in labels else self._plan.stock_repetitions
+            self._measure_group(labels, repetitions)
 
     def _measure_group(self, labels: Sequence[str], repetitions: int) -> None:
         with ExitStack() as stack:
-            say(f"starting {' and '.join(NAMES[label] for label in labels)} (imports take a minute or two)")
+            names = " and ".join(NAMES[label] for label in labels)
+            say(f"{self._stage}: starting {names} (imports take a minute or two)")
             servers = [
                 stack.enter_context(Server(self._specs[label], self._model, self._out / "logs")) for label in labels
             ]
@@ -162,6 +179,7 @@ class Demo:
                 say(f"{server.spec.label}: up after {server.start_up_s:.0f} s, {server.memory_bytes() / 2**30:.1f} GiB")
             targets = [Target(server.spec.label, server.url, server) for server in servers]
             for mode, workload in self._workloads.items():
+                say(f"{self._stage}: {len(workload.scripts)} chats of mode {mode}, twice at each server")
                 self.results[mode] += asyncio.run(
                     measure_alternately(
                         targets,
@@ -196,7 +214,7 @@ def say(line: str) -> None:
 def _show_waiting(missing: list[str], elapsed_s: float) -> None:
     if console.is_terminal:
         console.print(f"  waiting for {', '.join(missing)}: {elapsed_s:.0f} s", end="\r")
-    elif int(elapsed_s) // 30 != int(elapsed_s - 2) // 30:
+    elif int(elapsed_s) // 15 != int(elapsed_s - 2) // 15:
         say(f"waiting for {', '.join(missing)}: {elapsed_s:.0f} s")
 
 
@@ -256,7 +274,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--full", action="store_true", help="the full table instead of the short form (about an hour)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="stock against Banyan, once, a few chats (some minutes)")
+    size.add_argument("--full", action="store_true", help="the full table instead of the short form (about an hour)")
     parser.add_argument("--num-prompts", type=int, help="conversations")
     parser.add_argument("--repetitions", type=int, help="alternations of sharing off and on")
     parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
@@ -273,7 +293,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def plan_of(args: argparse.Namespace) -> DemoPlan:
     """The plan that the options ask for."""
-    plan = FULL if args.full else SHORT
+    plan = FULL if args.full else QUICK if args.quick else SHORT
     changes = {
         name: value
         for name in ("num_prompts", "repetitions", "output_len", "pool_tokens")
@@ -294,7 +314,9 @@ def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Wor
         "concurrency": args.concurrency,
         "page_size": PAGE_SIZE,
         "mean_prompt_tokens": round(sum(script.prompt_len for script in scripts) / len(scripts)),
-        **{name: value if name != "modes" else list(value) for name, value in plan.__dict__.items()},
+        **{
+            name: value if name != "modes" else list(value) for name, value in plan.__dict__.items() if name != "groups"
+        },
     }
 
 
@@ -305,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unwind_on_sigterm()
     try:
         plan = plan_of(args)
+        say(f"reading the model and making {plan.num_prompts} chats")
         model = ensure_model(args.model)
         from benchmark.workload.tokenizer import HuggingFaceTokenizer
 
@@ -330,9 +353,9 @@ def show(report: dict[str, Any], out: Path) -> None:
     if "session" in report:
         printer.print(result_table(report["session"], "session: every turn a request"))
     outputs = report["outputs"]["on_against_stock"]
+    base, first, second = compared_with(report)
     printer.print(
-        f"TTFT on/off: first run {number(report['ttft_ratio_first_run'])}, "
-        f"second run {number(report['ttft_ratio_second_run'])}. "
+        f"TTFT on/{base}: first run {number(first)}, second run {number(second)}. "
         f"Cache hits of the second run, against one rank alone: {percent(report['hit_share_of_single_rank'])}, "
         f"stock {percent(report['hit_share_stock'])}. "
         f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "

@@ -31,11 +31,22 @@ mkdir -p "$STAMPS"
 digest() { cat "$@" 2>/dev/null | sha256sum | cut -d' ' -f1; }
 is_done() { [ -f "$STAMPS/$1" ] && [ "$(cat "$STAMPS/$1")" = "$2" ]; }
 mark() { echo "$2" >"$STAMPS/$1"; }
+# Long steps say every HEARTBEAT_S that they are still at work.
+HEARTBEAT_S=20
 timed() {
-    local started=$SECONDS
+    local started=$SECONDS job
     say "$1 ..."
     shift
-    "$@"
+    "$@" &
+    job=$!
+    (
+        while sleep $HEARTBEAT_S && kill -0 $job 2>/dev/null; do
+            say "    at it for $((SECONDS - started)) s; .venv holds $(du -sh .venv 2>/dev/null | cut -f1)"
+        done
+    ) &
+    local clock=$!
+    wait $job || { kill $clock 2>/dev/null; exit 1; }
+    kill $clock 2>/dev/null || true
     say "    $((SECONDS - started)) s"
 }
 

@@ -95,17 +95,17 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def upstream_definition(target: str, parsed: Callable[[Path], ast.Module] = _parsed) -> ast.AST:
-    """A function, class or module of the installed package as a syntax tree, from its file as ``parsed`` gives it.
+def upstream_definition(
+    target: str, parsed: Callable[[Path], ast.Module] = _parsed, *, folder: Path | None = None
+) -> ast.AST:
+    """A function, class or module as a syntax tree, from its file as ``parsed`` gives it: of the package in ``folder``,
+    or of the installed one.
 
     Raises:
         LookupError: when the file or the definition is not there.
     """
     parts = target.split(".")
-    spec = importlib.util.find_spec(parts[0])
-    if spec is None or not spec.submodule_search_locations:
-        raise LookupError(f"{parts[0]} is not installed")
-    path = Path(spec.submodule_search_locations[0])
+    path = _installed(parts[0]) if folder is None else folder / parts[0]
     rest = parts[1:]
     while rest and (path / rest[0]).is_dir():
         path, rest = path / rest[0], rest[1:]
@@ -122,20 +122,28 @@ def upstream_definition(target: str, parsed: Callable[[Path], ast.Module] = _par
     return found
 
 
+def _installed(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise LookupError(f"{package} is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
 def _is_overload(node: ast.AST) -> bool:
     """Whether a definition only declares types: what runs is another one of the same name."""
     names = [ast.unparse(decorator) for decorator in getattr(node, "decorator_list", [])]
     return any(name.split(".")[-1] == "overload" for name in names)
 
 
-def changed(queue: list[Patch]) -> list[str]:
-    """One line for each patch whose upstream source is not the one it was written against."""
+def changed(queue: list[Patch], folder: Path | None = None) -> list[str]:
+    """One line for each patch whose upstream source is not the one it was written against; in ``folder``, or as it is
+    installed."""
     lines = []
     # Several patches have their targets in one file, and the longest takes half a second to parse.
     parsed = functools.cache(_parsed)
     for patch in queue:
         try:
-            actual = fingerprint(upstream_definition(patch.target, parsed))
+            actual = fingerprint(upstream_definition(patch.target, parsed, folder=folder))
         except LookupError as error:
             lines.append(f"patch {patch.name}: {error}")
             continue

@@ -121,3 +121,22 @@ def test_demo_when_results_are_written_then_json_and_html_are_there(tmp_path: Pa
     assert set(json.loads((tmp_path / "report.json").read_text())) >= KEYS | {"session", "labels", "servers"}
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     show(report, tmp_path)
+
+
+def test_report_when_sharing_off_was_not_measured_then_banyan_is_held_against_stock() -> None:
+    from benchmark.report import compared_with
+
+    measured = [result for result in results() if result.label in ("stock", "on")]
+    report = build_report(measured, {})
+    base, first, second = compared_with(report)
+    assert base == "stock" and first is not None and second is not None
+    assert "second run, on / stock" in render_html({**report, "config": {}, "duration_s": 1.0})
+    assert compared_with(build_report(results(), {}))[0] == "off"
+
+
+def test_plan_when_quick_is_asked_for_then_one_group_and_it_has_banyan() -> None:
+    from benchmark.demo import QUICK, SHORT, build_parser, plan_of
+
+    assert plan_of(build_parser().parse_args(["--quick"])) == QUICK
+    assert plan_of(build_parser().parse_args([])) == SHORT
+    assert QUICK.groups == (("stock", "on"),)
