@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs modes pressure pd
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -65,8 +65,13 @@ crash: setup ## kill -9, power cuts and lying devices against the store: make cr
 churn: setup ## two writers fill one store over and over; disk, files and memory stay within bounds: make churn SECONDS=240
 	@$(PY) scripts/churn.py --seconds $(or $(SECONDS),240)
 
-docs: setup ## write the parts of the documentation that are made from code
+docs: setup ## write the parts of the documentation that are made from code, and the site; leaves build/site
 	@$(PY) scripts/docs.py
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+manifests: ## deploy/kubernetes from the chart, looked at on the way; needs helm, and uses kubeconform where it is
+	@scripts/manifests.sh
 
 wheel: setup ## build the wheel for an SGLang environment of your own; leaves build/dist
 	@scripts/wheel.sh

@@ -84,6 +84,10 @@ if [ ${#wanted[@]} -gt 0 ]; then
     else
         say "not here: ${wanted[*]}; their tests will fail. Debian: apt-get install ${wanted[*]}"
     fi
+site=$(digest requirements/site.txt)
+if ! is_done site "$site"; then
+    timed "installing what makes the documentation site" .venv/bin/uv pip install -q --no-deps -r requirements/site.txt
+    mark site "$site"
 fi
 
 # Installers leave bytecode to the first import, and where PYTHONDONTWRITEBYTECODE is set no import writes any: each of a

@@ -12,6 +12,8 @@ from pathlib import Path
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 
+SHELLS = ("bash", "zsh", "tcsh")
+
 LABORATORY = {
     "bench": ("banyan.lab.bench", "measure the native core here"),
     "sim": ("banyan.lab.sim.command", "simulate clusters that run the shipped policies; check published figures"),
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import config_file, store
+    from banyan.cli import config_file, size, store
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -44,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(doctor)
     store.add_parsers(commands)
     config_file.add_parsers(commands)
+    size.add_parser(commands)
     _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
     settings.add_flags(route)
@@ -55,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
     explain.add_argument("--json", action="store_true", help="machine-readable")
     explain.set_defaults(run=_explain)
+    completion = commands.add_parser("completion", help="print what makes a shell complete these commands")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=_completion)
     for name, (_, purpose) in LABORATORY.items():
         commands.add_parser(name, help=purpose)
     return parser
@@ -141,6 +147,13 @@ def _profile(args: argparse.Namespace) -> int:
     profile.profile.save(measured, Path(args.output))
     print(f"{args.output}: {measured.cost}")
     print(f"mean error on {len(measured.held_out)} points that the fit has not seen: {measured.held_out_error:.1%}")
+    return 0
+
+
+def _completion(args: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(_parser(), args.shell))
     return 0
 
 
