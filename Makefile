@@ -70,7 +70,7 @@ docs: setup ## write the parts of the documentation that are made from code, and
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-manifests: ## deploy/kubernetes from the chart, looked at on the way; needs helm, and uses kubeconform where it is
+manifests: ## deploy/kubernetes from the chart, validated on the way, other values too; needs helm
 	@scripts/manifests.sh
 
 wheel: setup ## build the wheel for an SGLang environment of your own; leaves build/dist

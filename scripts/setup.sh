@@ -40,12 +40,12 @@ timed() {
     "$@" &
     job=$!
     (
-        while sleep $HEARTBEAT_S && kill -0 $job 2>/dev/null; do
+        while sleep $HEARTBEAT_S </dev/null >/dev/null 2>&1 && kill -0 $job 2>/dev/null; do
             say "    at it for $((SECONDS - started)) s; .venv holds $(du -sh .venv 2>/dev/null | cut -f1)"
         done
     ) &
     local clock=$!
-    wait $job || { kill $clock 2>/dev/null; exit 1; }
+    wait $job || { kill $clock 2>/dev/null; return 1; }
     kill $clock 2>/dev/null || true
     say "    $((SECONDS - started)) s"
 }
@@ -84,6 +84,8 @@ if [ ${#wanted[@]} -gt 0 ]; then
     else
         say "not here: ${wanted[*]}; their tests will fail. Debian: apt-get install ${wanted[*]}"
     fi
+fi
+
 site=$(digest requirements/site.txt)
 if ! is_done site "$site"; then
     timed "installing what makes the documentation site" .venv/bin/uv pip install -q --no-deps -r requirements/site.txt

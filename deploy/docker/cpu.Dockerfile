@@ -1,0 +1,28 @@
+# SGLang's CPU engine with Banyan, for a machine without a GPU. From the repository's root:
+#     docker build -f deploy/docker/cpu.Dockerfile -t banyan:cpu .
+#     docker run --rm -p 30000:30000 --shm-size 4g -v MODEL:/model:ro banyan:cpu --model-path /model --dp 2
+FROM rust:1.90-slim-bookworm AS wheel
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
+RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir "maturin>=1.9,<2" ziglang==0.17.1
+WORKDIR /src
+COPY . .
+ENV PATH=/venv/bin:$PATH
+RUN maturin build --release --strip --zig --compatibility manylinux_2_28 --out /dist
+
+FROM python:3.11-slim-bookworm
+# SGLang compiles its page hash at its first start.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev libnuma1 && rm -rf /var/lib/apt/lists/*
+COPY requirements/cpu.lock /tmp/cpu.lock
+RUN pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps -r /tmp/cpu.lock
+COPY sgl-kernel/sgl_kernel_cpu /tmp/sgl_kernel_cpu
+COPY --from=wheel /dist /tmp/dist
+RUN uv pip install --system --no-cache --no-deps --no-build-isolation /tmp/sgl_kernel_cpu /tmp/dist/*.whl && \
+    banyan --help && \
+    rm -rf /tmp/dist /tmp/sgl_kernel_cpu /tmp/cpu.lock && \
+    useradd --uid 1000 --create-home banyan
+USER 1000
+ENV SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1
+EXPOSE 30000
+ENTRYPOINT ["python", "-m", "sglang.launch_server", "--host", "0.0.0.0", "--port", "30000", "--device", "cpu", "--sleep-on-idle", "--enable-banyan"]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in ``deploy/``: linted, validated against the schemas of Kubernetes, and in step with the product."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+
+from banyan import SGLANG_VERSION, __version__
+from banyan.cli import config_file
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "banyan"
+MANIFESTS = DEPLOY / "kubernetes" / "banyan.yaml"
+DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
+OLDEST, NEWEST = "1.27", "1.35"
+
+
+def documents():
+    return [one for one in yaml.safe_load_all(MANIFESTS.read_text()) if one]
+
+
+def one(kind, component=None):
+    """The document of a kind, and of a component where there are several."""
+    (found,) = (
+        document
+        for document in documents()
+        if document["kind"] == kind and (component is None or component in document["metadata"]["name"])
+    )
+    return found
+
+
+def pod(document):
+    spec = document["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return spec, container
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_dockerfile_when_it_is_linted_then_nothing_is_said(path):
+    lint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([lint, "--failure-threshold", "info", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_dockerfile_when_it_copies_then_the_files_are_there(path):
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", path.read_text(), re.MULTILINE)
+    assert copied and all((ROOT / name).exists() for name in copied)
+    assert len(DOCKERFILES) == 2
+
+
+def test_image_when_it_is_chosen_then_it_is_of_the_release_that_banyan_is_for():
+    assert f":v{SGLANG_VERSION}\n" in (DEPLOY / "docker" / "gpu.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_manifests_when_validated_then_kubernetes_takes_them_and_knows_every_field(version):
+    kinds = [document["kind"] for document in documents()]
+    assert sorted(kinds) == ["ConfigMap", "Deployment", "Service", "Service", "StatefulSet"]
+    for document in documents():
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_manifests_when_the_chart_has_changed_then_they_were_rendered_again():
+    content = b"".join(path.read_bytes() for path in sorted(CHART.rglob("*"), key=str) if path.is_file())
+    assert MANIFESTS.read_text().partition("\n")[0].endswith(f"Chart: {hashlib.sha256(content).hexdigest()[:16]}"), (
+        "run `make manifests`"
+    )
+
+
+def test_values_when_looked_at_then_they_keep_their_schema_and_templates_use_each():
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    Draft7Validator.check_schema(schema)
+    assert list(Draft7Validator(schema).iter_errors(values)) == []
+    assert list(Draft7Validator(schema).iter_errors({**values, "nodes": 0}))
+    used = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    assert [name for name in values if f".Values.{name}" not in used] == []
+    assert {name.split(".")[0] for name in re.findall(r"\.Values\.([\w.]+)", used)} <= set(values)
+
+
+def test_chart_when_its_version_is_read_then_it_is_the_product_s():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+
+
+def test_configuration_when_it_is_read_as_a_server_would_then_it_is_well(tmp_path):
+    path = tmp_path / "banyan.toml"
+    path.write_text(one("ConfigMap")["data"]["banyan.toml"])
+    assert config_file.problems(path) == []
+    servers = one("StatefulSet")
+    names = [
+        f"http://{servers['metadata']['name']}-{number}.{servers['spec']['serviceName']}:30000"
+        for number in range(servers["spec"]["replicas"])
+    ]
+    assert tomllib.loads(path.read_text())["router"]["server"] == names and len(names) == 2
+
+
+def test_servers_when_they_are_placed_then_one_on_each_node_in_no_namespace_of_the_host():
+    spec, container = pod(one("StatefulSet"))
+    (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert not spec["hostPID"] and not spec["hostIPC"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    for mounted in container["volumeMounts"]:
+        assert mounted["name"] in {volume["name"] for volume in spec["volumes"]}
+    (shared,) = (volume for volume in spec["volumes"] if volume["name"] == "shared-memory")
+    assert shared["emptyDir"]["medium"] == "Memory" and shared["emptyDir"]["sizeLimit"]
+
+
+@pytest.mark.parametrize(("kind", "component"), [("StatefulSet", "banyan"), ("Deployment", "router")])
+def test_services_when_they_select_then_it_is_the_pods_of_their_port(kind, component):
+    workload = one(kind)
+    _, container = pod(workload)
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    selecting = [
+        document
+        for document in documents()
+        if document["kind"] == "Service" and document["spec"]["selector"].items() <= labels.items()
+    ]
+    assert len(selecting) == 1
+    (port,), (exposed,) = selecting[0]["spec"]["ports"], container["ports"]
+    assert port.get("targetPort", port["port"]) in (exposed["name"], exposed["containerPort"])
