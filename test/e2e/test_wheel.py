@@ -11,13 +11,14 @@ import re
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from benchmark.modes import asking, models
-from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_answers, wait_ready
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -115,4 +116,22 @@ def test_server_when_started_with_the_wheel_then_a_rank_fetches_what_the_other_h
         computed, fetched = (ask(prompt, rank) for rank in (0, 1))
         assert fetched.said == computed.said
         assert fetched.cached["peer"] == (len(prompt) - 1) // 16 * 16
-        assert str(HERE / "banyan") not in server.log_tail()
+        shown = installed.run("banyan", "top", server.url, "--once", "--json")
+        assert shown.returncode == 0 and json.loads(shown.stdout), shown.stderr
+        looks_at_the_page(installed, server.url)
+
+
+def looks_at_the_page(installed, url):
+    """``banyan web`` in front of the server, until it has shown its page."""
+    port = free_port()
+    page = f"http://127.0.0.1:{port}/"
+    web = subprocess.Popen(
+        [installed.bin / "banyan", "web", url, "--port", str(port)], cwd=installed.folder, env=installed.env()
+    )
+    try:
+        wait_answers(page, lambda: web.poll() is None, "banyan web does not answer", timeout_s=60)
+        with urllib.request.urlopen(page, timeout=10) as response:
+            assert "<html" in response.read().decode()
+    finally:
+        web.terminate()
+        web.wait(20)
