@@ -9,7 +9,7 @@ help: ## list the targets
 setup: ## everything that the other targets need; repeats only what changed
 	@scripts/setup.sh
 
-demo: setup ## real server, --dp 2, off against on; leaves build/demo/report.html; a few minutes: make demo ARGS=--quick
+demo: setup ## real server, --dp 2, off against on; leaves build/demo/report.html; a first impression: make demo ARGS=--quick
 	@$(PY) -m benchmark.demo $(ARGS)
 
 serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
