@@ -95,10 +95,11 @@ def _cut_launch(words: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [-- LAUNCH ARGUMENTS]"
+    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [MODEL] [-- LAUNCH ARGUMENTS]"
     parser.epilog = (
         "Behind -- a dry run: what a server started with these arguments would refuse, and what it would set."
     )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="say of this model: is it shared, what a page weighs")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument(
         "--drive",
@@ -231,8 +232,11 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 def _doctor(args: argparse.Namespace) -> int:
     from banyan.cli import doctor
+    from banyan.cli.doctor_model import examine_model
 
-    findings = doctor.examine(drives=args.drive, launch=args.launch)
+    findings = [] if args.model is None else [examine_model(args.model)]
+    if args.model is None or args.drive or args.launch is not None:
+        findings += doctor.examine(drives=args.drive, launch=args.launch)
     if args.json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:

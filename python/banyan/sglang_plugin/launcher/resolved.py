@@ -10,21 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
-from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.configs.model_config import (
-    get_dsa_index_kpool,
-    is_deepseek_dsa,
-    is_deepseek_v4,
-    is_minimax_sparse,
-)
 
 from banyan.config import Config
 from banyan.layout import Layout
 from banyan.refusals import refusals
-from banyan.refusals.models import ModelFacts, model_refusal
+from banyan.refusals.models import model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import flags
+from banyan.sglang_plugin.launcher.model import model_facts
 
 
 def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
@@ -52,20 +46,6 @@ def _reasons(server_args: Any, carried: dict[str, Any]) -> list[str]:
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
     line = None if _has_no_model(view) else model_refusal(model_facts(model_config_of(view)))
     return [*refusals(facts), *mode_refusals(flags.modes(view)), *([] if line is None else [line])]
-
-
-def model_facts(model_config: Any) -> ModelFacts:
-    """What SGLang will build pools for, as far as the configuration tells."""
-    hf_config = model_config.hf_config
-    return ModelFacts(
-        architecture=(hf_config.architectures or ["?"])[0],
-        is_generation=model_config.is_generation,
-        has_window=model_config.is_hybrid_swa,
-        has_states=mambaish_config(model_config) is not None,
-        has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
-        has_compressed_kv=is_deepseek_v4(hf_config),
-        has_sparse_kv=is_minimax_sparse(hf_config),
-    )
 
 
 def _asked(view: Any) -> str:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``banyan doctor MODEL``: whether a model is shared, and what one of its pages weighs, before anything is loaded.
+
+The code that decides when a server starts decides here. It imports SGLang, so it runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from banyan.cli.finding import Finding
+
+DESCRIBE = "banyan.sglang_plugin.launcher.model"
+
+
+def examine_model(model_path: str) -> Finding:
+    """What a server would say of the model in this folder, or of this name."""
+    command = [sys.executable, "-m", DESCRIBE, model_path]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        return finding_of(json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, json.JSONDecodeError):
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return Finding("model", False, f"{model_path}: {last}", "name a folder with a configuration that SGLang reads")
+
+
+def finding_of(said: dict[str, Any]) -> Finding:
+    """``said``: what the other process printed."""
+    if said["refused"] is not None:
+        reason, _, way_out = said["refused"].rpartition(": ")
+        return Finding("model", False, reason, way_out)
+    parts, page_tokens = said["bytes_by_part"], said["page_tokens"]
+    total = sum(parts.values())
+    detail = (
+        f"{said['architecture']} is shared; a page of {page_tokens} tokens weighs {total} bytes "
+        f"({', '.join(f'{name} {num_bytes}' for name, num_bytes in parts.items())}) over {said['num_layers']} layers "
+        f"in {said['dtype']}, {total // page_tokens} bytes a token"
+    )
+    return Finding("model", True, detail)

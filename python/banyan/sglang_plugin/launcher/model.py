@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model keeps for its tokens, from its configuration: nothing is loaded.
+
+A server asks when it has resolved its flags. ``banyan doctor MODEL`` asks ahead of any server, in a process of its own:
+``python -m banyan.sglang_plugin.launcher.model MODEL`` prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import (
+    AttentionArch,
+    ModelConfig,
+    get_dsa_index_head_dim,
+    get_dsa_index_kpool,
+    is_deepseek_dsa,
+    is_deepseek_v4,
+    is_minimax_sparse,
+)
+
+from banyan.config import DEFAULT_PAGE_TOKENS
+from banyan.layout import PageLayout
+from banyan.refusals.models import ModelFacts, model_refusal
+
+INDEXED_PAGE_TOKENS = 64
+"""What SGLang makes of every page size where an indexer has keys."""
+
+
+def model_facts(model_config: Any) -> ModelFacts:
+    """What SGLang will build pools for, as far as the configuration tells."""
+    hf_config = model_config.hf_config
+    return ModelFacts(
+        architecture=(hf_config.architectures or ["?"])[0],
+        is_generation=model_config.is_generation,
+        has_window=model_config.is_hybrid_swa,
+        has_states=mambaish_config(model_config) is not None,
+        has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
+        has_compressed_kv=is_deepseek_v4(hf_config),
+        has_sparse_kv=is_minimax_sparse(hf_config),
+    )
+
+
+def page_of_model(model_config: Any) -> tuple[int, PageLayout]:
+    """Tokens of a page, and what belongs to it, where one shard has all heads and KV has the model's own type."""
+    element_bytes, hf_config = model_config.dtype.itemsize, model_config.hf_config
+    if model_config.attention_arch is AttentionArch.MLA:
+        index_dim = get_dsa_index_head_dim(hf_config) if is_deepseek_dsa(hf_config) else 0
+        page_tokens = INDEXED_PAGE_TOKENS if index_dim else DEFAULT_PAGE_TOKENS
+        return page_tokens, PageLayout.of_latents(
+            num_layers=model_config.num_attention_layers,
+            page_tokens=page_tokens,
+            row_bytes=(model_config.kv_lora_rank + model_config.qk_rope_head_dim) * element_bytes,
+            index_dim=index_dim,
+        )
+    return DEFAULT_PAGE_TOKENS, PageLayout.of_heads(
+        num_layers=model_config.num_attention_layers,
+        page_tokens=DEFAULT_PAGE_TOKENS,
+        num_heads=model_config.get_num_kv_heads(1),
+        head_dim=model_config.head_dim,
+        value_dim=model_config.v_head_dim,
+        element_bytes=element_bytes,
+    )
+
+
+def describe(model_path: str) -> dict[str, Any]:
+    """What ``banyan doctor`` says of a model: its refusal, or what a page of it weighs."""
+    model_config = ModelConfig(model_path)
+    facts = model_facts(model_config)
+    line = model_refusal(facts)
+    said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
+    if line is None:
+        page_tokens, page = page_of_model(model_config)
+        said |= {
+            "page_tokens": page_tokens,
+            "num_layers": len(page.layers),
+            "dtype": str(model_config.dtype).removeprefix("torch."),
+            "bytes_by_part": page.bytes_by_name,
+        }
+    return said
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(sys.argv[1])))

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a model before it is loaded is what its pools then are."""
+
+import json
+
+import pytest
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+
+from banyan.config import DEFAULT_PAGE_TOKENS
+from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model
+from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
+MLA = {
+    **LLAMA,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
+DSA = {
+    **MLA,
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "index_topk": 64,
+    "index_n_heads": 4,
+    "index_head_dim": 128,
+}
+COMMON = {"layer_num": 3, "device": "cpu", "enable_memory_saver": False, "dtype": torch.bfloat16}
+LATENTS = {**COMMON, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
+
+
+def heads():
+    sizes = {"size": 64, "page_size": DEFAULT_PAGE_TOKENS, "head_num": 2, "head_dim": 16}
+    return SharedMHAPool(**COMMON, **sizes, enable_alt_stream=False)
+
+
+def latents():
+    return SharedMLAPool(**LATENTS, size=64, page_size=DEFAULT_PAGE_TOKENS)
+
+
+def index_keys():
+    index = {"kv_cache_dim": 48, "index_head_dim": 128, "index_buf_size": 128}
+    return SharedDSAPool(**LATENTS, **index, size=128, page_size=INDEXED_PAGE_TOKENS)
+
+
+@pytest.mark.parametrize("config, pool", [(LLAMA, heads), (MLA, latents), (DSA, index_keys)])
+def test_page_when_it_is_told_from_the_configuration_then_it_is_that_of_the_pool(tmp_path, config, pool):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = pool()
+    page_tokens, page = page_of_model(ModelConfig(str(tmp_path)))
+    assert (page_tokens, page) == (made.page_size, made.banyan_geometry.page)
+    said = describe(str(tmp_path))
+    assert said["refused"] is None and said["bytes_by_part"] == page.bytes_by_name
+
+
+def test_model_when_its_index_keys_are_pooled_then_it_is_refused_with_no_weight(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**DSA, "index_kpool": 4}))
+    said = describe(str(tmp_path))
+    assert "index keys of several tokens" in said["refused"] and "bytes_by_part" not in said
