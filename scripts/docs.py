@@ -18,6 +18,7 @@ import watching
 from banyan import config, knobs
 from banyan.patches import index
 from banyan.router import settings
+from benchmark import pd_page
 
 ROOT = Path(__file__).parents[1]
 PARTS: dict[str, Callable[[], str]] = {
@@ -25,6 +26,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs tiers": lambda: knobs.table(config.Config, config.TIERS),
     "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
+    "pd figures": pd_page.table,
 }
 MADE = re.compile(r"(?<=<!-- made: )(?P<name>[a-z ]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of docs/pd.md, from a run whose figures are kept beside it. Written by ``make docs``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "pd.json"
+"""A ``figures.json`` of ``make pd``."""
+
+COLUMNS = 118
+
+MARKS = {
+    "pd_outputs_identical": "true",
+    "next_turn_cached_share": ">= 0.97",
+    "ttft_no_hit_ratio": "<= 1.03",
+    "idle_decode_locked_tokens": "0",
+    "handover_bytes_ratio": "<= 0.10",
+    "decode_pool_whole": "true",
+    "killed_decode_right": "true",
+    "locked_tokens_after_kill": "0",
+}
+
+
+def table() -> str:
+    """The figures of the kept run, and where it ran."""
+    return page(json.loads(KEPT.read_text()))
+
+
+def page(run: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in MARKS.items() if name in run)
+    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
+
+
+def _conditions(run: Mapping[str, Any]) -> str:
+    """Command, hardware, workload and commit."""
+    sizes, where = run["sizes"], run["provenance"]
+    hardware = where["hardware"]
+    ratios = ", ".join(f"{ratio:.2f}" for ratio in run["ttft_no_hit_ratios"])
+    sentences = (
+        f"`{' '.join(['python -m benchmark.pd', *_flags(run['config'])])}`, commit {where['commit'][:10]}, "
+        f"{where['date'][:10]}, {hardware['cpu_model']} with {hardware['num_cores']} cores",
+        f"{sizes['num_conversations']} conversations of {sizes['num_turns']} turns, first {sizes['first_tokens']} "
+        f"tokens, then {sizes['question_tokens']}, answers of {sizes['answer_tokens']}",
+        f"Of {run['num_turns_compared']} answers {run['num_turns_identical']} are those of a server alone, and "
+        f"{run['num_turns_as_stock_pair']} those of the stock pair",
+        f"The answers that a next turn could find have {run['num_answer_pages']} pages",
+        f"Time to the first token of prompts of {sizes['prompt_tokens']} tokens that nobody has seen, with Banyan to "
+        f"without, by round: {ratios}",
+    )
+    return "".join(f"{sentence}. " for sentence in sentences).strip()
+
+
+def _cell(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _flags(config: Mapping[str, Any]) -> list[str]:
+    flags = ["--quick"] if config.get("quick") else []
+    if config.get("conversations") is not None:
+        flags.append(f"--conversations {config['conversations']}")
+    return flags

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of the pair benchmark says what the kept run found, and under which conditions."""
+
+from benchmark import pd_page
+
+RUN = {
+    "pd_outputs_identical": True,
+    "next_turn_cached_share": 0.98,
+    "ttft_no_hit_ratio": 1.01,
+    "ttft_no_hit_ratios": [0.99, 1.01, 1.2],
+    "idle_decode_locked_tokens": 0,
+    "handover_bytes_ratio": 0.05,
+    "num_turns_compared": 12,
+    "num_turns_identical": 12,
+    "num_turns_as_stock_pair": 11,
+    "num_answer_pages": 27,
+    "sizes": {
+        "num_conversations": 3,
+        "num_turns": 4,
+        "first_tokens": 200,
+        "question_tokens": 40,
+        "answer_tokens": 48,
+        "prompt_tokens": 400,
+    },
+    "config": {"quick": False, "conversations": 3, "seed": 0, "out": "pd"},
+    "provenance": {"commit": "0123456789abcdef", "date": "2026-11-23T08:00:00+00:00"}
+    | {"hardware": {"cpu_model": "A processor", "num_cores": 2}},
+}
+
+
+def test_page_when_a_figure_was_not_taken_then_its_row_is_missing_and_the_others_stand_beside_their_aims():
+    page = pd_page.page(RUN)
+    assert "| `pd_outputs_identical` | true | true |" in page and "| `handover_bytes_ratio` | 0.05 | <= 0.10 |" in page
+    assert "killed_decode_right" not in page
+    words = " ".join(page.split())
+    assert (
+        "`python -m benchmark.pd --conversations 3`, commit 0123456789, 2026-11-23, A processor with 2 cores." in words
+    )
+    assert (
+        "Of 12 answers 12 are those of a server alone, and 11 those of the stock pair." in words
+        and "by round: 0.99, 1.01, 1.20." in words
+    )
+    assert max(map(len, page.splitlines())) <= 120
