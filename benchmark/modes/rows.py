@@ -82,6 +82,7 @@ def _served() -> tuple[Mode, ...]:
             answer="adapter tokens",
         ),
         replicas("speculation from n-grams", *NGRAMS),
+        replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
             "store, after a restart",
@@ -107,6 +108,7 @@ def _refused() -> tuple[Mode, ...]:
         row("pipeline parallelism", *two, "--pp-size", "2"),
         row("one server on several nodes", *two, "--nnodes", "2", "--dist-init-addr", "127.0.0.1:29999"),
         row("more than 64 seats", "--tp", "4", "--dp", "16", "--banyan-host-gb", "1"),
+        row("data-parallel attention of a dense Llama", *IN_STEP_TOO),
         row("context-parallel attention", "--tp", "2", "--attn-cp-size", "2"),
         row("context-parallel decode", "--tp", "2", "--dcp-size", "2"),
         row("pages of one token", *two, "--page-size", "1"),
@@ -130,7 +132,6 @@ def _refused() -> tuple[Mode, ...]:
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),
         row("returned choices of an indexer", *two, "--enable-return-indexer-topk"),
-        row("embedding models", *two, "--is-embedding"),
         row("multi-item scoring", *two, "--enable-mis"),
         row(
             "deterministic inference on flashinfer",

@@ -71,7 +71,7 @@ def run(mode: Mode, out: Path) -> Found:
 def _refusal(mode: Mode, folder: Path) -> Found:
     """A server that must end by itself, with its reason in a line."""
     with ForkedServer(_spec(mode, mode.flags, folder, shares=True), _model(mode), folder) as server:
-        wait_ready([server], poll_s=0.5)
+        wait_ready([server])
     return Found(verdict="served")
 
 

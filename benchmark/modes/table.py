@@ -14,7 +14,8 @@ HEAD = """# Modes of SGLang, and what Banyan does in each
 Made by `make modes`, which starts every mode on SGLang's CPU engine with a tiny model of random weights; a test keeps
 the list of modes true. *Served*: prompts were asked at one rank and then at the next; the outputs were those of a
 server that shares nothing, and cached tokens came from where the columns say. *Refused*: the server does not start, and
-this is the line. *Not run*: this needs what the machine of the run does not have; nothing is claimed about it.
+this is the line. *Not run*: this needs what the machine of the run does not have; nothing is claimed about it. The
+servers are forks of one process that has SGLang imported; from there on they are `python -m sglang.launch_server`.
 
 ## Served
 

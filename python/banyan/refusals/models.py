@@ -11,7 +11,7 @@ class ModelFacts:
     """What a model keeps for each token or request. Defaults are full attention alone."""
 
     architecture: str = ""
-    is_generation: bool = True
+    steps_together_on_cpu: bool = False
     has_window: bool = False
     has_states: bool = False
     has_pooled_index_keys: bool = False
@@ -19,12 +19,18 @@ class ModelFacts:
     has_sparse_kv: bool = False
 
 
+LLAMAS = ("IQuestCoder", "InternLM3", "Llama", "Ministral3", "Mistral", "Phi3", "TeleFLM")
+SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
+"""SGLang divides the vocabulary of these over all ranks of the TP group, under attention data parallelism too."""
+
+
 def model_refusal(facts: ModelFacts) -> str | None:
-    """The line for a model that generates nothing or caches more than the KV of full attention, or None."""
-    if not facts.is_generation:
+    """The line for a model that caches more than the KV of full attention, or None."""
+    if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (
-            f"this model ({facts.architecture}) makes embeddings or rewards: those over fetched prefixes are not known "
-            "to be those over computed ones yet: use --banyan-share off"
+            f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "
+            "ranks that have other tokens each; on the CPU they stand still when one is idle: use --dp N alone, or a "
+            "mixture-of-experts model"
         )
     kept = [
         words

@@ -24,7 +24,6 @@ class ModeFacts:
     dllm_algorithm: str | None = None
     returns_routed_experts: bool = False
     returns_indexer_topk: bool = False
-    is_embedding: bool = False
     enable_mis: bool = False
     is_deterministic: bool = False
     attention_backend: str | None = None
@@ -70,11 +69,6 @@ _RULES = (
         lambda f: (
             f"--enable-return-indexer-topk: the choices of fetched tokens were never recorded on this rank: {OFF}"
         ),
-    ),
-    _Rule(
-        lambda f: f.is_embedding,
-        # Its forwards wait for their pages; that the vectors are equal has not been seen on a server yet.
-        lambda f: f"--is-embedding: vectors over fetched prefixes are not known to be those over computed ones: {OFF}",
     ),
     _Rule(
         lambda f: f.enable_mis,

@@ -274,7 +274,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 
     class Req:
-        rid, kv_hints, full_untruncated_fill_ids = "r", sent.kv_hints, ids
+        rid, kv_hints, origin_input_ids, output_ids = "r", sent.kv_hints, ids, []
 
     req = Req()
     hooks.after_create_generation_req(req, None, sent)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
-from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
 from banyan.disagg import Role
@@ -27,9 +27,15 @@ class Engine:
         self.runs = list(runs)
         self.seen = []
 
-    async def generate(self, manager, obj, request):
+    def generate(self, manager, obj, request):
         obj.normalize_batch_and_arguments()
         self.seen.append(obj.kv_hints)
+        return self._answers()
+
+    def embed(self, manager, obj, request):
+        return self._answers()
+
+    async def _answers(self):
         for step in self.runs.pop(0):
             if isinstance(step, Exception):
                 raise step
@@ -63,6 +69,16 @@ def test_answer_when_pages_were_damaged_then_the_second_runs_and_it_computes():
 def test_stream_when_it_ends_before_its_first_token_then_the_second_runs():
     engine = Engine([ABORT], ["right", "more"])
     assert ask(engine, stream=True) == ["right", "more"]
+
+
+def test_vector_when_pages_were_damaged_then_it_is_asked_for_once_more():
+    engine = Engine([DAMAGED], ["right"])
+
+    async def collect():
+        obj = EmbeddingReqInput(input_ids=[1, 2, 3])
+        return [answer async for answer in rerun.around_generate_request(engine.embed, None, obj)]
+
+    assert asyncio.run(collect()) == ["right"] and engine.runs == []
 
 
 def test_hints_when_the_client_sent_some_then_they_are_kept():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known only when SGLang has resolved its arguments: refused then, in Banyan's words and before any weights."""
 
+import importlib
+import inspect
 import json
 import pickle
 from types import SimpleNamespace
@@ -8,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
 from banyan.layout.checkpoint import is_by_content
+from banyan.refusals.models import LLAMAS
 from banyan.sglang_plugin import seams
 from banyan.sglang_plugin.launcher import adapters, resolved
 
@@ -64,10 +68,28 @@ def test_model_when_it_has_windows_then_refused_by_its_configuration_with_the_fl
     assert "MellumForCausalLM" in line and "--disable-hybrid-swa-memory" in line
 
 
-def test_model_when_it_is_a_reward_model_then_refused_by_its_architecture(resolve, capsys):
+def test_model_when_it_makes_vectors_or_rewards_then_it_starts(resolve):
+    resolve("--is-embedding")
+    resolve(architectures=["LlamaForSequenceClassification"])
+
+
+@pytest.mark.parametrize("spelling", [["--enable-dp-attention"], ["--dp", "1", "--attn-dp-size", "2"]])
+def test_model_when_it_is_a_llama_and_ranks_step_together_on_the_cpu_then_refused_by_its_name(
+    resolve, capsys, spelling
+):
     with pytest.raises(SystemExit):
-        resolve(architectures=["LlamaForSequenceClassification"])
-    assert "LlamaForSequenceClassification" in refusal(capsys)
+        resolve("--tp", "2", *spelling)
+    line = refusal(capsys)
+    assert "LlamaForCausalLM" in line and "use --dp N alone" in line
+    resolve("--tp", "2")
+
+
+def test_llama_when_upstream_divides_its_vocabulary_no_more_then_the_refusal_can_go():
+    assert "use_attn_tp_group" not in inspect.getsource(LlamaModel.__init__)
+    for module in ("mistral", "ministral3", "teleflm"):
+        importlib.import_module(f"sglang.srt.models.{module}")
+    heirs = {heir.__name__ for heir in LlamaForCausalLM.__subclasses__()}
+    assert heirs >= {f"{name}ForCausalLM" for name in LLAMAS if name != "Llama"}
 
 
 def test_model_when_its_windows_are_kept_in_full_then_it_starts(resolve):

@@ -79,7 +79,9 @@ class Rank:
 
 class FakeReq:
     def __init__(self, rid, kv_hints, num_tokens):
-        self.rid, self.kv_hints, self.full_untruncated_fill_ids = rid, kv_hints, range(num_tokens)
+        self.rid, self.kv_hints, self.origin_input_ids, self.output_ids = rid, kv_hints, range(num_tokens), []
+        # SGLang fills this in when it has chosen the request; some of its policies look prefixes up before.
+        self.full_untruncated_fill_ids = []
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from banyan.refusals.models import ModelFacts, index_refusal, model_refusal
 
-CACHES = [field.name for field in fields(ModelFacts) if field.name not in ("architecture", "is_generation")]
+CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
 
 
 def test_model_when_it_has_full_attention_alone_then_it_is_not_refused():
@@ -21,9 +21,12 @@ def test_model_when_it_caches_more_then_one_line_names_it_and_the_way_out(cache)
     assert ("--disable-hybrid-swa-memory" in line) is (cache == "has_window")
 
 
-def test_model_when_it_generates_nothing_then_refused_by_name():
-    line = model_refusal(ModelFacts(architecture="SomeReward", is_generation=False))
-    assert "SomeReward" in line and "--banyan-share off" in line
+def test_model_when_its_vocabulary_is_split_then_it_is_refused_for_ranks_in_step_on_the_cpu_alone():
+    llama = "LlamaForCausalLM"
+    line = model_refusal(ModelFacts(architecture=llama, steps_together_on_cpu=True))
+    assert llama in line and "--attn-dp-size" in line and "use --dp N alone" in line and "\n" not in line
+    assert model_refusal(ModelFacts(architecture=llama)) is None
+    assert model_refusal(ModelFacts(architecture="Qwen3MoeForCausalLM", steps_together_on_cpu=True)) is None
 
 
 def test_model_when_it_has_windows_and_states_then_no_flag_is_promised_to_help():

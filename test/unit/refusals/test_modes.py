@@ -15,7 +15,6 @@ BAD = {
     "dllm_algorithm": ("LowConfidence", "--dllm-algorithm LowConfidence"),
     "returns_routed_experts": (True, "--enable-return-routed-experts"),
     "returns_indexer_topk": (True, "--enable-return-indexer-topk"),
-    "is_embedding": (True, "--is-embedding"),
     "enable_mis": (True, "--enable-mis"),
     "enable_page_major_kv_layout": (True, "--enable-page-major-kv-layout"),
 }

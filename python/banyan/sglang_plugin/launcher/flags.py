@@ -233,7 +233,6 @@ def modes(args: Any) -> ModeFacts:
         dllm_algorithm=args.dllm_algorithm,
         returns_routed_experts=args.enable_return_routed_experts,
         returns_indexer_topk=args.enable_return_indexer_topk,
-        is_embedding=args.is_embedding,
         enable_mis=args.enable_mis,
         is_deterministic=args.enable_deterministic_inference,
         attention_backend=args.attention_backend,

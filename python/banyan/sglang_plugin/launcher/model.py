@@ -30,12 +30,12 @@ INDEXED_PAGE_TOKENS = 64
 """What SGLang makes of every page size where an indexer has keys."""
 
 
-def model_facts(model_config: Any) -> ModelFacts:
+def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts:
     """What SGLang will build pools for, as far as the configuration tells."""
     hf_config = model_config.hf_config
     return ModelFacts(
         architecture=(hf_config.architectures or ["?"])[0],
-        is_generation=model_config.is_generation,
+        steps_together_on_cpu=steps_together_on_cpu,
         has_window=model_config.is_hybrid_swa,
         has_states=mambaish_config(model_config) is not None,
         has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
@@ -69,7 +69,8 @@ def page_of_model(model_config: Any) -> tuple[int, PageLayout]:
 def describe(model_path: str) -> dict[str, Any]:
     """What ``banyan doctor`` says of a model: its refusal, or what a page of it weighs."""
     model_config = ModelConfig(model_path)
-    facts = model_facts(model_config)
+    # A model by itself: on a GPU, or with ranks that do not step together.
+    facts = model_facts(model_config, steps_together_on_cpu=False)
     line = model_refusal(facts)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:

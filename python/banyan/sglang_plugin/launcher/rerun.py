@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import HTTPException
+from sglang.srt.managers.io_struct import EmbeddingReqInput
 from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
 from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER
@@ -76,7 +77,10 @@ def _is_load_failure(answer: Any) -> bool:
 
 
 def _computed(obj: Any) -> Any:
-    """The request, marked so that nothing is loaded for it."""
+    """The request, marked so that nothing is loaded for it. One for a vector carries no marks: it finds as much of its
+    prefix as is good, for the record of a damaged page is dropped when it is met."""
+    if isinstance(obj, EmbeddingReqInput):
+        return obj
     hints = obj.kv_hints
     obj.kv_hints = [_to_compute(one) for one in hints] if isinstance(hints, list) else _to_compute(hints)
     return obj

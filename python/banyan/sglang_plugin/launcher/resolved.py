@@ -44,7 +44,10 @@ def _reasons(server_args: Any, carried: dict[str, Any]) -> list[str]:
     wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
     # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
-    line = None if _has_no_model(view) else model_refusal(model_facts(model_config_of(view)))
+    steps_on_cpu = layout.steps_together and facts.device == "cpu"
+    line = None
+    if not _has_no_model(view):
+        line = model_refusal(model_facts(model_config_of(view), steps_together_on_cpu=steps_on_cpu))
     return [*refusals(facts), *mode_refusals(flags.modes(view)), *([] if line is None else [line])]
 
 

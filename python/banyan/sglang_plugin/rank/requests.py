@@ -131,4 +131,7 @@ def facts(rid: str, page_tokens: int) -> RequestFacts:
     req = _by_rid.get(rid)
     if req is None:
         return RequestFacts(rid, None, page_tokens, None)
-    return RequestFacts(rid, len(req.full_untruncated_fill_ids), page_tokens, req.banyan_asked, req.dp_max_kv_rank)
+    # SGLang's own list of both is made later: when a request has just come, and by policies that look at every prefix
+    # in the queue (lpm, dfs-weight), it is still empty or of the last round.
+    num_tokens = len(req.origin_input_ids) + len(req.output_ids)
+    return RequestFacts(rid, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank)
