@@ -65,6 +65,10 @@ def run(mode: Mode, out: Path) -> Found:
             found = _refusal(mode, folder) if mode.verdict == "refused" else _served(mode, folder)
     except ServerFailed as error:
         found = ended((folder / f"{error.label}.log").read_text(errors="replace"))
+    except OSError as error:
+        # A server that was up is gone in the middle of a question, and its log says why.
+        log = folder / "on.log"
+        found = ended(log.read_text(errors="replace")) if log.exists() else Found(verdict="crashed", line=str(error))
     return replace(found, wall_s=round(time.monotonic() - started_s, 1))
 
 

@@ -81,6 +81,16 @@ def test_end_when_nobody_refuses_then_it_is_a_crash_with_the_error():
     assert found.verdict == "crashed" and found.line == "AttributeError: gone"
 
 
+def test_row_when_its_server_ends_in_the_middle_then_it_is_a_crash_with_the_error(monkeypatch, tmp_path):
+    def served(mode, folder):
+        (folder / "on.log").write_text("up\nTraceback (most recent call last)\nZeroDivisionError: division by zero\n")
+        raise ConnectionResetError
+
+    monkeypatch.setattr(run, "_served", served)
+    found = run.run(MODES[0], tmp_path)
+    assert (found.verdict, found.line) == ("crashed", "ZeroDivisionError: division by zero")
+
+
 def test_answers_when_compared_then_what_was_said_counts_and_sources_are_summed():
     ours = [Answer((1, 2), {"peer": 32}, -1.0), Answer((3,), {"peer": 16, "host": 16}, -2.0)]
     theirs = [Answer((1, 2), {}, -1.25), Answer((4,), {}, -2.0)]
