@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ bench: setup ## the full table: at least 200 multi-turn requests, both modes, th
 
 pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick
 	@$(PY) -m benchmark.pd $(ARGS)
+
+remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json
+	@$(PY) -m benchmark.remote $(ARGS)
 
 sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim
 	@for study in cache-compute pd-ratio tutti cost dp dualpath; do \

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 PARTS: dict[str, Callable[[], str]] = {
     "knobs sharing": lambda: knobs.table(config.Config, config.SHARING),
     "knobs tiers": lambda: knobs.table(config.Config, config.TIERS),
+    "knobs nodes": lambda: knobs.table(config.Config, config.NODES),
     "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
     "pd figures": pd_page.table,

@@ -77,8 +77,10 @@ class SharedBytes(Buffer):
         Only for memory that `keep` gave. Offset and size are multiples of 4096.
         """
 
-    def checksums(self, namespace: bytes, keys: list[str], offsets: Buffer, page_bytes: int) -> list[int]:
-        """A checksum for each page, of its bytes, its key and the namespace.
+    def checksums(
+        self, namespace: bytes, keys: list[str], offsets: Buffer, page_bytes: int, layer: int = 0
+    ) -> list[int]:
+        """A checksum for each page, or part of one, of its bytes, its key, the namespace and a layer.
 
         The GIL is released; nobody may write to the pages meanwhile.
         """
@@ -109,6 +111,11 @@ class PeerMemory:
     @property
     def extents(self) -> list[tuple[int, int]]:
         """`(base_bytes, stride_bytes)`, layer by layer. A page under a lease may be read."""
+
+    def checksums(self, namespace: bytes, keys: list[str], offsets: Buffer, page_bytes: int, layer: int) -> list[int]:
+        """As those of `SharedBytes`, of leased pages."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Roster:
     """The table in which the ranks of one server find each other: made once by the process that launches them. Any
@@ -439,6 +446,26 @@ class Read:
     @property
     def read_s(self) -> float:
         """Seconds from the first submission to the last completion; 0.0 before the end."""
+
+class Feed:
+    """The other end of a `Read` that no store carries out: who brings the pages says here how far they have come.
+
+    Who feeds writes to the memory until `end`, or the drop of this object, and not afterwards. Any thread.
+    """
+
+    def __init__(self, memory: SharedBytes, offsets: Buffer, page_bytes: int, num_layers: int) -> None:
+        """Pages of `page_bytes` go to these byte offsets of `memory`. ValueError when they do not fit."""
+
+    def read(self) -> Read: ...
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the reader has not given up; if it has, it waits for `end`."""
+
+    def land(self, num_bytes: int, failed: list[int]) -> None:
+        """The next layer is in memory; the pages `failed` are not what they should be."""
+
+    def end(self) -> None:
+        """Nothing is written any more. Where layers are missing, all pages have failed ("gone"). Idempotent."""
 
 class Store:
     """The L3 store: pages on one or more file systems, found by page key within one namespace.

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from banyan.arena.prefetch import Arrival, Prefetch
-from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.arena.prefetch import Arrival, Prefetch, joined
+from banyan.core import Fetch, Offer, Outcome, Run
 from banyan.layout import Seats
 from banyan.planner import FetchPlanner, RequestFacts
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Peers
@@ -117,8 +117,8 @@ class PrefixCache:
         seen = self._seen.get(request.rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
             match = self._peers.lookup(keys, self._slots_for(request.max_rank))
-            num_arriving = self._start_reads(request, keys[match.num_pages :])
-            seen = _Seen(version, keys[0], len(keys), match, self._offer(match, num_arriving))
+            arriving = self._start_reads(request, keys[match.num_pages :])
+            seen = _Seen(version, keys[0], len(keys), match, self._offer(match, arriving))
             self._remember(request.rid, seen)
             self._counters.lookups += 1
             self._counters.lookup_hits += seen.offer.num_pages > 0
@@ -130,21 +130,22 @@ class PrefixCache:
         first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
         return self._slots if first not in self._slots else sorted(self._slots, key=lambda slot: slot != first)
 
-    def _start_reads(self, request: RequestFacts, keys: Sequence[str]) -> int:
-        """Read what only the store has, unless that began when the request came; how many pages are on their way."""
+    def _start_reads(self, request: RequestFacts, keys: Sequence[str]) -> Sequence[Run]:
+        """Read what only the store has, unless that began when the request came; what is on its way."""
         if self._prefetch is None or not keys:
-            return 0
+            return ()
         self._prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
-        return self._prefetch.num_arriving(keys)
+        return self._prefetch.arriving(keys)
 
-    def _offer(self, match: Match, num_arriving: int) -> Offer:
+    def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:
         lengths = [(length, self._seats.rank_of(slot)) for slot, length in match.runs]
+        num_arriving = sum(run.num_pages for run in arriving)
         _, rank = max([*lengths, (num_arriving, self._seats.dp_rank)], key=itemgetter(0))
-        return Offer(self._runs(match, num_arriving), rank)
+        return Offer(self._runs(match, arriving), rank)
 
-    def _runs(self, found: Match | Lease | None, num_arriving: int) -> tuple[Run, ...]:
+    def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
         leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
-        return (*leased, *([Run(SourceKind.STORE, num_arriving)] if num_arriving else ()))
+        return (*leased, *arriving)
 
     def _remember(self, rid: str, seen: _Seen) -> None:
         self._seen.pop(rid, None)
@@ -170,7 +171,8 @@ class PrefixCache:
             self._counters.fetches_refused += 1
             self._planner.became(rid, Outcome.REFUSED)
             return None
-        fetch = Fetch(rid, self._runs(held.lease, len(keys) - len(held.frames)), self._page_tokens)
+        arriving = joined([arrival.run for arrival in held.arrivals])
+        fetch = Fetch(rid, self._runs(held.lease, arriving), self._page_tokens)
         self._queued[rid] = (fetch, held)
         self._counters.fetches += 1
         self._planner.became(rid, Outcome.LEASED)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from banyan import knob_file, knobs
+from banyan.core import Address
 from banyan.knob_file import KnobTable
 from banyan.knobs import above_zero, at_least, check, knob, zero_or_more
 from banyan.refusals.combinations import FlagFacts, combination_refusal
 
-SHARING, TIERS, GPU = "sharing", "tiers", "gpu"
+SHARING, TIERS, NODES, GPU = "sharing", "tiers", "nodes", "gpu"
 """The groups of knobs, a table of the documentation each."""
 
 SHARE_CHOICES = ("peer", "index", "off")
@@ -53,6 +54,16 @@ FLAGS_VARIABLE = "BANYAN_FLAGS"
 CPU_ATTENTION_BACKEND = "banyan_cpu"
 CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
 """In the words of ONEDNN_MAX_CPU_ISA, oneDNN's own variable."""
+
+
+def addresses(values: tuple[str, ...]) -> str | None:
+    """A check: what is wrong with a list of doors."""
+    try:
+        for value in values:
+            Address.parse(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def hot_rank_knob(flag: str, group: str) -> float:
@@ -233,6 +244,35 @@ class Config:
         parse=int,
         check=at_least(0),
     )
+    listen: str = knob(
+        "",
+        "--banyan-listen",
+        NODES,
+        """Lend pages of the host arena to other nodes, at this address and at the port behind it; with tensor
+        parallelism each further shard takes the next two ports. Without it nothing listens.""",
+        metavar="HOST:PORT",
+        check=lambda value: addresses((value,)) if value else None,
+        unset="nothing listens",
+    )
+    peers: tuple[str, ...] = knob(
+        (),
+        "--banyan-peers",
+        NODES,
+        "Ask these nodes, each by what its --banyan-listen says, for prefixes that this one does not hold.",
+        metavar="HOST:PORT[,HOST:PORT...]",
+        parse=lambda text: tuple(peer for peer in text.split(",") if peer),
+        check=addresses,
+        unset="none",
+    )
+    secret_file: str = knob(
+        "",
+        "--banyan-secret-file",
+        NODES,
+        "The secret that all nodes share, in a file that nobody else may open (mode 0600).",
+        metavar="PATH",
+        parse=os.path.abspath,
+        unset="none",
+    )
     copy_sms: int = knob(
         16,
         "--banyan-copy-sms",
@@ -266,6 +306,8 @@ class Config:
                 looks_up=self.looks_up,
                 fetches=self.fetches,
                 detours=self.elastic_prefill_tokens is not None,
+                deals_with_nodes=self.deals_with_nodes,
+                has_secret=bool(self.secret_file),
                 has_quota=self.prefill_quota_ms is not None,
                 has_profile=self.profile is not None,
             )
@@ -287,6 +329,21 @@ class Config:
     def has_arena(self) -> bool:
         """Whether there is to be a host arena."""
         return self.sizes_arena or bool(self.host_gb)
+
+    @property
+    def deals_with_nodes(self) -> bool:
+        """Whether pages come from other nodes, or go there."""
+        return bool(self.listen or self.peers)
+
+    @property
+    def reads_into_arena(self) -> bool:
+        """Whether pages come into the arena that a copy into a pool may have to wait for."""
+        return bool(self.store or self.peers)
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether pages meet servers that may have other weights under the same name."""
+        return bool(self.store or self.keep_host_arena or self.deals_with_nodes)
 
     @property
     def host_bytes(self) -> int:

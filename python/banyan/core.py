@@ -35,14 +35,16 @@ class SourceKind(Enum):
     PEER = "peer"
     HOST = "host"
     STORE = "storage"
+    REMOTE = "remote"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring pages of a prompt at one kind of source."""
+    """Neighbouring pages of a prompt at one kind of source. ``origin`` names the node of remote ones."""
 
     kind: SourceKind
     num_pages: int
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,42 @@ class Outcome(Enum):
     CANCELLED = "cancelled"
     LANDED = "landed"
     FAILED = "failed"
+
+
+PORTS_OF_A_DOOR = 2
+"""The door's own, and behind it the one that its bytes come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node's doors are: a host, and the port of the first.
+
+    Shard ``i`` of a rank holds another part of a token's KV than shard 0, so each has a door of its own.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def of_shard(self, shard: int) -> Address:
+        return Address(self.host, self.port + PORTS_OF_A_DOOR * shard)
+
+    @property
+    def endpoint(self) -> str:
+        """In the words of ZeroMQ."""
+        return f"tcp://{self}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """HOST:PORT, an IPv6 host in brackets.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+            raise ValueError(f"{text!r} is no HOST:PORT")
+        return cls(host, int(port))

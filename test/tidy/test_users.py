@@ -19,6 +19,7 @@ LABORATORY = PACKAGE / "lab"
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 CALLED_BY_OTHERS = {
+    "callback": "pyzmq's authenticator asks whose key may come in",
     "set_consumer": "SGLang's layer counter, which LayerWait stands in for",
     "wait_until": "SGLang's layer counter: pools call it before each layer",
 }

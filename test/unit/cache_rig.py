@@ -8,7 +8,7 @@ from typing import Any
 
 from banyan.arena.prefetch import Prefetch
 from banyan.cache import PrefixCache
-from banyan.core import Fetch, Outcome
+from banyan.core import Fetch, Outcome, SourceKind
 from banyan.layout import Layout, Seats
 from banyan.planner import RequestFacts
 from banyan.telemetry import Counters
@@ -24,8 +24,8 @@ class Notes:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def num_to_read(self, request: RequestFacts, num_missing: int, num_stored: int) -> int:
-        return num_stored
+    def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
+        return num_found
 
     def became(self, rid: str, outcome: Outcome) -> None:
         self.told.append((rid, outcome))

@@ -191,3 +191,27 @@ def test_allowed_plugins_when_the_variable_is_unset_then_all_are(monkeypatch):
     assert config.allowed_plugins() is None
     monkeypatch.setenv("SGLANG_PLUGINS", "banyan, other")
     assert config.allowed_plugins() == ["banyan", "other"]
+
+
+NODES = ("--enable-banyan", "--banyan-secret-file", "secret")
+
+
+def test_take_flags_when_nodes_are_named_then_they_are_dealt_with_and_otherwise_nothing_listens():
+    taken = config.take_flags(parse(*NODES, "--banyan-listen", "10.0.0.1:7400", "--banyan-peers", "a:1,[::1]:2"))
+    assert (taken.listen, taken.peers, taken.deals_with_nodes) == ("10.0.0.1:7400", ("a:1", "[::1]:2"), True)
+    assert taken.reads_into_arena and taken.knows_weights
+    plain = config.take_flags(parse("--enable-banyan"))
+    assert not plain.listen and not plain.deals_with_nodes
+
+
+@pytest.mark.parametrize("flags", [("--banyan-listen", "7400"), ("--banyan-peers", "a:1,b"), ("--banyan-peers", "a:0")])
+def test_take_flags_when_an_address_is_none_then_the_flag_is_named(flags):
+    with pytest.raises(ValueError, match=flags[0]):
+        config.take_flags(parse(*NODES, *flags))
+
+
+def test_take_flags_when_nodes_have_no_secret_or_no_arena_then_the_way_out_is_named():
+    with pytest.raises(ValueError, match="openssl rand"):
+        config.take_flags(parse("--enable-banyan", "--banyan-peers", "a:1"))
+    with pytest.raises(ValueError, match="--banyan-host-gb"):
+        config.take_flags(parse(*NODES, "--banyan-listen", "a:1", "--banyan-host-gb", "0"))

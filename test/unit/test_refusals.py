@@ -7,12 +7,15 @@ import pytest
 
 from banyan.refusals import (
     ServerFacts,
+    arena_room_refusal,
     detour_refusal,
+    door_seats_refusal,
     layout_refusal,
     memory_refusal,
     pool_refusal,
     quota_refusal,
     refusals,
+    secret_refusal,
 )
 
 BAD = {
@@ -162,3 +165,15 @@ def test_refusals_when_room_and_policy_both_choose_the_rank_then_one_line():
 def test_refusals_when_kv_has_scales_of_its_own_then_it_is_refused_whatever_it_is_called(dtype):
     (line,) = refusals(ServerFacts(kv_cache_dtype=dtype))
     assert f"--kv-cache-dtype {dtype}" in line
+
+
+def test_door_when_the_ranks_leave_no_place_for_it_then_refused_with_the_way_out():
+    assert door_seats_refusal(num_slots=62, num_shards=2) is None
+    line = door_seats_refusal(num_slots=62, num_shards=3)
+    assert "--banyan-listen" in line and "fewer ranks" in line
+
+
+def test_secret_and_arena_when_they_cannot_serve_other_nodes_then_the_flag_is_named():
+    assert secret_refusal(path="/s", error="no such file") == "--banyan-secret-file /s: no such file"
+    line = arena_room_refusal(flag="--banyan-listen", free_bytes=1 << 30)
+    assert line.startswith("--banyan-listen: of 1.00 GiB") and "--banyan-host-gb" in line

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the store into the arena, as soon as a request may need it; the copy into the pool follows layer by layer.
+"""From the store, or another node, into the arena, as soon as a request may need it; the copy into the pool follows
+layer by layer.
 
 Invariants
   1. A page is being read at most once from here, into a frame that is ``filling`` in the residency.
@@ -9,7 +10,7 @@ Invariants
   4. A late read counts as failed at once, but its frames stay ``filling`` until it has ended.
 
 A reading: under way -> read, while copies are attached to it -> landed: its good pages resident, the other frames free
-again. One thread calls; the store reads on its own.
+again. One thread calls; the store and the other nodes' pages come on their own.
 """
 
 from __future__ import annotations
@@ -18,13 +19,24 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Protocol
 
 from banyan.arena.residency import Residency
+from banyan.core import Run, SourceKind
 from banyan.ports import Frames, PageStore, Peers, StoreFound, StoreRead
 from banyan.telemetry import Counters
 
-Worth = Callable[[int, int], int]
-"""Of so many last pages of a prompt the store has so many, from the first on: how many to read."""
+Start = Callable[[StoreFound, int, object, Frames], StoreRead]
+"""Starts to read the first so many pages of what was found into a memory, each at its byte offset."""
+
+_WORDS = {SourceKind.STORE: "read", SourceKind.REMOTE: "pull"}
+"""What the counters call it."""
+
+
+class Worth(Protocol):
+    """Of ``num_missing`` last pages of a prompt a source has ``num_found``, from the first on: how many to read."""
+
+    def __call__(self, num_missing: int, num_found: int, kind: SourceKind, /) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +44,8 @@ class _Reading:
     keys: Sequence[str]
     frames: list[int]
     read: StoreRead
+    kind: SourceKind
+    origin: str
     num_attached: int = 0
     failures: dict[int, str] | None = None  # position -> reason; None until the read has ended
 
@@ -49,6 +63,14 @@ class Arrival:
     frames: Frames
     _reading: _Reading = field(repr=False)
 
+    @property
+    def run(self) -> Run:
+        return Run(self._reading.kind, len(self.positions), self._reading.origin)
+
+
+LEAST_READ_BYTES = 1 << 30
+"""On their way up at once, where the link to the pool is not known to move more."""
+
 
 class Prefetch:
     """Reads pages of one rank's requests.
@@ -63,7 +85,7 @@ class Prefetch:
     def __init__(
         self,
         *,
-        store: PageStore,
+        store: PageStore | None,
         residency: Residency,
         peers: Peers,
         arena_slots: Sequence[int],
@@ -85,7 +107,7 @@ class Prefetch:
         self._readings: list[_Reading] = []
         self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
-        """Changes whenever ``num_arriving`` could answer differently."""
+        """Changes whenever ``arriving`` could answer differently."""
 
     def start_reads(self, keys: Sequence[str], worth: Worth, found: StoreFound | None = None) -> None:
         """Start to read the leading pages of ``keys`` that the store holds and that are not on their way.
@@ -95,44 +117,60 @@ class Prefetch:
         """
         num_arriving = self.num_arriving(keys)
         keys = keys[num_arriving:]
-        if not keys:
+        if not keys or self._store is None:
             return
         found = self._store.lookup(list(keys)) if found is None else found.after(num_arriving)
+        self._start(keys, worth, found, self._read_store, SourceKind.STORE, "")
+
+    def start_pull(self, keys: Sequence[str], worth: Worth, found: StoreFound, pull: Start, origin: str) -> None:
+        """As ``start_reads``, for what was ``found`` of ``keys`` at the node ``origin``; ``pull`` brings it."""
+        num_arriving = self.num_arriving(keys)
+        self._start(keys[num_arriving:], worth, found.after(num_arriving), pull, SourceKind.REMOTE, origin)
+
+    def _read_store(self, found: StoreFound, num_pages: int, memory: object, offsets: Frames) -> StoreRead:
+        assert self._store is not None
+        return self._store.read(found, num_pages, memory, offsets, layers_per_step=self._layers_per_read)
+
+    def _start(
+        self, keys: Sequence[str], worth: Worth, found: StoreFound, start: Start, kind: SourceKind, origin: str
+    ) -> None:
         # A page that failed is read again only when its first read is over.
         num_idle = sum(1 for _ in takewhile(lambda key: key not in self._place_of, keys))
         num_found = min(num_idle, found.num_pages)
-        num_wanted = worth(len(keys), num_found) if num_found else 0
-        if num_wanted:
-            self._read(keys, found, num_wanted)
-
-    def _read(self, keys: Sequence[str], found: StoreFound, num_wanted: int) -> None:
+        num_wanted = worth(len(keys), num_found, kind) if num_found else 0
+        if not num_wanted:
+            return
         room = min(num_wanted, self._max_pages - len(self._place_of))
         frames = self._residency.claim(max(0, room))
-        self._counters.reads_dropped_pages += num_wanted - len(frames)
+        self._counters.add(f"{_WORDS[kind]}s_dropped_pages", num_wanted - len(frames))
         if not frames:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
-        read = self._store.read(found, len(frames), self._memory, offsets, layers_per_step=self._layers_per_read)
-        reading = _Reading(keys[: len(frames)], frames, read)
+        reading = _Reading(keys[: len(frames)], frames, start(found, len(frames), self._memory, offsets), kind, origin)
         self._readings.append(reading)
         self._place_of.update((key, (reading, position)) for position, key in enumerate(reading.keys))
-        self._counters.reads += 1
+        self._counters.add(f"{_WORDS[kind]}s", 1)
         self.version += 1
 
     @property
     def num_reading(self) -> int:
         """Pages that the store has been asked for and is not done with."""
-        return sum(len(reading.frames) for reading in self._readings if not reading.read.has_ended)
+        readings = (reading for reading in self._readings if reading.kind is SourceKind.STORE)
+        return sum(len(reading.frames) for reading in readings if not reading.read.has_ended)
 
     def num_arriving(self, keys: Sequence[str]) -> int:
         """Leading pages of ``keys`` that are on their way and not known to have failed."""
-        num_pages = 0
+        return sum(run.num_pages for run in self.arriving(keys))
+
+    def arriving(self, keys: Sequence[str]) -> list[Run]:
+        """They, and where from."""
+        runs: list[Run] = []
         for key in keys:
             place = self._place_of.get(key)
             if place is None or place[0].has_lost(place[1]):
                 break
-            num_pages += 1
-        return num_pages
+            runs.append(Run(place[0].kind, 1, place[0].origin))
+        return joined(runs)
 
     def attach(self, keys: Sequence[str], frames: Frames) -> list[Arrival] | None:
         """What a copy of exactly ``keys`` into the pool's ``frames`` takes over; None when a page is not coming.
@@ -173,9 +211,10 @@ class Prefetch:
     def _end(self, reading: _Reading) -> dict[int, str]:
         if reading.failures is None:
             reading.failures = dict(reading.read.finish())
-            self._counters.read_failed_pages += len(reading.failures)
-            self._counters.read_bytes += reading.read.bytes_read
-            self._counters.read_us += round(reading.read.read_s * 1e6)
+            word = _WORDS[reading.kind]
+            self._counters.add(f"{word}_failed_pages", len(reading.failures))
+            self._counters.add(f"{word}_bytes", reading.read.bytes_read)
+            self._counters.add(f"{word}_us", round(reading.read.read_s * 1e6))
             self.version += 1
         return reading.failures
 
@@ -189,7 +228,7 @@ class Prefetch:
         kept = {frames[position] for position in good}
         self._residency.abandon([frame for frame in frames if frame not in kept])
         self._residency.publish([frames[position] for position in good], [keys[position] for position in good])
-        self._counters.read_pages += len(good)
+        self._counters.add(f"{_WORDS[reading.kind]}_pages", len(good))
 
     def _forget(self, reading: _Reading) -> None:
         self._readings.remove(reading)
@@ -204,3 +243,13 @@ class Prefetch:
             self._end(reading)
             self._forget(reading)
             self._residency.abandon(reading.frames)
+
+
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """The same pages, neighbours from the same place in one run."""
+    whole: list[Run] = []
+    for run in runs:
+        if whole and (whole[-1].kind, whole[-1].origin) == (run.kind, run.origin):
+            run = Run(run.kind, whole.pop().num_pages + run.num_pages, run.origin)
+        whole.append(run)
+    return whole

@@ -15,11 +15,8 @@ from banyan.arena.prefetch import Prefetch, Worth
 from banyan.arena.residency import Residency
 from banyan.layout import BlockGeometry
 from banyan.pacing import WriteAdmission
-from banyan.ports import PageStore, Peers
+from banyan.ports import PageStore
 from banyan.telemetry import Counters
-
-LEAST_READ_BYTES = 1 << 30
-"""On their way up at once, where the link to the pool is not known to move more."""
 
 
 class StoreTier:
@@ -30,34 +27,21 @@ class StoreTier:
         *,
         store: PageStore,
         residency: Residency,
-        peers: Peers,
-        arena_slots: Sequence[int],
+        prefetch: Prefetch,
         memory: object,
         block: BlockGeometry,
         admission: WriteAdmission,
-        layers_per_read: int,
-        max_read_bytes: int,
         counters: Counters,
         orphaned: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
-        """``layers_per_read`` of 0: whole pages. ``orphaned``: is given the chains that the store refuses for want of
+        """``prefetch`` reads this store. ``orphaned``: is given the chains that the store refuses for want of
         the page before them, where another server may write that; without it they are counted as refused."""
         store.register(memory)
         self._store = store
         self._counters = counters
         self._orphaned = orphaned
         self._lineage = Lineage()
-        self.prefetch = Prefetch(
-            store=store,
-            residency=residency,
-            peers=peers,
-            arena_slots=arena_slots,
-            memory=memory,
-            frame_bytes=block.frame_bytes,
-            max_pages=max(1, max_read_bytes // block.frame_bytes),
-            layers_per_read=layers_per_read or len(block.layer_bytes),
-            counters=counters,
-        )
+        self._prefetch = prefetch
         self._archive = Archive(
             store=store,
             residency=residency,
@@ -70,17 +54,19 @@ class StoreTier:
             clock=time.monotonic_ns,
         )
 
-    def arrive(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
+    def arrive(self, keys: Sequence[str], num_held: int, worth: Worth) -> int:
         """A request for the prompt of ``keys`` has come; the node holds the first ``num_held``. What it wants again is
-        written down, and what only the store has is read as far as that is ``worth`` it."""
+        written down, and what only the store has is read as far as that is ``worth`` it. How many leading pages node
+        and store hold."""
         self._lineage.learn(keys)
         found = self._store.lookup(list(keys))
         self._sight(keys, found.num_pages)
-        self.prefetch.start_reads(keys[num_held:], worth, found.after(num_held))
+        self._prefetch.start_reads(keys[num_held:], worth, found.after(num_held))
+        return max(num_held, found.num_pages)
 
     def look_again(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
         """Read what only the store has of a prompt that came before others had announced it."""
-        self.prefetch.start_reads(keys[num_held:], worth)
+        self._prefetch.start_reads(keys[num_held:], worth)
 
     def offer_again(self, keys: Sequence[str]) -> Sequence[str]:
         """A chain that was orphaned; what of it still is."""
@@ -112,11 +98,9 @@ class StoreTier:
             self._counters.archive_refused_pages += len(rest)
 
     def poll(self) -> None:
-        """Collect what the store has read and written. Never blocks."""
-        self.prefetch.poll()
+        """Collect what the store has written. Never blocks."""
         self._archive.poll()
 
     def quiesce(self) -> None:
-        """Wait for what is under way. No copy may be attached to a read."""
-        self.prefetch.quiesce()
+        """Wait for the writes under way."""
         self._archive.quiesce()

@@ -33,7 +33,8 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _runs(found: Sequence[Sequence[Any]], page_tokens: int) -> str:
-    return ", ".join(f"{num_pages * page_tokens} tokens at {kind}" for kind, num_pages in found) or "nothing"
+    words = [f"{num_pages * page_tokens} tokens at {' '.join((kind, *origin))}" for kind, num_pages, *origin in found]
+    return ", ".join(words) or "nothing"
 
 
 def _ms(time_us: float) -> str:

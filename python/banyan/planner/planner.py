@@ -9,8 +9,8 @@ Invariants
      than the error: estimates that wobble around a tie do not make decisions flap.
   3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.
   4. What is remembered is bounded: the last ``MAX_DECISIONS`` requests.
-  5. How much to read from the store is decided before the request's turn. What is on its way then is moved whole or
-     not at all: its layers come together, so a part of it would take as long.
+  5. How much to read from the store, or from another node, is decided before the request's turn. What is on its way
+     then is moved whole or not at all: its layers come together, so a part of it would take as long.
 
 Called by one thread.
 """
@@ -93,14 +93,14 @@ class Planner:
             return Plan(0, PlanReason.NOTHING_FOUND)
         if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
-        plan = self._plan(tail, asked, uncut=(SourceKind.STORE,))
+        plan = self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE))
         _put(self._decisions, rid, _Decision(tail, plan, self._clock()))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
 
     def decide_read(self, rid: str, tail: Tail, asked: Action | None = None) -> Plan:
-        """As ``decide``, for a tail whose pages have yet to be read from the store."""
+        """As ``decide``, for a tail whose pages have yet to be read from the store or from another node."""
         known = self._reads.get(rid)
         if known is not None and known.tail == tail:
             return known.plan
@@ -176,7 +176,7 @@ def _explanation(rid: str, decision: _Decision) -> dict[str, Any]:
         "dp_max_kv_len": tail.own_tokens + tail.num_found * tail.page_tokens,
         "dp_max_kv_rank": tail.max_rank,
         "page_tokens": tail.page_tokens,
-        "found": [[run.kind.value, run.num_pages] for run in tail.runs],
+        "found": [[run.kind.value, run.num_pages, *([run.origin] if run.origin else ())] for run in tail.runs],
         "moved_pages": plan.num_pages,
         "reason": plan.reason.value,
         "outcome": decision.outcome,

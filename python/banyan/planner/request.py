@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run
+from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run, SourceKind
 from banyan.layout import cacheable_tokens
 from banyan.planner.plan import Tail
 from banyan.planner.planner import Action
@@ -47,9 +47,9 @@ class RequestFacts:
 class FetchPlanner(Protocol):
     """Decides what is worth reading, and is told what becomes of every fetch."""
 
-    def num_to_read(self, request: RequestFacts, num_missing: int, num_stored: int) -> int:
-        """Of the ``num_missing`` last pages of the prompt the store has ``num_stored``, from the first on: how many to
-        read."""
+    def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
+        """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``num_found``, from the first
+        on: how many to read."""
         ...
 
     def became(self, rid: str, outcome: Outcome) -> None:

@@ -299,10 +299,25 @@ def arena_refusal(*, need_bytes: int, frame_bytes: int, available_bytes: int) ->
     return None
 
 
-def arena_room_refusal(*, free_bytes: int) -> str:
-    """The line for a store where the memory that is free gives its arena no room."""
+def secret_refusal(*, path: str, error: object) -> str:
+    """The line for a secret that cannot be used."""
+    return f"--banyan-secret-file {path}: {error}"
+
+
+def door_seats_refusal(*, num_slots: int, num_shards: int) -> str | None:
+    """The line for a node on which no place is left for its doors, or None."""
+    if num_slots + num_shards <= MAX_SLOTS:
+        return None
     return (
-        f"--banyan-store: of {free_bytes / (1 << 30):.2f} GiB that are free the host arena would get too little to "
+        f"--banyan-listen: the ranks take {num_slots} places and the doors {num_shards}, a node has {MAX_SLOTS}: use "
+        "fewer ranks, or drop that flag"
+    )
+
+
+def arena_room_refusal(*, flag: str, free_bytes: int) -> str:
+    """The line for a store, or for other nodes, where the memory that is free gives the arena no room."""
+    return (
+        f"{flag}: of {free_bytes / (1 << 30):.2f} GiB that are free the host arena would get too little to "
         "hold a prefix: set --banyan-host-gb, or use no store"
     )
 

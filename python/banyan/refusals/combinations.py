@@ -25,6 +25,8 @@ class FlagFacts:
     looks_up: bool
     fetches: bool
     detours: bool
+    deals_with_nodes: bool
+    has_secret: bool
     has_quota: bool
     has_profile: bool
 
@@ -35,6 +37,16 @@ def combination_refusal(facts: FlagFacts) -> str | None:
         return "--banyan-keep-host-arena: what is kept is found again by its size: set --banyan-host-gb to one as well"
     if facts.has_store and not facts.has_arena:
         return "--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well"
+    if facts.deals_with_nodes and not facts.has_arena:
+        return (
+            "--banyan-listen, --banyan-peers: pages come and go by way of the host arena: use --banyan-share peer, or "
+            "set --banyan-host-gb as well"
+        )
+    if facts.deals_with_nodes and not facts.has_secret:
+        return (
+            "--banyan-listen, --banyan-peers: nodes know each other by a secret: write one with "
+            "`(umask 077; openssl rand -hex 32 > FILE)` and pass --banyan-secret-file FILE"
+        )
     if facts.places and not facts.looks_up:
         return (
             f"--banyan-policy {facts.policy}: there is nothing to look up with --banyan-share off or "

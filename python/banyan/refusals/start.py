@@ -82,6 +82,16 @@ def store_refusal(*, paths: Sequence[str], error: object) -> str:
     return f"--banyan-store {','.join(paths)}: {error}"
 
 
+def door_refusal(*, address: object, error: object) -> str:
+    """The line for an address at which the door cannot listen."""
+    return (
+        f"--banyan-listen {address} (and the port behind it): {error}: name a host of this machine and two free ports"
+    )
+
+
 def weights_refusal(error: object) -> str:
     """The line for weights that lie in no files that could be told from others."""
-    return f"--banyan-store, --banyan-keep-host-arena: pages must know their weights; these cannot be told: {error}"
+    return (
+        "--banyan-store, --banyan-keep-host-arena, --banyan-listen, --banyan-peers: pages must know their weights; "
+        f"these cannot be told: {error}"
+    )

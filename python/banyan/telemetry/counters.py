@@ -46,6 +46,17 @@ class Counters:
     read_us: int = 0
     read_failed_pages: int = 0
     reads_dropped_pages: int = 0
+    questions: int = 0
+    question_hits: int = 0
+    pulls: int = 0
+    pull_pages: int = 0
+    pull_bytes: int = 0
+    pull_us: int = 0
+    pull_failed_pages: int = 0
+    pulls_dropped_pages: int = 0
+    lent_pages: int = 0
+    lent_bytes: int = 0
+    loans_refused: int = 0
     archived_pages: int = 0
     archive_refused_pages: int = 0
     archive_failed_pages: int = 0
@@ -75,8 +86,15 @@ class Counters:
         Raises:
             AttributeError: for a reason that has no counter.
         """
-        name = f"placed_{reason}"
-        setattr(self, name, getattr(self, name) + 1)
+        self.add(f"placed_{reason}", 1)
+
+    def add(self, name: str, number: int) -> None:
+        """Count under a name that is put together.
+
+        Raises:
+            AttributeError: for a name that is no counter.
+        """
+        setattr(self, name, getattr(self, name) + number)
 
     @property
     def num_evicted_pages(self) -> int:
@@ -99,7 +117,7 @@ DESCRIPTIONS = {
     "prompt_tokens": "tokens of the prompts that this rank answered",
     "own_tokens": "of these, tokens cached in this rank's own pool",
     "peer_tokens": "of these, tokens fetched from another rank's pool",
-    "host_tokens": "of these, tokens fetched from the host arena",
+    "host_tokens": "of these, tokens fetched from the host arena, those that came there from another node included",
     "store_tokens": "of these, tokens read from the store",
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
@@ -131,6 +149,17 @@ DESCRIPTIONS = {
     "read_us": "time from the first to the last of each read",
     "read_failed_pages": "pages that the store could not read, or that failed their checksum",
     "reads_dropped_pages": "pages in the store that were not read: no frame, or too many reads on their way",
+    "questions": "prompts that other nodes were asked for",
+    "question_hits": "of these, prompts of which a node had at least one page",
+    "pulls": "pulls from other nodes that were started",
+    "pull_pages": "pages that were pulled from other nodes and verified",
+    "pull_bytes": "bytes pulled from other nodes",
+    "pull_us": "time from the wish to the last byte of each pull",
+    "pull_failed_pages": "pages that a node did not lend or send, or that failed their checksum",
+    "pulls_dropped_pages": "pages at other nodes that were not pulled: no frame, or too many reads on their way",
+    "lent_pages": "pages of the host arena that were lent to other nodes",
+    "lent_bytes": "bytes of the host arena that were sent to other nodes",
+    "loans_refused": "questions of other nodes that were refused: other weights, pages gone, too much lent",
     "archived_pages": "pages that the store has written durably",
     "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
     "archive_failed_pages": "pages that the store could not write",

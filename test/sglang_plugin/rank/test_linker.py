@@ -263,7 +263,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     slow = replace(config, store_read_mb_per_s=0.1)
     roster = _native.Roster.create(4)
     reader, _, _ = make_rank(monkeypatch, roster, 1, slow)
-    reader._member.tier.arrive(names, lambda num_missing, num_stored: num_stored)
+    reader._member.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
     assert [roster.reading(seat) for seat in (0, 1)] == [0, 2]
     assert reader.state()["num_reading_pages"] == 2
     polled_until(reader, lambda: roster.reading(1) == 0)

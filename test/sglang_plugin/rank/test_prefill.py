@@ -223,3 +223,13 @@ def test_add_when_ranks_step_together_then_pages_in_quarantine_are_not_counted_o
     adder = make_adder(None)
     assert adder.rem_total_tokens == free - 19_000
     assert adder.add_one_req(request(2_000), has_chunked_req=False, truncation_align_size=None) == AddReqResult.NO_TOKEN
+
+
+def test_add_when_other_nodes_may_still_answer_for_a_request_then_it_is_passed_over_and_others_go_on(
+    make_adder, monkeypatch
+):
+    awaited, ready = request(100), request(200)
+    monkeypatch.setattr(prefill, "_is_awaited", lambda rid: rid == awaited.rid)
+    adder = make_adder(None)
+    add(adder, awaited, ready)
+    assert adder.can_run_list == [ready]

@@ -50,6 +50,16 @@ def test_details_when_a_rank_has_looked_then_they_say_what_it_saw_and_who_held_i
     assert sent(banyan_tokens={"peer": 64}, **span) == {"device": 16, "peer": 64, "host": 0, "storage": 0, **span}
 
 
+def test_details_when_another_node_supplied_tokens_then_they_are_named_and_count_as_host_in_openai_answers(
+    sharing, answers
+):
+    details = sent(banyan_tokens={"peer": 16, "remote": 32}, dp_origin_kv_len=16, dp_max_kv_len=96, dp_max_kv_rank=0)
+    tiers = {tier: details[tier] for tier in ("device", "peer", "host", "storage", "remote")}
+    assert tiers == {"device": 16, "peer": 16, "host": 16, "storage": 0, "remote": 32}
+    for module in answers:
+        assert module.cached_tokens_details_from_dict(details).host == 64
+
+
 def test_details_when_nothing_was_moved_then_they_still_say_who_held_the_prefix(sharing):
     span = {"dp_origin_kv_len": 0, "dp_max_kv_len": 96, "dp_max_kv_rank": 1}
     details = report.after_get_cached_tokens_details(None, None, SimpleNamespace(**span))

@@ -14,6 +14,7 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan._native import Roster, Store
+from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Run, SourceKind
 from banyan.layout import BlockGeometry
@@ -23,8 +24,22 @@ LAYER_BYTES = 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)
 
 
-def whole(num_missing: int, num_stored: int) -> int:
+def whole(num_missing: int, num_stored: int, kind: SourceKind) -> int:
     return num_stored
+
+
+def make_prefetch(host: Host, store: Store | None) -> Prefetch:
+    return Prefetch(
+        store=store,
+        residency=host.residency,
+        peers=host.view,
+        arena_slots=ARENAS,
+        memory=host.memory,
+        frame_bytes=BLOCK.frame_bytes,
+        max_pages=1000,
+        layers_per_read=1,
+        counters=host.counters,
+    )
 
 
 class StoreHost(Host):
@@ -51,19 +66,16 @@ class StoreHost(Host):
             stall_s=stall_s,
             read_bytes_per_s=read_bytes_per_s,
         )
+        self.prefetch = make_prefetch(self, self.store)
         self.tier = StoreTier(
-            max_read_bytes=1 << 30,
             store=self.store,
             residency=self.residency,
-            peers=self.view,
-            arena_slots=ARENAS,
+            prefetch=self.prefetch,
             memory=self.memory,
             block=BLOCK,
             admission=WriteAdmission(admission, budget=None),
-            layers_per_read=1,
             counters=self.counters,
         )
-        self.prefetch = self.tier.prefetch
         self.cache = make_cache(
             self.rank.shelf,
             self.rank.peers,
@@ -96,6 +108,7 @@ class StoreHost(Host):
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.001)
+            self.prefetch.poll()
             self.tier.poll()
 
 
@@ -134,13 +147,13 @@ def test_start_reads_when_only_a_part_is_worth_it_then_only_that_is_read(host: S
     host.lose()
     asked: list[tuple[int, int]] = []
 
-    def worth(num_missing: int, num_stored: int) -> int:
+    def worth(num_missing: int, num_stored: int, kind: SourceKind) -> int:
         asked.append((num_missing, num_stored))
         return 2
 
     host.prefetch.start_reads(keys(1, 2, 3, 4), worth)
     assert asked == [(4, 3)] and host.prefetch.num_arriving(keys(1, 2, 3)) == 2
-    host.prefetch.start_reads(keys(1, 2, 3, 4), lambda num_missing, num_stored: 0)
+    host.prefetch.start_reads(keys(1, 2, 3, 4), lambda num_missing, num_stored, kind: 0)
     host.until(lambda: host.residency.num_resident == 2)
     assert (host.counters.reads, host.counters.read_pages, host.counters.reads_dropped_pages) == (1, 2, 0)
 
@@ -168,7 +181,7 @@ def test_arrive_when_the_node_holds_the_beginning_then_the_store_is_asked_once_a
     store = host.tier._store = host.prefetch._store = Asked(host.store)
     asked: list[tuple[int, int]] = []
 
-    def worth(num_missing: int, num_stored: int) -> int:
+    def worth(num_missing: int, num_stored: int, kind: SourceKind) -> int:
         asked.append((num_missing, num_stored))
         return num_stored
 

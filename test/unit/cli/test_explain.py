@@ -25,12 +25,18 @@ def made_plans():
     rates.observe(SourceKind.PEER, 160, 480.0)
     planner.decide("second", found)
     planner.record("second", Outcome.LANDED)
+    planner.decide("abroad", Tail(32, 200, 16, runs=(Run(SourceKind.HOST, 2), Run(SourceKind.REMOTE, 8, "b:7400"))))
     return planner.explain()
 
 
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch):
     monkeypatch.setattr("banyan.cli.engine.Engine", FakeEngine)
+
+
+def test_explain_when_another_node_has_pages_then_it_is_named(capsys):
+    assert cli.main(["explain", "abroad"]) == 0
+    assert "found elsewhere: 32 tokens at host, 128 tokens at remote b:7400" in capsys.readouterr().out
 
 
 def test_explain_when_the_request_is_remembered_then_the_plan_and_its_figures_are_said(capsys):
@@ -53,7 +59,7 @@ def test_explain_when_a_time_was_not_known_then_no_figure_is_made_up(capsys):
 
 def test_explain_when_json_is_asked_for_then_plain_values(capsys):
     assert cli.main(["explain", "all", "--json"]) == 0
-    assert [one["rid"] for one in json.loads(capsys.readouterr().out)] == ["first", "second"]
+    assert [one["rid"] for one in json.loads(capsys.readouterr().out)] == ["first", "second", "abroad"]
 
 
 def test_explain_when_nobody_remembers_then_the_reasons_are_said_and_exit_1(capsys):

@@ -19,14 +19,17 @@ from banyan import _native, config
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.disagg import Role, environment, notes
 from banyan.layout import Layout
+from banyan.nodes.secret import read_secret
 from banyan.planner import profile
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
     detour_refusal,
+    door_seats_refusal,
     environment_refusal,
     quota_refusal,
     refusals,
+    secret_refusal,
 )
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.sglang_plugin import runtime, seams
@@ -87,6 +90,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += _planning_refusals(wanted, args, layout)
+    reasons += _node_refusals(wanted, layout)
     if reasons:
         runtime.refuse(*reasons)
     differences = seams.changed()
@@ -175,6 +179,19 @@ def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
             reasons.append(str(error))
     line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
     return reasons if line is None else [*reasons, line]
+
+
+def _node_refusals(wanted: Config, layout: Layout) -> list[str]:
+    """One line for each reason why this server cannot deal with other nodes."""
+    if not wanted.deals_with_nodes:
+        return []
+    reasons = []
+    try:
+        read_secret(Path(wanted.secret_file))
+    except (OSError, ValueError) as error:
+        reasons.append(secret_refusal(path=wanted.secret_file, error=error))
+    seats = door_seats_refusal(num_slots=layout.num_slots(has_arena=True), num_shards=layout.num_shards)
+    return [*reasons, seats] if wanted.listen and seats is not None else reasons
 
 
 def _device(args: Any) -> str:

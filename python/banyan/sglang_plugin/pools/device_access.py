@@ -113,7 +113,7 @@ class DeviceAccess:
             self.link_bytes_per_s = measure_link(
                 self._driver, self._backup_stream, self._arena_address, min(LINK_PROBE_BYTES, arena.num_bytes)
             )
-        self._ring = open_ring(self._driver, stream=self._follow_stream) if config.store else None
+        self._ring = open_ring(self._driver, stream=self._follow_stream) if config.reads_into_arena else None
         self.follows_reads = self._ring is not None
         self._completed: deque[bool] = deque()
         self._publish: Publish | None = None

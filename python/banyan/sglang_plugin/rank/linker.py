@@ -111,6 +111,9 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         if self._seats.layout.steps_together:
             self._step_together(allocator)
+        if self._shards.is_one and self._member.follows_reads:
+            # Shards of one rank would have to agree on when to go on.
+            prefill.hold_back(self._is_awaited)
         self._time_forwards(pool)
         self._time_control()
         self._publication = Publication(self._cache, self._member, self._page_tokens)
@@ -173,7 +176,11 @@ class BanyanLinker(UnifiedCacheLinker):
         keys = requests.prompt_keys(rid, self._page_tokens)
         if keys:
             self._member.lookout.saw(rid, keys)
-            self._member.tier.arrive(keys, partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens)))
+            worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+            self._member.tier.arrive(rid, keys, worth)
+
+    def _is_awaited(self, rid: str) -> bool:
+        return self._member.tier is not None and self._member.tier.is_awaited(rid)
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
@@ -289,6 +296,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self.counters.control_us = self._stopwatch.elapsed_ns // 1000
         self.counters.alloc_wait_us = self._allocator.wait_us
         self._planner.count(self.counters)
+        self._member.count(self.counters)
         return self.counters
 
     def figures(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
 from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank import arena_memory
 from banyan.sglang_plugin.rank.lookout import Lookout
+from banyan.sglang_plugin.rank.nodes import NodeAccess
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store, weights_digest
 from banyan.sglang_plugin.rank.tiers import HostTier, withdraw
 from banyan.telemetry import Counters
@@ -68,7 +69,7 @@ class Membership:
         self._counters = counters
         self.weights_epoch = 0
         self._apart = ""
-        self._weights_sha256 = weights_digest(server_args) if config.store or config.keep_host_arena else ""
+        self._weights_sha256 = weights_digest(server_args) if config.knows_weights else ""
         self.seats = seats_of(Layout.from_dict(carried["layout"]), pool)
         self.block = BlockGeometry.of_page(pool.banyan_geometry.page)
         self.tier: HostTier | None = None
@@ -98,6 +99,9 @@ class Membership:
         )
         if not self.access.pins_arena:
             self._arena = None
+        self._nodes: NodeAccess | None = None
+        if config.deals_with_nodes and self._arena is not None:
+            self._nodes = NodeAccess(config, seats=self.seats, roster=self._roster, block=self.block)
 
     def _agree_on_page_tokens(self) -> None:
         """Tell the dispatcher the size of a page, which SGLang may have chosen after the flags were read."""
@@ -126,9 +130,9 @@ class Membership:
 
     @property
     def guards_adapters(self) -> bool:
-        """Whether there may be adapters that this server alone can tell, and another one may find what it keeps."""
-        is_kept = bool(self._config.store or self._config.keep_host_arena)
-        return is_kept and bool(self._server_args.enable_lora or self._server_args.lora_paths)
+        """Whether there may be adapters that this server alone can tell, and another one may find what it keeps or
+        lends."""
+        return self._config.knows_weights and bool(self._server_args.enable_lora or self._server_args.lora_paths)
 
     def _open_sized_arena(self) -> arena_memory.Arena | None:
         free_bytes = _native.available_bytes() or 0
@@ -142,7 +146,9 @@ class Membership:
         )
         arena = (arena_memory.allocate_growing if grows else arena_memory.allocate_whole)(size, self.block)
         if arena is None and self._config.store:
-            runtime.refuse(arena_room_refusal(free_bytes=free_bytes))
+            runtime.refuse(arena_room_refusal(flag="--banyan-store", free_bytes=free_bytes))
+        if arena is None and self._config.deals_with_nodes:
+            runtime.refuse(arena_room_refusal(flag="--banyan-listen, --banyan-peers", free_bytes=free_bytes))
         if arena is not None and self.seats.part == 0:
             logger.info("banyan: %s", size.line())
         return arena
@@ -171,18 +177,19 @@ class Membership:
             arena=self._arena,
             peers=self.access.arena_peers(self._roster, self.seats, namespace, self.block, self._arena.memory),
             store=self.store,
+            nodes=self._nodes.join(namespace, self._arena.memory) if self._nodes is not None else None,
             admission=make_admission(self._config, num_parts=self.seats.num_parts),
             layers_per_read=self._config.store_layers_per_read,
             role=runtime.role(),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._counters,
         )
-        reads = self.tier.store.prefetch if self.tier.store is not None and self._follows_reads else None
-        return self._shelf, self._peers, reads
+        has_reads = self._config.reads_into_arena and self.follows_reads
+        return self._shelf, self._peers, self.tier.prefetch if has_reads else None
 
     @property
-    def _follows_reads(self) -> bool:
-        """Whether a page is promised while the store still reads it: not where others would wait for the drive as well,
+    def follows_reads(self) -> bool:
+        """Whether a page is promised while it is still being read: not where others would wait for the drive as well,
         nor where only one of the rank's shards reads."""
         return self.access.follows_reads and not (self.seats.layout.steps_together or self.seats.is_replicated)
 
@@ -212,15 +219,23 @@ class Membership:
         Raises:
             RuntimeError: when a peer does not stop reading.
         """
+        if self._nodes is not None:
+            self._nodes.call_in()
         if self.tier is not None:
             self.tier.leave()
             self.tier = None
+        if self._nodes is not None:
+            self._nodes.leave()
 
     def close_tier(self) -> None:
         """As ``leave_tier``, for good: nobody is waited for, and what is kept stays."""
+        if self._nodes is not None:
+            self._nodes.call_in()
         if self.tier is not None:
             self.tier.close()
             self.tier = None
+        if self._nodes is not None:
+            self._nodes.close()
 
     def leave(self) -> None:
         """Withdraw the pool's pages, wait until no peer reads one, and leave.
@@ -250,6 +265,7 @@ class Membership:
             "peers": [member for member in members if member["slot"] in self.seats.peers],
             **(self.tier.state() if self.tier is not None else {}),
             **(self._store_figures(self.store) if self.store is not None else {}),
+            **(self._nodes.state() if self._nodes is not None else {}),
         }
 
     def _store_figures(self, store: PageStore) -> dict[str, Any]:
@@ -267,6 +283,11 @@ class Membership:
             "page_tokens": self._page_tokens,
             "namespace": self._namespace().digest().hex()[:16],
         }
+
+    def count(self, counters: Counters) -> None:
+        """Bring this rank's counters up to date."""
+        if self._nodes is not None:
+            self._nodes.count(counters)
 
     def _namespace(self) -> Namespace:
         args, pool, parallel = self._server_args, self._pool, get_parallel()

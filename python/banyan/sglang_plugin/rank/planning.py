@@ -65,11 +65,11 @@ class RankPlanner:
         num_left = tail.prompt_tokens - tail.own_tokens - num_pages * tail.page_tokens
         return num_pages - (num_pages > 0 and num_left == 1)
 
-    def num_to_read(self, request: RequestFacts, num_missing: int, num_stored: int) -> int:
+    def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
         """Asked before the request's turn comes: what is read by then can be moved, what is not is computed."""
-        tail = request.tail(num_missing, [Run(SourceKind.STORE, num_stored)])
+        tail = request.tail(num_missing, [Run(kind, num_found)])
         return (
-            num_stored if tail is None else self._planner.decide_read(request.rid, tail, self._asked(request)).num_pages
+            num_found if tail is None else self._planner.decide_read(request.rid, tail, self._asked(request)).num_pages
         )
 
     def _asked(self, request: RequestFacts) -> Action | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ logger = logging.getLogger("banyan")
 
 _lockstep: _Lockstep | None = None
 """The limits of a rank that steps together with others."""
+
+_is_awaited: Callable[[str], bool] | None = None
+"""Whether other nodes may still answer for a request of this id."""
 
 _newest: weakref.ref[Any] | None = None
 """The adder of the pass that SGLang is in; it dies with the pass."""
@@ -48,6 +52,12 @@ def step_together(*, most_moved_tokens: int, num_quarantined_tokens: Callable[[]
     prefill is not given pages that peers still read."""
     global _lockstep
     _lockstep = _Lockstep(most_moved_tokens, num_quarantined_tokens)
+
+
+def hold_back(is_awaited: Callable[[str], bool]) -> None:
+    """From now on pass over requests for which answers of other nodes may still come; they keep their place."""
+    global _is_awaited
+    _is_awaited = is_awaited
 
 
 def pieces_of_this_pass() -> tuple[Piece, ...]:
@@ -104,6 +114,10 @@ class WatchedAdder:
         return rest
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        if _is_awaited is not None and _is_awaited(req.rid):
+            # The threads that wait for answers need the interpreter, and nothing else may be running.
+            time.sleep(0)
+            return AddReqResult.CONTINUE
         if self._moves is None:
             return self._add_within_quota(req, has_chunked_req, truncation_align_size)
         if not self._moves.has_room(req.host_hit_length):

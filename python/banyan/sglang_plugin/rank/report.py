@@ -62,7 +62,13 @@ def _by_tier(details: dict[str, Any], req: Any) -> dict[str, int]:
     tokens: dict[str, int] = getattr(req, "banyan_tokens", {})
     peer = min(tokens.get("peer", 0), loaded)
     storage = min(tokens.get("storage", 0), loaded - peer)
-    return {"peer": peer, "host": loaded - peer - storage, "storage": storage}
+    remote = min(tokens.get("remote", 0), loaded - peer - storage)
+    return {
+        "peer": peer,
+        "host": loaded - peer - storage - remote,
+        "storage": storage,
+        **({"remote": remote} if remote else {}),
+    }
 
 
 def _count_once(details: dict[str, Any], req: Any) -> None:
@@ -76,7 +82,8 @@ def _count_once(details: dict[str, Any], req: Any) -> None:
         len(req.origin_input_ids),
         own=details.get("device", 0),
         peer=tiers["peer"],
-        host=tiers["host"],
+        # Another node's pages come by way of the arena, too.
+        host=tiers["host"] + tiers.get("remote", 0),
         store=tiers["storage"],
     )
 

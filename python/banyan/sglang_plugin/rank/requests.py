@@ -61,7 +61,7 @@ def traced(rid: str) -> Any | None:
 
 
 def record_fetch(fetch: Fetch) -> None:
-    """Note how many tokens of the request come from where: peer, host, storage."""
+    """Note how many tokens of the request come from where: peer, host, storage, remote."""
     req = _by_rid.get(fetch.rid)
     if req is not None:
         req.banyan_tokens = {kind.value: num_tokens for kind, num_tokens in fetch.tokens.items()}

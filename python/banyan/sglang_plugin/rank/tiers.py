@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiers below a rank's pool, put together: its part of the host arena, and the store behind it.
+"""The tiers below a rank's pool, put together: its part of the host arena, and behind it the store and other nodes.
 
 Everything is called on the scheduler thread. Copies and I/O run on their own threads; ``poll`` collects what they did.
 A `HostTier` lives for one namespace; after a weights update the rank makes another one on the same memory.
@@ -15,9 +15,10 @@ from functools import partial
 from banyan import _native
 from banyan.arena.backup import Backup
 from banyan.arena.keeping import Keeping
-from banyan.arena.prefetch import Worth
+from banyan.arena.prefetch import LEAST_READ_BYTES, Prefetch, Worth
+from banyan.arena.remote_tier import OtherNodes, RemoteTier
 from banyan.arena.residency import Residency
-from banyan.arena.store_tier import LEAST_READ_BYTES, StoreTier
+from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import window_bytes
 from banyan.disagg import Others, Role
 from banyan.layout.seats import Seats
@@ -86,12 +87,14 @@ class HostTier:
         arena: Arena,
         peers: Peers,
         store: PageStore | None,
+        nodes: OtherNodes | None,
         admission: WriteAdmission,
         layers_per_read: int,
         role: Role,
         link_bytes_per_s: float,
         counters: Counters,
     ) -> None:
+        """``layers_per_read`` of 0: whole pages."""
         most_bytes = partial(window_bytes, link_bytes_per_s=link_bytes_per_s, arena_bytes=arena.memory.num_bytes)
         memory, block, num_frames = arena.memory, arena.block, arena.num_frames
         frame_bytes = block.frame_bytes
@@ -113,23 +116,34 @@ class HostTier:
             max_pages=max(1, most_bytes(LEAST_BACKUP_BYTES) // frame_bytes),
             counters=counters,
         )
+        self.prefetch = Prefetch(
+            store=store,
+            residency=self._residency,
+            peers=peers,
+            arena_slots=seats.arenas,
+            memory=memory,
+            frame_bytes=frame_bytes,
+            max_pages=max(1, most_bytes(LEAST_READ_BYTES) // frame_bytes),
+            layers_per_read=layers_per_read or len(block.layer_bytes),
+            counters=counters,
+        )
         self.store: StoreTier | None = None
         if store is not None:
             self.store = StoreTier(
                 store=store,
                 residency=self._residency,
-                peers=peers,
-                arena_slots=seats.arenas,
+                prefetch=self.prefetch,
                 memory=memory,
                 block=block,
                 admission=admission,
-                layers_per_read=layers_per_read,
-                max_read_bytes=most_bytes(LEAST_READ_BYTES),
                 counters=counters,
                 orphaned=self._others.orphans.refused if self._others is not None else None,
             )
+        self._remote: RemoteTier | None = None
+        if nodes is not None:
+            self._remote = RemoteTier(nodes, prefetch=self.prefetch, counters=counters, clock=time.monotonic)
 
-    def arrive(self, keys: Sequence[str], worth: Worth) -> None:
+    def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
         before it is its turn."""
         if self._others is not None:
@@ -141,9 +155,18 @@ class HostTier:
         in_arena = self._peers.lookup(keys, self._seats.arenas)
         # It is wanted again, also when this rank's own pool holds it too.
         self._peers.touch(in_arena)
+        if self.store is None and self._remote is None:
+            return
+        num_held = self._num_held(keys, in_arena.num_pages)
         if self.store is not None:
-            self.store.arrive(keys, self._num_held(keys, in_arena.num_pages), worth)
-            self._tell_reading(self.store)
+            num_held = self.store.arrive(keys, num_held, worth)
+            self._tell_reading()
+        if self._remote is not None:
+            self._remote.arrive(rid, keys[num_held:], worth)
+
+    def is_awaited(self, rid: str) -> bool:
+        """Whether other nodes were asked for this request's prompt and may still answer."""
+        return self._remote is not None and self._remote.is_awaited(rid)
 
     def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
@@ -167,16 +190,19 @@ class HostTier:
         for landed in self._backup.poll():
             if self.store is not None:
                 self.store.landed(landed.keys)
+        self.prefetch.poll()
+        if self._remote is not None:
+            self._remote.poll()
         if self.store is not None:
             self.store.poll()
             self._meet_others(self.store)
-            self._tell_reading(self.store)
+            self._tell_reading()
         if self._keeping is not None:
             self._keeping.poll()
 
-    def _tell_reading(self, store: StoreTier) -> None:
+    def _tell_reading(self) -> None:
         """Let the dispatcher and the server's main process know how many pages this rank waits for."""
-        num_reading = store.prefetch.num_reading
+        num_reading = self.prefetch.num_reading
         if num_reading != self._num_reading:
             self._num_reading = num_reading
             self._roster.set_reading(self._seats.own, num_reading)
@@ -218,6 +244,9 @@ class HostTier:
         self._backup.quiesce()
         if self._others is not None:
             self._others.orphans.clear()
+        if self._remote is not None:
+            self._remote.forget()
+        self.prefetch.quiesce()
         if self.store is not None:
             self.store.quiesce()
 

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::ffi::c_int;
 use std::sync::Arc;
 
 use banyan_shm::geometry::Extent;
 use banyan_shm::neighbour::Neighbour;
 use banyan_shm::pool::Pool;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use crate::convert::to_py;
-use crate::memory::SharedBytes;
+use crate::memory::{Named, SharedBytes};
 
 #[pyclass(frozen, module = "banyan._native")]
 pub struct DevicePool {
@@ -66,10 +70,52 @@ impl PeerMemory {
         let extents = neighbour.extents();
         let place = |extent: &Extent| (extent.base_bytes, extent.stride_bytes);
         Some(Self {
-            address: start.addr(),
+            address: start.expose_provenance(),
             num_bytes,
             extents: extents.iter().map(place).collect(),
             _neighbour: neighbour,
         })
+    }
+
+    fn start(&self) -> *const u8 {
+        std::ptr::with_exposed_provenance(self.address)
+    }
+}
+
+#[pymethods]
+impl PeerMemory {
+    fn checksums(
+        &self,
+        py: Python<'_>,
+        namespace: &[u8],
+        keys: &Bound<'_, PyList>,
+        offsets: &Bound<'_, PyAny>,
+        page_bytes: usize,
+        layer: usize,
+    ) -> PyResult<Vec<u64>> {
+        let named = Named::new(namespace, keys, offsets, page_bytes, self.num_bytes)?;
+        // SAFETY: mapped as long as `self` lives; the caller has a lease on the frames, so nobody writes to them.
+        Ok(unsafe { named.checksums(py, self.start(), layer) })
+    }
+
+    /// # Safety
+    /// Called by the interpreter with a view to fill.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let memory = slf.get();
+        let Ok(len) = ffi::Py_ssize_t::try_from(memory.num_bytes) else {
+            return Err(PyBufferError::new_err("larger than a buffer can be"));
+        };
+        let start = memory.start().cast_mut().cast();
+        // SAFETY: `view` is the interpreter's to fill; it is read-only, mapped as long as the object lives, and takes a reference to it.
+        let rc = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) };
+        if rc == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
     }
 }

@@ -5,6 +5,7 @@
 mod convert;
 mod copy;
 mod device_pool;
+mod feed;
 mod flag_ring;
 mod memory;
 mod page_keys;
@@ -39,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::PyFound>()?;
     module.add_class::<write_gate::PyWriteGate>()?;
     module.add_class::<store::PyRead>()?;
+    module.add_class::<feed::PyFeed>()?;
     module.add_function(wrap_pyfunction!(memory::available_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;

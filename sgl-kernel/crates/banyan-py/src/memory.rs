@@ -8,8 +8,7 @@ use banyan_shm::available;
 use banyan_shm::frame::Key;
 use banyan_shm::kept::Content;
 use banyan_shm::memory::SharedMemory;
-use banyan_store::device::Span;
-use banyan_store::format::Identity;
+use banyan_store::format::{Identity, Namespace};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -65,6 +64,7 @@ impl SharedBytes {
     }
 
     /// The checksums of pages, bound to their names.
+    #[pyo3(signature = (namespace, keys, offsets, page_bytes, layer = 0))]
     fn checksums(
         &self,
         py: Python<'_>,
@@ -72,33 +72,12 @@ impl SharedBytes {
         keys: &Bound<'_, PyList>,
         offsets: &Bound<'_, PyAny>,
         page_bytes: usize,
+        layer: usize,
     ) -> PyResult<Vec<u64>> {
-        let namespace = namespace_of(namespace)?;
-        let (keys, offsets) = (keys_of(keys)?, frames_of(offsets)?);
-        let len = self.memory.len();
-        let inside = |offset: &i64| {
-            usize::try_from(*offset)
-                .ok()
-                .and_then(|start| start.checked_add(page_bytes))
-                .is_some_and(|end| end <= len)
-        };
-        if keys.len() != offsets.len() || !offsets.iter().all(inside) {
-            let (pages, places) = (keys.len(), offsets.len());
-            return Err(PyValueError::new_err(format!(
-                "{pages} keys and {places} offsets of pages of {page_bytes} bytes in {len}"
-            )));
-        }
-        let checksum = |(key, offset): (&Key, &i64)| {
-            let identity = Identity {
-                key: *key,
-                namespace,
-                generation: 0,
-            };
-            let span = Span::within(&self.memory, *offset as usize, page_bytes);
-            // SAFETY: inside the mapping; the caller holds the frames, so nobody writes to them.
-            identity.checksum(0, unsafe { span.bytes() })
-        };
-        Ok(py.detach(|| keys.iter().zip(&offsets).map(checksum).collect()))
+        let named = Named::new(namespace, keys, offsets, page_bytes, self.memory.len())?;
+        let start = self.memory.mapping().start().cast_const();
+        // SAFETY: mapped for its length as long as `self` lives; the caller holds the frames, so nobody writes to them.
+        Ok(unsafe { named.checksums(py, start, layer) })
     }
 
     #[getter]
@@ -129,5 +108,63 @@ impl SharedBytes {
         } else {
             Err(PyErr::fetch(slf.py()))
         }
+    }
+}
+
+/// Pages, or parts of them, in some memory, with their names.
+pub struct Named {
+    namespace: Namespace,
+    keys: Vec<Key>,
+    offsets: Vec<i64>,
+    num_bytes: usize,
+}
+
+impl Named {
+    /// Refuses what does not lie in memory of `len` bytes.
+    pub fn new(
+        namespace: &[u8],
+        keys: &Bound<'_, PyList>,
+        offsets: &Bound<'_, PyAny>,
+        num_bytes: usize,
+        len: usize,
+    ) -> PyResult<Self> {
+        let namespace = namespace_of(namespace)?;
+        let (keys, offsets) = (keys_of(keys)?, frames_of(offsets)?);
+        let inside = |offset: &i64| {
+            usize::try_from(*offset)
+                .ok()
+                .and_then(|start| start.checked_add(num_bytes))
+                .is_some_and(|end| end <= len)
+        };
+        if keys.len() != offsets.len() || !offsets.iter().all(inside) {
+            let (pages, places) = (keys.len(), offsets.len());
+            return Err(PyValueError::new_err(format!(
+                "{pages} keys and {places} offsets of pages of {num_bytes} bytes in {len}"
+            )));
+        }
+        Ok(Self {
+            namespace,
+            keys,
+            offsets,
+            num_bytes,
+        })
+    }
+
+    /// # Safety
+    /// `start` is mapped for the length that was checked, and nobody writes to these pages meanwhile.
+    pub unsafe fn checksums(&self, py: Python<'_>, start: *const u8, layer: usize) -> Vec<u64> {
+        let address = start.expose_provenance();
+        let checksum = |(key, offset): (&Key, &i64)| {
+            let identity = Identity {
+                key: *key,
+                namespace: self.namespace,
+                generation: 0,
+            };
+            let first = std::ptr::with_exposed_provenance::<u8>(address + *offset as usize);
+            // SAFETY: inside the mapping, by `new` and the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(first, self.num_bytes) };
+            identity.checksum(layer, bytes)
+        };
+        py.detach(|| self.keys.iter().zip(&self.offsets).map(checksum).collect())
     }
 }

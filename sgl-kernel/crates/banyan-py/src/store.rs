@@ -36,7 +36,7 @@ fn key_hex(key: &Key) -> String {
     namespace_hex(key)
 }
 
-fn offsets_of(offsets: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+pub fn offsets_of(offsets: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let offset = |offset: i64| {
         u64::try_from(offset)
             .map_err(|_| PyValueError::new_err(format!("offset {offset} is negative")))
@@ -69,10 +69,20 @@ pub struct PyRead {
     memory: Arc<SharedMemory>,
     offsets: Vec<u64>,
     /// The store's thread stays while a read wants it, even when the `Store` object is gone.
-    _store: Arc<Store>,
+    _store: Option<Arc<Store>>,
 }
 
 impl PyRead {
+    /// A read that somebody else than a store carries out.
+    pub fn fed(ticket: Arc<ReadTicket>, memory: Arc<SharedMemory>, offsets: Vec<u64>) -> Self {
+        Self {
+            ticket,
+            memory,
+            offsets,
+            _store: None,
+        }
+    }
+
     /// What a later stage waits for.
     pub fn ticket(&self) -> &Arc<ReadTicket> {
         &self.ticket
@@ -145,8 +155,9 @@ impl PyRead {
 
 impl Drop for PyRead {
     fn drop(&mut self) {
-        // Whoever forgets a read may reuse its frames at once: nothing may be written to them afterwards.
-        self.ticket.cancel();
+        // Whoever forgets a read may reuse its frames at once: nothing may be written to them afterwards. Who feeds it may need the
+        // interpreter to come to an end.
+        Python::attach(|py| py.detach(|| self.ticket.cancel()));
     }
 }
 
@@ -279,7 +290,7 @@ impl PyStore {
             ticket: read.map_err(to_py)?,
             memory: memory.memory.clone(),
             offsets: offsets[..num_pages].to_vec(),
-            _store: self.store.clone(),
+            _store: Some(self.store.clone()),
         })
     }
 

@@ -10,6 +10,7 @@
 //! * Nothing is written to the memory after `ended`. A late read lets its waiters go before that: its pages have failed, its frames
 //!   are not yet the caller's.
 
+mod feed;
 mod ticket;
 
 use std::ops::Range;
@@ -19,6 +20,7 @@ use std::time::Instant;
 
 use banyan_shm::memory::SharedMemory;
 
+pub use feed::Feed;
 pub use ticket::{ReadTicket, Reason};
 
 use crate::catalog::Hit;

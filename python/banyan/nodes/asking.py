@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes are asked for a prompt, and when the asking is over: pure, the clock is the caller's.
+
+Invariants
+  1. Every question that was begun is over once: when all who were asked have answered, or after `PATIENCE_S`.
+  2. A node that did not answer in time is silent: it is asked nothing but whether it is there, ever more seldom, until
+     it says something. So a dead node costs one wait, not one for each request.
+
+A node: silent <-> listening. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PATIENCE_S = 0.5
+"""What a request may wait for an answer."""
+
+FIRST_PROBE_S = 0.25
+LAST_PROBE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """How a question ended: the node with the most pages, -1 when nobody has any."""
+
+    number: int
+    node: int
+    num_pages: int
+
+
+@dataclass(slots=True)
+class _Node:
+    is_silent: bool = True
+    probe_at_s: float = 0.0
+    probe_after_s: float = FIRST_PROBE_S
+
+
+@dataclass(slots=True)
+class _Question:
+    waits_for: set[int]
+    deadline_s: float
+    best: tuple[int, int] = (0, -1)
+
+
+class Asking:
+    """All questions of one rank to its ``num_nodes`` nodes."""
+
+    def __init__(self, num_nodes: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._nodes = [_Node() for _ in range(num_nodes)]
+        self._questions: dict[int, _Question] = {}
+
+    @property
+    def listening(self) -> list[int]:
+        return [number for number, node in enumerate(self._nodes) if not node.is_silent]
+
+    def begin(self, number: int) -> list[int]:
+        """Whom to ask; nobody: the question is not begun."""
+        nodes = self.listening
+        if nodes:
+            self._questions[number] = _Question(set(nodes), self._clock() + PATIENCE_S)
+        return nodes
+
+    def answered(self, number: int, node: int, num_pages: int) -> Best | None:
+        """A node says how many pages it has; the end of the question, if this was the last answer."""
+        self.heard(node)
+        question = self._questions.get(number)
+        if question is None or node not in question.waits_for:
+            return None
+        question.waits_for.discard(node)
+        question.best = max(question.best, (num_pages, -1 if num_pages == 0 else node))
+        return None if question.waits_for else self._end(number)
+
+    def missed(self, number: int, node: int) -> Best | None:
+        """The question could not be put to a node; its end, if all others have answered."""
+        self.silent(node)
+        question = self._questions.get(number)
+        if question is None:
+            return None
+        question.waits_for.discard(node)
+        return None if question.waits_for else self._end(number)
+
+    def heard(self, node: int) -> None:
+        """It is there."""
+        self._nodes[node] = _Node(is_silent=False)
+
+    def silent(self, node: int) -> None:
+        """It did not answer in time."""
+        one = self._nodes[node]
+        if not one.is_silent:
+            one.is_silent = True
+            one.probe_at_s = self._clock() + one.probe_after_s
+
+    def expire(self) -> list[Best]:
+        """End the questions whose time is over."""
+        now_s = self._clock()
+        late = [number for number, question in self._questions.items() if question.deadline_s <= now_s]
+        for number in late:
+            for node in self._questions[number].waits_for:
+                self.silent(node)
+        return [self._end(number) for number in late]
+
+    def to_probe(self) -> list[int]:
+        """Silent nodes that are to be asked now whether they are there."""
+        now_s = self._clock()
+        due = [number for number, node in enumerate(self._nodes) if node.is_silent and node.probe_at_s <= now_s]
+        for number in due:
+            node = self._nodes[number]
+            node.probe_at_s = now_s + node.probe_after_s
+            node.probe_after_s = min(2 * node.probe_after_s, LAST_PROBE_S)
+        return due
+
+    def _end(self, number: int) -> Best:
+        num_pages, node = self._questions.pop(number).best
+        return Best(number, node, num_pages)

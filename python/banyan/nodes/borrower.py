@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's dealings with the doors of other nodes: asks who has a prompt, borrows, pulls, gives back.
+
+Invariants
+  1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
+     thread, which owns the sockets; what that learns comes back through another queue.
+  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a loan, or after
+     the carrier's own time-out.
+  3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
+
+A pull: wanted -> lent -> carried -> given back; or refused, or unanswered. Closed with ``close``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from banyan import _native
+from banyan.core import Address
+from banyan.layout import BlockGeometry
+from banyan.nodes.asking import PATIENCE_S, Asking, Best
+from banyan.nodes.door import HANDSHAKE_FAILURES, Strangers
+from banyan.nodes.pull import Ended, Pull
+from banyan.nodes.secret import Keys
+from banyan.nodes.tcp import Carrier
+from banyan.nodes.wire import (
+    MAX_MESSAGE_BYTES,
+    MAX_PAGES,
+    Answer,
+    Ask,
+    Borrow,
+    Foreign,
+    Loan,
+    Refused,
+    Return,
+    ToBorrower,
+    ToDoor,
+    encode,
+    pack_keys,
+    read_by_borrower,
+)
+
+logger = logging.getLogger("banyan")
+
+MAX_PULLS = 2
+MAX_QUESTIONS = 256
+TICK_MS = 20
+RECONNECT_MS = 500
+MOST_RECONNECT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFound:
+    """Leading pages that a node said to have. ``origin``: its address. Implements ``ports.StoreFound``."""
+
+    origin: str
+    node: int
+    keys: Sequence[str]
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.keys)
+
+    def after(self, num_pages: int) -> NodeFound:
+        return NodeFound(self.origin, self.node, self.keys[num_pages:])
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A pull that waits for its loan."""
+
+    node: int
+    pull: Pull
+    deadline_s: float
+
+
+class Borrower:
+    """One rank's. ``nodes``: the doors of its shard."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Address],
+        keys: Keys,
+        *,
+        namespace: bytes,
+        block: BlockGeometry,
+        carrier: Carrier,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nodes = list(nodes)
+        self._namespace = namespace
+        self._block = block
+        self._carrier = carrier
+        self._clock = clock
+        self._asking = Asking(len(nodes), clock)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Sequence[str]] = {}
+        self._answers: deque[Best] = deque()
+        self._wanted: dict[int, _Wanted] = {}
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
+        self._has_ended = False
+        self.num_lost = 0
+        self._context = zmq.Context()
+        self._strangers = [
+            Strangers(f"the node at {node} does not let this one in: compare the files of --banyan-secret-file")
+            for node in nodes
+        ]
+        self._sockets = [self._connect(node, keys) for node in nodes]
+        self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILURES) for socket in self._sockets]
+        self._thread = threading.Thread(target=self._run, name="banyan-borrow", daemon=True)
+        self._thread.start()
+
+    def _connect(self, node: Address, keys: Keys) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.door.public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.borrower.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.borrower.secret)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)
+        # Questions to a node that is not there are not kept for it.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, ":" in node.host)
+        socket.connect(node.endpoint)
+        return socket
+
+    # ---- the scheduler's thread --------------------------------------------------------------------------------
+
+    @property
+    def num_listening(self) -> int:
+        """Nodes that answer."""
+        return len(self._asking.listening)
+
+    def ask(self, keys: Sequence[str]) -> int | None:
+        """Ask all nodes that listen for ``keys``; the number under which `answers` says what came of it, if any
+        listens."""
+        if not self._asking.listening or len(self._asked) >= MAX_QUESTIONS:
+            return None
+        keys = keys[:MAX_PAGES]
+        number = next(self._numbers)
+        self._asked[number] = keys
+        self._tell(partial(self._ask, number, pack_keys(keys)))
+        return number
+
+    def answers(self) -> list[tuple[int, NodeFound | None]]:
+        """Questions that are over since the last call: what the best node has, or None. Never waits."""
+        over = []
+        while self._answers:
+            best = self._answers.popleft()
+            keys = self._asked.pop(best.number)[: best.num_pages]
+            found = NodeFound(str(self._nodes[best.node]), best.node, keys) if keys and best.node >= 0 else None
+            over.append((best.number, found))
+        return over
+
+    def read(
+        self,
+        found: NodeFound,
+        num_pages: int,
+        memory: _native.SharedBytes,
+        offsets: array[int],
+    ) -> _native.Read:
+        """Start to pull the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``."""
+        block = self._block
+        feed = _native.Feed(memory, offsets, block.block_bytes, len(block.layer_bytes))
+        read = feed.read()
+        pull = Pull(self._namespace, found.keys[:num_pages], memory, offsets, block, feed)
+        self._tell(partial(self._want, found.node, pull))
+        return read
+
+    def close(self) -> None:
+        """End every pull and let the nodes go."""
+        self._has_ended = True
+        self._tell(lambda: None)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
+        os.eventfd_write(self._wake, 1)
+
+    # ---- the thread that owns the sockets ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        for socket in (*self._sockets, *self._monitors):
+            poller.register(socket, zmq.POLLIN)
+        while not self._has_ended:
+            ready = dict(poller.poll(TICK_MS))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            for node, (socket, monitor) in enumerate(zip(self._sockets, self._monitors, strict=True)):
+                if socket in ready:
+                    self._take(node, socket.recv())
+                if monitor in ready:
+                    recv_monitor_message(monitor)
+                    self._strangers[node].came()
+            self._obey()
+            self._answers.extend(self._asking.expire())
+            self._give_up_waiting()
+            self._probe()
+        self._end()
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def _end(self) -> None:
+        self._executor.shutdown()
+        self._obey()
+        for wanted in self._wanted.values():
+            wanted.pull.feed.end()
+        for socket in self._sockets:
+            socket.disable_monitor()
+        self._context.destroy(linger=100)
+
+    def _send(self, node: int, message: ToDoor) -> bool:
+        try:
+            self._sockets[node].send(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def _ask(self, number: int, packed: bytes) -> None:
+        nodes = self._asking.begin(number)
+        if not nodes:
+            self._answers.append(Best(number, -1, 0))
+        for node in nodes:
+            if not self._send(node, Ask(number, self._namespace, packed)):
+                self._over(self._asking.missed(number, node))
+
+    def _probe(self) -> None:
+        for node in self._asking.to_probe():
+            self._send(node, Ask(0, self._namespace, b""))
+
+    def _over(self, best: Best | None) -> None:
+        if best is not None:
+            self._answers.append(best)
+
+    def _want(self, node: int, pull: Pull) -> None:
+        number = next(self._numbers)
+        self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S)
+        if not self._send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
+            self._refused(number)
+
+    def _refused(self, number: int) -> None:
+        wanted = self._wanted.pop(number, None)
+        if wanted is not None:
+            wanted.pull.feed.end()
+
+    def _give_up_waiting(self) -> None:
+        now_s = self._clock()
+        for number in [number for number, wanted in self._wanted.items() if wanted.deadline_s <= now_s]:
+            self._asking.silent(self._wanted[number].node)
+            self._refused(number)
+
+    def _take(self, node: int, payload: bytes) -> None:
+        try:
+            message = read_by_borrower(payload)
+        except Foreign as error:
+            logger.warning("banyan: the node at %s sent what no door sends: %s", self._nodes[node], error)
+            return
+        self._heed(node, message)
+
+    def _heed(self, node: int, message: ToBorrower) -> None:
+        match message:
+            case Answer(number, num_pages):
+                self._over(self._asking.answered(number, node, num_pages))
+            case Refused(number, _):
+                self._over(self._asking.answered(number, node, 0))
+                self._refused(number)
+            case Loan():
+                self._asking.heard(node)
+                wanted = self._wanted.pop(message.number, None)
+                if wanted is None:
+                    self._send(node, Return(message.token))
+                else:
+                    self._executor.submit(self._carry, node, wanted.pull, message)
+
+    # ---- a thread of the executor ------------------------------------------------------------------------------
+
+    def _carry(self, node: int, pull: Pull, loan: Loan) -> None:
+        ended = pull.carry(loan, self._nodes[node].host, self._carrier)
+        self._tell(partial(self._carried, node, loan, ended))
+
+    def _carried(self, node: int, loan: Loan, ended: Ended) -> None:
+        self._send(node, Return(loan.token))
+        if ended in (Ended.LOST, Ended.DAMAGED):
+            self.num_lost += 1
+            logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)
+        if ended is Ended.LOST:
+            self._asking.silent(node)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's door: it answers other nodes that know the secret, and lends them pages of the host arena.
+
+Invariants
+  1. Only who knows the secret is heard: ZeroMQ drops everybody else in the handshake. What cannot be read as a message
+     is dropped and counted; nothing that arrives ends the door.
+  2. One thread owns the socket. What it says, `Lending` decides; the bytes go out through `TcpSource`, on threads of
+     its own.
+
+States: open -> closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from banyan.core import Address
+from banyan.nodes.lending import Lending
+from banyan.nodes.limits import Allowance
+from banyan.nodes.secret import Keys
+from banyan.nodes.tcp import TcpSource
+from banyan.nodes.wire import MAX_MESSAGE_BYTES, Foreign, Refused, Return, ToBorrower, ToDoor, encode, read_by_door
+
+logger = logging.getLogger("banyan")
+
+TICK_MS = 100
+MESSAGES_PER_S = 2000
+MOST_QUEUED = 1000
+HANDSHAKE_FAILURES = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+
+
+class _Known:
+    """Says to ZeroMQ whose key may come in."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._public
+
+
+class Door:
+    """Listens from the moment it is made. Any thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        keys: Keys,
+        *,
+        max_pages: int,
+        num_layers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``max_pages``: lent at once.
+
+        Raises:
+            OSError: when the address, or the port behind it, cannot be listened on.
+        """
+        self.address = address
+        self.lending = Lending(max_pages=max_pages, clock=clock)
+        self.num_foreign = 0
+        self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
+        self._has_ended = False
+        self._context = zmq.Context()
+        self._source = TcpSource(Address(address.host, address.port + 1), self.lending.loans, num_layers=num_layers)
+        try:
+            self._listen(keys)
+        except zmq.ZMQError as error:
+            self._source.close()
+            self._context.destroy(linger=0)
+            raise OSError(error.errno, f"{address}: {error}") from error
+        self._thread = threading.Thread(target=self._run, name="banyan-door", daemon=True)
+        self._thread.start()
+
+    def _listen(self, keys: Keys) -> None:
+        self._gate = ThreadAuthenticator(self._context)
+        self._gate.start()
+        self._gate.configure_curve_callback(credentials_provider=_Known(keys.borrower.public))
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.door.secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.door.public)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, ":" in self.address.host)
+        self._watch = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
+        self._strangers = Strangers(f"the door at {self.address}: one who does not know the secret is not let in")
+        try:
+            self._socket.bind(self.address.endpoint)
+        except zmq.ZMQError:
+            self._gate.stop()
+            raise
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._source.sent_bytes
+
+    def withdraw(self) -> None:
+        """Lend nothing any more; what was lent is called in. When this returns, the door holds nothing of its stock."""
+        self.lending.withdraw()
+        self._source.settle()
+
+    def close(self) -> None:
+        self.withdraw()
+        self._has_ended = True
+        self._thread.join()
+        self._source.close()
+
+    # ---- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._watch, zmq.POLLIN)
+        while not self._has_ended:
+            ready = dict(poller.poll(TICK_MS))
+            if self._watch in ready:
+                recv_monitor_message(self._watch)
+                self._strangers.came()
+            if self._socket in ready:
+                self._answer(self._socket.recv_multipart())
+            self.lending.loans.expire()
+        self._socket.disable_monitor()
+        self._gate.stop()
+        self._context.destroy(linger=0)
+
+    def _answer(self, frames: list[bytes]) -> None:
+        sender, payload = frames[0], frames[-1]
+        try:
+            message = read_by_door(payload)
+        except Foreign as error:
+            self.num_foreign += 1
+            logger.debug("banyan: the door was sent what no node sends: %s", error)
+            return
+        answer = self._answer_to(message)
+        if answer is None:
+            return
+        try:
+            self._socket.send_multipart([sender, encode(answer)], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            # It left, or takes nothing: a loan that it does not know of runs out.
+            logger.debug("banyan: an answer of the door could not be sent: %s", error)
+
+    def _answer_to(self, message: ToDoor) -> ToBorrower | None:
+        if isinstance(message, Return) or self._allowance.take():
+            return self.lending.answer(message, port=self._source.port)
+        return Refused(message.number, "too many messages")
+
+
+class Strangers:
+    """Says that a handshake failed: once, and again when others have come for an hour."""
+
+    QUIET_S = 3600.0
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self._said_s: float | None = None
+
+    def came(self) -> None:
+        now_s = time.monotonic()
+        if self._said_s is None or now_s - self._said_s > self.QUIET_S:
+            self._said_s = now_s
+            logger.warning("banyan: %s", self._line)

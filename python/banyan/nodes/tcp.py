@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a loan over plain TCP: its token goes one way, its pages come back layer by layer.
+
+A reader opens a connection, writes the token and reads all pages of layer 0, then of layer 1, and so on; nothing else
+is sent. Both ends know the sizes. What comes is believed only by its checksums.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from typing import Protocol
+
+from banyan.core import Address
+from banyan.nodes.loans import Loans
+from banyan.nodes.wire import TOKEN_BYTES
+
+logger = logging.getLogger("banyan")
+
+STALL_S = 2.0
+"""A source that sends nothing for so long is taken for dead."""
+
+MAX_CONNECTIONS = 32
+MAX_VIEWS = 512
+"""Pieces that one system call moves: below any kernel's limit."""
+
+
+class Layers(Protocol):
+    """Where the pages of a loan go, or lie."""
+
+    def layer(self, layer: int) -> list[memoryview]: ...
+
+
+class Carrier(Protocol):
+    """Brings the bytes of a loan."""
+
+    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
+        """Yield each layer when its bytes are in ``target``, in order. Nothing is written after the iterator was
+        closed or has raised.
+
+        Raises:
+            OSError: when the source is gone, silent, or ends early.
+        """
+        ...
+
+
+class TcpCarrier:
+    """The reader's end."""
+
+    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
+        with socket.create_connection((source.host, source.port), timeout=STALL_S) as connection:
+            connection.sendall(token)
+            for layer in range(num_layers):
+                _receive(connection, target.layer(layer))
+                yield layer
+
+
+def _receive(connection: socket.socket, views: list[memoryview]) -> None:
+    for batch in _batches(views):
+        while batch:
+            num_bytes = connection.recvmsg_into(batch)[0]
+            if num_bytes == 0:
+                raise ConnectionError("the source has ended early")
+            batch = _rest(batch, num_bytes)
+
+
+def _send(connection: socket.socket, views: list[memoryview]) -> None:
+    for batch in _batches(views):
+        while batch:
+            batch = _rest(batch, connection.sendmsg(batch))
+
+
+def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    for start in range(0, len(views), MAX_VIEWS):
+        yield list(views[start : start + MAX_VIEWS])
+
+
+def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left behind the first ``num_bytes``."""
+    for place, view in enumerate(views):
+        if num_bytes < len(view):
+            return [view[num_bytes:], *views[place + 1 :]]
+        num_bytes -= len(view)
+    return []
+
+
+class TcpSource:
+    """The lender's end: listens, and sends what is lent. A thread for each connection, `MAX_CONNECTIONS` at most."""
+
+    def __init__(self, address: Address, loans: Loans, *, num_layers: int) -> None:
+        """
+        Raises:
+            OSError: when the address cannot be listened on.
+        """
+        self._loans = loans
+        self._num_layers = num_layers
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._sending = threading.Condition()
+        self._num_sending = 0
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._listener = socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
+        self.port: int = self._listener.getsockname()[1]
+        self.sent_bytes = 0
+        self._thread = threading.Thread(target=self._accept, name="banyan-lend", daemon=True)
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Wait until nothing that was lent is being read: after the loans were called in, no longer than a stalled
+        reader is waited for."""
+        with self._sending:
+            self._sending.wait_for(lambda: self._num_sending == 0, timeout=2 * STALL_S)
+
+    def close(self) -> None:
+        # Closing alone would not wake the thread.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._room.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="banyan-lend", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(STALL_S)
+                self._send_loan(connection, _token(connection))
+        except OSError as error:
+            # The reader has left, or stands still: its loan runs out.
+            logger.debug("banyan: a reader's connection has ended: %s", error)
+        finally:
+            self._room.release()
+
+    def _send_loan(self, connection: socket.socket, token: bytes) -> None:
+        for layer in range(self._num_layers):
+            if not self._send_layer(connection, token, layer):
+                return
+
+    def _send_layer(self, connection: socket.socket, token: bytes, layer: int) -> bool:
+        with self._sending:
+            lent = self._loans.find(token)
+            if lent is None:
+                return False
+            self._num_sending += 1
+        views = lent.goods.layer(layer)
+        try:
+            _send(connection, views)
+        finally:
+            num_bytes = sum(map(len, views))
+            del lent, views
+            with self._sending:
+                self._num_sending -= 1
+                self.sent_bytes += num_bytes
+                self._sending.notify_all()
+        return True
+
+
+def _token(connection: socket.socket) -> bytes:
+    token = b""
+    while len(token) < TOKEN_BYTES:
+        piece = connection.recv(TOKEN_BYTES - len(token))
+        if not piece:
+            raise ConnectionError("no token")
+        token += piece
+    return token

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that lends a few large pages until it is killed. Arguments: the port of its door."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+# As pytest finds it: Python's own package of that name would come first.
+sys.modules.setdefault("test", types.ModuleType("test")).__path__ = [str(Path(__file__).parents[1])]
+
+from test.unit.nodes.rig import Node  # noqa: E402
+
+from banyan.core import Address  # noqa: E402
+
+LAYER_BYTES = 1 << 20
+NUM_PAGES = 8
+"""24 MiB: more than the buffers of a connection."""
+
+
+def node() -> Node:
+    return Node(num_frames=NUM_PAGES, layer_bytes=LAYER_BYTES)
+
+
+def main() -> None:
+    lender = node()
+    lender.keep(range(NUM_PAGES), range(NUM_PAGES))
+    lender.lend(address=Address("127.0.0.1", int(sys.argv[1])))
+    print("lending", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
+import pytest
+
+from banyan.arena.remote_tier import PATIENCE_S, RemoteTier
+from banyan.telemetry import Counters
+
+
+class FakeNodes:
+    def __init__(self):
+        self.asked = []
+        self.over = []
+        self.is_there = True
+
+    def ask(self, keys):
+        self.asked.append(list(keys))
+        return len(self.asked) if self.is_there else None
+
+    def answers(self):
+        over, self.over = self.over, []
+        return over
+
+    def read(self, *args):
+        raise AssertionError("nobody reads here")
+
+
+class FakePrefetch:
+    num_coming = 0
+
+    def __init__(self):
+        self.pulls = []
+
+    def num_arriving(self, keys):
+        return min(self.num_coming, len(keys))
+
+    def start_pull(self, keys, worth, found, pull, origin):
+        self.pulls.append((list(keys), found, origin))
+
+
+@pytest.fixture
+def rank():
+    made = SimpleNamespace(nodes=FakeNodes(), prefetch=FakePrefetch(), counters=Counters(), now_s=0.0)
+    made.tier = RemoteTier(made.nodes, prefetch=made.prefetch, counters=made.counters, clock=lambda: made.now_s)
+    return made
+
+
+def test_request_when_a_node_has_pages_then_they_are_pulled_and_it_is_awaited_till_then(rank):
+    found = SimpleNamespace(num_pages=1, origin="there:1")
+    rank.tier.arrive("r", ["a", "b"], None)
+    assert rank.tier.is_awaited("r") and not rank.tier.is_awaited("other")
+    rank.nodes.over = [(1, found)]
+    rank.tier.poll()
+    assert not rank.tier.is_awaited("r") and rank.prefetch.pulls == [(["a", "b"], found, "there:1")]
+    assert (rank.counters.questions, rank.counters.question_hits) == (1, 1)
+
+
+def test_request_when_pages_are_on_their_way_then_only_the_rest_is_asked_for(rank):
+    rank.prefetch.num_coming = 1
+    rank.tier.arrive("r", ["a", "b"], None)
+    rank.tier.arrive("s", ["a"], None)
+    assert rank.nodes.asked == [["b"]] and not rank.tier.is_awaited("s")
+
+
+def test_request_when_nobody_listens_or_answers_then_it_is_not_held_back_for_long(rank):
+    rank.nodes.is_there = False
+    rank.tier.arrive("r", ["a"], None)
+    assert not rank.tier.is_awaited("r")
+    rank.nodes.is_there = True
+    rank.tier.arrive("s", ["a"], None)
+    rank.now_s = PATIENCE_S
+    assert not rank.tier.is_awaited("s")
+
+
+def test_answer_when_it_comes_after_everything_was_forgotten_then_nothing_is_pulled(rank):
+    rank.tier.arrive("r", ["a"], None)
+    rank.tier.forget()
+    rank.nodes.over = [(1, SimpleNamespace(num_pages=1, origin="there:1"))]
+    rank.tier.poll()
+    assert rank.prefetch.pulls == [] and not rank.tier.is_awaited("r")
