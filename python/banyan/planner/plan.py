@@ -118,7 +118,9 @@ class Pricing:
         layers = self._num_layers
         alone_us = (move_us + max(move_us, compute_us) * (layers - 1) + compute_us) / layers
         total_us = compute_us + self._num_in_step * (alone_us - compute_us)
-        error_us = move_error_us + abs(recompute.total_us - compute_us) * (compute_error_us / compute_us)
+        # A fit to a few forwards may take a short rest for nothing: then the comparison is as uncertain as it is large.
+        compute_error = compute_error_us / compute_us if compute_us > 0 else 1.0
+        error_us = move_error_us + abs(recompute.total_us - compute_us) * compute_error
         return Estimated(num_pages, move_us, compute_us, total_us, error_us)
 
     def best(

@@ -2,6 +2,7 @@
 import json
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -266,3 +267,13 @@ def test_plan_when_pages_come_from_the_store_then_no_cut_within_them():
 @pytest.mark.parametrize(("action", "num_pages"), [(Action.MOVE, 20), (Action.COMPUTE, 0)])
 def test_read_when_the_client_asks_then_as_asked(action, num_pages):
     assert planner(rates_of(STORE=5000.0)).decide_read("r", tail((STORE, 20)), action).num_pages == num_pages
+
+
+def test_plan_when_the_rest_is_expected_to_take_no_time_then_what_was_found_is_moved():
+    """Weights fitted to a few forwards may say so of a short rest."""
+    times = SimpleNamespace(expected=lambda piece: (0.0, 0.0) if piece[0] <= 16 else (1000.0, 10.0))
+    rates = MoveRates()
+    rates.observe(SourceKind.PEER, 160, 10.0)
+    planner = Planner(times=times, rates=rates, num_layers=30, min_pages=1)
+    found = Tail(own_tokens=0, prompt_tokens=176, page_tokens=16, runs=(Run(SourceKind.PEER, 10),))
+    assert planner.decide("r", found).num_pages == 10
