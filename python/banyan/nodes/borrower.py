@@ -32,9 +32,9 @@ from zmq.utils.monitor import recv_monitor_message
 from banyan import _native
 from banyan.core import Address
 from banyan.layout import BlockGeometry
-from banyan.nodes.asking import PATIENCE_S, Asking, Best
 from banyan.nodes.door import HANDSHAKE_FAILURES, Strangers
 from banyan.nodes.pull import Ended, Pull
+from banyan.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import Carrier
 from banyan.nodes.wire import (
@@ -106,7 +106,7 @@ class Borrower:
         self._block = block
         self._carrier = carrier
         self._clock = clock
-        self._asking = Asking(len(nodes), clock)
+        self._asking = Questions(len(nodes), clock)
         self._numbers = itertools.count(1)
         self._asked: dict[int, Sequence[str]] = {}
         self._answers: deque[Best] = deque()

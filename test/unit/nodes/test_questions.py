@@ -3,13 +3,13 @@ from itertools import pairwise
 
 from test.unit.nodes.test_loans import Clock
 
-from banyan.nodes.asking import FIRST_PROBE_S, LAST_PROBE_S, PATIENCE_S, Asking, Best
 from banyan.nodes.limits import Allowance
+from banyan.nodes.questions import FIRST_PROBE_S, LAST_PROBE_S, PATIENCE_S, Best, Questions
 
 
 def listening(num_nodes):
     clock = Clock()
-    asking = Asking(num_nodes, clock)
+    asking = Questions(num_nodes, clock)
     for node in range(num_nodes):
         asking.heard(node)
     return asking, clock
@@ -53,7 +53,7 @@ def test_question_when_it_cannot_be_put_to_the_last_node_then_it_is_over():
 
 def test_silent_node_when_it_stays_silent_then_it_is_probed_ever_more_seldom():
     clock = Clock()
-    asking = Asking(1, clock)
+    asking = Questions(1, clock)
     times = []
     while clock.now_s < 60:
         times += [clock.now_s] * len(asking.to_probe())

@@ -44,7 +44,7 @@ class _Question:
     best: tuple[int, int] = (0, -1)
 
 
-class Asking:
+class Questions:
     """All questions of one rank to its ``num_nodes`` nodes."""
 
     def __init__(self, num_nodes: int, clock: Callable[[], float]) -> None:
