@@ -58,7 +58,6 @@ REFUSED = {
     "--dllm-algorithm": (["--dllm-algorithm", "LowConfidence"], "--banyan-share off"),
     "--enable-return-routed-experts": (["--enable-return-routed-experts"], "--banyan-share off"),
     "--enable-return-indexer-topk": (["--enable-return-indexer-topk"], "--banyan-share off"),
-    "--is-embedding": (["--is-embedding"], "--banyan-share off"),
     "--enable-mis": (["--enable-mis"], "--banyan-share off"),
     "--enable-deterministic-inference": (
         ["--enable-deterministic-inference", "--attention-backend", "flashinfer"],
