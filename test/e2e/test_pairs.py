@@ -130,17 +130,16 @@ def test_next_turn_when_the_answer_was_generated_on_the_decode_server_then_prefi
     until(lambda: pairs.pair.total(pairs.pair.decode, "num_locked_tokens") == 0)
 
 
-def test_request_when_its_page_is_damaged_on_the_way_then_the_second_attempt_has_the_right_answer(pairs, prompt):
+def test_request_when_its_page_is_damaged_on_the_way_then_its_answer_is_right_and_computed_whole(pairs, prompt):
+    """Whether the damage is seen before the lease (the prompt is computed) or behind it (the router tries again)."""
     grown, _ = first_turn(pairs, prompt("flood", 120))
     ids = [*grown, *prompt("ebb", 30)]
     right = expected(pairs, ids, num_tokens=4)
-    retries = num_retries(pairs)
     damage(pairs.store)
     start_s = time.monotonic()
     answer = pairs.router.generate(ids, num_tokens=4)
     assert ids_of(answer) == right
     assert sum(pairs.pair.total(server, "read_failed_pages") for server in pairs.pair.prefills) > 0
-    assert num_retries(pairs) > retries, "one attempt met the damage, the next one answered"
     assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) == 0, "computed whole"
     assert time.monotonic() - start_s < 120, "nobody has waited for upstream's 300 s"
     assert_nothing_left(pairs)
@@ -179,6 +178,7 @@ def test_request_when_its_prefill_server_is_killed_then_another_answers_and_noth
         start_s = time.monotonic()
         assert ids_of(asked.result()) == right
         assert time.monotonic() - start_s < 120, "not upstream's 300 s"
+    assert num_retries(pairs) > 0
     pairs.living.remove(victim)
     # The other one goes on.
     assert len(ids_of(pairs.router.generate(prompt("calm", 60), num_tokens=2))) == 2

@@ -46,7 +46,7 @@ def test_plan_when_forwards_and_moves_were_measured_then_a_long_prefix_is_moved_
     assert plan["outcome"] == "landed"
     assert 0 < plan["expected_us"] < plan["recompute_us"] < 120e6
     about = [line.split()[0] for line in sentences(plan)[1:]]
-    assert about == ["found", "dp_origin_kv_len", "plan:", "best", "recompute:"]
+    assert about == ["found", "dp_origin_kv_len", "plan:", "best", "recompute:", "leased"]
 
 
 def test_clock_when_a_prompt_is_prefilled_then_its_forward_is_timed_with_its_shape(engine, prompt):
