@@ -61,39 +61,36 @@ def locked_memory(getrlimit: Limits) -> Finding:
 
 
 def open_files(getrlimit: Limits) -> Finding:
-    limit = _limit(getrlimit, resource.RLIMIT_NOFILE)
-    if limit is None or limit >= MIN_OPEN_FILES:
-        return Finding("open files", True, "unlimited" if limit is None else f"up to {limit}")
     hint = f"connections and segments of a store take one each: ulimit -n {MIN_OPEN_FILES} or more"
-    return Finding("open files", True, f"up to {limit}", hint=hint)
-
-
-def file_size(getrlimit: Limits) -> Finding:
-    limit_bytes = _limit(getrlimit, resource.RLIMIT_FSIZE)
-    return Finding(
-        "file size",
-        limit_bytes is None,
-        "unlimited" if limit_bytes is None else f"at most {limit_bytes} bytes",
-        "it holds for shared memory too, so pools and arena cannot be made: ulimit -f unlimited",
-    )
-
-
-def address_space(getrlimit: Limits) -> Finding:
-    limit_bytes = _limit(getrlimit, resource.RLIMIT_AS)
-    return Finding(
-        "address space",
-        limit_bytes is None,
-        "unlimited" if limit_bytes is None else f"at most {limit_bytes} bytes",
-        "every rank maps the pools of all others: ulimit -v unlimited",
-    )
+    return _enough("open files", _limit(getrlimit, resource.RLIMIT_NOFILE), hint)
 
 
 def processes(getrlimit: Limits) -> Finding:
-    limit = _limit(getrlimit, resource.RLIMIT_NPROC)
-    if limit is None or limit >= MIN_OPEN_FILES:
-        return Finding("processes and threads", True, "unlimited" if limit is None else f"up to {limit}")
     hint = f"each rank is a process with tens of threads: ulimit -u {MIN_OPEN_FILES} or more"
-    return Finding("processes and threads", True, f"up to {limit}", hint=hint)
+    return _enough("processes and threads", _limit(getrlimit, resource.RLIMIT_NPROC), hint)
+
+
+def file_size(getrlimit: Limits) -> Finding:
+    way_out = "it holds for shared memory too, so pools and arena cannot be made: ulimit -f unlimited"
+    return _unlimited("file size", _limit(getrlimit, resource.RLIMIT_FSIZE), way_out)
+
+
+def address_space(getrlimit: Limits) -> Finding:
+    way_out = "every rank maps the pools of all others: ulimit -v unlimited"
+    return _unlimited("address space", _limit(getrlimit, resource.RLIMIT_AS), way_out)
+
+
+def _enough(name: str, limit: int | None, hint: str) -> Finding:
+    """A limit that had better be above what a server opens; None is no limit."""
+    if limit is None or limit >= MIN_OPEN_FILES:
+        return Finding(name, True, "unlimited" if limit is None else f"up to {limit}")
+    return Finding(name, True, f"up to {limit}", hint=hint)
+
+
+def _unlimited(name: str, limit_bytes: int | None, way_out: str) -> Finding:
+    """A limit that must not be there; None is no limit."""
+    found = "unlimited" if limit_bytes is None else f"at most {limit_bytes} bytes"
+    return Finding(name, limit_bytes is None, found, way_out)
 
 
 def shm_folder(folder: Path) -> Finding:
