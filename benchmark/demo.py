@@ -31,6 +31,7 @@ from benchmark.control import control_costs
 from benchmark.load import Arrivals, Progress
 from benchmark.measure import RunResult, Workload
 from benchmark.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
+from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance
 from benchmark.report import NAMES, RUNS, build_report, compared_with, number, percent, render_html
 from benchmark.results import append_lines
@@ -104,7 +105,7 @@ def server_specs(pool_tokens: int) -> dict[str, ServerSpec]:
             dp=dp,
             share=share,
             args=(
-                *("--device", "cpu", "--max-total-tokens", str(tokens), "--context-length", "8192"),
+                *(*CPU_ENGINE, "--max-total-tokens", str(tokens), "--context-length", "8192"),
                 *("--page-size", str(PAGE_SIZE), "--sleep-on-idle", *flags),
             ),
             env=cpu_env(dp=dp, cores_per_rank=2 // dp),

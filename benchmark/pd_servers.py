@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
+from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, Share, cpu_env, free_port, wait_answers, wait_ready
 
 PAGE_TOKENS = 16
 START_TIMEOUT_S = 600.0
 ROUTER_START_TIMEOUT_S = 180.0
-SERVER_ARGS = ("--device", "cpu", "--page-size", str(PAGE_TOKENS), "--context-length", "4096", "--sleep-on-idle")
+SERVER_ARGS = (*CPU_ENGINE, "--page-size", str(PAGE_TOKENS), "--context-length", "4096", "--sleep-on-idle")
 PAIR_ARGS = (*SERVER_ARGS, "--disaggregation-transfer-backend", "nixl")
 PAIR_ENV = (
     # Without InfiniBand, a process with a UCX backend ends in a fault of a library's destructor.
@@ -30,7 +31,7 @@ PAIR_ENV = (
 class Pair:
     """One decode server on one core, and one or more prefill servers on the other. ``store``: the folder that they
     share, for kinds that do. ``prefill_ranks``: for each prefill server how many ranks it has; ``num_shards``: of each
-    rank."""
+    rank; ``kind``: how each of them is started."""
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class Pair:
         prefill_args: Sequence[str] = (),
         decode_args: Sequence[str] = (),
         env: Sequence[tuple[str, str]] = (),
+        kind: type[Server] = Server,
     ) -> None:
         self.label = label
+        self._kind = kind
         self._model = model
         self._logs = logs
         tiers = ("--banyan-host-gb", "0.5", "--banyan-store", str(store), "--banyan-store-gb", "4") if store else ()
@@ -57,7 +60,7 @@ class Pair:
             num_processes = num_ranks * num_shards
             first_core = int(mode == "decode" and num_processes == 1)
             variables = (*cpu_env(dp=num_processes, first_core=first_core), *PAIR_ENV, *env)
-            return Server(ServerSpec(f"{label}-{mode}-{number}", num_ranks, share, args, variables), model, logs)
+            return kind(ServerSpec(f"{label}-{mode}-{number}", num_ranks, share, args, variables), model, logs)
 
         self.prefills = [
             start("prefill", number, num_ranks, (*prefill_args, "--disaggregation-bootstrap-port", str(free_port())))
@@ -101,7 +104,7 @@ class Pair:
         """Another decode server in the place of one that has ended; wait for it with ``wait_ready``."""
         spec = self.decode.spec
         again = replace(spec, label=f"{spec.label}-again")
-        self.decode = Server(again, self._model, self._logs, port=self.decode.port)
+        self.decode = self._kind(again, self._model, self._logs, port=self.decode.port)
 
     def stop(self) -> None:
         for server in self.servers:

@@ -33,12 +33,13 @@ from typing import Any
 from banyan.cli.engine import Engine
 from banyan.planner import Action
 from benchmark.model import DEFAULT_TARGET, ensure_model
+from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.store_server import StoreServer
 from benchmark.workload.generated import random_ids
 
-COMMON = ("--device", "cpu", "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
+COMMON = (*CPU_ENGINE, "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
 PAGE_TOKENS = 16
 POOL_TOKENS = 6000
 """Of the servers whose pool is to have forgotten what is found below it."""

@@ -28,6 +28,7 @@ from benchmark.compare import order_of_repetition
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.plot_policies import plot_policies
 from benchmark.policy_draws import draws_table
+from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance
 from benchmark.replay_options import SKEWED
 from benchmark.results import append_lines, read_lines
@@ -83,7 +84,7 @@ def server_spec(label: str) -> ServerSpec:
         dp=2,
         share=share,
         args=(
-            *("--device", "cpu", "--max-total-tokens", "14000", "--context-length", "4096", "--page-size", "16"),
+            *(*CPU_ENGINE, "--max-total-tokens", "14000", "--context-length", "4096", "--page-size", "16"),
             *("--sleep-on-idle", *flags),
         ),
         env=cpu_env(dp=2),

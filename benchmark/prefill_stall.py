@@ -30,12 +30,13 @@ from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
 from benchmark.model import DEFAULT_TARGET, ensure_model
+from benchmark.processor import CPU_ENGINE
 from benchmark.records import Answer
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.workload.generated import random_ids
 
-SERVER_ARGS = ("--device", "cpu", "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
+SERVER_ARGS = (*CPU_ENGINE, "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
 DECODE_PROMPT_TOKENS = 64
 TIMEOUT_S = 300.0
 

@@ -28,6 +28,7 @@ from banyan.planner import Action
 from benchmark import remote_link
 from benchmark.metrics import spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
+from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_ready
 from benchmark.store_server import prompts
@@ -36,7 +37,7 @@ PROMPT_TOKENS = 2000
 NUM_PROMPTS = 4
 NUM_OUTPUT_TOKENS = 16
 PATIENCE_S = 120.0
-FLAGS = ("--device", "cpu", "--max-total-tokens", "24000", "--sleep-on-idle", "--banyan-host-gb", "1")
+FLAGS = (*CPU_ENGINE, "--max-total-tokens", "24000", "--sleep-on-idle", "--banyan-host-gb", "1")
 
 
 class Nodes:

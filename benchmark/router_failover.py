@@ -32,6 +32,7 @@ import aiohttp
 from benchmark.client import NativeClient, open_session
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processes import ProcessSession
+from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_answers, wait_ready
 from benchmark.workload.generated import random_ids
@@ -41,7 +42,7 @@ REQUEST_TIMEOUT_S = 120.0
 
 LOST = "server_lost"
 SERVER_ARGS = (
-    *("--device", "cpu", "--page-size", "16", "--max-total-tokens", "20000", "--context-length", "8192"),
+    *(*CPU_ENGINE, "--page-size", "16", "--max-total-tokens", "20000", "--context-length", "8192"),
     "--sleep-on-idle",
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from banyan.cli.engine import Engine
 from banyan.planner import Action
+from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 from benchmark.workload.generated import ChatShape, generate_conversations
 
@@ -45,7 +46,7 @@ class StoreServer:
 
     def __init__(self, label: str, store: Path, model: Path, logs: Path, *, dp: int, args: Sequence[str]) -> None:
         flags = ("--banyan-store", str(store), "--banyan-store-admit", "first", *args)
-        common = ("--device", "cpu", "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
+        common = (*CPU_ENGINE, "--context-length", "8192", "--sleep-on-idle", "--page-size", "16")
         self._server = Server(ServerSpec(label, dp, "on", (*common, *flags), cpu_env(dp=dp)), model, logs)
 
     def __enter__(self) -> StoreServer:

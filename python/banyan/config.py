@@ -54,6 +54,8 @@ FLAGS_VARIABLE = "BANYAN_FLAGS"
 CPU_ATTENTION_BACKEND = "banyan_cpu"
 CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
 """In the words of ONEDNN_MAX_CPU_ISA, oneDNN's own variable."""
+CPU_FEATURE_FOR_BFLOAT16 = "avx512bw"
+"""In the words of /proc/cpuinfo. Without it oneDNN multiplies bfloat16 in a plain loop."""
 
 
 def addresses(values: tuple[str, ...]) -> str | None:

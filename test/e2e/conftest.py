@@ -12,7 +12,9 @@ import pytest
 
 from banyan.cli.engine import plan_hints
 from banyan.planner import Action
+from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
+from benchmark.warm import ForkedServer
 
 MODEL = Path("build/models/smollm2-135m-instruct")
 CPU = (
@@ -20,8 +22,8 @@ CPU = (
     # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
 )
-POOL_TOKENS = 6000
-ARGS = ("--device", "cpu", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
+POOL_TOKENS = 4000
+ARGS = (*CPU_ENGINE, "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
 # What is found is moved: what the planner has learnt from other tests is not these tests' business.
 MOVE = plan_hints(Action.MOVE)
 
@@ -83,17 +85,17 @@ class Client:
         return sum(rank[counter] for rank in self.ranks().values())
 
 
-_SHARED: list[Server] = []
-"""The two servers, once they are up."""
+_AWAKE: list[Server] = []
+"""The one with Banyan, once both are up."""
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """A module with a server of its own has the machine for itself: stock's dispatcher alone would keep a core busy."""
-    for server in _SHARED:
+    """A module with a server of its own has the machine for itself."""
+    for server in _AWAKE:
         server.asleep()
     yield
-    for server in _SHARED:
+    for server in _AWAKE:
         server.awake()
 
 
@@ -105,13 +107,15 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory):
     logs = tmp_path_factory.mktemp("servers")
-    on = Server(ServerSpec("banyan", 2, "on", (*ARGS, "--enable-metrics"), CPU), MODEL, logs)
-    stock = Server(ServerSpec("stock", 2, "stock", (*ARGS, "--page-size", "16"), CPU), MODEL, logs)
+    on = ForkedServer(ServerSpec("banyan", 2, "on", (*ARGS, "--enable-metrics"), CPU), MODEL, logs)
+    stock = ForkedServer(ServerSpec("stock", 2, "stock", (*ARGS, "--page-size", "16"), CPU), MODEL, logs)
     with on, stock:
         wait_ready([on, stock])
-        _SHARED.extend([on, stock])
+        stock.asleep()
+        _AWAKE.append(on)
         yield Client(on), Client(stock)
-        _SHARED.clear()
+        _AWAKE.clear()
+        stock.awake()
 
 
 @pytest.fixture
@@ -123,7 +127,11 @@ def banyan(_servers):
 
 @pytest.fixture
 def stock(_servers):
-    return _servers[1]
+    """Awake for tests that ask it: the dispatcher of stock SGLang spins, and would keep a core from all others."""
+    client = _servers[1]
+    client.server.awake()
+    yield client
+    client.server.asleep()
 
 
 WORDS = (

@@ -16,6 +16,7 @@ from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
+from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 
@@ -42,7 +43,7 @@ def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
     def start(label: str, core: int, *flags: str) -> Server:
         spec = ServerSpec(label, 1, "on", (*common, *flags), (*cpu_env(dp=1, first_core=core), strict))
-        return Server(spec, MODEL, folder)
+        return ForkedServer(spec, MODEL, folder)
 
     lender = start("lender", 0, "--banyan-listen", str(door))
     with lender, start("borrower", 1, "--banyan-peers", str(door)) as borrower:

@@ -22,6 +22,7 @@ from banyan.cli.engine import Engine
 from benchmark.pd import num_answer_pages, num_found_pages
 from benchmark.pd_servers import Pair
 from benchmark.servers import Server
+from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 
@@ -43,6 +44,7 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         store=folder / "store",
         prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move"),
         decode_args=("--max-total-tokens", "6000"),
+        kind=ForkedServer,
         env=(("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", str(LATE_WRITE_S)),),
     )
     with pair, pair.routed() as url:

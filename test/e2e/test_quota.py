@@ -9,7 +9,8 @@ from test.e2e.conftest import ARGS, CPU, MODEL, Client
 from banyan.cli.engine import Engine
 from banyan.pacing import SlackTable
 from banyan.planner import PrefillCost, Profile, profile
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import ServerSpec, wait_ready
+from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 QUOTA_MS = 200.0
@@ -34,7 +35,7 @@ def limited(tmp_path_factory):
     )
     profile.save(made_up, folder / "profile.json")
     flags = ("--banyan-profile", str(folder / "profile.json"), "--banyan-prefill-quota-ms", str(QUOTA_MS))
-    with Server(ServerSpec("quota", 1, "on", (*ARGS, *flags), CPU), MODEL, folder) as server:
+    with ForkedServer(ServerSpec("quota", 1, "on", (*ARGS, *flags), CPU), MODEL, folder) as server:
         wait_ready([server])
         yield Client(server)
 
@@ -65,9 +66,9 @@ def test_prompt_when_it_exceeds_the_quota_then_it_is_cut_and_read_as_by_stock(li
 
 def test_quota_when_the_rank_has_learnt_its_times_then_forwards_keep_to_it(limited, prompt):
     engine = Engine(limited.server.url)
-    limited.first_token(prompt("lesson", 2000))
+    limited.first_token(prompt("lesson", 1000))
     number = engine.ranks()[0]["forwards"][-1]["number"] + 1
-    limited.first_token(prompt("after", 2000))
+    limited.first_token(prompt("after", 1000))
     forwards = forwards_after(engine, number)
     # Correctness only: a loaded machine may be slow, and twice the quota still tells it from no quota at all.
     times_ms = sorted(forward["forward_us"] / 1000 for forward in forwards)
@@ -78,6 +79,6 @@ def test_quota_when_the_rank_has_learnt_its_times_then_forwards_keep_to_it(limit
 def test_decode_when_a_long_prompt_arrives_then_both_end_and_nothing_leaks(limited, prompt):
     with ThreadPoolExecutor(3) as pool:
         running = pool.submit(limited.generate, prompt("runs", 100), num_tokens=40)
-        heavy = [pool.submit(limited.generate, prompt(f"heavy{number}", 1800), num_tokens=2) for number in range(2)]
+        heavy = [pool.submit(limited.generate, prompt(f"heavy{number}", 1000), num_tokens=2) for number in range(2)]
         assert [len(one.result()[0]) for one in (running, *heavy)] == [40, 2, 2]
     assert limited.generate(prompt("runs", 100), num_tokens=1)[1]["cached_tokens"] == 96

@@ -12,12 +12,13 @@ import pytest
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
 from banyan.telemetry import STORE_GAUGES
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import ServerSpec, wait_ready
+from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 
 PAGE = 16
-POOL_ARGS = ("--max-total-tokens", "3200")
+POOL_ARGS = ("--max-total-tokens", "1600")
 STORE_ARGS = ("--enable-metrics", "--banyan-host-gb", "1", "--banyan-store-gb", "4", "--banyan-store-admit", "first")
 
 
@@ -32,7 +33,7 @@ class Restartable:
     def _start(self, *more: str) -> Client:
         args = (*ARGS, *POOL_ARGS, *STORE_ARGS, "--banyan-store", f"file://{self.store}", *more)
         spec = ServerSpec("tiers", 2, "on", args, CPU)
-        self.server = Server(spec, MODEL, self._logs)
+        self.server = ForkedServer(spec, MODEL, self._logs)
         wait_ready([self.server])
         return Client(self.server)
 
@@ -74,19 +75,19 @@ def crowd_out(client: Client, prompt, name: str) -> None:
     """Fill both pools with other prompts."""
     for number in range(2):
         for rank in (0, 1):
-            client.first_token(prompt(f"{name}-{number}-{rank}", 1700), rank=rank)
+            client.first_token(prompt(f"{name}-{number}-{rank}", 850), rank=rank)
 
 
 def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_arena(tiers, prompt):
     client = tiers.client
-    ids = prompt("arena", 1200)
+    ids = prompt("arena", 600)
     token, log_probability = client.first_token(ids, rank=0)
     crowd_out(client, prompt, "crowd")
     for rank in (1, 0):
         before = settled(client, "backed_up_pages")
         _, meta = client.generate(ids, rank=rank, num_tokens=1)
         details = meta["cached_tokens_details"]
-        assert details["host"] >= 1200 - 2 * PAGE, f"rank {rank}: {details}"
+        assert details["host"] >= 600 - 2 * PAGE, f"rank {rank}: {details}"
         assert settled(client, "backed_up_pages") == before, "what the arena holds is not copied down again"
         crowd_out(client, prompt, f"again-{rank}")
     again, log_probability_again = client.first_token(ids, rank=1)
@@ -95,17 +96,17 @@ def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_a
 
 def test_arena_when_both_ranks_hold_the_same_prompt_then_one_copy_for_the_node(tiers, prompt):
     client = tiers.client
-    ids = prompt("once", 800)
+    ids = prompt("once", 400)
     before = settled(client, "backed_up_pages")
     client.first_token(ids, rank=0)
-    until(lambda: client.total("backed_up_pages") == before + 800 // PAGE)
+    until(lambda: client.total("backed_up_pages") == before + 400 // PAGE)
     client.first_token(ids, rank=1)
     client.first_token(ids, rank=1)
-    assert settled(client, "backed_up_pages") == before + 800 // PAGE
+    assert settled(client, "backed_up_pages") == before + 400 // PAGE
 
 
 def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_the_same_tokens(tiers, prompt):
-    asked = {name: prompt(name, 1500) for name in ("monday", "tuesday", "wednesday")}
+    asked = {name: prompt(name, 750) for name in ("monday", "tuesday", "wednesday")}
     computed = {name: tiers.client.generate(ids, rank=0) for name, ids in asked.items()}
     num_pages = sum(len(ids) // PAGE for ids in asked.values())
     until(lambda: tiers.client.total("archived_pages") >= num_pages)
@@ -129,7 +130,7 @@ def test_metrics_when_there_is_a_store_then_what_it_tells_is_there(tiers):
 
 
 def test_request_when_its_pages_are_damaged_on_disk_then_it_is_answered_all_the_same(tiers, prompt):
-    ids = prompt("thursday", 1500)
+    ids = prompt("thursday", 750)
     expected, _ = tiers.client.generate(ids, rank=0)
     tiers.server.stop()
     damage(tiers.store)
@@ -152,7 +153,7 @@ def damage(store: Path) -> None:
 
 
 def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
-    ids = prompt("friday", 800)
+    ids = prompt("friday", 400)
     tiers.client.first_token(ids, rank=0)
     tiers.client.first_token(prompt("gap-2", 100), rank=0)
     tiers.client.post("/flush_cache", {})
@@ -164,12 +165,12 @@ def test_arena_when_the_server_was_killed_then_the_next_one_has_its_pages_in_mem
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         keep = ("--banyan-keep-host-arena", folder)
         tiers.restart(*keep)
-        ids = prompt("saturday", 1200)
+        ids = prompt("saturday", 600)
         expected, _ = tiers.client.generate(ids, rank=0)
-        until(lambda: tiers.client.total("kept_pages") >= 1200 // PAGE)
+        until(lambda: tiers.client.total("kept_pages") >= 600 // PAGE)
         tiers.crash(*keep)
         output, meta = tiers.client.generate(ids, rank=1)
         details = meta["cached_tokens_details"]
-        assert details["host"] >= 1200 - 2 * PAGE and details["storage"] == 0, details
+        assert details["host"] >= 600 - 2 * PAGE and details["storage"] == 0, details
         assert output == expected
         tiers.server.stop()

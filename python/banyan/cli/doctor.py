@@ -6,10 +6,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from banyan import SGLANG_VERSION, __version__, config, patches
+from banyan.cli import doctor_processor
 from banyan.cli.doctor_drive import examine_drive
 from banyan.cli.doctor_flags import examine_flags
 from banyan.cli.doctor_gpu import examine_gpus
@@ -33,7 +34,8 @@ def examine(*, drives: Sequence[Path] = (), launch: Sequence[str] | None = None)
         _huge_pages,
         _kept_arena,
         _sgl_kernel,
-        _cpu_rounding,
+        doctor_processor.rounding,
+        doctor_processor.bfloat16,
     )
     kernel = Kernel()
     found = [check() for check in checks] + examine_machine(kernel) + examine_limits(kernel) + examine_gpus(CudaDriver)
@@ -136,19 +138,3 @@ def _sgl_kernel() -> Finding:
     except importlib.metadata.PackageNotFoundError:
         return Finding("sgl_kernel", True, "SGLang's own (GPU)")
     return Finding("sgl_kernel", True, f"CPU stand-in {version}")
-
-
-def _cpu_rounding() -> Finding:
-    return cpu_rounding(Path("/proc/cpuinfo").read_text().split(), config.most_cpu_isa())
-
-
-def cpu_rounding(cpu_flags: Collection[str], most: str | None) -> Finding:
-    """Whether equal tokens can be expected of SGLang's CPU engine: docs/design/0003. ``most``: oneDNN's limit."""
-    if "amx_bf16" not in cpu_flags or most is not None:
-        return Finding("CPU rounding", True, f"oneDNN up to {most}" if most is not None else "no AMX")
-    detail = (
-        "with AMX a row of a product rounds differently with the number of rows, so SGLang's CPU engine gives other "
-        "tokens now and then where a prefix was cached, by whatever cache; for equal tokens start it with "
-        f"ONEDNN_MAX_CPU_ISA={config.CPU_ISA_WITHOUT_AMX}, which is slower"
-    )
-    return Finding("CPU rounding", True, "AMX", hint=detail)

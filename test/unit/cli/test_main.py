@@ -37,19 +37,6 @@ def test_doctor_when_run_here_then_every_finding_is_well(capsys):
     assert {finding["what"] for finding in findings} >= {"sglang", "patch queue", "shared memory"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "most", "said"),
-    [
-        (["avx512f", "amx_bf16"], None, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
-        (["avx512f", "amx_bf16"], "AVX512_CORE_BF16", "oneDNN up to AVX512_CORE_BF16"),
-        (["avx512f"], None, "no AMX"),
-    ],
-)
-def test_doctor_when_the_processor_has_amx_then_it_says_what_keeps_tokens_equal(flags, most, said):
-    finding = doctor.cpu_rounding(flags, most)
-    assert finding.is_ok and said in str(finding)
-
-
 def test_doctor_when_a_finding_is_bad_then_advice_and_exit_1(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda **_: [doctor.Finding("x", False, "broken", "mend it")])
     assert cli.main(["doctor"]) == 1

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processor means for SGLang's CPU engine: equal tokens, and the speed of bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from banyan import config
+from banyan.cli.finding import Finding
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def rounding() -> Finding:
+    return rounding_of(CPUINFO.read_text().split(), config.most_cpu_isa())
+
+
+def rounding_of(cpu_flags: Collection[str], most: str | None) -> Finding:
+    """Whether equal tokens can be expected: docs/design/0003. ``most``: oneDNN's limit."""
+    if "amx_bf16" not in cpu_flags or most is not None:
+        return Finding("CPU rounding", True, f"oneDNN up to {most}" if most is not None else "no AMX")
+    detail = (
+        "with AMX a row of a product rounds differently with the number of rows, so SGLang's CPU engine gives other "
+        "tokens now and then where a prefix was cached, by whatever cache; for equal tokens start it with "
+        f"ONEDNN_MAX_CPU_ISA={config.CPU_ISA_WITHOUT_AMX}, which is slower"
+    )
+    return Finding("CPU rounding", True, "AMX", hint=detail)
+
+
+def bfloat16() -> Finding:
+    return bfloat16_of(CPUINFO.read_text().split())
+
+
+def bfloat16_of(cpu_flags: Collection[str]) -> Finding:
+    """Whether the type of most models' weights is multiplied at a fair speed."""
+    if config.CPU_FEATURE_FOR_BFLOAT16 in cpu_flags:
+        return Finding("CPU bfloat16", True, "AVX-512")
+    detail = (
+        "this processor multiplies bfloat16 in a plain loop, some ten times slower than float32: "
+        "start SGLang's CPU engine with --dtype float32"
+    )
+    return Finding("CPU bfloat16", True, "no AVX-512", hint=detail)
