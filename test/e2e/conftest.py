@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,22 @@ class Client:
         return sum(rank[counter] for rank in self.ranks().values())
 
 
+class Dozing(Client):
+    """Sleeps while it is not asked: the dispatcher of stock SGLang spins, and would keep a core from all others."""
+
+    @contextmanager
+    def awake(self):
+        self.server.awake()
+        try:
+            yield
+        finally:
+            self.server.asleep()
+
+    def post(self, path, body, *, timeout_s=120):
+        with self.awake():
+            return super().post(path, body, timeout_s=timeout_s)
+
+
 _AWAKE: list[Server] = []
 """The one with Banyan, once both are up."""
 
@@ -113,7 +130,7 @@ def _servers(tmp_path_factory):
         wait_ready([on, stock])
         stock.asleep()
         _AWAKE.append(on)
-        yield Client(on), Client(stock)
+        yield Client(on), Dozing(stock)
         _AWAKE.clear()
         stock.awake()
 
@@ -127,11 +144,7 @@ def banyan(_servers):
 
 @pytest.fixture
 def stock(_servers):
-    """Awake for tests that ask it: the dispatcher of stock SGLang spins, and would keep a core from all others."""
-    client = _servers[1]
-    client.server.awake()
-    yield client
-    client.server.asleep()
+    return _servers[1]
 
 
 WORDS = (

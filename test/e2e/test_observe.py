@@ -35,7 +35,8 @@ def test_top_when_a_prefix_was_fetched_then_it_is_among_the_hits_and_scripts_rea
 
 
 def test_top_when_the_server_is_stock_then_one_line(stock, capsys):
-    assert cli.main(["top", stock.server.url, "--once"]) == 1
+    with stock.awake():
+        assert cli.main(["top", stock.server.url, "--once"]) == 1
     assert capsys.readouterr().err.endswith("runs without Banyan: start it with --enable-banyan\n")
 
 

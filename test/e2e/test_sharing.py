@@ -63,12 +63,12 @@ def test_prefix_when_this_rank_holds_its_beginning_then_only_the_rest_is_fetched
 
 def test_tokens_when_prompts_come_back_to_the_other_rank_then_they_are_stocks(banyan, stock, prompt):
     """One request at a time and whole prompts again: then torch rounds alike wherever the KV comes from."""
-    stories = [prompt(f"story{number}", 200 + 40 * number) for number in range(8)]
+    stories = [prompt(f"story{number}", 200 + 60 * number) for number in range(5)]
     theirs = [stock.generate(ids)[0] for ids in stories]
     assert [banyan.generate(ids, rank=number % 2)[0] for number, ids in enumerate(stories)] == theirs
     again = [banyan.generate(ids, rank=(number + 1) % 2) for number, ids in enumerate(stories)]
     assert [output for output, _ in again] == theirs
-    assert sum(meta["cached_tokens_details"]["peer"] for _, meta in again) >= 8 * 192
+    assert sum(meta["cached_tokens_details"]["peer"] for _, meta in again) >= 5 * 192
 
 
 def test_equal_tails_when_they_arrive_together_then_remote_bytes_are_read_once(banyan, prompt):
