@@ -42,8 +42,8 @@ class StoreLocation:
         if not parts:
             raise ValueError("no folder is named")
         scheme, separator, first = parts[0].partition("://")
-        if not separator and parts[0].startswith("nixl:"):
-            raise ValueError(f"{parts[0]}: name the plugin and a folder: {NIXL_POSIX}:///folder")
+        if parts[0].startswith(("nixl:", "nixl+")) and not (separator and scheme == NIXL_POSIX):
+            raise ValueError(f"{parts[0]}: of NIXL's plugins POSIX is served: use {NIXL_POSIX}:///folder")
         if separator and scheme in HOSTED:
             return cls._hosted(scheme, ",".join((first, *parts[1:])))
         if not separator:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -37,8 +38,9 @@ def new_agent(name: str) -> Any:
         ValueError: where either is not there, with the way out.
     """
     try:
-        from nixl._api import nixl_agent, nixl_agent_config
-
+        # Its log goes to stdout as that is when it is imported, and stdout is for answers.
+        with redirect_stdout(sys.stderr):
+            from nixl._api import nixl_agent, nixl_agent_config
         agent: Any = nixl_agent(name, nixl_agent_config(backends=[]))
         agent.create_backend("POSIX", {})
     except ImportError as error:

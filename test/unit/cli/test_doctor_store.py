@@ -28,4 +28,4 @@ def test_doctor_when_a_store_is_named_then_its_library_and_its_drives(tmp_path, 
 
 def test_doctor_when_the_url_is_none_then_said_so(capsys):
     assert main(["doctor", "--store", "nixl:GDS"]) != 0
-    assert "name the plugin and a folder" in capsys.readouterr().out
+    assert "POSIX is served" in capsys.readouterr().out

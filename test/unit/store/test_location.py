@@ -33,8 +33,9 @@ def test_location_when_it_names_a_host_then_options_may_have_commas() -> None:
         (("mooncake://master",), "a host and its port"),
         (("mooncake:///folder",), "a host and its port"),
         (("mooncake://master:1?protocol",), "NAME=VALUE"),
-        (("nixl:///folder",), "no such|plugin"),
-        (("nixl:GDS",), r"nixl\+posix:///folder"),
+        (("nixl:///folder",), "POSIX is served: use"),
+        (("nixl:GDS",), r"use nixl\+posix:///folder"),
+        (("nixl+gds:///folder",), "POSIX is served: use"),
     ],
 )
 def test_location_when_it_is_none_then_refused_with_the_way_out(parts: tuple[str, ...], reason: str) -> None:
