@@ -24,12 +24,12 @@ from time import monotonic
 
 from banyan._native import Feed, Read, SharedBytes
 from banyan.ports import Frames
-from banyan.store.asking import Asking, KeyedFound, name_of
+from banyan.store.asked_values import AskedValues, KeyedFound, name_of
 from banyan.store.complaints import Complaints
 from banyan.store.form import Slab, ValueForm, address_of
 from banyan.store.known import MAX_KNOWN, Known
 from banyan.store.reads import PageRead, PageReader
-from banyan.store.values import Span, Values
+from banyan.store.values import Stretch, Values
 from banyan.store.watch import Watch
 from banyan.store.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
 
@@ -66,7 +66,7 @@ class KeyedStore:
         self._complaints = Complaints(values.engine)
         self._has_ended = False
         self._watch = Watch(stall_s)
-        self._asking = Asking(values, self._known, lambda error: self._failed("read_errors", error))
+        self._asked = AskedValues(values, self._known, lambda error: self._failed("read_errors", error))
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
         for _ in range(NUM_READERS):
@@ -84,7 +84,7 @@ class KeyedStore:
 
     def _slab(self, num_headers: int) -> Slab:
         slab = Slab(self._form, num_headers)
-        self._values.register(Span(slab.address, slab.num_bytes))
+        self._values.register(Stretch(slab.address, slab.num_bytes))
         return slab
 
     @property
@@ -94,7 +94,7 @@ class KeyedStore:
     def register(self, memory: SharedBytes) -> None:
         if id(memory) not in self._bases:
             self._bases[id(memory)] = (memory, address_of(memory))
-            self._values.register(Span(self._bases[id(memory)][1], memory.num_bytes))
+            self._values.register(Stretch(self._bases[id(memory)][1], memory.num_bytes))
 
     def _base(self, memory: SharedBytes) -> int:
         self.register(memory)
@@ -116,11 +116,11 @@ class KeyedStore:
         it is not asked."""
         if self._has_ended or self._watch.is_stalled:
             return None
-        return self._asking.ask(keys, self._known.namespace)
+        return self._asked.ask(keys, self._known.namespace)
 
     def answers(self) -> list[tuple[int, KeyedFound | None]]:
         """Questions that are over since the last call. Never waits."""
-        return self._asking.answers()
+        return self._asked.answers()
 
     # ---- up ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class KeyedStore:
             return
         self._has_ended = True
         self._writes.close()
-        self._asking.close()
+        self._asked.close()
         self._executor.shutdown()
         self._watch.close()
         self._values.close()

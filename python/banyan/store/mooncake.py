@@ -19,7 +19,7 @@ from typing import Any
 
 from banyan.core import Address
 from banyan.store.form import Slab, ValueForm
-from banyan.store.values import Piece, Span, Value
+from banyan.store.values import Stretch, Transfer, Value
 
 GIB, MIB = 1 << 30, 1 << 20
 ANSWERS_S = 3.0
@@ -125,8 +125,8 @@ class MooncakeValues:
         """Write a value and remove it: a store in which nobody lends memory takes none."""
         slab = Slab(ValueForm((8,)), 1)
         name = f"banyan-probe/{uuid.uuid4().hex}"
-        self.register(Span(slab.address, slab.num_bytes))
-        probe = Value(name, [Span(slab.address, slab.num_bytes)])
+        self.register(Stretch(slab.address, slab.num_bytes))
+        probe = Value(name, [Stretch(slab.address, slab.num_bytes)])
         deadline_s = time.monotonic() + LENDERS_S
         try:
             while not self._takes(probe, has_time=time.monotonic() < deadline_s):
@@ -155,11 +155,13 @@ class MooncakeValues:
         lent = f"lends {self._options.segment_gb:g} GiB" if self._options.segment_gb else "lends no memory"
         return f"Mooncake, master {self._master}, {self._options.protocol}, {lent}"
 
-    def register(self, span: Span) -> None:
-        code = self._store.register_buffer(span.address, span.num_bytes)
+    def register(self, stretch: Stretch) -> None:
+        code = self._store.register_buffer(stretch.address, stretch.num_bytes)
         if code:
-            raise OSError(f"Mooncake does not register {span.num_bytes} bytes ({code}): see its own lines in the log")
-        self._bases = sorted([*self._bases, span.address])
+            raise OSError(
+                f"Mooncake does not register {stretch.num_bytes} bytes ({code}): see its own lines in the log"
+            )
+        self._bases = sorted([*self._bases, stretch.address])
 
     def present(self, names: Sequence[str]) -> list[bool]:
         codes = self._store.batch_is_exist(list(names))
@@ -179,20 +181,20 @@ class MooncakeValues:
     def reading(self, names: Sequence[str]) -> Iterator[_Reading]:
         yield _Reading(self, names)
 
-    def load(self, names: Sequence[str], pieces: Sequence[Piece]) -> list[bool]:
+    def load(self, names: Sequence[str], transfers: Sequence[Transfer]) -> list[bool]:
         """Pieces of values, by their numbers in ``names``."""
         bases = self._bases
-        base = bases[bisect_right(bases, pieces[0].to.address) - 1] if pieces else 0
-        # All pieces of a call lie in one memory: the headers' or the arena.
+        base = bases[bisect_right(bases, transfers[0].to.address) - 1] if transfers else 0
+        # All transfers of a call lie in one memory: the headers' or the arena.
         (codes,) = self._store.get_into_ranges(
             [base],
-            [[names[piece.number] for piece in pieces]],
-            [[[piece.to.address - base] for piece in pieces]],
-            [[[piece.start] for piece in pieces]],
-            [[[piece.to.num_bytes] for piece in pieces]],
+            [[names[transfer.number] for transfer in transfers]],
+            [[[transfer.to.address - base] for transfer in transfers]],
+            [[[transfer.start] for transfer in transfers]],
+            [[[transfer.to.num_bytes] for transfer in transfers]],
         )
         self._heed([code for (code,) in codes])
-        return [code == piece.to.num_bytes for (code,), piece in zip(codes, pieces, strict=True)]
+        return [code == transfer.to.num_bytes for (code,), transfer in zip(codes, transfers, strict=True)]
 
     def remove(self, names: Sequence[str]) -> int:
         # By force: whoever reads such a value just now finds out by its checksums.
@@ -219,5 +221,5 @@ class _Reading:
         self._values = values
         self._names = names
 
-    def load(self, pieces: Sequence[Piece]) -> list[bool]:
-        return self._values.load(self._names, pieces) if pieces else []
+    def load(self, transfers: Sequence[Transfer]) -> list[bool]:
+        return self._values.load(self._names, transfers) if transfers else []

@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from banyan.store.folder_quota import FolderQuota, entries_of
-from banyan.store.values import Piece, Span, Value
+from banyan.store.folder_bound import FolderBound, entries_of
+from banyan.store.values import Stretch, Transfer, Value
 
 FOLDER = "banyan-values-1"
 """Only what lies in it is counted and removed. The number is that of the form of names and values."""
@@ -58,10 +58,10 @@ class _Lane:
         self._agent = new_agent(f"banyan-store-{os.getpid()}-{number}")
         self._num_registered = 0
 
-    def learn(self, spans: Sequence[Span]) -> None:
+    def learn(self, stretches: Sequence[Stretch]) -> None:
         """Register the memory that it does not know yet."""
-        for span in spans[self._num_registered :]:
-            self._register([(span.address, span.num_bytes, 0, "")], "DRAM")
+        for stretch in stretches[self._num_registered :]:
+            self._register([(stretch.address, stretch.num_bytes, 0, "")], "DRAM")
             self._num_registered += 1
 
     def _register(self, descriptors: list[tuple[int, int, int, str]], kind: str) -> Any:
@@ -82,16 +82,16 @@ class _Lane:
         finally:
             self._agent.deregister_memory(registered)
 
-    def move(self, operation: str, moves: Sequence[tuple[int, int, Span]]) -> list[bool]:
+    def move(self, operation: str, moves: Sequence[tuple[int, int, Stretch]]) -> list[bool]:
         """``moves``: file descriptor, place in the file, memory. A transfer fails as a whole: then each is tried."""
         if not moves or self._moved(operation, moves):
             return [True] * len(moves)
         return [self._moved(operation, [move]) for move in moves]
 
-    def _moved(self, operation: str, moves: Sequence[tuple[int, int, Span]]) -> bool:
+    def _moved(self, operation: str, moves: Sequence[tuple[int, int, Stretch]]) -> bool:
         agent = self._agent
-        memory = agent.get_xfer_descs([(span.address, span.num_bytes, 0) for _, _, span in moves], mem_type="DRAM")
-        files = agent.get_xfer_descs([(start, span.num_bytes, fd) for fd, start, span in moves], mem_type="FILE")
+        memory = agent.get_xfer_descs([(to.address, to.num_bytes, 0) for _, _, to in moves], mem_type="DRAM")
+        files = agent.get_xfer_descs([(start, to.num_bytes, fd) for fd, start, to in moves], mem_type="FILE")
         handle = None
         try:
             handle = agent.initialize_xfer(operation, memory, files, agent.name)
@@ -114,14 +114,14 @@ class _Reading:
         self._paths = paths
         self._descriptors = descriptors
 
-    def load(self, pieces: Sequence[Piece]) -> list[bool]:
-        there = [piece for piece in pieces if piece.number in self._descriptors]
+    def load(self, transfers: Sequence[Transfer]) -> list[bool]:
+        there = [transfer for transfer in transfers if transfer.number in self._descriptors]
         moved = self._lane.move("READ", [(self._descriptors[p.number], p.start, p.to) for p in there])
-        come = {piece.number for piece, has_come in zip(there, moved, strict=True) if has_come}
-        for piece in there:
-            if piece.number not in come:
-                self._paths[piece.number].unlink(missing_ok=True)
-        return [piece.number in come for piece in pieces]
+        come = {transfer.number for transfer, has_come in zip(there, moved, strict=True) if has_come}
+        for transfer in there:
+            if transfer.number not in come:
+                self._paths[transfer.number].unlink(missing_ok=True)
+        return [transfer.number in come for transfer in transfers]
 
 
 class NixlFiles:
@@ -130,7 +130,7 @@ class NixlFiles:
     def __init__(
         self, folders: Sequence[str], *, value_bytes: int, is_aligned: bool, quota_bytes: int, floor_bytes: int
     ) -> None:
-        """``is_aligned``: whether all pieces lie where O_DIRECT wants them.
+        """``is_aligned``: whether all transfers lie where O_DIRECT wants them.
 
         Raises:
             ValueError: where NIXL or its plugin is not there, with the way out.
@@ -141,9 +141,9 @@ class NixlFiles:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._value_bytes = value_bytes
         self._flags = os.O_DIRECT if is_aligned and all(map(_is_direct, self._folders)) else 0
-        self._quota = FolderQuota(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
+        self._bound = FolderBound(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
         self._numbers = itertools.count()
-        self._spans: list[Span] = []
+        self._stretches: list[Stretch] = []
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         for number in range(NUM_LANES):
             self._lanes.put(_Lane(number))
@@ -152,14 +152,14 @@ class NixlFiles:
     def engine(self) -> str:
         return f"NIXL POSIX, {'O_DIRECT' if self._flags else 'by the page cache'}, a file a page"
 
-    def register(self, span: Span) -> None:
-        self._spans.append(span)
+    def register(self, stretch: Stretch) -> None:
+        self._stretches.append(stretch)
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
         lane = self._lanes.get()
         try:
-            lane.learn(self._spans)
+            lane.learn(self._stretches)
             yield lane
         finally:
             self._lanes.put(lane)
@@ -172,7 +172,7 @@ class NixlFiles:
         return [self._path(name).exists() for name in names]
 
     def write(self, values: Sequence[Value]) -> list[bool]:
-        if not self._quota.make_room(len(values) * self._value_bytes):
+        if not self._bound.make_room(len(values) * self._value_bytes):
             raise OSError(f"no room in {self._folders[0].parent}: a part of the quota, or the last free bytes")
         paths = [self._path(value.name) for value in values]
         drafts = [path.with_name(f"{path.name}.{os.getpid()}-{next(self._numbers)}") for path in paths]
@@ -247,7 +247,7 @@ class NixlFiles:
         return num_removed
 
     def stats(self) -> dict[str, int]:
-        return {"evicted_pages": self._quota.num_evicted, "no_space_pauses": self._quota.num_pauses}
+        return {"evicted_pages": self._bound.num_evicted, "no_space_pauses": self._bound.num_pauses}
 
     def close(self) -> None:
         while not self._lanes.empty():

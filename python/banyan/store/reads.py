@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from banyan._native import Feed, SharedBytes
 from banyan.store.form import Slab, ValueForm
-from banyan.store.values import Piece, Reading, Span, Values
+from banyan.store.values import Reading, Stretch, Transfer, Values
 
 LOAD_BYTES = 64 << 20
 """What a library is asked for at once: some leases of values last only seconds."""
@@ -81,8 +81,8 @@ class PageReader:
         sums: list[tuple[int, ...]] = []
         for first in range(0, len(read.keys), slab.num_headers):
             pages = range(first, min(first + slab.num_headers, len(read.keys)))
-            pieces = [Piece(page, 0, Span(slab.place(page - first), form.header_bytes)) for page in pages]
-            for page, has_come in zip(pages, self._load(read, reading, pieces), strict=True):
+            transfers = [Transfer(page, 0, Stretch(slab.place(page - first), form.header_bytes)) for page in pages]
+            for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
                 said = form.sums_of(slab.view(page - first)) if has_come else None
                 sums.append(said or ())
                 if said is None:
@@ -93,11 +93,11 @@ class PageReader:
         form, start = self._form, self._form.starts[layers.start]
         num_bytes = form.starts[layers.stop] - start
         pages = [page for page in range(len(read.keys)) if page not in read.failed]
-        pieces = [
-            Piece(page, form.header_bytes + start, Span(read.base + read.offsets[page] + start, num_bytes))
+        transfers = [
+            Transfer(page, form.header_bytes + start, Stretch(read.base + read.offsets[page] + start, num_bytes))
             for page in pages
         ]
-        for page, has_come in zip(pages, self._load(read, reading, pieces), strict=True):
+        for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
             if not has_come:
                 read.failed[page] = False
         for layer in layers:
@@ -112,14 +112,14 @@ class PageReader:
             if checksum != sums[page][layer]:
                 read.failed[page] = True
 
-    def _load(self, read: PageRead, reading: Reading, pieces: Sequence[Piece]) -> list[bool]:
-        num_at_once = max(1, LOAD_BYTES // pieces[0].to.num_bytes) if pieces else 1
+    def _load(self, read: PageRead, reading: Reading, transfers: Sequence[Transfer]) -> list[bool]:
+        num_at_once = max(1, LOAD_BYTES // transfers[0].to.num_bytes) if transfers else 1
         come: list[bool] = []
-        for first in range(0, len(pieces), num_at_once):
-            begun_s, some = time.monotonic(), pieces[first : first + num_at_once]
+        for first in range(0, len(transfers), num_at_once):
+            begun_s, some = time.monotonic(), transfers[first : first + num_at_once]
             come += reading.load(some)
             self._moved(read.feed)
             if self._bytes_per_s is not None:
-                due_s = begun_s + sum(piece.to.num_bytes for piece in some) / self._bytes_per_s
+                due_s = begun_s + sum(transfer.to.num_bytes for transfer in some) / self._bytes_per_s
                 time.sleep(max(0.0, due_s - time.monotonic()))
         return come

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a library has to be able to do to keep pages for a server: values by name, read in pieces.
+"""What a library has to be able to do to keep pages for a server: values by name, read in transfers.
 
 Every call may block, and is made on threads that only do this: never the scheduler's. Memory is given by its address;
 it was registered before. What is read is believed by its checksums alone, so a backend promises nothing about it.
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 
-class Span(NamedTuple):
+class Stretch(NamedTuple):
     """Bytes in memory."""
 
     address: int
@@ -23,22 +23,22 @@ class Value(NamedTuple):
     """A value to be written: its name, and its parts one behind the other."""
 
     name: str
-    parts: Sequence[Span]
+    parts: Sequence[Stretch]
 
 
-class Piece(NamedTuple):
-    """Bytes ``start`` and following of the value with that number go to a span of memory."""
+class Transfer(NamedTuple):
+    """Bytes ``start`` and following of the value with that number go to a stretch of memory."""
 
     number: int
     start: int
-    to: Span
+    to: Stretch
 
 
 class Reading(Protocol):
     """Some values that are being read."""
 
-    def load(self, pieces: Sequence[Piece]) -> list[bool]:
-        """Bring pieces into memory; which of them came whole.
+    def load(self, transfers: Sequence[Transfer]) -> list[bool]:
+        """Bring transfers into memory; which of them came whole.
 
         Raises:
             OSError: when the store does not answer.
@@ -54,7 +54,7 @@ class Values(Protocol):
         """In one line, what does the work."""
         ...
 
-    def register(self, span: Span) -> None:
+    def register(self, stretch: Stretch) -> None:
         """Announce memory that values will move in and out of."""
         ...
 

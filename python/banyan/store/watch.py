@@ -26,10 +26,6 @@ class Watch:
         self._thread.start()
 
     @property
-    def num_reads(self) -> int:
-        return len(self._since_s)
-
-    @property
     def is_stalled(self) -> bool:
         """Whether a read that was late has still not ended."""
         return bool(self._late)

@@ -19,7 +19,7 @@ from itertools import islice, takewhile
 
 from banyan._native import SharedBytes, WriteGate
 from banyan.store.form import Slab, ValueForm
-from banyan.store.values import Span, Value, Values
+from banyan.store.values import Stretch, Value, Values
 
 BATCH = 32
 """Pages that are written at once."""
@@ -195,6 +195,6 @@ class Writes:
         values = []
         for number, page in enumerate(pages):
             form.write_header(slab.view(number), [sums[number] for sums in layers])
-            header = Span(slab.place(number), form.header_bytes)
-            values.append(Value(page.name, (header, Span(page.base + page.offset, form.page_bytes))))
+            header = Stretch(slab.place(number), form.header_bytes)
+            values.append(Value(page.name, (header, Stretch(page.base + page.offset, form.page_bytes))))
         return values

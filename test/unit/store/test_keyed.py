@@ -17,7 +17,7 @@ import pytest
 from banyan._native import SharedBytes
 from banyan.store.form import ValueForm
 from banyan.store.keyed import KeyedStore
-from banyan.store.values import Piece, Span, Value
+from banyan.store.values import Stretch, Transfer, Value
 
 LAYER_BYTES = (4096, 8192)
 FRAME_BYTES = sum(LAYER_BYTES)
@@ -42,7 +42,7 @@ class InMemory:
         if self.is_silent:
             raise OSError("it does not answer")
 
-    def register(self, span: Span) -> None: ...
+    def register(self, stretch: Stretch) -> None: ...
 
     def present(self, names: Sequence[str]) -> list[bool]:
         self.num_questions += 1
@@ -60,10 +60,10 @@ class InMemory:
         self._names = names
         yield self
 
-    def load(self, pieces: Sequence[Piece]) -> list[bool]:
+    def load(self, transfers: Sequence[Transfer]) -> list[bool]:
         self._answer()
         come = []
-        for number, start, to in pieces:
+        for number, start, to in transfers:
             value = self.held.get(self._names[number], b"")[start : start + to.num_bytes]
             ctypes.memmove(to.address, value, len(value))
             come.append(len(value) == to.num_bytes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan.store.folder_quota import FolderQuota, entries_of
+from banyan.store.folder_bound import FolderBound, entries_of
 
 PAGE_BYTES = 100
 
@@ -27,22 +27,22 @@ def left(folder: Path) -> list[str]:
     return sorted(Path(entry.path).name for entry in entries_of(str(folder)))
 
 
-def quota(folder: Path, pages: int, floor_bytes: int = 0) -> FolderQuota:
-    return FolderQuota([folder], quota_bytes=pages * PAGE_BYTES, floor_bytes=floor_bytes)
+def bound(folder: Path, pages: int, floor_bytes: int = 0) -> FolderBound:
+    return FolderBound([folder], quota_bytes=pages * PAGE_BYTES, floor_bytes=floor_bytes)
 
 
 def test_room_when_there_is_some_then_nothing_goes(folder: Path) -> None:
-    assert quota(folder, 10).make_room(PAGE_BYTES) and len(left(folder)) == 9
+    assert bound(folder, 10).make_room(PAGE_BYTES) and len(left(folder)) == 9
 
 
 def test_room_when_there_is_none_then_the_longest_unused_go_down_to_nine_tenths(folder: Path) -> None:
-    made = quota(folder, 10)
+    made = bound(folder, 10)
     assert made.make_room(2 * PAGE_BYTES)
     assert left(folder) == list("2345678") and made.num_evicted == 2
 
 
 def test_room_when_others_have_written_meanwhile_then_they_are_counted(folder: Path) -> None:
-    made = quota(folder, 10)
+    made = bound(folder, 10)
     (folder / "theirs").write_bytes(b"x" * 3 * PAGE_BYTES)
     # The ninth part of the quota is more than a sixty-fourth: it looks again.
     assert made.make_room(PAGE_BYTES)
@@ -50,11 +50,11 @@ def test_room_when_others_have_written_meanwhile_then_they_are_counted(folder: P
 
 
 def test_room_when_more_is_wanted_than_may_ever_be_then_none_and_nothing_goes(folder: Path) -> None:
-    assert not quota(folder, 10).make_room(10 * PAGE_BYTES) and len(left(folder)) == 9
+    assert not bound(folder, 10).make_room(10 * PAGE_BYTES) and len(left(folder)) == 9
 
 
 def test_room_when_the_file_system_is_full_then_none(folder: Path) -> None:
-    made = quota(folder, 10, floor_bytes=1 << 60)
+    made = bound(folder, 10, floor_bytes=1 << 60)
     assert not made.make_room(PAGE_BYTES) and made.num_pauses == 1
 
 

@@ -45,7 +45,7 @@ def name_of(namespace: bytes, key: str) -> str:
     return f"{namespace.hex()}/{key}"
 
 
-class Asking:
+class AskedValues:
     """``failed`` is told when the store does not answer."""
 
     def __init__(

@@ -43,7 +43,7 @@ def entries_of(folder: str) -> Iterator[Entry]:
         yield Entry(entry.path, state.st_size, state.st_mtime)
 
 
-class FolderQuota:
+class FolderBound:
     """One writer's view of some folders. One thread."""
 
     def __init__(self, folders: Sequence[Path], *, quota_bytes: int, floor_bytes: int) -> None:
