@@ -19,7 +19,7 @@ from banyan._native import SharedBytes
 from banyan.ports import PageStore, StoreFound
 from banyan.store import Space, StoreLocation, asked_store, backends, open_store
 
-LAYER_BYTES = (4096, 8192)
+LAYER_BYTES = (4096, 28672)
 FRAME_BYTES = sum(LAYER_BYTES)
 NUM_FRAMES = 16
 QUOTA_BYTES = 8 << 20
