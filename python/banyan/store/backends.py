@@ -75,7 +75,9 @@ def _open_hf3fs(location: StoreLocation, namespace: bytes, layer_bytes: Sequence
 
 def _open_mooncake(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
     """How much it holds is what its clients lend, not ``space``'s quota."""
-    values = MooncakeValues(Address.parse(location.host), MooncakeOptions.parse(location.options))
+    value_bytes = ValueForm(tuple(layer_bytes)).value_bytes
+    options = MooncakeOptions.parse(location.options)
+    values = MooncakeValues(Address.parse(location.host), options, value_bytes=value_bytes)
     return _keyed(values, namespace, layer_bytes, space)
 
 

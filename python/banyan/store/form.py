@@ -57,10 +57,16 @@ class ValueForm:
         """Whether every layer begins where O_DIRECT wants it."""
         return all(num_bytes % ALIGN_BYTES == 0 for num_bytes in self.layer_bytes)
 
-    def steps(self, layers_per_step: int) -> list[range]:
-        """The layers of each step of a read."""
-        width = max(1, layers_per_step)
-        return [range(at, min(at + width, self.num_layers)) for at in range(0, self.num_layers, width)]
+    def steps(self, layers_per_step: int, least_bytes: int) -> list[range]:
+        """The layers of each step of a read: so many, and no fewer than ``least_bytes`` of a page."""
+        steps, first = [], 0
+        while first < self.num_layers:
+            end = min(first + max(1, layers_per_step), self.num_layers)
+            while end < self.num_layers and self.starts[end] - self.starts[first] < least_bytes:
+                end += 1
+            steps.append(range(first, end))
+            first = end
+        return steps
 
     def layer_sums(
         self, memory: SharedBytes, namespace: bytes, keys: Sequence[str], offsets: Sequence[int], layer: int

@@ -26,6 +26,8 @@ ANSWERS_S = 3.0
 """So long the master is waited for at the start."""
 LENDERS_S = 5.0
 """And so long for somebody who lends memory, who may be starting at the same time."""
+LEAST_BYTES = 512 << 10
+"""Its client asks the master for every value of every call."""
 WAY_OUT = "pip install --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1 (or its CUDA build), with libibverbs1"
 NO_ROOM, NO_ANSWER = -200, -900
 """Of Mooncake's codes: no segment has room; the master or a client cannot be reached."""
@@ -96,7 +98,7 @@ def load_library() -> Any:
 class MooncakeValues:
     """Implements ``values.Values``."""
 
-    def __init__(self, master: Address, options: MooncakeOptions) -> None:
+    def __init__(self, master: Address, options: MooncakeOptions, *, value_bytes: int) -> None:
         """
         Raises:
             ValueError: where the library is not there, or nobody lends memory; with the way out.
@@ -105,6 +107,7 @@ class MooncakeValues:
         client = load_library()
         host = own_host(master)
         self._master = master
+        self._value_bytes = value_bytes
         self._options = options
         self._store: Any = client()
         code = self._store.setup(
@@ -155,6 +158,10 @@ class MooncakeValues:
         lent = f"lends {self._options.segment_gb:g} GiB" if self._options.segment_gb else "lends no memory"
         return f"Mooncake, master {self._master}, {self._options.protocol}, {lent}"
 
+    @property
+    def least_bytes(self) -> int:
+        return LEAST_BYTES
+
     def register(self, stretch: Stretch) -> None:
         code = self._store.register_buffer(stretch.address, stretch.num_bytes)
         if code:
@@ -182,19 +189,38 @@ class MooncakeValues:
         yield _Reading(self, names)
 
     def load(self, names: Sequence[str], transfers: Sequence[Transfer]) -> list[bool]:
-        """Pieces of values, by their numbers in ``names``."""
-        bases = self._bases
-        base = bases[bisect_right(bases, transfers[0].to.address) - 1] if transfers else 0
-        # All transfers of a call lie in one memory: the headers' or the arena.
-        (codes,) = self._store.get_into_ranges(
-            [base],
-            [[names[transfer.number] for transfer in transfers]],
-            [[[transfer.to.address - base] for transfer in transfers]],
-            [[[transfer.start] for transfer in transfers]],
-            [[[transfer.to.num_bytes] for transfer in transfers]],
-        )
-        self._heed([code for (code,) in codes])
-        return [code == transfer.to.num_bytes for (code,), transfer in zip(codes, transfers, strict=True)]
+        """Bytes of values, by their numbers in ``names``."""
+        if all(transfer.start == 0 and transfer.num_bytes == self._value_bytes for transfer in transfers):
+            codes = self._store.batch_get_into_multi_buffers(
+                [names[transfer.number] for transfer in transfers],
+                [[stretch.address for stretch in transfer.to] for transfer in transfers],
+                [[stretch.num_bytes for stretch in transfer.to] for transfer in transfers],
+            )
+            self._heed(codes)
+            return [code == self._value_bytes for code in codes]
+        num_come = [0] * len(transfers)
+        for base, parts in self._by_memory(transfers).items():
+            (answers,) = self._store.get_into_ranges(
+                [base],
+                [[names[transfers[owner].number] for owner, _, _ in parts]],
+                [[[stretch.address - base] for _, _, stretch in parts]],
+                [[[start] for _, start, _ in parts]],
+                [[[stretch.num_bytes] for _, _, stretch in parts]],
+            )
+            self._heed([code for (code,) in answers])
+            for (owner, _, _), (code,) in zip(parts, answers, strict=True):
+                num_come[owner] += max(0, code)
+        return [come == transfer.num_bytes for come, transfer in zip(num_come, transfers, strict=True)]
+
+    def _by_memory(self, transfers: Sequence[Transfer]) -> dict[int, list[tuple[int, int, Stretch]]]:
+        """Whose part it is, where it starts in the value, and where it goes; by the base of the registered memory."""
+        parts: dict[int, list[tuple[int, int, Stretch]]] = {}
+        for owner, (_, start, to) in enumerate(transfers):
+            for stretch in to:
+                base = self._bases[bisect_right(self._bases, stretch.address) - 1]
+                parts.setdefault(base, []).append((owner, start, stretch))
+                start += stretch.num_bytes
+        return parts
 
     def remove(self, names: Sequence[str]) -> int:
         # By force: whoever reads such a value just now finds out by its checksums.

@@ -28,6 +28,7 @@ TOUCH_S = 60.0
 """How old a file's time may be before a read renews it."""
 NUM_LANES = 3
 """Transfers at once: those of two readers and one writer."""
+LEAST_BYTES = 64 << 10
 WAY_OUT = "pip install --no-deps nixl==1.5.1 nixl-cu13==1.5.1"
 
 
@@ -115,12 +116,18 @@ class _Reading:
         self._descriptors = descriptors
 
     def load(self, transfers: Sequence[Transfer]) -> list[bool]:
-        there = [transfer for transfer in transfers if transfer.number in self._descriptors]
-        moved = self._lane.move("READ", [(self._descriptors[p.number], p.start, p.to) for p in there])
-        come = {transfer.number for transfer, has_come in zip(there, moved, strict=True) if has_come}
-        for transfer in there:
-            if transfer.number not in come:
-                self._paths[transfer.number].unlink(missing_ok=True)
+        moves: list[tuple[int, int, Stretch]] = []
+        owners: list[int] = []
+        for number, start, to in transfers:
+            for stretch in to if number in self._descriptors else ():
+                moves.append((self._descriptors[number], start, stretch))
+                owners.append(number)
+                start += stretch.num_bytes
+        moved = self._lane.move("READ", moves)
+        failed = {number for number, has_come in zip(owners, moved, strict=True) if not has_come}
+        for number in failed:
+            self._paths[number].unlink(missing_ok=True)
+        come = self._descriptors.keys() - failed
         return [transfer.number in come for transfer in transfers]
 
 
@@ -151,6 +158,10 @@ class NixlFiles:
     @property
     def engine(self) -> str:
         return f"NIXL POSIX, {'O_DIRECT' if self._flags else 'by the page cache'}, a file a page"
+
+    @property
+    def least_bytes(self) -> int:
+        return LEAST_BYTES
 
     def register(self, stretch: Stretch) -> None:
         self._stretches.append(stretch)

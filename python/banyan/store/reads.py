@@ -67,21 +67,33 @@ class PageReader:
         """
         try:
             with self._values.reading(names) as reading:
-                sums = self._headers(read, reading)
-                for layers in self._form.steps(read.layers_per_step):
+                sums: list[tuple[int, ...]] = []
+                for layers in self._form.steps(read.layers_per_step, self._values.least_bytes):
                     if not (read.feed.is_wanted and read.is_current()):
                         return
-                    self._step(read, reading, layers, sums)
+                    if not sums:
+                        sums = self._first_step(read, reading, layers)
+                    else:
+                        self._next_step(read, reading, layers)
+                    for layer in layers:
+                        self._verify(read, layer, sums)
+                        num_pages = len(read.keys) - len(read.failed)
+                        read.feed.land(num_pages * self._form.layer_bytes[layer], list(read.failed))
         finally:
             read.feed.end()
 
-    def _headers(self, read: PageRead, reading: Reading) -> list[tuple[int, ...]]:
-        """The checksums of each page; () for a page that is not there."""
+    def _first_step(self, read: PageRead, reading: Reading, layers: range) -> list[tuple[int, ...]]:
+        """The headers come with the first layers. The checksums of each page; () for one that is not there."""
         slab, form = self._slab, self._form
         sums: list[tuple[int, ...]] = []
         for first in range(0, len(read.keys), slab.num_headers):
             pages = range(first, min(first + slab.num_headers, len(read.keys)))
-            transfers = [Transfer(page, 0, Stretch(slab.place(page - first), form.header_bytes)) for page in pages]
+            transfers = [
+                Transfer(
+                    page, 0, (Stretch(slab.place(page - first), form.header_bytes), self._frame(read, page, layers))
+                )
+                for page in pages
+            ]
             for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
                 said = form.sums_of(slab.view(page - first)) if has_come else None
                 sums.append(said or ())
@@ -89,20 +101,18 @@ class PageReader:
                     read.failed[page] = has_come
         return sums
 
-    def _step(self, read: PageRead, reading: Reading, layers: range, sums: Sequence[Sequence[int]]) -> None:
-        form, start = self._form, self._form.starts[layers.start]
-        num_bytes = form.starts[layers.stop] - start
+    def _next_step(self, read: PageRead, reading: Reading, layers: range) -> None:
+        start = self._form.header_bytes + self._form.starts[layers.start]
         pages = [page for page in range(len(read.keys)) if page not in read.failed]
-        transfers = [
-            Transfer(page, form.header_bytes + start, Stretch(read.base + read.offsets[page] + start, num_bytes))
-            for page in pages
-        ]
+        transfers = [Transfer(page, start, (self._frame(read, page, layers),)) for page in pages]
         for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
             if not has_come:
                 read.failed[page] = False
-        for layer in layers:
-            self._verify(read, layer, sums)
-            read.feed.land(len(pages) * form.layer_bytes[layer], list(read.failed))
+
+    def _frame(self, read: PageRead, page: int, layers: range) -> Stretch:
+        """Where layers of a page go."""
+        start, end = self._form.starts[layers.start], self._form.starts[layers.stop]
+        return Stretch(read.base + read.offsets[page] + start, end - start)
 
     def _verify(self, read: PageRead, layer: int, sums: Sequence[Sequence[int]]) -> None:
         pages = [page for page in range(len(read.keys)) if page not in read.failed]
@@ -113,13 +123,13 @@ class PageReader:
                 read.failed[page] = True
 
     def _load(self, read: PageRead, reading: Reading, transfers: Sequence[Transfer]) -> list[bool]:
-        num_at_once = max(1, LOAD_BYTES // transfers[0].to.num_bytes) if transfers else 1
+        num_at_once = max(1, LOAD_BYTES // transfers[0].num_bytes) if transfers else 1
         come: list[bool] = []
         for first in range(0, len(transfers), num_at_once):
             begun_s, some = time.monotonic(), transfers[first : first + num_at_once]
             come += reading.load(some)
             self._moved(read.feed)
             if self._bytes_per_s is not None:
-                due_s = begun_s + sum(transfer.to.num_bytes for transfer in some) / self._bytes_per_s
+                due_s = begun_s + sum(transfer.num_bytes for transfer in some) / self._bytes_per_s
                 time.sleep(max(0.0, due_s - time.monotonic()))
         return come

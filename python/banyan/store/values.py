@@ -27,11 +27,15 @@ class Value(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Bytes ``start`` and following of the value with that number go to a stretch of memory."""
+    """Bytes ``start`` and following of the value with that number go to stretches of memory, one after the other."""
 
     number: int
     start: int
-    to: Stretch
+    to: Sequence[Stretch]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stretch.num_bytes for stretch in self.to)
 
 
 class Reading(Protocol):
@@ -52,6 +56,11 @@ class Values(Protocol):
     @property
     def engine(self) -> str:
         """In one line, what does the work."""
+        ...
+
+    @property
+    def least_bytes(self) -> int:
+        """A transfer of less takes about as long: steps of a read are made of so many layers that none is smaller."""
         ...
 
     def register(self, stretch: Stretch) -> None:

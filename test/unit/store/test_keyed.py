@@ -29,6 +29,7 @@ class InMemory:
     """Implements ``values.Values``."""
 
     engine = "memory"
+    least_bytes = 0
 
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}
@@ -63,10 +64,12 @@ class InMemory:
     def load(self, transfers: Sequence[Transfer]) -> list[bool]:
         self._answer()
         come = []
-        for number, start, to in transfers:
-            value = self.held.get(self._names[number], b"")[start : start + to.num_bytes]
-            ctypes.memmove(to.address, value, len(value))
-            come.append(len(value) == to.num_bytes)
+        for transfer in transfers:
+            value = self.held.get(self._names[transfer.number], b"")[transfer.start :]
+            come.append(len(value) >= transfer.num_bytes)
+            for address, num_bytes in transfer.to if come[-1] else ():
+                ctypes.memmove(address, value, num_bytes)
+                value = value[num_bytes:]
         return come
 
     def remove(self, names: Sequence[str]) -> int:
@@ -213,4 +216,6 @@ def test_form_when_layers_are_odd_then_the_header_is_a_block_and_says_all() -> N
     assert form.header_bytes == 4096 and form.value_bytes == 4096 + 600 and not form.is_aligned
     assert form.sums_of(header) == (1, 2, 3)
     assert ValueForm((100, 200, 301)).sums_of(header) is None, "a page of another form"
-    assert [list(step) for step in form.steps(2)] == [[0, 1], [2]]
+    assert form.steps(2, 0) == [range(0, 2), range(2, 3)]
+    assert form.steps(1, 250) == [range(0, 2), range(2, 3)], "no step of less"
+    assert form.steps(1, 10_000) == [range(0, 3)]
