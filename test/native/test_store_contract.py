@@ -335,7 +335,7 @@ def test_mooncake_when_the_master_dies_then_nothing_is_found_and_nothing_waits(
     assert [page for page, _ in read.finish()] == [0]
     assert store.sync() == 1 and store.completed()[-1] == (key(1), "failed")
     until(lambda: asked_store(store).answers() == [(1, None)])
-    assert store.lookup(keys(0)).num_pages == 0 and asked_store(store).ask(keys(0)) is None
+    assert store.lookup(keys(0)).num_pages == 0
     assert store.stats()["read_errors"] >= 1 and store.stats()["write_failures"] == 1
     store.close()
     cluster.close()

@@ -21,7 +21,7 @@ ASK_PAGES = 128
 """Pages that the store is asked for at once; the first that is not there ends a question."""
 SLOW_S = 0.5
 """While a question has waited for so long, no other is asked: requests wait for answers."""
-SILENCE_S = 5.0
+SILENCE_S = 10.0
 """So long a store that did not answer is left alone."""
 
 
