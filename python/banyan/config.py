@@ -206,7 +206,7 @@ class Config:
         100.0,
         "--banyan-store-gb",
         TIERS,
-        "What the store may occupy, by all its servers together.",
+        "What the store may occupy, by all its servers together. Of mooncake:// its lenders decide.",
         metavar="GIB",
         parse=float,
         check=above_zero("a size in GiB"),
