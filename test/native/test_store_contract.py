@@ -51,6 +51,14 @@ def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
     cluster.close()
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Mooncake]:
+    """One of the test's own, of which parts may die."""
+    cluster = Mooncake(tmp_path)
+    yield cluster
+    cluster.close()
+
+
 @pytest.fixture(params=sorted(BACKENDS))
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """3FS is a folder that is said to be mounted as one."""
@@ -296,9 +304,8 @@ def test_store_when_more_is_written_than_it_may_hold_then_it_stays_within_and_go
 
 
 def test_mooncake_when_the_lender_of_memory_dies_then_its_pages_are_misses_and_new_ones_go_elsewhere(
-    tmp_path: Path, memory: SharedBytes
+    cluster: Mooncake, tmp_path: Path, memory: SharedBytes
 ) -> None:
-    cluster = Mooncake(tmp_path)
     store = Place(cluster.url, tmp_path, tmp_path, os.urandom(32)).open()
     store.put(keys(0, 1), None, memory, offsets(0, 1))
     assert store.sync() == 0
@@ -313,13 +320,11 @@ def test_mooncake_when_the_lender_of_memory_dies_then_its_pages_are_misses_and_n
     until(lambda: found(store, keys(2)).num_pages == 1)
     assert fetch(store, memory, [2], 8) == []
     store.close()
-    cluster.close()
 
 
 def test_mooncake_when_the_master_dies_then_nothing_is_found_and_nothing_waits(
-    tmp_path: Path, memory: SharedBytes
+    cluster: Mooncake, tmp_path: Path, memory: SharedBytes
 ) -> None:
-    cluster = Mooncake(tmp_path)
     store = Place(cluster.url, tmp_path, tmp_path, os.urandom(32)).open()
     store.put(keys(0), None, memory, offsets(0))
     assert store.sync() == 0
@@ -338,4 +343,3 @@ def test_mooncake_when_the_master_dies_then_nothing_is_found_and_nothing_waits(
     assert store.lookup(keys(0)).num_pages == 0
     assert store.stats()["read_errors"] >= 1 and store.stats()["write_failures"] == 1
     store.close()
-    cluster.close()
