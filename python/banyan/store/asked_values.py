@@ -52,7 +52,7 @@ class AskedValues:
         self,
         values: Values,
         known: Known,
-        failed: Callable[[OSError], None],
+        failed: Callable[[Exception], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
@@ -89,7 +89,7 @@ class AskedValues:
     def _ask(self, number: int, keys: Sequence[str], namespace: bytes) -> None:
         try:
             there = keys[: self._num_there(keys, namespace)]
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
             self._silent_until_s = self._clock() + SILENCE_S
             self._failed(error)
             there = []

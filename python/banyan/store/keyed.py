@@ -148,7 +148,7 @@ class KeyedStore:
         self._watch.begins(read.feed)
         try:
             reader.carry(read, [name_of(read.namespace, key) for key in read.keys])
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
             read.failed |= dict.fromkeys(set(range(len(read.keys))) - read.failed.keys(), False)
             self._failed("read_errors", error)
         finally:
@@ -165,7 +165,7 @@ class KeyedStore:
         if damaged:
             self._count("checksum_failures", len(damaged))
             self._complaints.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 self._values.remove([name_of(read.namespace, key) for key in damaged])
 
     # ---- down --------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class KeyedStore:
         self._known.forget(keys)
         try:
             return self._values.remove([name_of(self._known.namespace, key) for key in keys])
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
             self._failed("write_failures", error)
             return 0
 
@@ -256,7 +256,8 @@ class KeyedStore:
         self._has_ended = True
         self._writes.close()
         self._asked.close()
-        self._executor.shutdown()
+        # What waits behind a library that hangs is dropped, and so ends.
+        self._executor.shutdown(wait=not self._watch.is_stalled, cancel_futures=True)
         self._watch.close()
         self._values.close()
 
@@ -264,7 +265,7 @@ class KeyedStore:
         with self._lock:
             self._counts[name] += number
 
-    def _failed(self, name: str, error: OSError) -> None:
+    def _failed(self, name: str, error: Exception) -> None:
         self._count(name, 1)
         self._complaints.about(error)
 

@@ -58,7 +58,7 @@ class Writes:
         backlog_bytes: int,
         num_reads: Callable[[], int],
         done: Done,
-        lost: Callable[[OSError], None],
+        lost: Callable[[Exception], None],
     ) -> None:
         self._values = values
         self._form = form
@@ -150,7 +150,7 @@ class Writes:
                     continue
             try:
                 outcomes = self._write(batch)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
                 self._lost(error)
                 outcomes = [FAILED] * len(batch)
             self._end(batch, outcomes)

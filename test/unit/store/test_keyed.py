@@ -34,6 +34,7 @@ class InMemory:
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}
         self.is_silent = False
+        self.error: Exception = OSError("it does not answer")
         self.is_open = threading.Event()
         self.is_open.set()
         self.num_questions = 0
@@ -41,7 +42,7 @@ class InMemory:
     def _answer(self) -> None:
         self.is_open.wait()
         if self.is_silent:
-            raise OSError("it does not answer")
+            raise self.error
 
     def register(self, stretch: Stretch) -> None: ...
 
@@ -124,10 +125,11 @@ def stored(store: KeyedStore, memory: SharedBytes) -> KeyedStore:
     return store
 
 
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
 def test_library_when_it_does_not_answer_then_misses_counts_and_one_line(
-    stored: KeyedStore, values: InMemory, memory: SharedBytes, caplog: pytest.LogCaptureFixture
+    stored: KeyedStore, values: InMemory, memory: SharedBytes, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    values.is_silent = True
+    values.is_silent, values.error = True, kind("it does not answer")
     with caplog.at_level(logging.WARNING, "banyan"):
         read = stored.read(stored.lookup(keys(0, 1)), 2, memory, offsets(4, 5))
         assert read.finish() == [(0, "gone"), (1, "gone")]
@@ -140,8 +142,11 @@ def test_library_when_it_does_not_answer_then_misses_counts_and_one_line(
     assert len(caplog.records) == 1 and "it does not answer" in caplog.text
 
 
-def test_library_when_it_has_failed_a_question_then_it_is_left_alone(store: KeyedStore, values: InMemory) -> None:
-    values.is_silent = True
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_library_when_it_has_failed_a_question_then_it_is_left_alone(
+    store: KeyedStore, values: InMemory, kind: type[Exception]
+) -> None:
+    values.is_silent, values.error = True, kind("it does not answer")
     assert store.ask(keys(0)) is not None
     until(lambda: bool(store.answers()))
     assert store.ask(keys(0)) is None and values.num_questions == 1, "requests would wait for the answer"
