@@ -334,12 +334,9 @@ def test_mooncake_when_the_master_dies_then_nothing_is_found_and_nothing_waits(
     began_s = time.monotonic()
     assert asked_store(store).ask(keys(0)) is not None
     read = store.read(pages, 1, memory, offsets(8), layers_per_step=1)
-    store.put(keys(1), None, memory, offsets(1))
     assert time.monotonic() - began_s < 0.5, "nobody waits for the master"
     # Its library tries for some seconds.
     assert [page for page, _ in read.finish()] == [0]
-    assert store.sync() == 1 and store.completed()[-1] == (key(1), "failed")
     until(lambda: asked_store(store).answers() == [(1, None)])
-    assert store.lookup(keys(0)).num_pages == 0
-    assert store.stats()["read_errors"] >= 1 and store.stats()["write_failures"] == 1
+    assert store.lookup(keys(0)).num_pages == 0 and store.stats()["read_errors"] >= 1
     store.close()
