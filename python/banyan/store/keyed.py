@@ -38,6 +38,8 @@ HEADERS_AT_ONCE = 256
 MAX_READS = 256
 BACKLOG_BYTES = 256 << 20
 STALL_S = 10.0
+EVICT_PAGES = 1024
+"""Removed by one call of a library."""
 COUNTED = ("written_pages", "written_bytes", "write_failures", "put_full", "checksum_failures", "read_errors")
 
 
@@ -228,8 +230,9 @@ class KeyedStore:
             for key in keys:
                 del self._own[key]
         self._known.forget(keys)
+        names = [name_of(self._known.namespace, key) for key in keys]
         try:
-            return self._values.remove([name_of(self._known.namespace, key) for key in keys])
+            return sum(self._values.remove(names[at : at + EVICT_PAGES]) for at in range(0, len(names), EVICT_PAGES))
         except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
             self._failed("write_failures", error)
             return 0
