@@ -6,7 +6,8 @@ Invariants
   2. No more than ``backlog_bytes`` wait; what comes on top is not taken.
   3. A write starts only when the gate lets it, or when somebody waits for all of them.
 
-A page: queued -> being written -> stored, present (the store had it), or failed.
+A page: queued -> being written -> stored, present (the store had it), or failed; all that wait fail with one that the
+library does not answer for.
 """
 
 from __future__ import annotations
@@ -152,6 +153,9 @@ class Writes:
                 outcomes = self._write(batch)
             except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
                 self._lost(error)
+                # Each batch might wait as long for the library, and somebody for all of them.
+                with self._changed:
+                    batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
             self._end(batch, outcomes)
             with self._changed:

@@ -142,6 +142,18 @@ def test_library_when_it_does_not_answer_then_misses_counts_and_one_line(
     assert len(caplog.records) == 1 and "it does not answer" in caplog.text
 
 
+def test_library_when_it_does_not_answer_for_a_batch_then_those_behind_fail_with_it(
+    store: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    store.pause_writes()
+    wanted = keys(*range(100))
+    for name in wanted:
+        store.put([name], None, memory, offsets(0))
+    values.is_silent = True
+    assert store.sync() == 100 and values.num_questions == 1, "somebody waits, and once is enough"
+    assert sorted(store.completed()) == sorted((name, "failed") for name in wanted)
+
+
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
 def test_library_when_it_has_failed_a_question_then_it_is_left_alone(
     store: KeyedStore, values: InMemory, kind: type[Exception]
