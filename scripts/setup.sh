@@ -70,8 +70,10 @@ if ! is_done others "$others"; then
     mark others "$others"
 fi
 
-# The tests of the page want a browser, those of the alert rules promtool. Nothing that serves does.
+# The tests of the page want a browser, those of the alert rules promtool, Mooncake's library the one of InfiniBand.
+# Nothing that serves does, without a mooncake:// store.
 wanted=()
+ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1' || wanted+=(libibverbs1)
 command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=(chromium fonts-dejavu-core)
 command -v promtool >/dev/null || wanted+=(prometheus)
 if [ ${#wanted[@]} -gt 0 ]; then

@@ -464,6 +464,10 @@ class Feed:
     def land(self, num_bytes: int, failed: list[int]) -> None:
         """The next layer is in memory; the pages `failed` are not what they should be."""
 
+    def be_late(self) -> None:
+        """Who brings the pages does not answer: all have failed ("late") and nobody waits any longer; `end` comes
+        when nothing is written any more."""
+
     def end(self) -> None:
         """Nothing is written any more. Where layers are missing, all pages have failed ("gone"). Idempotent."""
 

@@ -195,7 +195,9 @@ class Config:
         "--banyan-store",
         TIERS,
         """Keep pages in these folders, striped over them, across restarts; several servers of the same model may use
-        them at once. file:///PATH is the same as PATH; 3fs:///PATH is a folder of a mounted 3FS. Needs the arena.""",
+        them at once. file:///PATH is the same as PATH; 3fs:///PATH is a folder of a mounted 3FS; nixl+posix:///PATH
+        is written and read by NIXL; mooncake://HOST:PORT[?OPTIONS] is the memory that a Mooncake master gives out.
+        Needs the arena.""",
         metavar="[URL|PATH][,PATH...]",
         parse=lambda text: tuple(path for path in text.split(",") if path),
         unset="none",
@@ -204,7 +206,7 @@ class Config:
         100.0,
         "--banyan-store-gb",
         TIERS,
-        "What the store may occupy, by all its servers together.",
+        "What the store may occupy, by all its servers together. Of mooncake:// its lenders decide.",
         metavar="GIB",
         parse=float,
         check=above_zero("a size in GiB"),

@@ -178,7 +178,7 @@ class PageStore(Protocol):
         ...
 
     def lookup(self, keys: list[str], /) -> StoreFound:
-        """The longest run of leading pages."""
+        """The longest run of leading pages; of a store that has to be asked, as far as it has answered before."""
         ...
 
     def read(
@@ -192,7 +192,8 @@ class PageStore(Protocol):
         ...
 
     def completed(self) -> list[tuple[str, str]]:
-        """Queued pages that the store has let go since the last call: key, "stored" or "failed"."""
+        """Queued pages that the store has let go since the last call: key, and whether it was "stored", "present" (it
+        turned out that the store had it) or "failed"."""
         ...
 
     def sync(self) -> int:

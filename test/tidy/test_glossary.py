@@ -32,6 +32,7 @@ ORDINARY = set(
     stopwatch stored stream subscription table telemetry time timer token too trans transport tried unanswered
     unavailable unified unreached until upstream usage value verdict view wait waited waiting watch watched wearing
     webpage whole wire write
+    complaint folder option
     """.split()
 )
 

@@ -107,7 +107,7 @@ class Archive:
                 continue
             self._residency.unhold([frame])
             self._counters.archived_pages += outcome == "stored"
-            self._counters.archive_failed_pages += outcome != "stored"
+            self._counters.archive_failed_pages += outcome == "failed"
 
     def quiesce(self) -> None:
         """Wait until the store has written what was queued, and let every frame go."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other nodes have of the prompts that come to one rank, behind its arena and its store.
+"""What has to be asked for of the prompts that come to one rank: what other nodes have, or a store that does not know
+by itself, behind its arena.
 
 Invariants
   1. A prompt is asked for once, when it comes, and only for what this node does not hold.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from banyan.arena.prefetch import Prefetch, Worth
 from banyan.ports import Frames, StoreFound, StoreRead
@@ -29,16 +30,23 @@ class FoundThere(StoreFound, Protocol):
     def origin(self) -> str: ...
 
 
-class OtherNodes(Protocol):
-    """The doors of other nodes, as a rank uses them. No call waits."""
+Found = TypeVar("Found", bound=StoreFound, covariant=True)
+
+
+class Asked(Protocol[Found]):
+    """Who is asked. No call waits."""
 
     def ask(self, keys: Sequence[str]) -> int | None:
         """Ask who has the leading pages of ``keys``; the number of the question, None where nobody listens."""
         ...
 
-    def answers(self) -> Sequence[tuple[int, FoundThere | None]]:
+    def answers(self) -> Sequence[tuple[int, Found | None]]:
         """The questions that are over since the last call."""
         ...
+
+
+class OtherNodes(Asked[FoundThere], Protocol):
+    """The doors of other nodes, as a rank uses them. No call waits."""
 
     def read(self, found: Any, num_pages: int, memory: Any, offsets: Frames) -> StoreRead:
         """Start to pull what was found."""
@@ -52,13 +60,20 @@ class _Question:
     worth: Worth
 
 
-class RemoteTier:
-    """One rank's prompts at the other nodes."""
+class RemoteTier(Generic[Found]):
+    """One rank's prompts at those who are ``asked``. ``bring`` starts to read what was found of some keys."""
 
     def __init__(
-        self, nodes: OtherNodes, *, prefetch: Prefetch, counters: Counters, clock: Callable[[], float]
+        self,
+        asked: Asked[Found],
+        *,
+        bring: Callable[[Sequence[str], Worth, Found], None],
+        prefetch: Prefetch,
+        counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
-        self._nodes = nodes
+        self._asked = asked
+        self._bring = bring
         self._prefetch = prefetch
         self._counters = counters
         self._clock = clock
@@ -66,9 +81,9 @@ class RemoteTier:
         self._awaited: dict[str, float] = {}  # until when
 
     def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
-        """A request has come of whose prompt this node lacks ``keys``, which go to the prompt's end."""
+        """A request has come of whose prompt this node, as far as it knows, lacks ``keys``: they go to its end."""
         keys = keys[self._prefetch.num_arriving(keys) :]
-        number = self._nodes.ask(keys) if keys else None
+        number = self._asked.ask(keys) if keys else None
         if number is not None:
             self._counters.questions += 1
             self._questions[number] = _Question(rid, keys, worth)
@@ -83,15 +98,15 @@ class RemoteTier:
         return until_s is not None
 
     def poll(self) -> None:
-        """Pull what nodes have answered to have. Never blocks."""
-        for number, found in self._nodes.answers():
+        """Bring what was answered to be there. Never blocks."""
+        for number, found in self._asked.answers():
             question = self._questions.pop(number, None)
             if question is None:
                 continue
             self._awaited.pop(question.rid, None)
             if found is not None:
                 self._counters.question_hits += 1
-                self._prefetch.start_pull(question.keys, question.worth, found, self._nodes.read, found.origin)
+                self._bring(question.keys, question.worth, found)
 
     def forget(self) -> None:
         """What is answered from now on was asked before."""

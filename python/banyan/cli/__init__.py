@@ -95,7 +95,7 @@ def _cut_launch(words: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [MODEL] [-- LAUNCH ARGUMENTS]"
+    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [--store URL] [MODEL] [-- LAUNCH ARGUMENTS]"
     parser.epilog = (
         "Behind -- a dry run: what a server started with these arguments would refuse, and what it would set."
     )
@@ -108,6 +108,13 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="measure the drive that a store would use; repeat it. Needs 64 MiB there for a moment",
+    )
+    parser.add_argument(
+        "--store",
+        default=(),
+        metavar="URL|PATH[,PATH...]",
+        type=lambda text: tuple(part for part in text.split(",") if part),
+        help="a store as --banyan-store names it: its library, whoever is to answer, its drives",
     )
     parser.set_defaults(run=_doctor)
 
@@ -235,8 +242,8 @@ def _doctor(args: argparse.Namespace) -> int:
     from banyan.cli.doctor_model import examine_model
 
     findings = [] if args.model is None else [examine_model(args.model)]
-    if args.model is None or args.drive or args.launch is not None:
-        findings += doctor.examine(drives=args.drive, launch=args.launch)
+    if args.model is None or args.drive or args.store or args.launch is not None:
+        findings += doctor.examine(drives=args.drive, store=args.store, launch=args.launch)
     if args.json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:

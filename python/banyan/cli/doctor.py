@@ -16,14 +16,19 @@ from banyan.cli.doctor_flags import examine_flags
 from banyan.cli.doctor_gpu import examine_gpus
 from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
+from banyan.cli.doctor_store import examine_store
 from banyan.cli.finding import Finding
+from banyan.store import StoreLocation
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 
 
-def examine(*, drives: Sequence[Path] = (), launch: Sequence[str] | None = None) -> list[Finding]:
+def examine(
+    *, drives: Sequence[Path] = (), store: Sequence[str] = (), launch: Sequence[str] | None = None
+) -> list[Finding]:
     """Every finding, in the order in which a server would meet them. Starts nothing and changes nothing.
 
-    ``drives``: folders to measure; ``launch``: the arguments of a server, None for no dry run.
+    ``drives``: folders to measure; ``store``: one as ``--banyan-store`` names it; ``launch``: the arguments of a
+    server, None for no dry run.
     """
     checks: tuple[Callable[[], Finding], ...] = (
         _versions,
@@ -40,9 +45,15 @@ def examine(*, drives: Sequence[Path] = (), launch: Sequence[str] | None = None)
     kernel = Kernel()
     found = [check() for check in checks] + examine_machine(kernel) + examine_limits(kernel) + examine_gpus(CudaDriver)
     if launch is not None:
-        about_flags, folders = examine_flags(launch)
-        found += about_flags
-        drives = [*drives, *folders]
+        about_flags, named = examine_flags(launch)
+        found, store = found + about_flags, store or named
+    if store:
+        try:
+            location = StoreLocation.parse(store)
+        except ValueError as error:
+            return [*found, Finding("store", False, str(error), "see --banyan-store in docs/operations.md")]
+        found += examine_store(location)
+        drives = [*drives, *map(Path, location.paths)]
     return found + [finding for folder in drives for finding in examine_drive(folder, kernel)]
 
 

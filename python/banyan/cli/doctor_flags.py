@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from banyan.cli.finding import Finding
@@ -26,8 +25,8 @@ def launch_arguments(words: Sequence[str]) -> list[str]:
     return arguments if TURNED_ON in arguments else [*arguments, TURNED_ON]
 
 
-def examine_flags(words: Sequence[str]) -> tuple[list[Finding], tuple[Path, ...]]:
-    """What is refused, and what would be set; and the folders of the store that these arguments name."""
+def examine_flags(words: Sequence[str]) -> tuple[list[Finding], Sequence[str]]:
+    """What is refused, and what would be set; and the store that these arguments name, in the parts of its flag."""
     arguments = launch_arguments(words)
     done = subprocess.run(
         [sys.executable, "-m", DRY_RUN, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -38,7 +37,7 @@ def examine_flags(words: Sequence[str]) -> tuple[list[Finding], tuple[Path, ...]
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         advice = "install SGLang and Banyan into one environment; the findings above say what is missing"
         return [Finding("launch arguments", False, f"the dry run ended with {done.returncode}: {last}", advice)], ()
-    return findings_of(said, asked=TURNED_ON in words), tuple(Path(path) for path in said["folders"])
+    return findings_of(said, asked=TURNED_ON in words), said["store"]
 
 
 def findings_of(said: dict[str, Any], *, asked: bool) -> list[Finding]:

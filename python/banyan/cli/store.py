@@ -9,6 +9,11 @@ from typing import Any
 
 from banyan._native import store_check, store_evict, store_repair, store_survey
 from banyan.store import StoreLocation
+from banyan.store.location import FILE, HF3FS, NIXL_POSIX
+from banyan.store.nixl_files import survey
+
+SHELVED = (FILE, HF3FS)
+"""Schemes of the native store, whose files these commands read."""
 
 CLEAN, REPAIRED, UNREPAIRED, REFUSED = 0, 1, 4, 8
 """Exit statuses of fsck, as other file system checkers have them."""
@@ -58,16 +63,9 @@ def fsck_command(args: argparse.Namespace) -> int:
 def store_command(args: argparse.Namespace) -> int:
     """``ls`` shelf by shelf, ``stat`` in all, ``evict`` what nobody uses."""
     try:
-        paths = paths_of(args.path)
-        if args.what == "evict":
-            removed = store_evict(paths, args.shelf)
-            result: dict[str, Any] = {"removed_shelves": removed}
-        else:
-            result = store_survey(paths)
+        result = _asked(args)
     except (ValueError, OSError) as error:
         return _refuse(error, args)
-    if args.what == "stat":
-        result = _totals(result)
     if args.json:
         print(json.dumps(result, indent=2))
     elif args.what == "ls":
@@ -79,9 +77,29 @@ def store_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    location = _location(args.path)
+    if args.what == "stat" and location.scheme == NIXL_POSIX:
+        return survey(location.paths)
+    paths = paths_of(args.path)
+    if args.what == "evict":
+        return {"removed_shelves": store_evict(paths, args.shelf)}
+    return _totals(store_survey(paths)) if args.what == "stat" else store_survey(paths)
+
+
+def _location(text: str) -> StoreLocation:
+    return StoreLocation.parse([part for part in text.split(",") if part])
+
+
 def paths_of(text: str) -> list[str]:
-    """The folders of a store, named as ``--banyan-store`` names them. Raises ValueError."""
-    return list(StoreLocation.parse([part for part in text.split(",") if part]).paths)
+    """The folders of a store with shelves, named as ``--banyan-store`` names them. Raises ValueError."""
+    location = _location(text)
+    if location.scheme not in SHELVED:
+        raise ValueError(
+            f"{location.scheme}:// has no shelves: `banyan store` and `banyan fsck` are for file:// and 3fs://; of "
+            f"{NIXL_POSIX}:// there is `banyan store stat`, of Mooncake what its master's metrics page tells"
+        )
+    return list(location.paths)
 
 
 def _line(shelf: dict[str, Any]) -> str:

@@ -1,31 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``--banyan-store`` names: a scheme and folders, or folders alone, which are files on this machine."""
+"""What ``--banyan-store`` names: a URL, or folders alone, which are files on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from urllib.parse import parse_qsl
 
 FILE = "file"
+HF3FS = "3fs"
+MOONCAKE = "mooncake"
+NIXL_POSIX = "nixl+posix"
+HOSTED = (MOONCAKE,)
+"""Schemes behind which a host is named, not folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """A backend and its folders, in the order in which pages are striped over them."""
+    """A backend, and where it is.
+
+    Attributes:
+        paths: its folders, in the order in which pages are striped over them.
+        host: HOST:PORT of a store that is reached by a network.
+        options: what stands behind the question mark of such a one.
+    """
 
     scheme: str
-    paths: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    host: str = ""
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def parse(cls, parts: Sequence[str]) -> StoreLocation:
-        """Of ``("/a", "/b")`` or ``("scheme:///a", "/b")``: the list that commas separate. A scheme counts for all.
+        """Of ``("/a", "/b")``, ``("scheme:///a", "/b")`` or ``("scheme://host:port?name=value",)``: the list that
+        commas separate. A scheme counts for all.
 
         Raises:
-            ValueError: for a host, a scheme behind the first part, or nothing.
+            ValueError: for a host or options where folders are wanted, a scheme behind the first part, or nothing.
         """
         if not parts:
             raise ValueError("no folder is named")
         scheme, separator, first = parts[0].partition("://")
+        if parts[0].startswith(("nixl:", "nixl+")) and not (separator and scheme == NIXL_POSIX):
+            raise ValueError(f"{parts[0]}: of NIXL's plugins POSIX is served: use {NIXL_POSIX}:///folder")
+        if separator and scheme in HOSTED:
+            return cls._hosted(scheme, ",".join((first, *parts[1:])))
         if not separator:
             scheme, first = FILE, parts[0]
         paths = (first, *parts[1:])
@@ -36,5 +56,17 @@ class StoreLocation:
                 raise ValueError(f"{scheme}://{path}: folders are absolute here, as in {scheme}:///folder")
         return cls(scheme, paths)
 
+    @classmethod
+    def _hosted(cls, scheme: str, rest: str) -> StoreLocation:
+        host, _, query = rest.partition("?")
+        if not host.rpartition(":")[2].isdecimal():
+            raise ValueError(f"{scheme}://{rest}: a host and its port are wanted, as in {scheme}://host:50051")
+        try:
+            options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+        except ValueError:
+            raise ValueError(f"{scheme}://{rest}: options are NAME=VALUE, joined with &") from None
+        return cls(scheme, host=host, options=MappingProxyType(options))
+
     def __str__(self) -> str:
-        return f"{self.scheme}://{','.join(self.paths)}"
+        query = "&".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.scheme}://{self.host}{','.join(self.paths)}{'?' if query else ''}{query}"

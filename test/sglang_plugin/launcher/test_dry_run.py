@@ -19,7 +19,7 @@ def test_dry_run_when_all_is_well_then_what_a_server_would_settle_on(model, tmp_
     said = examine([*BASE, *model, "--banyan-store", str(tmp_path), "--banyan-host-gb", "1"])
     assert not (said["refused"] or said["failed"] or said["is_off"])
     assert said["settled"]["page size"] == 16 and said["settled"]["attention"] == "banyan_cpu"
-    assert said["folders"] == (str(tmp_path),)
+    assert said["store"] == (str(tmp_path),)
 
 
 def test_dry_run_when_flags_are_refused_then_every_line(model):

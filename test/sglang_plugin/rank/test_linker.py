@@ -269,3 +269,26 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     polled_until(reader, lambda: roster.reading(1) == 0)
     assert reader.counters.read_pages == 2
     reader.close()
+
+
+def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_its_pages_are_on_their_way(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    url = f"nixl+posix://{tmp_path}"
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(url,), store_gb=0.1, store_admit="first")
+    writer, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+    names, slots = keys(1, 2), pages.alloc(2 * PAGE)
+    writer._member.tier.store.learn([names])
+    writer.offload(transfer(names, slots))
+    polled_until(writer, lambda: writer.counters.archived_pages == 2)
+    writer.close()
+    reader, _, _ = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+    tier = reader._member.tier
+    tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
+    tier.arrive("other", keys(3), lambda num_missing, num_found, kind: num_found)
+    assert tier.is_awaited("r") and tier.is_awaited("other")
+    polled_until(reader, lambda: not (tier.is_awaited("r") or tier.is_awaited("other")))
+    polled_until(reader, lambda: reader.counters.read_pages == 2)
+    assert (reader.counters.questions, reader.counters.question_hits) == (2, 1)
+    reader.close()

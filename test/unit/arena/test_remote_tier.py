@@ -21,9 +21,6 @@ class FakeNodes:
         over, self.over = self.over, []
         return over
 
-    def read(self, *args):
-        raise AssertionError("nobody reads here")
-
 
 class FakePrefetch:
     num_coming = 0
@@ -34,24 +31,30 @@ class FakePrefetch:
     def num_arriving(self, keys):
         return min(self.num_coming, len(keys))
 
-    def start_pull(self, keys, worth, found, pull, origin):
-        self.pulls.append((list(keys), found, origin))
+    def bring(self, keys, worth, found):
+        self.pulls.append((list(keys), found))
 
 
 @pytest.fixture
 def rank():
     made = SimpleNamespace(nodes=FakeNodes(), prefetch=FakePrefetch(), counters=Counters(), now_s=0.0)
-    made.tier = RemoteTier(made.nodes, prefetch=made.prefetch, counters=made.counters, clock=lambda: made.now_s)
+    made.tier = RemoteTier(
+        made.nodes,
+        bring=made.prefetch.bring,
+        prefetch=made.prefetch,
+        counters=made.counters,
+        clock=lambda: made.now_s,
+    )
     return made
 
 
 def test_request_when_a_node_has_pages_then_they_are_pulled_and_it_is_awaited_till_then(rank):
-    found = SimpleNamespace(num_pages=1, origin="there:1")
+    found = SimpleNamespace(num_pages=1)
     rank.tier.arrive("r", ["a", "b"], None)
     assert rank.tier.is_awaited("r") and not rank.tier.is_awaited("other")
     rank.nodes.over = [(1, found)]
     rank.tier.poll()
-    assert not rank.tier.is_awaited("r") and rank.prefetch.pulls == [(["a", "b"], found, "there:1")]
+    assert not rank.tier.is_awaited("r") and rank.prefetch.pulls == [(["a", "b"], found)]
     assert (rank.counters.questions, rank.counters.question_hits) == (1, 1)
 
 
@@ -75,6 +78,6 @@ def test_request_when_nobody_listens_or_answers_then_it_is_not_held_back_for_lon
 def test_answer_when_it_comes_after_everything_was_forgotten_then_nothing_is_pulled(rank):
     rank.tier.arrive("r", ["a"], None)
     rank.tier.forget()
-    rank.nodes.over = [(1, SimpleNamespace(num_pages=1, origin="there:1"))]
+    rank.nodes.over = [(1, SimpleNamespace(num_pages=1))]
     rank.tier.poll()
     assert rank.prefetch.pulls == [] and not rank.tier.is_awaited("r")

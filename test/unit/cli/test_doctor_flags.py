@@ -8,7 +8,7 @@ from banyan import cli
 from banyan.cli import doctor, doctor_flags
 from banyan.cli.doctor_flags import examine_flags, findings_of, launch_arguments
 
-WELL = {"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}, "folders": [], "notes": []}
+WELL = {"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}, "store": [], "notes": []}
 
 
 @pytest.mark.parametrize("words", ["--dp 2", "python -m sglang.launch_server --dp 2", "sglang serve --dp 2"])
@@ -47,16 +47,16 @@ def answering(monkeypatch, *, stdout="", stderr="", code=0):
 
 
 def test_flags_when_the_dry_run_answers_then_the_last_line_counts_and_folders_are_named(monkeypatch, tmp_path):
-    asked = answering(monkeypatch, stdout="noise\n" + json.dumps({**WELL, "folders": [str(tmp_path)]}))
-    found, folders = examine_flags(["--dp", "2"])
+    asked = answering(monkeypatch, stdout="noise\n" + json.dumps({**WELL, "store": [str(tmp_path)]}))
+    found, store = examine_flags(["--dp", "2"])
     assert asked[0][1:] == ["-m", doctor_flags.DRY_RUN, "--dp", "2", "--enable-banyan"]
-    assert found[0].is_ok and folders == (tmp_path,)
+    assert found[0].is_ok and store == [str(tmp_path)]
 
 
 def test_flags_when_the_dry_run_breaks_then_its_last_words(monkeypatch):
     answering(monkeypatch, stderr="Traceback\nImportError: no sglang\n", code=1)
-    (found,), folders = examine_flags([])
-    assert not found.is_ok and "ImportError: no sglang" in found.detail and folders == ()
+    (found,), store = examine_flags([])
+    assert not found.is_ok and "ImportError: no sglang" in found.detail and store == ()
 
 
 def test_command_when_words_follow_two_dashes_then_they_are_the_server_s(monkeypatch, capsys):

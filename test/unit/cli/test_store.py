@@ -78,3 +78,21 @@ def test_evict_when_a_shelf_is_in_use_then_it_stays(path: Path, capsys) -> None:
     store.close()
     assert run(capsys, "store", "evict", path)[1] == {"removed_shelves": [shelf]}
     assert run(capsys, "store", "stat", path)[1]["num_records"] == 0
+
+
+@pytest.mark.parametrize("command", [("fsck",), ("store", "ls"), ("store", "evict")])
+@pytest.mark.parametrize("url", ["mooncake://127.0.0.1:1", "nixl+posix:///kv"])
+def test_store_when_it_has_no_shelves_then_one_line_says_which_commands_there_are(command, url, capsys) -> None:
+    status, report = run(capsys, *command, url)
+    assert status == 8
+    assert "`banyan store` and `banyan fsck` are for file:// and 3fs://" in report["error"]
+
+
+def test_stat_when_the_store_is_a_folder_of_values_then_counted(tmp_path: Path, capsys) -> None:
+    assert run(capsys, "store", "stat", f"nixl+posix://{tmp_path}")[0] == 8, "there is none"
+    for key in ("aa1", "ab2"):
+        path = tmp_path / "banyan-values-1" / ("n" * 64) / key[:2] / key
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * 100)
+    status, report = run(capsys, "store", "stat", f"nixl+posix://{tmp_path}")
+    assert (status, report) == (0, {"num_records": 2, "used_bytes": 200, "num_namespaces": 1})

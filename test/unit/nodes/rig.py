@@ -108,7 +108,13 @@ class Node(Host):
             layers_per_read=1,
             counters=self.counters,
         )
-        self.remote = RemoteTier(nodes, prefetch=self.prefetch, counters=self.counters, clock=time.monotonic)
+        self.remote = RemoteTier(
+            nodes,
+            bring=lambda keys, worth, found: self.prefetch.start_pull(keys, worth, found, nodes.read, found.origin),
+            prefetch=self.prefetch,
+            counters=self.counters,
+            clock=time.monotonic,
+        )
         self.cache = make_cache(
             self.rank.shelf,
             self.rank.peers,

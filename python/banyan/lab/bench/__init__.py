@@ -15,6 +15,7 @@ BENCHES = {
     "dispatch": ("banyan.lab.bench.dispatch", "placing one request of 2,000 pages, hashing included"),
     "gpu": ("banyan.lab.bench.gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
     "store": ("banyan.lab.bench.store", "the store against its file system and against other stores (--path)"),
+    "stores": ("banyan.lab.bench.stores", "any store by its URL: puts and gets as a server makes them (--store)"),
     "directory": ("banyan.lab.bench.directory", "lookups, leases and publications on a directory of realistic size"),
 }
 
@@ -25,10 +26,13 @@ def main(argv: Sequence[str]) -> int:
     module, _ = BENCHES[args.what]
     if (args.what == "store") != (args.path is not None):
         raise SystemExit("banyan bench: --path DIR belongs to store, which needs it")
+    if (args.what == "stores") != (args.store is not None):
+        raise SystemExit("banyan bench: --store URL belongs to stores, which needs it")
     if args.path is not None and not os.path.isdir(args.path):
         raise SystemExit(f"banyan bench: --path {args.path}: no such folder: make one on the file system to measure")
     run = importlib.import_module(module).run
-    result = run() if args.path is None else run(args.path)
+    place = args.path or args.store
+    result = run() if place is None else run(place)
     if args.json:
         print(json.dumps(result, indent=2))
         return 0
@@ -47,4 +51,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--path", help="store: the directory to measure in")
+    parser.add_argument("--store", metavar="URL", help="stores: as --banyan-store names it, with room for 2 GB")
     return parser

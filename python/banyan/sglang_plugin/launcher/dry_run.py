@@ -22,7 +22,6 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
-from banyan.store import StoreLocation
 
 REFUSED = "banyan: refused: "
 
@@ -43,7 +42,7 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
     load_plugins()
     logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
     logger.addHandler(notes)
-    said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "folders": []}
+    said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "store": []}
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
             server_args = prepare_server_args(list(arguments))
@@ -74,7 +73,7 @@ def _settled(server_args: ServerArgs) -> dict[str, Any]:
             "sharing": wanted.share,
             "policy": wanted.policy,
         },
-        "folders": StoreLocation.parse(wanted.store).paths if wanted.store else (),
+        "store": wanted.store,
     }
 
 

@@ -11,12 +11,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from banyan import _native
 from banyan.arena.backup import Backup
 from banyan.arena.keeping import Keeping
 from banyan.arena.prefetch import LEAST_READ_BYTES, Prefetch, Worth
-from banyan.arena.remote_tier import OtherNodes, RemoteTier
+from banyan.arena.remote_tier import FoundThere, OtherNodes, RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import window_bytes
@@ -26,6 +27,7 @@ from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
 from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
+from banyan.store import KeyedStore, asked_store
 from banyan.telemetry import Counters
 
 LEAST_BACKUP_BYTES = 256 << 20
@@ -69,6 +71,20 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
     )
     residency.watch(keeping)
     return keeping
+
+
+def _asked_tiers(
+    store: KeyedStore | None, nodes: OtherNodes | None, prefetch: Prefetch, counters: Counters
+) -> list[RemoteTier[Any]]:
+    """Whom this rank asks for what its node does not hold: the store, where it has to be asked, then other nodes."""
+
+    def pull(keys: Sequence[str], worth: Worth, found: FoundThere) -> None:
+        assert nodes is not None
+        prefetch.start_pull(keys, worth, found, nodes.read, found.origin)
+
+    make = partial(RemoteTier, prefetch=prefetch, counters=counters, clock=time.monotonic)
+    asked = [make(store, bring=prefetch.start_reads)] if store is not None else []
+    return [*asked, make(nodes, bring=pull)] if nodes is not None else asked
 
 
 class HostTier:
@@ -139,9 +155,7 @@ class HostTier:
                 counters=counters,
                 orphaned=self._others.orphans.refused if self._others is not None else None,
             )
-        self._remote: RemoteTier | None = None
-        if nodes is not None:
-            self._remote = RemoteTier(nodes, prefetch=self.prefetch, counters=counters, clock=time.monotonic)
+        self._asked = _asked_tiers(asked_store(store), nodes, self.prefetch, counters)
 
     def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
@@ -155,18 +169,18 @@ class HostTier:
         in_arena = self._peers.lookup(keys, self._seats.arenas)
         # It is wanted again, also when this rank's own pool holds it too.
         self._peers.touch(in_arena)
-        if self.store is None and self._remote is None:
+        if self.store is None and not self._asked:
             return
         num_held = self._num_held(keys, in_arena.num_pages)
         if self.store is not None:
             num_held = self.store.arrive(keys, num_held, worth)
             self._tell_reading()
-        if self._remote is not None:
-            self._remote.arrive(rid, keys[num_held:], worth)
+        for asked in self._asked:
+            asked.arrive(rid, keys[num_held:], worth)
 
     def is_awaited(self, rid: str) -> bool:
-        """Whether other nodes were asked for this request's prompt and may still answer."""
-        return self._remote is not None and self._remote.is_awaited(rid)
+        """Whether the store or other nodes were asked for this request's prompt and may still answer."""
+        return any(asked.is_awaited(rid) for asked in self._asked)
 
     def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
@@ -191,8 +205,8 @@ class HostTier:
             if self.store is not None:
                 self.store.landed(landed.keys)
         self.prefetch.poll()
-        if self._remote is not None:
-            self._remote.poll()
+        for asked in self._asked:
+            asked.poll()
         if self.store is not None:
             self.store.poll()
             self._meet_others(self.store)
@@ -244,8 +258,8 @@ class HostTier:
         self._backup.quiesce()
         if self._others is not None:
             self._others.orphans.clear()
-        if self._remote is not None:
-            self._remote.forget()
+        for asked in self._asked:
+            asked.forget()
         self.prefetch.quiesce()
         if self.store is not None:
             self.store.quiesce()

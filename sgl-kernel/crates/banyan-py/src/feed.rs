@@ -59,6 +59,10 @@ impl PyFeed {
         self.feed.land(num_bytes, &failed);
     }
 
+    fn be_late(&self) {
+        self.feed.be_late();
+    }
+
     fn end(&self) {
         self.feed.end();
     }

@@ -30,7 +30,16 @@ impl Feed {
 
     /// Whether its caller has not given it up.
     pub fn is_wanted(&self) -> bool {
-        !self.ticket.is_cancelled.load(Ordering::Relaxed)
+        !self.ticket.is_cancelled.load(Ordering::Relaxed) && !self.ticket.is_late()
+    }
+
+    /// Who brings the pages has not answered in time: all of them have failed, and nobody waits any longer.
+    pub fn be_late(&self) {
+        for page in 0..self.ticket.num_pages {
+            self.fail(page, Reason::Late);
+        }
+        self.ticket.is_late.store(true, Ordering::Release);
+        self.ticket.progress.advance_to(self.num_layers);
     }
 
     /// One more layer is in memory, `num_bytes` of it; `failed` names the pages that are not what they should be.
@@ -99,6 +108,18 @@ mod tests {
         drop(feed);
         let failed = [(1, Reason::Checksum), (0, Reason::Gone)];
         assert_eq!(ticket.finish(), failed);
+    }
+
+    #[test]
+    fn feed_when_late_then_waiters_go_on_and_the_end_comes_with_the_answer() {
+        let feed = Feed::new(2, 2);
+        feed.land(10, &[1]);
+        feed.be_late();
+        assert_eq!(feed.ticket.progress.num_done(), 2);
+        assert!(feed.ticket.is_late() && !feed.is_wanted() && !feed.ticket.progress.has_ended());
+        feed.end();
+        let failed = [(1, Reason::Checksum), (0, Reason::Late)];
+        assert_eq!(feed.ticket.finish(), failed);
     }
 
     #[test]

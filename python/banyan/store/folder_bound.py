@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder of values may hold: counted now and then, and cut by removing those that nobody has used for longest.
+
+Everybody who writes to the folder counts it for himself, so it may hold more than its quota by what the others have
+written since: each looks again after a sixty-fourth of the quota of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOK_AGAIN = 64
+TARGET = 0.9
+"""Of the quota: what is left when values had to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a value. ``used_s``: when it was last written or read, as its time says."""
+
+    path: str
+    num_bytes: int
+    used_s: float
+
+
+def entries_of(folder: str) -> Iterator[Entry]:
+    """All files below ``folder``; those that go away meanwhile are left out."""
+    try:
+        found = list(os.scandir(folder))
+    except FileNotFoundError:
+        return
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            yield from entries_of(entry.path)
+            continue
+        try:
+            state = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        yield Entry(entry.path, state.st_size, state.st_mtime)
+
+
+class FolderBound:
+    """One writer's view of some folders. One thread."""
+
+    def __init__(self, folders: Sequence[Path], *, quota_bytes: int, floor_bytes: int) -> None:
+        self._folders = [str(folder) for folder in folders]
+        self._quota_bytes = quota_bytes
+        self._floor_bytes = floor_bytes
+        self._held_bytes = self._count()
+        self._unseen_bytes = 0
+        self.num_evicted = 0
+        self.num_pauses = 0
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Remove what has to go before so many bytes are written; whether they may be."""
+        if num_bytes > TARGET * self._quota_bytes:
+            return False
+        self._unseen_bytes += num_bytes
+        if self._unseen_bytes * LOOK_AGAIN >= self._quota_bytes:
+            self._held_bytes, self._unseen_bytes = self._count(), num_bytes
+        if self._held_bytes + num_bytes > self._quota_bytes:
+            self._cut(int(TARGET * self._quota_bytes) - num_bytes)
+        has_room = all(self._free_bytes(folder) - num_bytes >= self._floor_bytes for folder in self._folders)
+        self.num_pauses += not has_room
+        self._held_bytes += num_bytes if has_room else 0
+        return has_room
+
+    def _count(self) -> int:
+        return sum(entry.num_bytes for folder in self._folders for entry in entries_of(folder))
+
+    def _cut(self, most_bytes: int) -> None:
+        entries = sorted((entry for folder in self._folders for entry in entries_of(folder)), key=lambda e: e.used_s)
+        held_bytes = sum(entry.num_bytes for entry in entries)
+        for entry in entries:
+            if held_bytes <= most_bytes:
+                break
+            try:
+                os.unlink(entry.path)
+                self.num_evicted += 1
+            except FileNotFoundError:
+                pass
+            held_bytes -= entry.num_bytes
+        self._held_bytes, self._unseen_bytes = held_bytes, 0
+
+    @staticmethod
+    def _free_bytes(folder: str) -> int:
+        space = os.statvfs(folder)
+        return space.f_bavail * space.f_frsize

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads of a library that has not answered in time: whoever waits for their layers is let go.
+
+The frames stay lent until the library comes back, for it may still write to them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from banyan._native import Feed
+
+
+class Watch:
+    """A thread that looks after reads. Any thread may call."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._changed = threading.Condition()
+        self._since_s: dict[Feed, float] = {}
+        self._late: set[Feed] = set()
+        self._has_ended = False
+        self.num_stalls = 0
+        self._thread = threading.Thread(target=self._run, name="banyan-store-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a read that was late has still not ended."""
+        return bool(self._late)
+
+    def begins(self, feed: Feed) -> None:
+        with self._changed:
+            self._since_s[feed] = time.monotonic()
+            self._changed.notify()
+
+    def moves(self, feed: Feed) -> None:
+        """The library has answered, and is asked for more."""
+        with self._changed:
+            if feed in self._since_s:
+                self._since_s[feed] = time.monotonic()
+
+    def ended(self, feed: Feed) -> None:
+        with self._changed:
+            self._since_s.pop(feed, None)
+            self._late.discard(feed)
+
+    def close(self) -> None:
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._has_ended:
+                waiting = [since_s for feed, since_s in self._since_s.items() if feed not in self._late]
+                now_s = time.monotonic()
+                self._changed.wait(min(waiting) + self._stall_s - now_s if waiting else None)
+                self._look()
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        for feed, since_s in self._since_s.items():
+            if feed not in self._late and now_s - since_s >= self._stall_s:
+                self._late.add(feed)
+                self.num_stalls += 1
+                feed.be_late()

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+import socket
+
+from banyan.cli import main
+from banyan.cli.doctor_store import examine_store
+from banyan.store import StoreLocation
+
+
+def test_store_when_nobody_answers_then_bad_with_the_command_that_helps():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    (found,) = examine_store(StoreLocation.parse((f"mooncake://127.0.0.1:{port}",)))
+    assert not found.is_ok and "no Mooncake master answers" in found.detail
+    assert found.advice.startswith("start one with `mooncake_master") and found.what.endswith(str(port))
+
+
+def test_store_when_its_library_is_there_then_well_and_of_files_nothing():
+    (found,) = examine_store(StoreLocation.parse(("nixl+posix:///kv",)))
+    assert found.is_ok and not found.hint
+    assert examine_store(StoreLocation.parse(("/kv",))) == []
+
+
+def test_doctor_when_a_store_is_named_then_its_library_and_its_drives(tmp_path, capsys):
+    main(["doctor", "--store", f"nixl+posix://{tmp_path},{tmp_path}"])
+    said = capsys.readouterr().out
+    assert f"store on nixl+posix://{tmp_path}" in said and said.count(f"drive of {tmp_path}:") == 2
+
+
+def test_doctor_when_the_url_is_none_then_said_so(capsys):
+    assert main(["doctor", "--store", "nixl:GDS"]) != 0
+    assert "POSIX is served" in capsys.readouterr().out
