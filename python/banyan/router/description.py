@@ -137,6 +137,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
                 ongoing_tokens=int(load["num_total_tokens"]),
                 free_tokens=max(0, int(load["max_total_num_tokens"]) - int(load["num_used_tokens"])),
                 read_queue_tokens=int(load.get("read_queue_tokens") or 0),
+                read_tokens_per_s=float(load.get("read_tokens_per_s") or 0) or None,
                 total_prefill_tokens=int(load.get("total_prefill_uncached_tokens") or 0),
                 total_prefill_us=int(load.get("total_prefill_busy_us") or 0),
             )
@@ -151,6 +152,7 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
     if not reports:
         return LoadReport()
     every = list(reports.values())
+    rates = [report.read_tokens_per_s for report in every if report.read_tokens_per_s]
     return LoadReport(
         taken_s=max(report.taken_s for report in every),
         num_running=sum(report.num_running for report in every),
@@ -159,6 +161,7 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
         ongoing_tokens=sum(report.ongoing_tokens for report in every),
         free_tokens=sum(report.free_tokens for report in every),
         read_queue_tokens=sum(report.read_queue_tokens or 0 for report in every),
+        read_tokens_per_s=sum(rates) or None,
         # Ranks prefill beside each other: the tokens add up, the time is the mean.
         total_prefill_tokens=sum(report.total_prefill_tokens for report in every),
         total_prefill_us=sum(report.total_prefill_us for report in every) // len(every),

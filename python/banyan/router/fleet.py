@@ -154,24 +154,27 @@ class Fleet:
         """A rank's load, asked for or published; the one that was taken last counts."""
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
-            self._waits_for_reads(server, rank, report.read_queue_tokens)
+            self._waits_for_reads(server, rank, report)
             return
         if last is not None and server.description is not None and not server.description.places_itself:
             # A stock rank reports when a forward has ended, and receives requests when it begins the next.
             report = msgspec.structs.replace(report, received_s=last.taken_s)
         if last is not None and report.read_queue_tokens is None:
             # What ranks publish by themselves does not say it.
-            report = msgspec.structs.replace(report, read_queue_tokens=last.read_queue_tokens)
+            report = msgspec.structs.replace(
+                report, read_queue_tokens=last.read_queue_tokens, read_tokens_per_s=last.read_tokens_per_s
+            )
         server.loads[rank] = report
         for target in (self.targets[number] for number in server.targets):
             if target.rank is None or target.rank == rank:
                 self._dispatcher.reported(target.number, self._load_of(target))
 
-    def _waits_for_reads(self, server: Server, rank: int, num_tokens: int | None) -> None:
+    def _waits_for_reads(self, server: Server, rank: int, told: LoadReport) -> None:
         """What a rank waits for from the store changes also while it has nothing new to report."""
-        if num_tokens is None or num_tokens == server.loads[rank].read_queue_tokens:
+        now, last = (told.read_queue_tokens, told.read_tokens_per_s), server.loads[rank]
+        if told.read_queue_tokens is None or now == (last.read_queue_tokens, last.read_tokens_per_s):
             return
-        server.loads[rank] = msgspec.structs.replace(server.loads[rank], read_queue_tokens=num_tokens)
+        server.loads[rank] = msgspec.structs.replace(last, read_queue_tokens=now[0], read_tokens_per_s=now[1])
         for target in (self.targets[number] for number in server.targets):
             if target.rank is None or target.rank == rank:
                 self._dispatcher.waits_for_reads(target.number, self._load_of(target).read_queue_tokens or 0)

@@ -14,16 +14,21 @@ from functools import partial
 
 from banyan import _native
 from banyan.arena.backup import Backup
+from banyan.arena.dual_path import DualPath
+from banyan.arena.errand_tier import ErrandTier
 from banyan.arena.keeping import Keeping
 from banyan.arena.prefetch import LEAST_READ_BYTES, Prefetch, Worth
 from banyan.arena.remote_tier import OtherNodes, RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import window_bytes
+from banyan.core import SourceKind
 from banyan.disagg import Others, Role
 from banyan.layout.seats import Seats
+from banyan.nodes.errands import Errands
 from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
+from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.telemetry import Counters
@@ -88,6 +93,7 @@ class HostTier:
         peers: Peers,
         store: PageStore | None,
         nodes: OtherNodes | None,
+        errands: Errands | None,
         admission: WriteAdmission,
         layers_per_read: int,
         role: Role,
@@ -101,6 +107,7 @@ class HostTier:
         self._roster = roster
         self._seats = seats
         self._num_reading = 0
+        self._pages_per_s = 0
         self._counters = counters
         self._others = Others(role, time.monotonic) if role.is_paired else None
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
@@ -142,12 +149,22 @@ class HostTier:
         self._remote: RemoteTier | None = None
         if nodes is not None:
             self._remote = RemoteTier(nodes, prefetch=self.prefetch, counters=counters, clock=time.monotonic)
+        self._errands: ErrandTier | None = None
+        if errands is not None and store is not None:
+            self._errands = ErrandTier(
+                errands,
+                prefetch=self.prefetch,
+                peers=peers,
+                arena_slots=seats.arenas,
+                counters=counters,
+                clock=time.monotonic,
+            )
 
-    def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
+    def arrive(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint | None = None) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
-        before it is its turn."""
+        before it is its turn. ``reads``: who is to read it."""
         if self._others is not None:
-            self._others.came(keys, worth)
+            self._others.came(keys, partial(self._worth_reading, rid, worth))
             if not self._others.role.reads_ahead:
                 if self.store is not None:
                     self.store.learn([keys])
@@ -158,6 +175,12 @@ class HostTier:
         if self.store is None and self._remote is None:
             return
         num_held = self._num_held(keys, in_arena.num_pages)
+        if self.store is not None and self._remote is not None and reads is not None:
+            first_page = reads.first_token // self._roster.page_tokens
+            path = DualPath(self.store, self._remote, self.prefetch)
+            path.arrive(rid, keys, num_held, worth, node=reads.node, first_page=first_page)
+            self._tell_reading()
+            return
         if self.store is not None:
             num_held = self.store.arrive(keys, num_held, worth)
             self._tell_reading()
@@ -167,6 +190,13 @@ class HostTier:
     def is_awaited(self, rid: str) -> bool:
         """Whether other nodes were asked for this request's prompt and may still answer."""
         return self._remote is not None and self._remote.is_awaited(rid)
+
+    def is_sent_for(self, rid: str) -> bool:
+        """Whether another node is reading for this request: nobody else is to read the same."""
+        return self._remote is not None and self._remote.is_sent_for(rid)
+
+    def _worth_reading(self, rid: str, worth: Worth, num_missing: int, num_found: int, kind: SourceKind) -> int:
+        return 0 if self.is_sent_for(rid) else worth(num_missing, num_found, kind)
 
     def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
@@ -195,17 +225,23 @@ class HostTier:
             self._remote.poll()
         if self.store is not None:
             self.store.poll()
+            if self._errands is not None:
+                self._errands.poll()
             self._meet_others(self.store)
             self._tell_reading()
         if self._keeping is not None:
             self._keeping.poll()
 
     def _tell_reading(self) -> None:
-        """Let the dispatcher and the server's main process know how many pages this rank waits for."""
-        num_reading = self.prefetch.num_reading
+        """Let the dispatcher and the server's main process know how many pages this rank waits for, and how fast they
+        come."""
+        num_reading, pages_per_s = self.prefetch.num_reading, self.prefetch.pages_per_s
         if num_reading != self._num_reading:
             self._num_reading = num_reading
             self._roster.set_reading(self._seats.own, num_reading)
+        if pages_per_s != self._pages_per_s:
+            self._pages_per_s = pages_per_s
+            self._roster.set_read_rate(self._seats.own, pages_per_s)
 
     def _meet_others(self, store: StoreTier) -> None:
         """Offer again what came before its prompt; read what others have announced for prompts that came before it."""
@@ -246,6 +282,8 @@ class HostTier:
             self._others.orphans.clear()
         if self._remote is not None:
             self._remote.forget()
+        if self._errands is not None:
+            self._errands.forget()
         self.prefetch.quiesce()
         if self.store is not None:
             self.store.quiesce()
