@@ -261,6 +261,8 @@ def _state(server: Server) -> dict[str, Any]:
         "state": server.health.state.value,
         "is_draining": server.is_draining,
         "num_in_flight": len(server.in_flight),
+        "num_given_tokens": server.num_given_tokens,
+        "door": server.description.door if server.description is not None else "",
         "num_targets": len(server.targets),
         "known_blocks": [len(feed.blocks) for feed in server.feeds],
         "last_error": server.health.last_error,

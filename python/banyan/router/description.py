@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -50,6 +50,8 @@ class Description:
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
         role: what it does in a pair.
         bootstrap_port: where decode servers meet a prefill server.
+        door: where it reads its store for other nodes; "" where it does not.
+        doors: where it may have others read for it.
     """
 
     num_ranks: int = 1
@@ -60,6 +62,8 @@ class Description:
     load_sources: tuple[LoadSource, ...] = ()
     role: Role = Role.ALONE
     bootstrap_port: int = 0
+    door: str = ""
+    doors: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -72,13 +76,15 @@ class Description:
             num_ranks = max(1, int(info["dp_size"]))
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
-            places_itself = any(isinstance(state, dict) and state.get("banyan") for state in states)
+            ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
             said = cls(
                 num_ranks,
-                places_itself,
+                bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
                 bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
+                door=_door(ranks_of_it, url),
+                doors=_doors(ranks_of_it),
             )
             if not events or events.get("publisher") != "zmq":
                 return said
@@ -93,8 +99,27 @@ class Description:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
 
 
+def _door(states: Sequence[Mapping[str, Any]], url: str) -> str:
+    """Of the rank that keeps it, as others name it."""
+    for door in (state.get("door") for state in states):
+        if door and door["reads_for_others"]:
+            host, _, port = str(door["address"]).rpartition(":")
+            return f"{_reachable(host, url)}:{port}"
+    return ""
+
+
+def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Those that all of its ranks may ask, if all of them can wait for others to read, and have a store themselves."""
+    if not states or not all(state.get("waits_for_errands") and state.get("store") is not None for state in states):
+        return ()
+    return tuple(states[0]["nodes"]["asked"]) if states[0].get("nodes") else ()
+
+
 def _host(events: Mapping[str, Any], url: str) -> str:
-    host = str(events["endpoint_host"])
+    return _reachable(str(events["endpoint_host"]), url)
+
+
+def _reachable(host: str, url: str) -> str:
     if host in _WILDCARDS:
         host = urlsplit(url).hostname or "127.0.0.1"
         host = f"[{host}]" if ":" in host else host

@@ -35,7 +35,8 @@ from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
 @dataclass(eq=False)
 class Server:
     """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank.
-    ``role``: what the router was told that it does."""
+    ``role``: what the router was told that it does. ``num_given_tokens``: what it was given to read from its store, for
+    requests that are under way."""
 
     url: str
     health: Health
@@ -46,6 +47,7 @@ class Server:
     feeds: list[EventFeed] = field(default_factory=list)
     loads: dict[int, LoadReport] = field(default_factory=dict)
     in_flight: dict[int, Callable[[str], None]] = field(default_factory=dict)
+    num_given_tokens: int = 0
 
     @property
     def takes_requests(self) -> bool:
@@ -88,7 +90,7 @@ class Asked:
 @dataclass(eq=False)
 class Place:
     """The right to send one request to a target, until it is released. ``beside``: at a decode server, the place of the
-    same request at a prefill server."""
+    same request at a prefill server, and ``seen_tokens``, leading tokens that prefill servers were sent before."""
 
     target: Target
     choice: Choice
@@ -96,6 +98,7 @@ class Place:
     cached_tokens: int
     at_s: float
     beside: Place | None = None
+    seen_tokens: int = 0
     is_released: bool = False
 
 
@@ -244,6 +247,14 @@ class Fleet:
         for block_tokens in {self._block_tokens(target) for target in self.targets} - {0}:
             self._read_events(asked, block_tokens, cached)
         return cached
+
+    def known_tokens(self, place: Place, asked: Asked) -> int:
+        """Leading tokens that the target of ``place`` holds for certain: none where it does not tell."""
+        return place.cached_tokens if self._is_told(place.target, asked) else 0
+
+    def seen_tokens(self, asked: Asked) -> int:
+        """Leading tokens of the prompt that any target was sent before."""
+        return max((target.sent.leading_tokens(asked.pieces) for target in self.targets), default=0)
 
     def _is_told(self, target: Target, asked: Asked) -> bool:
         return asked.token_ids is not None and asked.request.is_salted_only and self._block_tokens(target) > 0
