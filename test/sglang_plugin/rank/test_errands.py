@@ -18,7 +18,7 @@ from banyan.sglang_plugin.rank import hooks, membership, requests
 from banyan.sglang_plugin.rank import linker as module
 
 NUM_PAGES = 6
-PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 1))
+PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
 
 
 class Req:
