@@ -32,7 +32,7 @@ from zmq.utils.monitor import recv_monitor_message
 from banyan import _native
 from banyan.core import Address
 from banyan.layout import BlockGeometry
-from banyan.nodes.connect import connect
+from banyan.nodes.connection import connect
 from banyan.nodes.door import HANDSHAKE_FAILURES, Strangers
 from banyan.nodes.pull import Ended, Pull
 from banyan.nodes.questions import PATIENCE_S, Best, Questions

@@ -112,9 +112,8 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         if self._seats.layout.steps_together:
             self._step_together(allocator)
-        # Shards of one rank would have to agree on when to go on.
         self._can_wait = self._shards.is_one and self._member.follows_reads
-        if self._can_wait:
+        if self._can_wait:  # Shards of one rank would have to agree on when to go on.
             prefill.hold_back(self._is_awaited)
         self._time_forwards(pool)
         self._time_control()

@@ -149,16 +149,17 @@ class HostTier:
         self._remote: RemoteTier | None = None
         if nodes is not None:
             self._remote = RemoteTier(nodes, prefetch=self.prefetch, counters=counters, clock=time.monotonic)
-        self._errands: ErrandTier | None = None
-        if errands is not None and store is not None:
-            self._errands = ErrandTier(
-                errands,
-                prefetch=self.prefetch,
-                peers=peers,
-                arena_slots=seats.arenas,
-                counters=counters,
-                clock=time.monotonic,
-            )
+        self._errands = None if errands is None or store is None else self._errand_tier(errands)
+
+    def _errand_tier(self, errands: Errands) -> ErrandTier:
+        return ErrandTier(
+            errands,
+            prefetch=self.prefetch,
+            peers=self._peers,
+            arena_slots=self._seats.arenas,
+            counters=self._counters,
+            clock=time.monotonic,
+        )
 
     def arrive(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint | None = None) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
