@@ -152,8 +152,8 @@ class Node(Host):
 class StoreNode(Node):
     """A node with a store behind its arena. Two of them may share ``folder``."""
 
-    def __init__(self, folder: Path, *, read_bytes_per_s: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, folder: Path, *, num_frames: int = 8, read_bytes_per_s: int | None = None) -> None:
+        super().__init__(num_frames=num_frames)
         self.store = _native.Store.open(
             [str(folder)],
             NAMESPACE,
