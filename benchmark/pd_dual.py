@@ -36,8 +36,10 @@ from benchmark.store_server import prompts
 NUM_PROMPTS = 8
 PROMPT_TOKENS = 1600
 NUM_ROUNDS = 6
-LIMIT_MB_PER_S = "1"
-"""A prompt of the tiny model has 1.6 MB."""
+DTYPE = ("--dtype", "float32")
+"""Wherever this runs, so that pages have one size: of the tiny model 32 KiB, and a prompt 3.3 MB."""
+
+LIMIT_MB_PER_S = "2"
 
 SAMPLE_S = 0.05
 CALM_LOOKS, MOST_LOOKS = 4, 120
@@ -66,7 +68,7 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
     store, door = out / "store", f"127.0.0.1:{free_port()}"
     shutil.rmtree(store, ignore_errors=True)
     secret = write_secret(out / "secret")
-    common = ("--banyan-secret-file", str(secret), "--banyan-plan", "move")
+    common = (*DTYPE, "--banyan-secret-file", str(secret), "--banyan-plan", "move")
     limit = ("--banyan-store-read-mb-per-s", LIMIT_MB_PER_S)
     pair = Pair(
         f"dual-{name}",
@@ -76,12 +78,12 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         store=store,
         prefill_args=(
             *common,
-            *("--banyan-peers", door, "--max-total-tokens", "4000", "--banyan-host-gb", "0.003"),
+            *("--banyan-peers", door, "--max-total-tokens", "4000", "--banyan-host-gb", "0.006"),
             *(limit if "prefill" in LIMITED[name] else ()),
         ),
         decode_args=(
             *common,
-            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", "0.009"),
+            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", "0.018"),
             *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             *(limit if "decode" in LIMITED[name] else ()),
         ),

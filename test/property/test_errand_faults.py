@@ -86,7 +86,7 @@ def test_prompt_when_the_node_that_reads_its_end_fails_then_no_wrong_byte_lands_
     p.close()
     assert len({(errand, fault) for errand, fault, _ in outcomes}) == len(Errand) * (len(Fault) - 1)
     assert all(landed for _, _, landed in outcomes), "a fault that is seen before the forward costs no attempt"
-    assert p.counters.pull_pages > NUM_SEEDS and p.counters.pull_failed_pages > NUM_SEEDS
+    assert min(p.counters.pull_pages, p.counters.pull_failed_pages) > 300, "both ways were gone"
 
 
 def fetch(p: StoreNode, lender: Lender, rng: random.Random) -> bool:
