@@ -42,15 +42,15 @@ async def around_get_loads(
     roster, layout = _roster(carried["roster"]), Layout.from_dict(carried["layout"])
     waits, rates = read_queue_tokens(roster, layout), read_tokens_per_s(roster, layout)
     return [
-        Load(
-            **msgspec.structs.asdict(load),
-            read_queue_tokens=waits[load.dp_rank],
-            read_tokens_per_s=rates[load.dp_rank],
-        )
+        Load(**{**msgspec.structs.asdict(load), **_reading(waits[load.dp_rank], rates[load.dp_rank])})
         if load.dp_rank < len(waits)
         else load
         for load in loads
     ]
+
+
+def _reading(num_tokens: int, tokens_per_s: int) -> dict[str, int]:
+    return {"read_queue_tokens": num_tokens, "read_tokens_per_s": tokens_per_s}
 
 
 @cache
