@@ -30,16 +30,20 @@ from typing import Any
 from banyan.cli.engine import Engine
 from benchmark.metrics import spread
 from benchmark.pd_servers import Pair
+from benchmark.provenance import provenance
 from benchmark.servers import Server, free_port, write_secret
 from benchmark.store_server import prompts
 
-NUM_PROMPTS = 8
+NUM_PROMPTS = 12
 PROMPT_TOKENS = 1600
-NUM_ROUNDS = 6
+NUM_ROUNDS = 4
 DTYPE = ("--dtype", "float32")
 """Wherever this runs, so that pages have one size: of the tiny model 32 KiB, and a prompt 3.3 MB."""
 
-LIMIT_MB_PER_S = "2"
+LIMIT_MB_PER_S = "4"
+
+PAUSE_S = 0.5
+"""Before each request: twice what a router may not know yet of what the servers do."""
 
 SAMPLE_S = 0.05
 CALM_LOOKS, MOST_LOOKS = 4, 120
@@ -83,7 +87,7 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         ),
         decode_args=(
             *common,
-            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", "0.018"),
+            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", "0.016"),
             *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             *(limit if "decode" in LIMITED[name] else ()),
         ),
@@ -146,6 +150,7 @@ def measure_rounds(setting: Setting, asked: Sequence[list[int]]) -> list[dict[st
         for prompt, ids in enumerate(asked):
             kind = KINDS[(number + prompt) % 2]
             before = read_bytes(setting)
+            time.sleep(PAUSE_S)
             start_s = time.perf_counter()
             answer = Engine(setting.urls[kind]).generate(ids)
             rows.append(
@@ -178,18 +183,27 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
             for side, server in servers.items()
         }
     return {
+        "provenance": provenance(),
         "rows": rows,
+        "num_pooled_rows": sum(map(was_pooled, rows)),
         "is_identical": is_identical,
         "counters": counters,
         "most_read_queue_tokens": queues.most_tokens,
     }
 
 
+def was_pooled(row: Mapping[str, Any]) -> bool:
+    """Whether more than half of the prompt was in the prefill server's own pool."""
+    return (row["details"] or {}).get("device", 0) > PROMPT_TOKENS / 2
+
+
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """By round: mean time with the dual path to without. Each two rounds have asked every prompt both ways."""
+    """By two rounds, which have asked every prompt both ways: mean time with the dual path to without. Prompts that the
+    prefill server's pool still had count in neither."""
     found = []
     for number in range(0, NUM_ROUNDS, 2):
-        both = [row for row in rows if row["round"] in (number, number + 1)]
+        pooled = {row["prompt"] for row in rows if was_pooled(row) and row["round"] in (number, number + 1)}
+        both = [row for row in rows if row["round"] in (number, number + 1) and row["prompt"] not in pooled]
         means = [statistics.mean(row["ttft_s"] for row in both if row["kind"] == kind) for kind in KINDS]
         found.append(means[0] / means[1])
     return found
@@ -201,18 +215,19 @@ def balance(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return round(max(sums) / statistics.mean(sums), 4) if sum(sums) else None
 
 
-def measure(model: Path, out: Path, seed: int) -> dict[str, Any]:
-    """All settings, one after the other."""
-    found = {name: measure_setting(name, model, out, seed) for name in LIMITED}
+def measure(model: Path, out: Path, seed: int, settings: Sequence[str]) -> dict[str, Any]:
+    """These settings, one after the other: by name."""
+    return {name: measure_setting(name, model, out, seed) for name in settings}
+
+
+def figures(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the settings that were measured."""
+    titles = {"dual": "dual_ttft_ratio", "split": "split_ratio", "unlimited": "unlimited_ratio"}
+    told: dict[str, Any] = {titles[name]: spread(ratios(one["rows"])) for name, one in found.items()}
+    if "split" in found:
+        told["read_balance_max_over_mean"] = balance(found["split"]["rows"])
     return {
-        **{
-            f"{name}_ratio" if name != "dual" else "dual_ttft_ratio": spread(ratios(one["rows"]))
-            for name, one in found.items()
-        },
-        "read_balance_max_over_mean": balance(found["split"]["rows"]),
+        **told,
         "dual_outputs_identical": all(one["is_identical"] for one in found.values()),
-        "dual_read_queue_tokens": found["dual"]["most_read_queue_tokens"],
-        "split_read_queue_tokens": found["split"]["most_read_queue_tokens"],
-        "dual_counters": {name: one["counters"] for name, one in found.items()},
-        "dual_rows": {name: one["rows"] for name, one in found.items()},
+        "dual_settings": {name: {k: v for k, v in one.items() if k != "rows"} for name, one in found.items()},
     }

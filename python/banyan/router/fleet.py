@@ -36,7 +36,7 @@ from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
 class Server:
     """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank.
     ``role``: what the router was told that it does. ``num_given_tokens``: what it was given to read from its store, for
-    requests that are under way."""
+    requests that are under way; ``num_read_tokens``: for those that have ended since it was last asked for its load."""
 
     url: str
     health: Health
@@ -48,6 +48,7 @@ class Server:
     loads: dict[int, LoadReport] = field(default_factory=dict)
     in_flight: dict[int, Callable[[str], None]] = field(default_factory=dict)
     num_given_tokens: int = 0
+    num_read_tokens: int = 0
 
     @property
     def takes_requests(self) -> bool:
@@ -144,6 +145,7 @@ class Fleet:
 
     def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
         """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""
+        server.num_read_tokens = 0
         for rank, report in reports.items():
             self.told(server, rank, report)
         if not server.loads:

@@ -2,7 +2,8 @@
 """Who reads what of a prompt that goes to a pair, and what has been given to each server to read.
 
 A server's read queue is what it reports, or what this router has given it for requests that are under way, whichever is
-more: a report does not know yet what was sent a moment ago, and does not tell how much of it is this router's.
+more: a report does not know yet what was sent a moment ago, and does not tell how much of it is this router's. What
+has been read since the report is subtracted from it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ class ReadPath:
     is_released: bool = False
 
     def __post_init__(self) -> None:
-        self.prefill.num_given_tokens += self.num_prefill_tokens
-        self.decode.num_given_tokens += self.num_decode_tokens
+        for server, num_tokens in self._parts():
+            server.num_given_tokens += num_tokens
 
     def release(self) -> None:
         """Both have read it, or will not. Twice is fine."""
         if not self.is_released:
             self.is_released = True
-            self.prefill.num_given_tokens -= self.num_prefill_tokens
-            self.decode.num_given_tokens -= self.num_decode_tokens
+            for server, num_tokens in self._parts():
+                server.num_given_tokens -= num_tokens
+                server.num_read_tokens += num_tokens
+
+    def _parts(self) -> tuple[tuple[Server, int], ...]:
+        return (self.prefill, self.num_prefill_tokens), (self.decode, self.num_decode_tokens)
 
     @property
     def hint(self) -> ReadHint | None:
@@ -68,4 +73,5 @@ def _can_read_for(decode: Server, prefill: Server) -> bool:
 
 def _queue(server: Server) -> ReadQueue:
     load = together(server.loads)
-    return ReadQueue(max(load.read_queue_tokens or 0, server.num_given_tokens), load.read_tokens_per_s)
+    num_reported = (load.read_queue_tokens or 0) - server.num_read_tokens
+    return ReadQueue(max(num_reported, server.num_given_tokens), load.read_tokens_per_s)

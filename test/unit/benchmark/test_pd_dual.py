@@ -4,14 +4,22 @@ import pytest
 from benchmark import pd_dual
 
 
-def row(number, kind, ttft_s, prefill=0, decode=0):
-    return {"round": number, "kind": kind, "ttft_s": ttft_s, "read_bytes": {"prefill": prefill, "decode": decode}}
+def row(number, kind, ttft_s, prefill=0, decode=0, prompt=0, device=0):
+    return {
+        "round": number,
+        "prompt": prompt,
+        "kind": kind,
+        "ttft_s": ttft_s,
+        "read_bytes": {"prefill": prefill, "decode": decode},
+        "details": {"device": device, "host": 1584 - device},
+    }
 
 
 def test_ratios_when_two_rounds_have_asked_every_prompt_both_ways_then_one_ratio_of_their_means(monkeypatch):
     monkeypatch.setattr(pd_dual, "NUM_ROUNDS", 4)
     rows = [row(0, "on", 1.0), row(0, "off", 4.0), row(1, "on", 2.0), row(1, "off", 2.0)]
     rows += [row(2, "on", 1.0), row(3, "off", 10.0)]
+    rows += [row(2, "on", 0.1, prompt=1, device=1584), row(3, "off", 0.1, prompt=1)]
     assert pd_dual.ratios(rows) == [0.5, 0.1]
 
 
