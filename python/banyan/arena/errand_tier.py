@@ -28,6 +28,8 @@ class _Begun:
     errand: Errand
     until_s: float
     num_reads: int = 0
+    seen_version: int | None = None
+    """Of the reads under way, when it was last looked at; None while it waits for news."""
 
 
 class ErrandTier:
@@ -57,6 +59,8 @@ class ErrandTier:
             self._counters.errands += 1
             self._begun.append(_Begun(errand, self._clock() + NEWS_S))
         for begun in list(self._begun):
+            if begun.seen_version == self._prefetch.version:
+                continue
             num_here = self._peers.lookup(begun.errand.keys, self._arena_slots).num_pages
             if not self._goes_on(begun, begun.errand.keys[num_here:]):
                 self._begun.remove(begun)
@@ -66,8 +70,10 @@ class ErrandTier:
         """Whether more pages are coming, the first of ``rest`` next; reads them if they are not on their way."""
         if not rest:
             return False
+        begun.seen_version = self._prefetch.version
         if self._prefetch.num_arriving(rest):
             return True
+        begun.seen_version = None
         if begun.num_reads < MOST_READS:
             self._prefetch.start_reads(rest, _all_that_was_found)
             if self._prefetch.num_arriving(rest):
