@@ -58,12 +58,29 @@ def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadP
     """Who reads the tokens from ``start`` to ``end``, which the store is expected to hold."""
     num_tokens = max(0, end - start)
     num_decode_tokens = 0
-    if _can_read_for(decode, prefill):
+    if can_read_for(decode, prefill):
         num_decode_tokens = decode_part(num_tokens, prefill=_queue(prefill), decode=_queue(decode))
     return ReadPath(prefill, decode, start, num_tokens - num_decode_tokens, num_decode_tokens)
 
 
-def _can_read_for(decode: Server, prefill: Server) -> bool:
+def said_of(prefill: Server, decode: Server) -> str | None:
+    """Whether the decode server reads for the prefill server; None where nobody has asked for that, or where one of
+    them has not said anything yet."""
+    if prefill.description is None or decode.description is None:
+        return None
+    doors, door = prefill.description.doors, decode.description.door
+    if not doors or not door:
+        return None
+    if door in doors:
+        return f"{decode.url} reads parts of prompts for {prefill.url}"
+    return (
+        f"{decode.url} does not read for {prefill.url}: its door is {door}, and the other's --banyan-peers are "
+        f"{', '.join(doors)}"
+    )
+
+
+def can_read_for(decode: Server, prefill: Server) -> bool:
+    """Whether both have been told to."""
     return (
         prefill.description is not None
         and decode.description is not None

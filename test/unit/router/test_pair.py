@@ -253,6 +253,17 @@ def test_prompt_when_it_was_sent_before_then_both_servers_read_a_part_of_it():
     asyncio.run(scenario())
 
 
+def test_router_when_a_pair_is_up_then_it_says_once_who_reads_for_whom(caplog):
+    async def scenario():
+        p, d = dual()
+        async with running([p, d]):
+            (line,) = [line for line in caplog.messages if "reads parts of prompts" in line]
+            assert line == f"{d.url} reads parts of prompts for {p.url}"
+
+    caplog.set_level("INFO", logger="banyan.router")
+    asyncio.run(scenario())
+
+
 def test_prompt_when_only_the_prefill_server_reads_slowly_then_the_decode_server_reads_all():
     async def scenario():
         p, d = dual()

@@ -6,7 +6,7 @@ import pytest
 from banyan.router.description import Description
 from banyan.router.fleet import Server
 from banyan.router.health import Health
-from banyan.router.read_path import read_path
+from banyan.router.read_path import read_path, said_of
 from banyan.routing import LoadReport
 from banyan.routing.hint import ReadHint
 
@@ -64,6 +64,17 @@ def test_path_when_others_are_under_way_then_they_count_until_they_are_released_
     for path in (first, second, first):
         path.release()
     assert [one.num_given_tokens for one in servers] == [0, 0]
+
+
+def test_pair_when_its_servers_have_said_what_they_are_then_who_reads_for_whom_is_told():
+    prefill, decode = pair()
+    assert said_of(prefill, decode) == "http://s reads parts of prompts for http://s"
+    prefill.description = Description(doors=("10.0.0.3:7400",))
+    assert said_of(prefill, decode).endswith(f"its door is {DOOR}, and the other's --banyan-peers are 10.0.0.3:7400")
+    prefill.description = Description()
+    assert said_of(prefill, decode) is None, "nobody has asked for it"
+    prefill.description = None
+    assert said_of(prefill, decode) is None
 
 
 def info(state, **more):
