@@ -290,6 +290,8 @@ def _measure_dual(args: argparse.Namespace) -> int:
     found |= pd_dual.measure(ensure(LLAMA), args.out, args.seed, args.dual or list(pd_dual.LIMITED))
     kept.write_text(json.dumps(found, indent=1) + "\n")
     figures = pd_dual.figures(found)
+    # What docs/benchmarks/pd_dual.json is a copy of.
+    (args.out / "dual_figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     before = json.loads(report.read_text()) if report.exists() else {}
     report.write_text(json.dumps({**before, **figures}, indent=1) + "\n")
     print(json.dumps(figures, indent=2))

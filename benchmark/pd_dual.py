@@ -184,6 +184,13 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
         }
     return {
         "provenance": provenance(),
+        "sizes": {
+            "num_prompts": NUM_PROMPTS,
+            "prompt_tokens": PROMPT_TOKENS,
+            "num_rounds": NUM_ROUNDS,
+            "limit_mb_per_s": float(LIMIT_MB_PER_S),
+            "pause_s": PAUSE_S,
+        },
         "rows": rows,
         "num_pooled_rows": sum(map(was_pooled, rows)),
         "is_identical": is_identical,
