@@ -8,7 +8,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.routing.reads import LEAST_PART_TOKENS, ReadQueue, ReadSide, decode_part, read_side, split_read
+from banyan.routing.reads import (
+    LEAST_PART_TOKENS,
+    MOST_PART_S,
+    ReadQueue,
+    ReadSide,
+    decode_part,
+    read_side,
+    split_read,
+)
 
 tokens = st.integers(0, 200_000)
 rates = st.sampled_from([1.0, 870.0, 43_000.0, 1e6])
@@ -21,7 +29,11 @@ detours = st.sampled_from([0.0, 0.05, 1.0])
 def test_split_when_it_is_made_then_no_side_reads_less_than_nothing_or_more_than_all(num_tokens, near, far, detour_s):
     assert 0 <= split_read(num_tokens, prefill=near, decode=far, detour_s=detour_s) <= num_tokens
     part = decode_part(num_tokens, prefill=near, decode=far)
-    assert part in (0, num_tokens) or LEAST_PART_TOKENS <= part <= num_tokens - LEAST_PART_TOKENS
+    assert part in (0, num_tokens) or LEAST_PART_TOKENS <= part <= num_tokens - min(
+        LEAST_PART_TOKENS, num_tokens - part
+    )
+    if far.tokens_per_s and part:
+        assert (far.num_tokens + part) / far.tokens_per_s <= MOST_PART_S
 
 
 @given(tokens, queues, queues, tokens)

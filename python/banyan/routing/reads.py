@@ -19,6 +19,9 @@ ended."""
 LEAST_PART_TOKENS = 256
 """A shorter part is not worth a second reader."""
 
+MOST_PART_S = 5.0
+"""A prefill server waits twice as long for what another node reads, and then reads it itself."""
+
 
 class ReadSide(StrEnum):
     """Who reads a request's KV from storage."""
@@ -55,8 +58,11 @@ def split_read(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue, detour
 
 def decode_part(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue) -> int:
     """How many of the last of ``num_tokens`` the decode side of a real pair reads: as ``split_read``, but neither side
-    gets less than ``LEAST_PART_TOKENS``."""
+    gets less than ``LEAST_PART_TOKENS``, nor decode more than it is expected to have read in ``MOST_PART_S``."""
     part = split_read(num_tokens, prefill=prefill, decode=decode, detour_s=DETOUR_S)
+    if decode.tokens_per_s and part + decode.num_tokens > MOST_PART_S * decode.tokens_per_s:
+        part = max(0, math.floor(MOST_PART_S * decode.tokens_per_s) - decode.num_tokens)
+        return part if part >= LEAST_PART_TOKENS else 0
     if min(part, num_tokens - part) >= LEAST_PART_TOKENS:
         return part
     return num_tokens if part > num_tokens - part else 0

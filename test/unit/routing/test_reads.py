@@ -49,6 +49,13 @@ def test_part_when_a_rate_is_not_known_then_both_are_measured():
     assert decode_part(2_000, prefill=ReadQueue(0, 900.0), decode=ReadQueue()) == 1_000
 
 
+def test_part_when_decode_would_read_for_long_then_it_reads_what_it_is_waited_for():
+    slow = ReadQueue(0, 1_000.0)
+    assert decode_part(40_000, prefill=slow, decode=slow) == 5_000
+    assert decode_part(40_000, prefill=slow, decode=ReadQueue(4_000, 1_000.0)) == 1_000
+    assert decode_part(40_000, prefill=slow, decode=ReadQueue(4_900, 1_000.0)) == 0
+
+
 @pytest.mark.parametrize(("num_tokens", "queue", "part"), [(511, 0, 0), (512, 0, 256), (511, 300, 511), (1, 0, 0)])
 def test_part_when_a_half_is_short_then_one_side_reads_all(num_tokens, queue, part):
     assert LEAST_PART_TOKENS == 256
