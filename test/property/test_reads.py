@@ -29,9 +29,7 @@ detours = st.sampled_from([0.0, 0.05, 1.0])
 def test_split_when_it_is_made_then_no_side_reads_less_than_nothing_or_more_than_all(num_tokens, near, far, detour_s):
     assert 0 <= split_read(num_tokens, prefill=near, decode=far, detour_s=detour_s) <= num_tokens
     part = decode_part(num_tokens, prefill=near, decode=far)
-    assert part in (0, num_tokens) or LEAST_PART_TOKENS <= part <= num_tokens - min(
-        LEAST_PART_TOKENS, num_tokens - part
-    )
+    assert part in (0, num_tokens) or part >= LEAST_PART_TOKENS
     if far.tokens_per_s and part:
         assert (far.num_tokens + part) / far.tokens_per_s <= MOST_PART_S
 
