@@ -37,7 +37,7 @@ fmt: setup ## format Python and Rust
 bench: setup ## the full table: at least 200 multi-turn requests, both modes, three alternations (about an hour)
 	@$(PY) -m benchmark.demo --full
 
-pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick
+pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick, or --dual
 	@$(PY) -m benchmark.pd $(ARGS)
 
 remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json

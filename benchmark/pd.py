@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
+from benchmark import pd_dual
 from benchmark.client import NativeClient, open_session
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
@@ -250,12 +251,20 @@ def misses(found: Mapping[str, Any]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmark.pd", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two conversations of two turns: for CI")
+    parser.add_argument(
+        "--dual",
+        nargs="*",
+        choices=list(pd_dual.LIMITED),
+        help="only what reading on both sides is worth, in these settings; none named: in all",
+    )
     parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="shards of each server")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/pd"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
+    if args.dual is not None:
+        return _measure_dual(args)
     sizes = QUICK if args.quick else Sizes()
     if args.conversations is not None:
         sizes = replace(sizes, num_conversations=args.conversations)
@@ -271,6 +280,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missed:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
+
+
+def _measure_dual(args: argparse.Namespace) -> int:
+    """Write what the dual path is worth beside what was found before in other settings, and add the figures to the
+    report of the other runs, if there is one."""
+    kept, report = args.out / "dual.json", args.out / "report.json"
+    found = json.loads(kept.read_text()) if kept.exists() else {}
+    found |= pd_dual.measure(ensure(LLAMA), args.out, args.seed, args.dual or list(pd_dual.LIMITED))
+    kept.write_text(json.dumps(found, indent=1) + "\n")
+    figures = pd_dual.figures(found)
+    # What docs/benchmarks/pd_dual.json is a copy of.
+    (args.out / "dual_figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    before = json.loads(report.read_text()) if report.exists() else {}
+    report.write_text(json.dumps({**before, **figures}, indent=1) + "\n")
+    print(json.dumps(figures, indent=2))
+    return 0 if figures["dual_outputs_identical"] else 1
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Pair:
         for server in self.prefills:
             command += ["--prefill", server.url]
         command += ["--decode", self.decode.url]
-        log = self._logs / f"{self.label}-router.log"
+        log = self._logs / f"{self.label}-router-{port}.log"
         with open(log, "wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:

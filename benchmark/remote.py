@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import statistics
 import sys
 import time
@@ -30,7 +29,7 @@ from benchmark.metrics import spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
-from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_ready
+from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_ready, write_secret
 from benchmark.store_server import prompts
 
 PROMPT_TOKENS = 2000
@@ -44,13 +43,9 @@ class Nodes:
     """The two servers."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        secret = folder / "secret"
-        folder.mkdir(parents=True, exist_ok=True)
-        secret.unlink(missing_ok=True)
-        with open(os.open(secret, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+        secret = write_secret(folder / "secret")
         door = f"127.0.0.1:{free_port()}"
-        flags = (*FLAGS, "--banyan-secret-file", str(secret.resolve()))
+        flags = (*FLAGS, "--banyan-secret-file", str(secret))
 
         def start(label: str, core: int, *more: str) -> Server:
             env = cpu_env(dp=1, first_core=core)

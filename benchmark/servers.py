@@ -9,7 +9,9 @@ fine.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -245,6 +247,15 @@ def answers(url: str, *, timeout_s: float) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def write_secret(path: Path) -> Path:
+    """A new secret for the doors of some servers, where nobody else may read it; its absolute path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    return path.resolve()
 
 
 def free_port() -> int:

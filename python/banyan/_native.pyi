@@ -151,6 +151,12 @@ class Roster:
     def reading(self, slot: int) -> int:
         """What was last said so; 0 of a slot that nobody is in. Raises ValueError when there is no such slot."""
 
+    def set_read_rate(self, slot: int, pages_per_s: int) -> None:
+        """Say how many pages a second have been coming from the store to the rank in a slot of this process."""
+
+    def read_rate(self, slot: int) -> int:
+        """What was last said so; 0 where nothing was. Raises ValueError when there is no such slot."""
+
     def members(self) -> list[Member]:
         """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
         is taken again."""

@@ -42,7 +42,7 @@ FRAME_BYTES = 8
 class _Seen:
     """A lookup and what it depended on."""
 
-    version: tuple[int, int]
+    version: tuple[int, int, bool]
     first_key: str
     num_keys: int
     match: Match
@@ -74,6 +74,7 @@ class PrefixCache:
     Args:
         slots: the roster slots to ask, the preferred first.
         prefetch: brings pages up from the store; None without one.
+        is_sent_for: whether another node is reading for a request of this id, which reads nothing itself then.
         agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """
 
@@ -89,6 +90,7 @@ class PrefixCache:
         planner: FetchPlanner,
         agreed: Callable[[bool], bool],
         counters: Counters,
+        is_sent_for: Callable[[str], bool] = lambda rid: False,
     ) -> None:
         self._seats = seats
         self._page_tokens = page_tokens
@@ -99,6 +101,7 @@ class PrefixCache:
         self._planner = planner
         self._agreed = agreed
         self._counters = counters
+        self._is_sent_for = is_sent_for
         self._seen: dict[str, _Seen] = {}
         self._queued: dict[str, tuple[Fetch, _Held]] = {}
         self._moving: dict[int, _Batch] = {}
@@ -113,7 +116,8 @@ class PrefixCache:
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
         pages change or something comes up from the store.
         """
-        version = (self._peers.version(), self._prefetch.version if self._prefetch is not None else 0)
+        num_changes = self._prefetch.version if self._prefetch is not None else 0
+        version = (self._peers.version(), num_changes, self._is_sent_for(request.rid))
         seen = self._seen.get(request.rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
             match = self._peers.lookup(keys, self._slots_for(request.max_rank))
@@ -134,7 +138,8 @@ class PrefixCache:
         """Read what only the store has, unless that began when the request came; what is on its way."""
         if self._prefetch is None or not keys:
             return ()
-        self._prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
+        if not self._is_sent_for(request.rid):
+            self._prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
         return self._prefetch.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:

@@ -8,9 +8,11 @@ import http.client
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -19,9 +21,10 @@ from test.e2e.conftest import MODEL
 from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import Engine
+from banyan.cli.explain import decisions, sentences
 from benchmark.pd import num_answer_pages, num_found_pages
-from benchmark.pd_servers import Pair
-from benchmark.servers import Server
+from benchmark.pd_servers import PAGE_TOKENS, Pair
+from benchmark.servers import Server, free_port, write_secret
 from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
@@ -34,6 +37,7 @@ LATE_WRITE_S = 5
 @pytest.fixture(scope="module")
 def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     folder = tmp_path_factory.mktemp("pairs")
+    door, secret = f"127.0.0.1:{free_port()}", ("--banyan-secret-file", str(write_secret(folder / "secret")))
     pair = Pair(
         "pairs",
         "on",
@@ -42,13 +46,15 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         prefill_ranks=(2, 1),
         decode_ranks=2,
         store=folder / "store",
-        prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move"),
-        decode_args=("--max-total-tokens", "6000"),
+        prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move", *secret, "--banyan-peers", door),
+        decode_args=("--max-total-tokens", "6000", *secret, "--banyan-listen", door),
         kind=ForkedServer,
         env=(("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", str(LATE_WRITE_S)),),
     )
     with pair, pair.routed() as url:
-        yield SimpleNamespace(pair=pair, url=url, router=Engine(url), store=folder / "store", living=list(pair.servers))
+        yield SimpleNamespace(
+            pair=pair, url=url, router=Engine(url), store=folder / "store", door=door, living=list(pair.servers)
+        )
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
@@ -130,6 +136,40 @@ def test_next_turn_when_the_answer_was_generated_on_the_decode_server_then_prefi
     # One more where SGLang had begun the next step before it saw that the answer had ended.
     assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) >= num_pages > 0
     until(lambda: pairs.pair.total(pairs.pair.decode, "num_locked_tokens") == 0)
+
+
+@contextmanager
+def drained(pairs, server: Server) -> Iterator[None]:
+    """Requests go elsewhere."""
+
+    def tell(word: str) -> None:
+        query = urllib.parse.urlencode({"server": server.url})
+        urllib.request.urlopen(urllib.request.Request(f"{pairs.url}/router/{word}?{query}", method="POST")).close()
+
+    tell("drain")
+    try:
+        yield
+    finally:
+        tell("resume")
+
+
+def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the_pair_read_a_part_of_it(pairs, prompt):
+    pair, ids = pairs.pair, prompt("river", 1200)
+    one, other = pair.prefills
+    with drained(pairs, other):
+        right = ids_of(pairs.router.generate(ids, num_tokens=8))
+    until(lambda: pair.total(one, "archived_pages") >= len(ids) // PAGE_TOKENS)
+    until(lambda: pair.states(other)[0]["nodes"]["num_listening"] == 1)
+    with drained(pairs, one):
+        answer = pairs.router.generate(ids, num_tokens=8)
+    assert ids_of(answer) == right
+    assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) >= len(ids) // PAGE_TOKENS - 1
+    # Its own name for the request is not that of the decode server, which answers.
+    said = [line for decision in decisions(Engine(other.url), "all") for line in sentences(decision)]
+    assert f"  path: split at 576 tokens, behind them through {pairs.door}" in said
+    assert (pair.total(other, "errands_sent"), pair.total(other, "errands_failed")) == (1, 0)
+    assert pair.total(pair.decode, "errands") == 1 and pair.total(pair.decode, "read_pages") >= 36
+    assert sum(state.get("door", {}).get("num_loans", 0) for state in pair.states(pair.decode)) == 0
 
 
 def test_request_when_its_page_is_damaged_on_the_way_then_its_answer_is_right_and_computed_whole(pairs, prompt):

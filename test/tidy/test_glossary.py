@@ -20,8 +20,8 @@ ORDINARY = set(
     """
     above action active adder address admission all allocator allowance announcement answer app asked asking
     attention auto backend bad banyan batch below bench best block bound budget cache cacheable capability capacity
-    checkpoint choice choose cleared cli clock combination config controller copies core corrected correction cost
-    counter cpu cuda decision description device doctor drive dry engine entry error estimate estimated event
+    checkpoint choice choose cleared cli clock combination config connection controller copies core corrected correction
+    cost counter cpu cuda decision description device doctor drive dry engine entry error estimate estimated event
     executor explain fact failure fault file finding flag followed forward forwarder found full gauge given gpu grid
     group grown growth hash health host index init io ipc item json kernel kind kv landed launch layer layout
     learned limit line list load local location log long lost main maker memory metal meter metric mha mla mode

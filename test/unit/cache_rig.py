@@ -52,6 +52,7 @@ def make_cache(
     planner: Notes | None = None,
     agreed: Callable[[bool], bool] = bool,
     layout: Layout = LAYOUT,
+    is_sent_for: Callable[[str], bool] = lambda rid: False,
 ) -> PrefixCache:
     """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
     return PrefixCache(
@@ -64,4 +65,5 @@ def make_cache(
         planner=planner or Notes(),
         agreed=agreed,
         counters=counters or Counters(),
+        is_sent_for=is_sent_for,
     )

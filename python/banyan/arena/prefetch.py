@@ -15,12 +15,14 @@ again. One thread calls; the store and the other nodes' pages come on their own.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
+from banyan.arena.read_rate import ReadRate
 from banyan.arena.residency import Residency
 from banyan.core import Run, SourceKind
 from banyan.ports import Frames, PageStore, Peers, StoreFound, StoreRead
@@ -46,6 +48,7 @@ class _Reading:
     read: StoreRead
     kind: SourceKind
     origin: str
+    began_s: float
     num_attached: int = 0
     failures: dict[int, str] | None = None  # position -> reason; None until the read has ended
 
@@ -94,6 +97,7 @@ class Prefetch:
         max_pages: int,
         layers_per_read: int,
         counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._residency = residency
@@ -104,6 +108,8 @@ class Prefetch:
         self._max_pages = max_pages
         self._layers_per_read = layers_per_read
         self._counters = counters
+        self._clock = clock
+        self._rate = ReadRate()
         self._readings: list[_Reading] = []
         self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
@@ -146,7 +152,9 @@ class Prefetch:
         if not frames:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
-        reading = _Reading(keys[: len(frames)], frames, start(found, len(frames), self._memory, offsets), kind, origin)
+        began_s = self._clock()
+        read = start(found, len(frames), self._memory, offsets)
+        reading = _Reading(keys[: len(frames)], frames, read, kind, origin, began_s)
         self._readings.append(reading)
         self._place_of.update((key, (reading, position)) for position, key in enumerate(reading.keys))
         self._counters.add(f"{_WORDS[kind]}s", 1)
@@ -157,6 +165,11 @@ class Prefetch:
         """Pages that the store has been asked for and is not done with."""
         readings = (reading for reading in self._readings if reading.kind is SourceKind.STORE)
         return sum(len(reading.frames) for reading in readings if not reading.read.has_ended)
+
+    @property
+    def pages_per_s(self) -> int:
+        """How fast they have been coming from the store; 0 where that is not known."""
+        return self._rate.pages_per_s
 
     def num_arriving(self, keys: Sequence[str]) -> int:
         """Leading pages of ``keys`` that are on their way and not known to have failed."""
@@ -215,6 +228,9 @@ class Prefetch:
             self._counters.add(f"{word}_failed_pages", len(reading.failures))
             self._counters.add(f"{word}_bytes", reading.read.bytes_read)
             self._counters.add(f"{word}_us", round(reading.read.read_s * 1e6))
+            if reading.kind is SourceKind.STORE:
+                num_read = len(reading.frames) - len(reading.failures)
+                self._rate.ended(reading.began_s, reading.read.read_s, num_read)
             self.version += 1
         return reading.failures
 

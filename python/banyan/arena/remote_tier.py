@@ -13,21 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from banyan.arena.prefetch import Prefetch, Worth
-from banyan.ports import Frames, StoreFound, StoreRead
+from banyan.ports import StoreFound
 from banyan.telemetry import Counters
 
 PATIENCE_S = 1.0
 """Longer than anybody who asks waits for answers."""
-
-
-class FoundThere(StoreFound, Protocol):
-    """What a node said to have; ``origin`` names it."""
-
-    @property
-    def origin(self) -> str: ...
 
 
 Found = TypeVar("Found", bound=StoreFound, covariant=True)
@@ -45,16 +38,10 @@ class Asked(Protocol[Found]):
         ...
 
 
-class OtherNodes(Asked[FoundThere], Protocol):
-    """The doors of other nodes, as a rank uses them. No call waits."""
-
-    def read(self, found: Any, num_pages: int, memory: Any, offsets: Frames) -> StoreRead:
-        """Start to pull what was found."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class _Question:
+class Question:
+    """What was asked for a request: ``keys`` go to the end of its prompt."""
+
     rid: str
     keys: Sequence[str]
     worth: Worth
@@ -77,7 +64,7 @@ class RemoteTier(Generic[Found]):
         self._prefetch = prefetch
         self._counters = counters
         self._clock = clock
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, Question] = {}
         self._awaited: dict[str, float] = {}  # until when
 
     def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
@@ -86,27 +73,35 @@ class RemoteTier(Generic[Found]):
         number = self._asked.ask(keys) if keys else None
         if number is not None:
             self._counters.questions += 1
-            self._questions[number] = _Question(rid, keys, worth)
-            self._awaited[rid] = self._clock() + PATIENCE_S
+            self._questions[number] = Question(rid, keys, worth)
+            self._await(rid, PATIENCE_S)
+
+    def _await(self, rid: str, patience_s: float) -> None:
+        self._awaited[rid] = self._clock() + patience_s
 
     def is_awaited(self, rid: str) -> bool:
         """Whether an answer for this request may still come."""
         until_s = self._awaited.get(rid)
         if until_s is not None and until_s <= self._clock():
-            del self._awaited[rid]
+            self._await_no_longer(rid)
             return False
         return until_s is not None
+
+    def _await_no_longer(self, rid: str) -> None:
+        self._awaited.pop(rid, None)
 
     def poll(self) -> None:
         """Bring what was answered to be there. Never blocks."""
         for number, found in self._asked.answers():
             question = self._questions.pop(number, None)
-            if question is None:
-                continue
-            self._awaited.pop(question.rid, None)
-            if found is not None:
-                self._counters.question_hits += 1
-                self._bring(question.keys, question.worth, found)
+            if question is not None:
+                self._await_no_longer(question.rid)
+                self._end(question, found)
+
+    def _end(self, question: Question, found: Found | None) -> None:
+        if found is not None:
+            self._counters.question_hits += 1
+            self._bring(question.keys, question.worth, found)
 
     def forget(self) -> None:
         """What is answered from now on was asked before."""

@@ -64,6 +64,10 @@ class StoreTier:
         self._prefetch.start_reads(keys[num_held:], worth, found.after(num_held))
         return max(num_held, found.num_pages)
 
+    def num_stored(self, keys: Sequence[str]) -> int:
+        """How many leading pages of ``keys`` the store holds."""
+        return self._store.lookup(list(keys)).num_pages
+
     def look_again(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
         """Read what only the store has of a prompt that came before others had announced it."""
         self._prefetch.start_reads(keys[num_held:], worth)

@@ -17,6 +17,9 @@ fingerprint covers them)."""
 PLAN_HEADER = "x-banyan-plan"
 """Asks a server for what is to be done with what its caches hold: OpenAI's bodies have no place for hints."""
 
+READ_HEADER = "x-banyan-read"
+"""Says who reads what of the prompt (``routing.hint.ReadHint``)."""
+
 ROOM_BITS = 62
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server does in a pair: which tiers it reads, what it writes, what its process inherits, what is said of it.
 
-A prefill server reads ahead and writes prompts. A decode server reads nothing: SGLang asks no linker there. It writes
-what was generated behind the prompts that it was handed, and the next turn's prefill server finds that in the store.
+A prefill server reads ahead and writes prompts. A decode server reads only what prefill servers ask it for: SGLang asks
+no linker there. It writes what was generated behind the prompts that it was handed, and the next turn's prefill server
+finds that in the store.
 """
 
 from __future__ import annotations

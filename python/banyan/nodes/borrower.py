@@ -32,19 +32,22 @@ from zmq.utils.monitor import recv_monitor_message
 from banyan import _native
 from banyan.core import Address
 from banyan.layout import BlockGeometry
+from banyan.nodes.connection import connect
 from banyan.nodes.door import HANDSHAKE_FAILURES, Strangers
 from banyan.nodes.pull import Ended, Pull
 from banyan.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import Carrier
+from banyan.nodes.waits import Waits
 from banyan.nodes.wire import (
-    MAX_MESSAGE_BYTES,
     MAX_PAGES,
     Answer,
     Ask,
     Borrow,
     Foreign,
     Loan,
+    Read,
+    Reading,
     Refused,
     Return,
     ToBorrower,
@@ -59,8 +62,6 @@ logger = logging.getLogger("banyan")
 MAX_PULLS = 2
 MAX_QUESTIONS = 256
 TICK_MS = 20
-RECONNECT_MS = 500
-MOST_RECONNECT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,14 @@ class Borrower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes = list(nodes)
+        self._places = {str(node): place for place, node in enumerate(nodes)}
         self._namespace = namespace
         self._block = block
         self._carrier = carrier
         self._clock = clock
         self._asking = Questions(len(nodes), clock)
+        self._waits = Waits(clock)
+        self._unwilling: set[int] = set()
         self._numbers = itertools.count(1)
         self._asked: dict[int, Sequence[str]] = {}
         self._answers: deque[Best] = deque()
@@ -121,25 +125,10 @@ class Borrower:
             Strangers(f"the node at {node} does not let this one in: compare the files of --banyan-secret-file")
             for node in nodes
         ]
-        self._sockets = [self._connect(node, keys) for node in nodes]
+        self._sockets = [connect(self._context, node, keys) for node in nodes]
         self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILURES) for socket in self._sockets]
         self._thread = threading.Thread(target=self._run, name="banyan-borrow", daemon=True)
         self._thread.start()
-
-    def _connect(self, node: Address, keys: Keys) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.door.public)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.borrower.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.borrower.secret)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)
-        # Questions to a node that is not there are not kept for it.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, ":" in node.host)
-        socket.connect(node.endpoint)
-        return socket
 
     # ---- the scheduler's thread --------------------------------------------------------------------------------
 
@@ -157,6 +146,17 @@ class Borrower:
         number = next(self._numbers)
         self._asked[number] = keys
         self._tell(partial(self._ask, number, pack_keys(keys)))
+        return number
+
+    def send(self, node: str, keys: Sequence[str]) -> int | None:
+        """Have the node of that address bring ``keys`` from its store into its arena; the number under which `answers`
+        says how much of it is there, None when that node does not listen or is none of this rank's."""
+        place = self._places.get(node)
+        if place not in self._asking.listening or len(self._asked) >= MAX_QUESTIONS or len(keys) > MAX_PAGES:
+            return None
+        number = next(self._numbers)
+        self._asked[number] = keys
+        self._tell(partial(self._send_for, number, place, pack_keys(keys)))
         return number
 
     def answers(self) -> list[tuple[int, NodeFound | None]]:
@@ -214,6 +214,7 @@ class Borrower:
                     self._strangers[node].came()
             self._obey()
             self._answers.extend(self._asking.expire())
+            self._give_up_errands()
             self._give_up_waiting()
             self._probe()
         self._end()
@@ -249,6 +250,26 @@ class Borrower:
         for node in nodes:
             if not self._send(node, Ask(number, self._namespace, packed)):
                 self._over(self._asking.missed(number, node))
+
+    def _send_for(self, number: int, node: int, packed: bytes) -> None:
+        self._waits.begin(number, node)
+        if not self._send(node, Read(number, self._namespace, packed)):
+            self._over(self._waits.answered(number, node, 0))
+            self._asking.silent(node)
+
+    def _give_up_errands(self) -> None:
+        late, silent = self._waits.expire()
+        self._answers.extend(late)
+        for node in silent:
+            self._asking.silent(node)
+
+    def _turned_down(self, number: int, node: int, reason: str) -> None:
+        """An errand was refused; said once for each node."""
+        best = self._waits.answered(number, node, 0)
+        if best is not None and node not in self._unwilling:
+            self._unwilling.add(node)
+            logger.warning("banyan: the node at %s does not read for this one: %s", self._nodes[node], reason)
+        self._over(best)
 
     def _probe(self) -> None:
         for node in self._asking.to_probe():
@@ -287,8 +308,13 @@ class Borrower:
         match message:
             case Answer(number, num_pages):
                 self._over(self._asking.answered(number, node, num_pages))
-            case Refused(number, _):
+                self._over(self._waits.answered(number, node, num_pages))
+            case Reading(number):
+                self._asking.heard(node)
+                self._waits.heard(number, node)
+            case Refused(number, reason):
                 self._over(self._asking.answered(number, node, 0))
+                self._turned_down(number, node, reason)
                 self._refused(number)
             case Loan():
                 self._asking.heard(node)

@@ -5,7 +5,7 @@ Invariants
   1. Only who knows the secret is heard: ZeroMQ drops everybody else in the handshake. What cannot be read as a message
      is dropped and counted; nothing that arrives ends the door.
   2. One thread owns the socket. What it says, `Lending` decides; the bytes go out through `TcpSource`, on threads of
-     its own.
+     its own. Reads of the store that others ask for are the rank's to carry out (`Errands`).
 
 States: open -> closed.
 """
@@ -13,6 +13,7 @@ States: open -> closed.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,11 +23,24 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
-from banyan.nodes.lending import Lending
+from banyan.nodes.errands import Errand, Errands
+from banyan.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.nodes.limits import Allowance
 from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import TcpSource
-from banyan.nodes.wire import MAX_MESSAGE_BYTES, Foreign, Refused, Return, ToBorrower, ToDoor, encode, read_by_door
+from banyan.nodes.wire import (
+    MAX_MESSAGE_BYTES,
+    Foreign,
+    Read,
+    Reading,
+    Refused,
+    Return,
+    ToBorrower,
+    ToDoor,
+    encode,
+    read_by_door,
+    unpack_keys,
+)
 
 logger = logging.getLogger("banyan")
 
@@ -68,6 +82,9 @@ class Door:
         self.address = address
         self.lending = Lending(max_pages=max_pages, clock=clock)
         self.num_foreign = 0
+        self._errands: Errands | None = None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._clock = clock
         self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
         self._has_ended = False
         self._context = zmq.Context()
@@ -76,6 +93,7 @@ class Door:
             self._listen(keys)
         except zmq.ZMQError as error:
             self._source.close()
+            os.close(self._wake)
             self._context.destroy(linger=0)
             raise OSError(error.errno, f"{address}: {error}") from error
         self._thread = threading.Thread(target=self._run, name="banyan-door", daemon=True)
@@ -106,8 +124,19 @@ class Door:
     def sent_bytes(self) -> int:
         return self._source.sent_bytes
 
+    @property
+    def reads_for_others(self) -> bool:
+        return self._errands is not None
+
+    def take_errands(self, *, max_pages: int) -> Errands:
+        """From now on take errands, of so many pages at once; whoever calls carries them out."""
+        self._errands = Errands(max_pages=max_pages, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1))
+        return self._errands
+
     def withdraw(self) -> None:
         """Lend nothing any more; what was lent is called in. When this returns, the door holds nothing of its stock."""
+        if self._errands is not None:
+            self._errands.end()
         self.lending.withdraw()
         self._source.settle()
 
@@ -116,6 +145,8 @@ class Door:
         self._has_ended = True
         self._thread.join()
         self._source.close()
+        self._errands = None
+        os.close(self._wake)
 
     # ---- the thread --------------------------------------------------------------------------------------------
 
@@ -123,13 +154,19 @@ class Door:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._watch, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
         while not self._has_ended:
             ready = dict(poller.poll(TICK_MS))
             if self._watch in ready:
                 recv_monitor_message(self._watch)
                 self._strangers.came()
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
             if self._socket in ready:
                 self._answer(self._socket.recv_multipart())
+            if self._errands is not None:
+                for sender, said in self._errands.to_say():
+                    self._send(sender, said)
             self.lending.loans.expire()
         self._socket.disable_monitor()
         self._gate.stop()
@@ -143,19 +180,33 @@ class Door:
             self.num_foreign += 1
             logger.debug("banyan: the door was sent what no node sends: %s", error)
             return
-        answer = self._answer_to(message)
-        if answer is None:
-            return
+        answer = self._answer_to(sender, message)
+        if answer is not None:
+            self._send(sender, answer)
+
+    def _send(self, receiver: bytes, answer: ToBorrower) -> None:
         try:
-            self._socket.send_multipart([sender, encode(answer)], zmq.DONTWAIT)
+            self._socket.send_multipart([receiver, encode(answer)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             # It left, or takes nothing: a loan that it does not know of runs out.
             logger.debug("banyan: an answer of the door could not be sent: %s", error)
 
-    def _answer_to(self, message: ToDoor) -> ToBorrower | None:
-        if isinstance(message, Return) or self._allowance.take():
-            return self.lending.answer(message, port=self._source.port)
-        return Refused(message.number, "too many messages")
+    def _answer_to(self, sender: bytes, message: ToDoor) -> ToBorrower | None:
+        if not isinstance(message, Return) and not self._allowance.take():
+            return Refused(message.number, "too many messages")
+        if isinstance(message, Read):
+            return self._take(sender, message)
+        return self.lending.answer(message, port=self._source.port)
+
+    def _take(self, sender: bytes, wanted: Read) -> ToBorrower:
+        """Take an errand; what to say to it now."""
+        if self._errands is None:
+            return Refused(wanted.number, "it has no --banyan-store to read for others")
+        if not self.lending.lends(wanted.namespace):
+            return Refused(wanted.number, OTHER_WEIGHTS)
+        if not self._errands.ask(Errand(sender, wanted.number, unpack_keys(wanted.keys))):
+            return Refused(wanted.number, "too much is being read")
+        return Reading(wanted.number)
 
 
 class Strangers:

@@ -16,7 +16,9 @@ from collections.abc import Callable
 
 from banyan.nodes.goods import ArenaStock
 from banyan.nodes.loans import Loans
-from banyan.nodes.wire import Answer, Ask, Borrow, Loan, Refused, Return, ToBorrower, ToDoor, pack_sums, unpack_keys
+from banyan.nodes.wire import Answer, Ask, Borrow, Loan, Refused, Return, ToBorrower, pack_sums, unpack_keys
+
+OTHER_WEIGHTS = "other weights, or another layout of KV"
 
 
 class Lending:
@@ -42,7 +44,12 @@ class Lending:
             self._stock = None
             self.loans.call_in()
 
-    def answer(self, message: ToDoor, *, port: int) -> ToBorrower | None:
+    def lends(self, namespace: bytes) -> bool:
+        """Whether pages of that namespace are lent now."""
+        stock = self._stock
+        return stock is not None and stock.namespace == namespace
+
+    def answer(self, message: Ask | Borrow | Return, *, port: int) -> ToBorrower | None:
         """What to say to who sent ``message``, if anything; the bytes of a loan come from ``port``."""
         if isinstance(message, Return):
             self.loans.give_back(message.token)
@@ -55,7 +62,7 @@ class Lending:
     def _answer(self, message: Ask | Borrow, port: int) -> ToBorrower:
         stock = self._stock
         if stock is None or stock.namespace != message.namespace:
-            return Refused(message.number, "other weights, or another layout of KV")
+            return Refused(message.number, OTHER_WEIGHTS)
         keys = unpack_keys(message.keys)
         if isinstance(message, Ask):
             return Answer(message.number, stock.num_pages(keys))

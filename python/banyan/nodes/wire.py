@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two nodes say to each other: the only place that knows the form of a message. Pure.
 
-A message is one typed msgpack value. A borrower sends `Ask`, `Borrow` and `Return`; a door answers `Answer`, `Loan` or
-`Refused`. Whatever else arrives raises `Foreign`.
+A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a door answers `Answer`,
+`Reading`, `Loan` or `Refused`. Whatever else arrives raises `Foreign`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,14 @@ class Ask(msgspec.Struct, tag="ask", array_like=True, forbid_unknown_fields=True
     keys: bytes
 
 
+class Read(msgspec.Struct, tag="read", array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Bring ``keys`` from your store into your arena. `Answer` follows when they are there, until then `Reading`."""
+
+    number: int
+    namespace: bytes
+    keys: bytes
+
+
 class Borrow(msgspec.Struct, tag="borrow", array_like=True, forbid_unknown_fields=True, frozen=True):
     """Lend all pages of ``keys``."""
 
@@ -63,6 +71,12 @@ class Answer(msgspec.Struct, tag="answer", array_like=True, forbid_unknown_field
     num_pages: int
 
 
+class Reading(msgspec.Struct, tag="reading", array_like=True, forbid_unknown_fields=True, frozen=True):
+    """The pages that were wanted by `Read` are on their way."""
+
+    number: int
+
+
 class Loan(msgspec.Struct, tag="loan", array_like=True, forbid_unknown_fields=True, frozen=True):
     """The pages stay where they are for a while: whoever shows ``token`` at ``port`` reads them.
 
@@ -82,8 +96,8 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, forbid_unknown_fie
     reason: str
 
 
-ToDoor = Ask | Borrow | Return
-ToBorrower = Answer | Loan | Refused
+ToDoor = Ask | Read | Borrow | Return
+ToBorrower = Answer | Reading | Loan | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_door = msgspec.msgpack.Decoder(ToDoor)
@@ -106,7 +120,7 @@ def read_by_door(payload: bytes) -> ToDoor:
         _check(len(message.namespace) == NAMESPACE_BYTES, "a namespace of another length")
         _check(len(message.keys) % KEY_BYTES == 0, "a part of a key")
         _check(len(message.keys) <= MAX_PAGES * KEY_BYTES, f"more than {MAX_PAGES} pages")
-        _check(isinstance(message, Ask) or bool(message.keys), "a loan of nothing")
+        _check(isinstance(message, Ask) or bool(message.keys), "a loan or a read of nothing")
     return message
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from banyan.core import SourceKind
+
 
 def sentences(plan: Mapping[str, Any]) -> list[str]:
     """One decision in words, with its figures."""
@@ -16,6 +18,7 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         f"{plan['rid']} on rank {plan['dp_rank']}: prompt of {plan['prompt_tokens']} tokens, "
         f"{plan['own_tokens']} in the rank's own tree, tail of {tail}",
         f"  found elsewhere: {found}",
+        *_path(plan),
         f"  dp_origin_kv_len {plan['dp_origin_kv_len']}, dp_max_kv_len {plan['dp_max_kv_len']}, "
         f"dp_max_kv_rank {plan['dp_max_kv_rank']}",
         f"  plan: move {moved} tokens, compute {tail - moved}; {plan['reason']}; {plan['outcome']}",
@@ -30,6 +33,21 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
     if plan["steps"]:
         lines.append("  " + ", ".join(f"{what} after {_ms(after_s * 1e6)}" for what, after_s in plan["steps"]))
     return lines
+
+
+def _path(plan: Mapping[str, Any]) -> list[str]:
+    """Who has brought what was not in a pool: this node, from its store or its arena, another one, or both."""
+    page_tokens, at = plan["page_tokens"], plan["own_tokens"]
+    path, is_from_here = "", False
+    for kind, num_pages, *origin in plan["found"]:
+        if kind == SourceKind.REMOTE.value:
+            path = f"split at {at} tokens, behind them through {origin[0]}" if is_from_here else f"through {origin[0]}"
+            break
+        is_from_here |= kind in (SourceKind.STORE.value, SourceKind.HOST.value)
+        if kind == SourceKind.STORE.value:
+            path = "own store"
+        at += num_pages * page_tokens
+    return [f"  path: {path}"] if path else []
 
 
 def _runs(found: Sequence[Sequence[Any]], page_tokens: int) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import aiohttp
@@ -32,11 +34,14 @@ from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
 from banyan.router.probes import Probes
+from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
 from banyan.router.subscription import subscribe
 from banyan.router.tokens import Tokens
 from banyan.router.verdict import error_body
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
+
+logger = logging.getLogger("banyan.router")
 
 
 class Router:
@@ -120,6 +125,7 @@ class Router:
             task.cancel()
         batches = self.metrics.event_batches.labels(server.url)
         assert server.description is not None
+        self._tell_of_paths(server)
         events = [
             subscribe(self._context, source, feed, batches.inc)
             for source, feed in zip(server.description.sources, server.feeds, strict=True)
@@ -129,6 +135,14 @@ class Router:
             for source in server.description.load_sources
         ]
         self._subscriptions[server.url] = [self._start(work) for work in (*events, *loads)]
+
+    def _tell_of_paths(self, server: Server) -> None:
+        """Who reads for whom, now that a server has said what it is."""
+        if self.decodes is None or not self.settings.dual_path:
+            return
+        for prefill, decode in product(self.fleet.servers, self.decodes.servers):
+            if server in (prefill, decode) and (line := said_of(prefill, decode)) is not None:
+                logger.log(logging.INFO if can_read_for(decode, prefill) else logging.WARNING, line)
 
     def _told_load(self, fleet: Fleet, server: Server, rank: int, report: LoadReport) -> None:
         self.metrics.published_loads.labels(server.url).inc()
@@ -261,6 +275,8 @@ def _state(server: Server) -> dict[str, Any]:
         "state": server.health.state.value,
         "is_draining": server.is_draining,
         "num_in_flight": len(server.in_flight),
+        "num_given_tokens": server.num_given_tokens,
+        "door": server.description.door if server.description is not None else "",
         "num_targets": len(server.targets),
         "known_blocks": [len(feed.blocks) for feed in server.feeds],
         "last_error": server.health.last_error,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -50,6 +50,8 @@ class Description:
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
         role: what it does in a pair.
         bootstrap_port: where decode servers meet a prefill server.
+        door: where it reads its store for other nodes; "" where it does not.
+        doors: where it may have others read for it.
     """
 
     num_ranks: int = 1
@@ -60,6 +62,8 @@ class Description:
     load_sources: tuple[LoadSource, ...] = ()
     role: Role = Role.ALONE
     bootstrap_port: int = 0
+    door: str = ""
+    doors: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -72,13 +76,15 @@ class Description:
             num_ranks = max(1, int(info["dp_size"]))
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
-            places_itself = any(isinstance(state, dict) and state.get("banyan") for state in states)
+            ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
             said = cls(
                 num_ranks,
-                places_itself,
+                bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
                 bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
+                door=_door(ranks_of_it, url),
+                doors=_doors(ranks_of_it),
             )
             if not events or events.get("publisher") != "zmq":
                 return said
@@ -93,8 +99,27 @@ class Description:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
 
 
+def _door(states: Sequence[Mapping[str, Any]], url: str) -> str:
+    """Of the rank that keeps it, as others name it."""
+    for door in (state.get("door") for state in states):
+        if door and door["reads_for_others"]:
+            host, _, port = str(door["address"]).rpartition(":")
+            return f"{_reachable(host, url)}:{port}"
+    return ""
+
+
+def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Those that all of its ranks may ask, if all of them can wait for others to read, and have a store themselves."""
+    if not states or not all(state.get("waits_for_errands") and state.get("store") is not None for state in states):
+        return ()
+    return tuple(states[0]["nodes"]["asked"]) if states[0].get("nodes") else ()
+
+
 def _host(events: Mapping[str, Any], url: str) -> str:
-    host = str(events["endpoint_host"])
+    return _reachable(str(events["endpoint_host"]), url)
+
+
+def _reachable(host: str, url: str) -> str:
     if host in _WILDCARDS:
         host = urlsplit(url).hostname or "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
@@ -137,6 +162,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
                 ongoing_tokens=int(load["num_total_tokens"]),
                 free_tokens=max(0, int(load["max_total_num_tokens"]) - int(load["num_used_tokens"])),
                 read_queue_tokens=int(load.get("read_queue_tokens") or 0),
+                read_tokens_per_s=float(load.get("read_tokens_per_s") or 0) or None,
                 total_prefill_tokens=int(load.get("total_prefill_uncached_tokens") or 0),
                 total_prefill_us=int(load.get("total_prefill_busy_us") or 0),
             )
@@ -151,6 +177,7 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
     if not reports:
         return LoadReport()
     every = list(reports.values())
+    rates = [report.read_tokens_per_s for report in every if report.read_tokens_per_s]
     return LoadReport(
         taken_s=max(report.taken_s for report in every),
         num_running=sum(report.num_running for report in every),
@@ -159,6 +186,7 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
         ongoing_tokens=sum(report.ongoing_tokens for report in every),
         free_tokens=sum(report.free_tokens for report in every),
         read_queue_tokens=sum(report.read_queue_tokens or 0 for report in every),
+        read_tokens_per_s=sum(rates) or None,
         # Ranks prefill beside each other: the tokens add up, the time is the mean.
         total_prefill_tokens=sum(report.total_prefill_tokens for report in every),
         total_prefill_us=sum(report.total_prefill_us for report in every) // len(every),

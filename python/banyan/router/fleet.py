@@ -35,7 +35,8 @@ from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
 @dataclass(eq=False)
 class Server:
     """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank.
-    ``role``: what the router was told that it does."""
+    ``role``: what the router was told that it does. ``num_given_tokens``: what it was given to read from its store, for
+    requests that are under way; ``num_read_tokens``: for those that have ended since it was last asked for its load."""
 
     url: str
     health: Health
@@ -46,6 +47,8 @@ class Server:
     feeds: list[EventFeed] = field(default_factory=list)
     loads: dict[int, LoadReport] = field(default_factory=dict)
     in_flight: dict[int, Callable[[str], None]] = field(default_factory=dict)
+    num_given_tokens: int = 0
+    num_read_tokens: int = 0
 
     @property
     def takes_requests(self) -> bool:
@@ -88,7 +91,7 @@ class Asked:
 @dataclass(eq=False)
 class Place:
     """The right to send one request to a target, until it is released. ``beside``: at a decode server, the place of the
-    same request at a prefill server."""
+    same request at a prefill server, and ``seen_tokens``, leading tokens that prefill servers were sent before."""
 
     target: Target
     choice: Choice
@@ -96,6 +99,7 @@ class Place:
     cached_tokens: int
     at_s: float
     beside: Place | None = None
+    seen_tokens: int = 0
     is_released: bool = False
 
 
@@ -141,6 +145,7 @@ class Fleet:
 
     def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
         """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""
+        server.num_read_tokens = 0
         for rank, report in reports.items():
             self.told(server, rank, report)
         if not server.loads:
@@ -154,24 +159,27 @@ class Fleet:
         """A rank's load, asked for or published; the one that was taken last counts."""
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
-            self._waits_for_reads(server, rank, report.read_queue_tokens)
+            self._waits_for_reads(server, rank, report)
             return
         if last is not None and server.description is not None and not server.description.places_itself:
             # A stock rank reports when a forward has ended, and receives requests when it begins the next.
             report = msgspec.structs.replace(report, received_s=last.taken_s)
         if last is not None and report.read_queue_tokens is None:
             # What ranks publish by themselves does not say it.
-            report = msgspec.structs.replace(report, read_queue_tokens=last.read_queue_tokens)
+            report = msgspec.structs.replace(
+                report, read_queue_tokens=last.read_queue_tokens, read_tokens_per_s=last.read_tokens_per_s
+            )
         server.loads[rank] = report
         for target in (self.targets[number] for number in server.targets):
             if target.rank is None or target.rank == rank:
                 self._dispatcher.reported(target.number, self._load_of(target))
 
-    def _waits_for_reads(self, server: Server, rank: int, num_tokens: int | None) -> None:
+    def _waits_for_reads(self, server: Server, rank: int, told: LoadReport) -> None:
         """What a rank waits for from the store changes also while it has nothing new to report."""
-        if num_tokens is None or num_tokens == server.loads[rank].read_queue_tokens:
+        now, last = (told.read_queue_tokens, told.read_tokens_per_s), server.loads[rank]
+        if told.read_queue_tokens is None or now == (last.read_queue_tokens, last.read_tokens_per_s):
             return
-        server.loads[rank] = msgspec.structs.replace(server.loads[rank], read_queue_tokens=num_tokens)
+        server.loads[rank] = msgspec.structs.replace(last, read_queue_tokens=now[0], read_tokens_per_s=now[1])
         for target in (self.targets[number] for number in server.targets):
             if target.rank is None or target.rank == rank:
                 self._dispatcher.waits_for_reads(target.number, self._load_of(target).read_queue_tokens or 0)
@@ -241,6 +249,14 @@ class Fleet:
         for block_tokens in {self._block_tokens(target) for target in self.targets} - {0}:
             self._read_events(asked, block_tokens, cached)
         return cached
+
+    def known_tokens(self, place: Place, asked: Asked) -> int:
+        """Leading tokens that the target of ``place`` holds for certain: none where it does not tell."""
+        return place.cached_tokens if self._is_told(place.target, asked) else 0
+
+    def seen_tokens(self, asked: Asked) -> int:
+        """Leading tokens of the prompt that any target was sent before."""
+        return max((target.sent.leading_tokens(asked.pieces) for target in self.targets), default=0)
 
     def _is_told(self, target: Target, asked: Asked) -> bool:
         return asked.token_ids is not None and asked.request.is_salted_only and self._block_tokens(target) > 0

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from banyan.router.fleet import Place, Server
+from banyan.router.read_path import ReadPath
 from banyan.router.verdict import Outcome
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -32,6 +33,9 @@ class Metrics:
         self.published_loads = Counter(
             "published_loads", "Loads that ranks published without being asked, by server.", ("server",), **made
         )
+        self.given_tokens = Counter(
+            "given_tokens", "Tokens that servers of pairs were given to read from their stores.", ("server",), **made
+        )
         self.first_byte = Histogram(
             "first_byte_seconds", "From the request to its answer's first byte.", buckets=SECONDS, **made
         )
@@ -49,6 +53,11 @@ class Metrics:
     def chosen(self, place: Place) -> None:
         """A place whose prompt is counted elsewhere."""
         self.choices.labels(place.target.server.url, place.choice.reason.value).inc()
+
+    def reads(self, path: ReadPath) -> None:
+        """What the two servers of a pair were given to read."""
+        self.given_tokens.labels(path.prefill.url).inc(path.num_prefill_tokens)
+        self.given_tokens.labels(path.decode.url).inc(path.num_decode_tokens)
 
     def ended(self, server: str, outcome: Outcome) -> None:
         self.attempts.labels(server, outcome.value).inc()

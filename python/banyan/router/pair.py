@@ -14,17 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, ROOM_BITS, Meeting, address, choose_room, has_broken
+from banyan.disagg.pairs import (
+    LOAD_FAILED,
+    PLAN_HEADER,
+    READ_HEADER,
+    ROOM_BITS,
+    Meeting,
+    address,
+    choose_room,
+    has_broken,
+)
 from banyan.planner import Action
 from banyan.router.fleet import Asked, Fleet, Place, Server
 from banyan.router.forward import Forwarder, Sent, SentRequest
 from banyan.router.metrics import Metrics
+from banyan.router.read_path import ReadPath, read_path
 from banyan.router.settings import Settings
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import Outcome, Tried
@@ -41,6 +51,7 @@ class _Half:
 
     place: Place
     attempt: Attempt
+    path: ReadPath | None = None
     task: asyncio.Task[None] | None = None
     failure: Tried | None = None
     is_refusal: bool = False
@@ -68,12 +79,13 @@ class PairForwarder(Forwarder):
     def _take(self, asked: Asked, avoid: Collection[str]) -> Place | None:
         if not self._fleet.active(avoid):
             return None
+        seen_tokens = self._prefills.seen_tokens(asked)
         prefill = self._prefills.take(asked, avoid)
         if prefill is None:
             return None
         place = self._fleet.take(asked, avoid)
         assert place is not None
-        place.beside = prefill
+        place.beside, place.seen_tokens = prefill, seen_tokens
         return place
 
     def _release(self, place: Place) -> None:
@@ -83,10 +95,10 @@ class PairForwarder(Forwarder):
 
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         assert sent.place.beside is not None
-        half = _Half(sent.place.beside, self._attempt())
+        half = _Half(sent.place.beside, self._attempt(), self._read_path(sent, going, tried))
         self._metrics.placed(half.place)
         self._metrics.chosen(sent.place)
-        going = _in_a_room(going, half.place, tried)
+        going = _in_a_room(going, half, tried)
         self._begin(half, sent, going)
         target = sent.place.target
         failure = await self._send(target.server, sent.attempt, going, rank=target.rank)
@@ -103,6 +115,16 @@ class PairForwarder(Forwarder):
         sent.attempt = half.attempt
         return half.failure
 
+    def _read_path(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> ReadPath | None:
+        """Who reads what of the prompt. A further attempt is not made to depend on more servers than it needs."""
+        prefill, seen_tokens = sent.place.beside, sent.place.seen_tokens
+        if not self._settings.dual_path or tried or prefill is None:
+            return None
+        start = self._prefills.known_tokens(prefill, going.asked)
+        path = read_path(prefill.target.server, sent.place.target.server, start=start, end=seen_tokens)
+        self._metrics.reads(path)
+        return path
+
     # ---- the prefill half --------------------------------------------------------------------------------------
 
     def _begin(self, half: _Half, sent: Sent, going: SentRequest) -> None:
@@ -114,6 +136,8 @@ class PairForwarder(Forwarder):
                 decode.give_up(why)
 
         def ended(outcome: Outcome) -> None:
+            if half.path is not None:
+                half.path.release()
             # After an answer the prefill server only has to say that it has handed over: it is left to say so.
             if outcome is not Outcome.ANSWERED and half.task is not None:
                 half.task.cancel()
@@ -143,18 +167,23 @@ class PairForwarder(Forwarder):
             server.in_flight.pop(id(attempt), None)
             self._metrics.ended(server.url, outcome)
             self._prefills.release(half.place)
+            if half.path is not None:
+                half.path.release()
             self.admission.wake()
 
 
-def _in_a_room(going: SentRequest, prefill: Place, tried: Sequence[Tried]) -> SentRequest:
+def _in_a_room(going: SentRequest, half: _Half, tried: Sequence[Tried]) -> SentRequest:
     """The request as both servers get it."""
-    target = prefill.target
+    target = half.place.target
     description = target.server.description
     assert description is not None
     room = choose_room(secrets.randbits(ROOM_BITS), num_ranks=description.num_ranks, rank=target.rank)
     host = urlsplit(target.server.url).hostname or ""
     meeting = Meeting(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)
-    headers: Mapping[str, str] = going.headers
+    # A client's own word on who is to read would not be this router's decision.
+    headers = {name: value for name, value in going.headers.items() if name.lower() != READ_HEADER}
+    if half.path is not None and half.path.hint is not None:
+        headers[READ_HEADER] = half.path.hint.header()
     if any(LOAD_FAILED in one.error for one in tried):
         headers = {**headers, PLAN_HEADER: Action.COMPUTE.value}
     return replace(going, body=address(going.body, meeting), headers=headers)

@@ -111,6 +111,13 @@ class Settings:
     health_interval_s: float = 10.0
     health_timeout_s: float = 30.0
     failures_to_down: int = 3
+    dual_path: bool = knob(
+        True,
+        "--no-dual-path",
+        ROUTER,
+        "Have each prefill server read its own store, also where its decode server could read a part for it.",
+        switches_to=False,
+    )
     tokenize: bool = knob(
         True,
         "--no-tokenize",

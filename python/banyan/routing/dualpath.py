@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DualPath: keep every node's storage reads busy, below a ceiling of tokens; and choose which side reads.
+"""DualPath: keep every node's storage reads busy, below a ceiling of tokens.
 
-After "DualPath" (arXiv 2602.21548), adaptive request scheduler: prefill ranks fall into three classes, decode ranks
-are balanced over groups first and within the group then, and the side with the shorter read queue reads.
+After "DualPath" (arXiv 2602.21548), adaptive request scheduler: prefill ranks fall into three classes, and decode ranks
+are balanced over groups first and within the group then. Which side reads is decided in ``reads``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from banyan.routing.cost import cheapest
 from banyan.routing.view import Choice, Lots, Query, RankState, Reason
@@ -39,28 +38,6 @@ class DualPath:
         else:
             ranks, reason = list(candidates), Reason.ALL_OVER
         return Choice(cheapest(lambda state: state.ongoing_tokens, query, ranks, lots).rank, reason)
-
-
-class ReadSide(StrEnum):
-    """Who reads a request's KV from storage."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-def read_side(*, prefill_queue_tokens: int, decode_queue_tokens: int) -> ReadSide:
-    """The side with the shorter read queue; a tie goes to prefill, whose path is one transfer shorter."""
-    return ReadSide.DECODE if decode_queue_tokens < prefill_queue_tokens else ReadSide.PREFILL
-
-
-def split_read(num_tokens: int, *, prefill_queue_tokens: int, decode_queue_tokens: int) -> int:
-    """How many of ``num_tokens`` the decode side reads when both sides read, so that both reads end together.
-
-    A queue that is longer than the other by more than the request gets none of it. "DualPath" names splitting as future
-    work.
-    """
-    ahead = prefill_queue_tokens + num_tokens - decode_queue_tokens
-    return min(num_tokens, max(0, ahead // 2))
 
 
 def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tokens: int, lots: Lots) -> int:

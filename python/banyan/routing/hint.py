@@ -3,9 +3,10 @@
 
 A hint is advice. The rank looks again before it promises anything, because pages may have moved meanwhile.
 
-In the other direction a client may name a policy for its request (``POLICY_ACTION``): that is how policies are
-compared on one running server. And ``DETOUR_ACTION`` marks what the dispatcher itself sends: a prompt to be computed
-for another rank, with no answer to anybody.
+A router of pairs may add which node reads the last part of the prompt from its store (``READ_ACTION``). In the other
+direction a client may name a policy for its request (``POLICY_ACTION``): that is how policies are compared on one
+running server. And ``DETOUR_ACTION`` marks what the dispatcher itself sends: a prompt to be computed for another rank,
+with no answer to anybody.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ POLICY_ACTION = "banyan.policy"
 
 DETOUR_ACTION = "banyan.detour"
 """Action type of a prompt's prefill elsewhere; its payload is ``{"server": ID}``, which no client knows."""
+
+
+READ_ACTION = "banyan.read"
+"""Action type of ``ReadHint``."""
 
 
 class Until(StrEnum):
@@ -83,6 +88,37 @@ class PrefixHint:
         if not isinstance(tokens, int) or not isinstance(rank, int) or tokens < 0:
             return None
         return cls(tokens, rank, _decision(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHint:
+    """Who reads what of a prompt from its store: the node whose door is at ``node`` the tokens from ``first_token`` on,
+    who gets the request what it lacks before them."""
+
+    node: str
+    first_token: int
+
+    def header(self) -> str:
+        """In a request that is on its way to the server."""
+        return f"{self.node} {self.first_token}"
+
+    @classmethod
+    def from_header(cls, value: str) -> ReadHint | None:
+        """None when it is not one of ours."""
+        node, _, first = value.partition(" ")
+        return cls(node, int(first)) if node and first.isascii() and first.isdecimal() else None
+
+    def payload(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, object]) -> ReadHint | None:
+        """Read a payload that crossed a process border; None when it is not one of ours."""
+        try:
+            hint = msgspec.convert(payload, cls)
+        except msgspec.ValidationError:
+            return None
+        return hint if hint.first_token >= 0 else None
 
 
 def _decision(payload: Mapping[str, object]) -> Decision | None:

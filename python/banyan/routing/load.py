@@ -26,6 +26,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     Attributes:
         received_s: what was sent to the rank until then is counted; None: until ``taken_s``.
         read_queue_tokens: waited for from the store; None: not told, and as it was in the report before.
+        read_tokens_per_s: how fast they come; None: not told, or not measured yet.
         stamp_s: when it was taken by the rank's own clock: two of one stamp are one report. None: not told.
     """
 
@@ -39,6 +40,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     free_tokens: int = 0
     unused_tokens: int | None = None
     read_queue_tokens: int | None = None
+    read_tokens_per_s: float | None = None
     total_prefill_tokens: int = 0
     total_prefill_us: int = 0
 

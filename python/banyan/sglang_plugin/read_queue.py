@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much each rank waits for from the store: what the rank has said in the roster, for whoever places requests."""
+"""How much each rank waits for from the store, and how fast it comes: what the rank has said in the roster, for whoever
+places requests."""
 
 from __future__ import annotations
 
@@ -12,3 +13,9 @@ def read_queue_tokens(roster: _native.Roster, layout: Layout) -> list[int]:
     tells."""
     page_tokens = roster.page_tokens
     return [roster.reading(seat) * page_tokens for seat in layout.first_seats]
+
+
+def read_tokens_per_s(roster: _native.Roster, layout: Layout) -> list[int]:
+    """Tokens that a second brings from the store, by rank, as far as the rank has measured it; else 0."""
+    page_tokens = roster.page_tokens
+    return [roster.read_rate(seat) * page_tokens for seat in layout.first_seats]

@@ -48,6 +48,9 @@ class Counters:
     reads_dropped_pages: int = 0
     questions: int = 0
     question_hits: int = 0
+    errands: int = 0
+    errands_sent: int = 0
+    errands_failed: int = 0
     pulls: int = 0
     pull_pages: int = 0
     pull_bytes: int = 0
@@ -151,6 +154,9 @@ DESCRIPTIONS = {
     "reads_dropped_pages": "pages in the store that were not read: no frame, or too many reads on their way",
     "questions": "prompts that other nodes, or a store that has to be asked, were asked for",
     "question_hits": "of these, prompts of which at least one page was there",
+    "errands": "reads of this rank's store that other nodes have asked for",
+    "errands_sent": "reads of other nodes' stores that this rank has asked for",
+    "errands_failed": "of these, reads that did not bring all pages: the rest was read here, or computed",
     "pulls": "pulls from other nodes that were started",
     "pull_pages": "pages that were pulled from other nodes and verified",
     "pull_bytes": "bytes pulled from other nodes",

@@ -44,6 +44,7 @@ def test_loads_when_ranks_wait_for_reads_then_each_says_how_much(include, manage
     # A rank has two shards, of which the first one tells.
     for seat, num_pages in enumerate((3, 3, 0, 0)):
         roster.set_reading(seat, num_pages)
+    roster.set_read_rate(2, 50)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "bookkeeping", lambda args: {"roster": roster.path, "layout": LAYOUT.as_dict()})
     monkeypatch.setattr(v1_loads, "_num_accelerators_per_dp_rank", lambda: 1)
@@ -52,6 +53,7 @@ def test_loads_when_ranks_wait_for_reads_then_each_says_how_much(include, manage
         (0, 0, 48),
         (1, 1, 0),
     ]
+    assert [load["read_tokens_per_s"] for load in told] == [0, 800]
     text = get_loads(manager, format="prometheus").body.decode()
     assert 'sglang_read_queue_tokens{dp_rank="0"} 48' in text
 

@@ -11,9 +11,11 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
 from banyan.disagg import Role
-from banyan.disagg.pairs import PLAN_HEADER
+from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER
 from banyan.planner import asked
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.launcher import rerun
 
 DAMAGED = HTTPException(status_code=HTTPStatus.SERVICE_UNAVAILABLE, detail=rerun.LOAD_FAILED)
@@ -136,4 +138,14 @@ def test_pair_when_the_router_asks_for_it_then_the_prompt_is_computed(monkeypatc
     for plan in ("compute", None, "nonsense"):
         assert ask(engine, asking(plan)) == ["right"]
     assert actions(engine.seen[0]) == [asked.ACTION_TYPE]
+    assert engine.seen[1:] == [None, None]
+
+
+def test_pair_when_the_router_says_who_reads_then_the_request_carries_it(monkeypatch):
+    monkeypatch.setattr(runtime, "role", lambda: Role.PREFILL)
+    engine = Engine(["right"], ["right"], ["right"])
+    for value in ("10.0.0.2:7400 992", "nonsense", ""):
+        assert ask(engine, SimpleNamespace(headers={READ_HEADER: value})) == ["right"]
+    assert actions(engine.seen[0]) == [READ_ACTION]
+    assert payload_of(engine.seen[0], READ_ACTION, ACTION_VERSION) == {"node": "10.0.0.2:7400", "first_token": 992}
     assert engine.seen[1:] == [None, None]

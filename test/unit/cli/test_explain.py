@@ -26,6 +26,9 @@ def made_plans():
     planner.decide("second", found)
     planner.record("second", Outcome.LANDED)
     planner.decide("abroad", Tail(32, 200, 16, runs=(Run(SourceKind.HOST, 2), Run(SourceKind.REMOTE, 8, "b:7400"))))
+    planner.decide("own", Tail(32, 200, 16, runs=(Run(SourceKind.STORE, 10),)))
+    planner.decide("split", Tail(32, 200, 16, runs=(Run(SourceKind.STORE, 2), Run(SourceKind.REMOTE, 8, "b:7400"))))
+    planner.decide("through", Tail(32, 200, 16, runs=(Run(SourceKind.REMOTE, 10, "b:7400"),)))
     return planner.explain()
 
 
@@ -37,6 +40,20 @@ def _engine(monkeypatch):
 def test_explain_when_another_node_has_pages_then_it_is_named(capsys):
     assert cli.main(["explain", "abroad"]) == 0
     assert "found elsewhere: 32 tokens at host, 128 tokens at remote b:7400" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rid", "path"),
+    [
+        ("own", "own store"),
+        ("through", "through b:7400"),
+        ("split", "split at 64 tokens, behind them through b:7400"),
+        ("abroad", "split at 64 tokens, behind them through b:7400"),
+    ],
+)
+def test_explain_when_stores_were_read_then_by_whom_is_said(rid, path, capsys):
+    assert cli.main(["explain", rid]) == 0
+    assert f"  path: {path}\n" in capsys.readouterr().out
 
 
 def test_explain_when_the_request_is_remembered_then_the_plan_and_its_figures_are_said(capsys):
@@ -59,7 +76,9 @@ def test_explain_when_a_time_was_not_known_then_no_figure_is_made_up(capsys):
 
 def test_explain_when_json_is_asked_for_then_plain_values(capsys):
     assert cli.main(["explain", "all", "--json"]) == 0
-    assert [one["rid"] for one in json.loads(capsys.readouterr().out)] == ["first", "second", "abroad"]
+    assert [one["rid"] for one in json.loads(capsys.readouterr().out)] == [
+        *("first", "second", "abroad", "own", "split", "through"),
+    ]
 
 
 def test_explain_when_nobody_remembers_then_the_reasons_are_said_and_exit_1(capsys):

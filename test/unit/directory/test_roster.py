@@ -52,9 +52,11 @@ def test_reading_when_a_rank_says_it_then_others_see_it_until_another_takes_the_
     roster = Roster.create(2)
     rank = Rank(roster, 1)
     roster.set_reading(1, 7)
-    assert [Roster.open(roster.path).reading(slot) for slot in (0, 1)] == [0, 7]
+    roster.set_read_rate(1, 50)
+    seen = Roster.open(roster.path)
+    assert [(seen.reading(slot), seen.read_rate(slot)) for slot in (0, 1)] == [(0, 0), (7, 50)]
     rank.shelf.close()
-    assert roster.reading(1) == 0
+    assert (roster.reading(1), roster.read_rate(1)) == (0, 0)
     with pytest.raises(ValueError, match="slot 2 is outside"):
         roster.reading(2)
 

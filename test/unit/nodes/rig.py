@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from test.unit.arena.test_backup import ARENAS, Host
@@ -13,8 +14,11 @@ from test.unit.cache_rig import LAYOUT, make_cache
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan import _native
+from banyan.arena.dual_path import DualPath
+from banyan.arena.errand_tier import ErrandTier
+from banyan.arena.node_tier import NodeTier, OtherNodes
 from banyan.arena.prefetch import Prefetch
-from banyan.arena.remote_tier import OtherNodes, RemoteTier
+from banyan.arena.store_tier import StoreTier
 from banyan.core import Address, SourceKind
 from banyan.layout import BlockGeometry
 from banyan.nodes.borrower import Borrower
@@ -22,6 +26,7 @@ from banyan.nodes.door import Door
 from banyan.nodes.goods import ArenaStock
 from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import Carrier, TcpCarrier
+from banyan.pacing import Admission, WriteAdmission
 
 LAYER_BYTES = 4096
 NUM_LAYERS = 3
@@ -68,6 +73,7 @@ class Node(Host):
         self.roster = _native.Roster.create(2 * LAYOUT.num_ranks)
         self.block = block_of(layer_bytes)
         super().__init__(self.roster, 0, num_frames=num_frames, page_bytes=layer_bytes // 2, block=self.block)
+        self.store: _native.Store | None = None
         self.door: Door | None = None
         self.borrower: Borrower | None = None
 
@@ -96,9 +102,9 @@ class Node(Host):
         )
         self.borrow_through(self.borrower)
 
-    def borrow_through(self, nodes: OtherNodes) -> None:
-        self.prefetch = Prefetch(
-            store=None,
+    def make_prefetch(self) -> Prefetch:
+        return Prefetch(
+            store=self.store,
             residency=self.residency,
             peers=self.view,
             arena_slots=ARENAS,
@@ -108,13 +114,10 @@ class Node(Host):
             layers_per_read=1,
             counters=self.counters,
         )
-        self.remote = RemoteTier(
-            nodes,
-            bring=lambda keys, worth, found: self.prefetch.start_pull(keys, worth, found, nodes.read, found.origin),
-            prefetch=self.prefetch,
-            counters=self.counters,
-            clock=time.monotonic,
-        )
+
+    def borrow_through(self, nodes: OtherNodes) -> None:
+        self.prefetch = self.make_prefetch()
+        self.remote = NodeTier(nodes, prefetch=self.prefetch, counters=self.counters, clock=time.monotonic)
         self.cache = make_cache(
             self.rank.shelf,
             self.rank.peers,
@@ -122,6 +125,7 @@ class Node(Host):
             slots=[1, *ARENAS],
             counters=self.counters,
             prefetch=self.prefetch,
+            is_sent_for=self.remote.is_sent_for,
         )
 
     def poll(self) -> None:
@@ -143,3 +147,72 @@ class Node(Host):
             self.borrower.close()
         if self.door is not None:
             self.door.close()
+
+
+class StoreNode(Node):
+    """A node with a store behind its arena. Two of them may share ``folder``."""
+
+    def __init__(self, folder: Path, *, num_frames: int = 8, read_bytes_per_s: int | None = None) -> None:
+        super().__init__(num_frames=num_frames)
+        self.store = _native.Store.open(
+            [str(folder)],
+            NAMESPACE,
+            self.block.layer_bytes,
+            quota_bytes=64 << 20,
+            share_bytes=32 << 20,
+            floor_bytes=0,
+            read_bytes_per_s=read_bytes_per_s,
+        )
+        self.errands: ErrandTier | None = None
+        self.remote: NodeTier | None = None
+        self.prefetch = self.make_prefetch()
+        self.tier = self._make_tier()
+
+    def _make_tier(self) -> StoreTier:
+        return StoreTier(
+            store=self.store,
+            residency=self.residency,
+            prefetch=self.prefetch,
+            memory=self.memory,
+            block=self.block,
+            admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
+            counters=self.counters,
+        )
+
+    def save(self, numbers: Sequence[int], targets: Sequence[int]) -> list[list[bytes]]:
+        """Bring pages of the pool to the store, and nowhere else; their bytes."""
+        self.tier.learn([keys(*numbers)])
+        pages = self.keep(numbers, targets)
+        self.tier.landed(keys(*numbers))
+        until(lambda: self.poll() or self.counters.archived_pages == len(numbers))
+        self.rank.shelf.reset()
+        self.residency.reset()
+        return pages
+
+    def take_errands(self, *, max_pages: int = 100) -> None:
+        self.errands = ErrandTier(
+            self.door.take_errands(max_pages=max_pages),
+            prefetch=self.prefetch,
+            peers=self.view,
+            arena_slots=ARENAS,
+            counters=self.counters,
+            clock=time.monotonic,
+        )
+
+    def borrow_through(self, nodes: OtherNodes) -> None:
+        super().borrow_through(nodes)
+        self.tier = self._make_tier()
+        self.path = DualPath(self.tier, self.remote, self.prefetch)
+
+    def poll(self) -> None:
+        if self.remote is not None:
+            self.remote.poll()
+        self.prefetch.poll()
+        self.tier.poll()
+        if self.errands is not None:
+            self.errands.poll()
+
+    def close(self) -> None:
+        self.prefetch.quiesce()
+        super().close()
+        self.store.close()

@@ -3,15 +3,16 @@ import pytest
 from test.unit.directory.rig import NAMESPACE, keys
 
 from banyan.nodes import wire
-from banyan.nodes.wire import Answer, Ask, Borrow, Foreign, Loan, Refused, Return
+from banyan.nodes.wire import Answer, Ask, Borrow, Foreign, Loan, Read, Reading, Refused, Return
 
 TO_DOOR = [
     Ask(1, NAMESPACE, b""),
     Ask(2, NAMESPACE, wire.pack_keys(keys(1, 2))),
     Borrow(3, NAMESPACE, wire.pack_keys(keys(1))),
+    Read(4, NAMESPACE, wire.pack_keys(keys(1, 2, 3))),
     Return(b"t" * 16),
 ]
-TO_BORROWER = [Answer(1, 4), Loan(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
+TO_BORROWER = [Answer(1, 4), Reading(4), Loan(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
 FOREIGN = [
     b"",
     b"GET / HTTP/1.1",
@@ -20,6 +21,8 @@ FOREIGN = [
     wire.encode(Ask(1, NAMESPACE, b"part of a key")),
     wire.encode(Ask(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
     wire.encode(Borrow(1, NAMESPACE, b"")),
+    wire.encode(Read(1, NAMESPACE, b"")),
+    wire.encode(Read(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
     wire.encode(Return(b"short")),
     wire.encode(Answer(1, -1)),
     wire.encode(Loan(1, b"t" * 16, 0, b"")),

@@ -91,6 +91,8 @@ class FakeServer(Served):
         self.loads_status = 200
         self.publishers = [Publisher() for _ in range(num_ranks)] if events or loads else []
         self.publishes_load = loads
+        self.banyan_state = {}
+        self.reads = {}
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
         super().__init__(
             Starlette(
@@ -144,7 +146,7 @@ class FakeServer(Served):
         info = {"dp_size": self.num_ranks, "startup_time": {"total": id(self)}, "kv_events": None}
         info |= {"disaggregation_mode": self.mode, "disaggregation_bootstrap_port": BOOTSTRAP_PORT}
         info["internal_states"] = [
-            {"banyan": {"dp_rank": rank}} if self.banyan else {} for rank in range(self.num_ranks)
+            {"banyan": {"dp_rank": rank, **self.banyan_state}} if self.banyan else {} for rank in range(self.num_ranks)
         ]
         if self.publishers:
             info["kv_events"] = {
@@ -164,7 +166,14 @@ class FakeServer(Served):
         await self.awake.wait()
         core = {"num_waiting_reqs": 0, "num_waiting_uncached_tokens": 0, "num_used_tokens": 0, "num_total_tokens": 0}
         loads = [
-            {"dp_rank": rank, "timestamp": time.time(), "num_running_reqs": 0, "max_total_num_tokens": 4096, **core}
+            {
+                "dp_rank": rank,
+                "timestamp": time.time(),
+                "num_running_reqs": 0,
+                "max_total_num_tokens": 4096,
+                **core,
+                **self.reads,
+            }
             for rank in range(self.num_ranks)
         ]
         return JSONResponse({"timestamp": datetime.now(UTC).isoformat(), "loads": loads}, self.loads_status)
@@ -246,6 +255,7 @@ class Rig:
         """Every place has been given back."""
         for target in (target for fleet in self.router.fleets for target in fleet.targets):
             assert (target.num_in_flight, target.num_prompt_tokens) == (0, 0)
+        assert not any(server.num_given_tokens for server in self.router.all_servers)
         assert not any(server.in_flight for server in self.router.all_servers)
         assert self.router.forwarder.admission.num_waiting == 0
 

@@ -10,7 +10,7 @@ import pytest
 from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
 from test.unit.router.fake_server import BOOTSTRAP_PORT, FakeServer, running, until
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER
 from banyan.router.health import State
 from banyan.router.settings import Settings
 
@@ -218,3 +218,110 @@ def test_server_when_its_role_is_another_then_it_takes_no_requests_and_the_reaso
 def test_settings_when_servers_and_pairs_do_not_fit_then_the_flag_is_named(fields, flag):
     with pytest.raises(ValueError, match=flag):
         Settings(**fields)
+
+
+DOOR = "10.0.0.2:7400"
+LONG = list(range(1, 1025))
+
+
+def dual(**more):
+    """A pair of which the decode server reads for the prefill server."""
+    (p,), (d,) = pair(banyan=True)
+    p.banyan_state = {"waits_for_errands": True, "store": {}, "nodes": {"asked": [DOOR]}} | more
+    d.banyan = True
+    d.banyan_state = {"door": {"address": DOOR, "reads_for_others": True}}
+    return p, d
+
+
+def hints_of(server):
+    return [headers.get(READ_HEADER) for headers in headers_of(server)]
+
+
+def test_prompt_when_it_was_sent_before_then_both_servers_read_a_part_of_it():
+    async def scenario():
+        p, d = dual()
+        async with running([p, d]) as rig:
+            for _ in range(2):
+                assert (await rig.ask(input_ids=LONG))[0] == 200
+            assert hints_of(p) == [None, f"{DOOR} 512"]
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+            _, text = await rig.get("/metrics")
+            for server in (p, d):
+                assert f'given_tokens_total{{server="{server.url}"}} 512.0' in text.decode()
+
+    asyncio.run(scenario())
+
+
+def test_router_when_a_pair_is_up_then_it_says_once_who_reads_for_whom(caplog):
+    async def scenario():
+        p, d = dual()
+        async with running([p, d]):
+            (line,) = [line for line in caplog.messages if "reads parts of prompts" in line]
+            assert line == f"{d.url} reads parts of prompts for {p.url}"
+
+    caplog.set_level("INFO", logger="banyan.router")
+    asyncio.run(scenario())
+
+
+def test_prompt_when_only_the_prefill_server_reads_slowly_then_the_decode_server_reads_all():
+    async def scenario():
+        p, d = dual()
+        p.reads, d.reads = {"read_tokens_per_s": 900}, {"read_tokens_per_s": 60_000, "read_queue_tokens": 1_000}
+        async with running([p, d]) as rig:
+            for _ in range(2):
+                await rig.ask(input_ids=LONG)
+            assert hints_of(p) == [None, f"{DOOR} 0"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("off", ["flag", "door", "store", "waits", "queue"])
+def test_prompt_when_the_decode_server_is_not_to_read_then_nothing_is_said_and_a_clients_word_is_dropped(off):
+    async def scenario():
+        p, d = dual(**{"store": {"store": None}, "waits": {"waits_for_errands": False}}.get(off, {}))
+        if off == "door":
+            d.banyan_state["door"]["reads_for_others"] = False
+        if off == "queue":
+            d.reads = {"read_queue_tokens": 9_000}
+        settings = {"dual_path": False} if off == "flag" else {}
+        async with running([p, d], **settings) as rig:
+            for _ in range(2):
+                url = f"{rig.served.url}/generate"
+                async with rig.client.post(url, json={"input_ids": LONG}, headers={READ_HEADER: f"{DOOR} 0"}) as answer:
+                    assert answer.status == 200
+            assert hints_of(p) == [None, None]
+
+    asyncio.run(scenario())
+
+
+def test_requests_when_many_are_under_way_then_what_was_given_counts_before_it_is_reported():
+    async def scenario():
+        p, d = dual()
+        async with running([p, d]) as rig:
+            await rig.ask(input_ids=LONG)
+            p.hands_over.clear()
+            # The prefill server is also given what it alone can read: prompts of which nothing is split off.
+            rig.router.fleet.servers[0].num_given_tokens += 600
+            asked = asyncio.create_task(rig.ask(input_ids=LONG))
+            await until(lambda: len(p.seen) == 2)
+            assert hints_of(p)[-1] == f"{DOOR} 0"
+            servers = [*rig.router.fleet.servers, *rig.router.decodes.servers]
+            assert [server.num_given_tokens for server in servers] == [600, 1024]
+            p.hands_over.set()
+            await asked
+            await until(lambda: servers[1].num_given_tokens == 0)
+
+    asyncio.run(scenario())
+
+
+def test_attempt_when_it_follows_one_that_failed_then_its_prefill_server_reads_by_itself():
+    async def scenario():
+        p, d = dual()
+        p.answers = [(200, ""), (503, "gone")]
+        async with running([p, d]) as rig:
+            for _ in range(2):
+                assert (await rig.ask(input_ids=LONG))[0] == 200
+            assert hints_of(p) == [None, f"{DOOR} 512", None]
+
+    asyncio.run(scenario())

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from banyan.routing.hint import Decision, PrefixHint
+from banyan.routing.hint import Decision, PrefixHint, ReadHint
 
 DECISION = Decision(policy="lmetric", reason="load", num_hot_ranks=1, dispatch_us=60)
 
@@ -33,3 +33,19 @@ def test_payload_when_it_is_not_ours_then_none(payload):
 def test_payload_when_only_the_decision_is_broken_then_the_rest_is_read(broken):
     payload = PrefixHint(160, 3, DECISION).payload() | broken
     assert PrefixHint.from_payload(payload) == PrefixHint(160, 3)
+
+
+def test_read_hint_when_it_travels_as_header_and_as_payload_then_it_is_read_back():
+    reads = ReadHint("[::1]:7400", 992)
+    assert ReadHint.from_header(reads.header()) == reads
+    assert ReadHint.from_payload(json.loads(json.dumps(reads.payload()))) == reads
+
+
+@pytest.mark.parametrize("value", ["", "x", "a:1 -5", "a:1 ", " 5", "a:1 5 6", "a:1 ٣", "a:1 1e3"])
+def test_read_hint_when_a_header_is_not_ours_then_none(value):
+    assert ReadHint.from_header(value) is None
+
+
+@pytest.mark.parametrize("payload", [{}, {"node": "a:1", "first_token": -1}, {"node": 1, "first_token": 1}])
+def test_read_hint_when_a_payload_is_not_ours_then_none(payload):
+    assert ReadHint.from_payload(payload) is None

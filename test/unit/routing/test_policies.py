@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededLots, place
 from banyan.routing.affinity import Affinity
-from banyan.routing.dualpath import DualPath, ReadSide, decode_rank, read_side
+from banyan.routing.dualpath import DualPath, decode_rank
 from banyan.routing.hybrid import Hybrid
 from banyan.routing.level import Level
 from banyan.routing.linear import Linear
@@ -164,11 +164,6 @@ def test_dualpath_when_queues_differ_then_three_classes():
     assert choose(policy, ask(), [over, long, short]) == (2, Reason.SHORT_QUEUE)
     assert choose(policy, ask(), [over, long]) == (1, Reason.LONG_QUEUE)
     assert choose(policy, ask(), [over]) == (0, Reason.ALL_OVER)
-
-
-@pytest.mark.parametrize(("prefill", "decode", "side"), [(5, 4, "decode"), (4, 4, "prefill"), (0, 9, "prefill")])
-def test_read_side_when_queues_differ_then_the_shorter_one_reads(prefill, decode, side):
-    assert read_side(prefill_queue_tokens=prefill, decode_queue_tokens=decode) is ReadSide(side)
 
 
 def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_rank_with_room():

@@ -17,7 +17,8 @@ from banyan.lab.sim.prefill import PrefillGroup, PrefillRank
 from banyan.lab.sim.systems import Placement, Reads
 from banyan.lab.sim.turn import Turn
 from banyan.routing import POLICIES, Query, RankState, Reason
-from banyan.routing.dualpath import DualPath, ReadSide, decode_rank, read_side, split_read
+from banyan.routing.dualpath import DualPath, decode_rank
+from banyan.routing.reads import ReadQueue, ReadSide, read_side, split_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,10 @@ class ReadSides:
             return round(turn.cached_tokens * self._even_share)
         if self._reads is Reads.IN_TURN:
             return turn.cached_tokens * self._sides.next(turn)
-        near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
+        # All nodes have the same storage NICs: their rates are equal, whatever they are.
+        near = ReadQueue(turn.prefill_rank.node.read_queue_tokens)
+        far = ReadQueue(turn.decode_rank.node.read_queue_tokens)
         if self._reads is Reads.SPLIT:
-            return split_read(turn.cached_tokens, prefill_queue_tokens=near, decode_queue_tokens=far)
-        side = read_side(prefill_queue_tokens=near, decode_queue_tokens=far)
+            return split_read(turn.cached_tokens, prefill=near, decode=far)
+        side = read_side(turn.cached_tokens, prefill=near, decode=far)
         return turn.cached_tokens if side is ReadSide.DECODE else 0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/loads`` says how much each rank waits for from the store: ``read_queue_tokens``, for routers."""
+"""``/v1/loads`` says how much each rank waits for from the store, and how fast that comes: ``read_queue_tokens`` and
+``read_tokens_per_s``, for routers."""
 
 from __future__ import annotations
 
@@ -13,16 +14,21 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 from banyan import _native
 from banyan.layout import Layout
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.read_queue import read_queue_tokens
+from banyan.sglang_plugin.read_queue import read_queue_tokens, read_tokens_per_s
 
 
 class Load(LoadSnapshot):
-    """A rank's load, with one more number among its core."""
+    """A rank's load, with two more numbers among its core."""
 
     read_queue_tokens: int = 0
+    read_tokens_per_s: int = 0
 
     def to_dict(self, include: set[str] | None = None) -> dict[str, Any]:
-        return {**super().to_dict(include), "read_queue_tokens": self.read_queue_tokens}
+        return {
+            **super().to_dict(include),
+            "read_queue_tokens": self.read_queue_tokens,
+            "read_tokens_per_s": self.read_tokens_per_s,
+        }
 
 
 async def around_get_loads(
@@ -33,13 +39,18 @@ async def around_get_loads(
         return loads
     carried = runtime.bookkeeping(manager.server_args)
     assert carried is not None
-    waits = read_queue_tokens(_roster(carried["roster"]), Layout.from_dict(carried["layout"]))
+    roster, layout = _roster(carried["roster"]), Layout.from_dict(carried["layout"])
+    waits, rates = read_queue_tokens(roster, layout), read_tokens_per_s(roster, layout)
     return [
-        Load(**{**msgspec.structs.asdict(load), "read_queue_tokens": waits[load.dp_rank]})
+        Load(**{**msgspec.structs.asdict(load), **_reading(waits[load.dp_rank], rates[load.dp_rank])})
         if load.dp_rank < len(waits)
         else load
         for load in loads
     ]
+
+
+def _reading(num_tokens: int, tokens_per_s: int) -> dict[str, int]:
+    return {"read_queue_tokens": num_tokens, "read_tokens_per_s": tokens_per_s}
 
 
 @cache

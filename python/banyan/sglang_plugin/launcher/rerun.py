@@ -15,15 +15,16 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER
 from banyan.planner import Action, asked
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, ReadHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
 
@@ -62,9 +63,13 @@ async def around_generate_request(
 
 
 def _as_asked(obj: Any, request: Any) -> Any:
-    """The request, marked as its header says."""
-    asked_for = request.headers.get(PLAN_HEADER) if request is not None else None
-    return _computed(obj) if asked_for == Action.COMPUTE.value else obj
+    """The request, marked as its headers say."""
+    if request is None:
+        return obj
+    if request.headers.get(PLAN_HEADER) == Action.COMPUTE.value:
+        return _computed(obj)
+    reads = ReadHint.from_header(request.headers.get(READ_HEADER, ""))
+    return obj if reads is None else _marked(obj, READ_ACTION, ACTION_VERSION, reads.payload())
 
 
 def _is_load_failure(answer: Any) -> bool:
@@ -79,18 +84,23 @@ def _is_load_failure(answer: Any) -> bool:
 def _computed(obj: Any) -> Any:
     """The request, marked so that nothing is loaded for it. One for a vector carries no marks: it finds as much of its
     prefix as is good, for the record of a damaged page is dropped when it is met."""
+    return _marked(obj, asked.ACTION_TYPE, asked.ACTION_VERSION, asked.payload(Action.COMPUTE))
+
+
+def _marked(obj: Any, action_type: str, action_version: str, payload: Mapping[str, Any]) -> Any:
+    """The request with one more hint, of each of its prompts."""
     if isinstance(obj, EmbeddingReqInput):
         return obj
+
+    def mark(hints: Any) -> KvHintsEnvelope:
+        return with_action(
+            decode_kv_hints_envelope(hints) if hints else None,
+            action_id=f"banyan-{uuid.uuid4().hex}",
+            action_type=action_type,
+            action_version=action_version,
+            payload=payload,
+        )
+
     hints = obj.kv_hints
-    obj.kv_hints = [_to_compute(one) for one in hints] if isinstance(hints, list) else _to_compute(hints)
+    obj.kv_hints = [mark(one) for one in hints] if isinstance(hints, list) else mark(hints)
     return obj
-
-
-def _to_compute(hints: Any) -> KvHintsEnvelope:
-    return with_action(
-        decode_kv_hints_envelope(hints) if hints else None,
-        action_id=f"banyan-{uuid.uuid4().hex}",
-        action_type=asked.ACTION_TYPE,
-        action_version=asked.ACTION_VERSION,
-        payload=asked.payload(Action.COMPUTE),
-    )

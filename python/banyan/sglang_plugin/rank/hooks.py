@@ -7,7 +7,7 @@ from typing import Any
 
 from banyan.planner import Action, asked
 from banyan.routing import hint
-from banyan.routing.hint import Decision, PrefixHint, Until
+from banyan.routing.hint import Decision, PrefixHint, ReadHint, Until
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import is_detour, payload_of
 from banyan.sglang_plugin.rank import linker, requests
@@ -19,7 +19,7 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
     if not runtime.is_sharing():
         return
     seen = _hint_of(req.kv_hints)
-    _introduce(req, seen, _asked_of(req.kv_hints))
+    _introduce(req, seen, _asked_of(req.kv_hints), _reads_of(req.kv_hints))
     rank = linker.installed()
     counters = rank.counters
     rank.arrive(req.rid)
@@ -34,7 +34,7 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
 def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
     """A request of an embedding or reward model: SGLang makes it in another place, and nobody hints at its prefix."""
     if runtime.is_sharing() and not requests.is_known(req):
-        _introduce(req, None, None)
+        _introduce(req, None, None, None)
         linker.installed().arrive(req.rid)
 
 
@@ -44,12 +44,13 @@ def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs
         worker.set_hicache_consumer(batch.hicache_consumer_index)
 
 
-def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None:
+def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None, reads: ReadHint | None) -> None:
     req.dp_origin_kv_len = 0
     req.dp_max_kv_len = seen.max_tokens if seen is not None else 0
     req.dp_max_kv_rank = seen.max_rank if seen is not None else -1
     req.banyan_tokens = {}
     req.banyan_asked = wanted
+    req.banyan_reads = reads
     req.banyan_decision = seen.decision if seen is not None else None
     requests.register(req)
 
@@ -74,3 +75,8 @@ def _hint_of(hints: Any) -> PrefixHint | None:
 def _asked_of(hints: Any) -> Action | None:
     payload = payload_of(hints, asked.ACTION_TYPE, asked.ACTION_VERSION)
     return None if payload is None else asked.from_payload(payload)
+
+
+def _reads_of(hints: Any) -> ReadHint | None:
+    payload = payload_of(hints, hint.READ_ACTION, hint.ACTION_VERSION)
+    return None if payload is None else ReadHint.from_payload(payload)

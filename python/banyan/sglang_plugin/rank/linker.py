@@ -108,11 +108,12 @@ class BanyanLinker(UnifiedCacheLinker):
             planner=self._planner,
             agreed=self._shards.all,
             counters=self.counters,
+            is_sent_for=self._is_sent_for,
         )
         if self._seats.layout.steps_together:
             self._step_together(allocator)
-        if self._shards.is_one and self._member.follows_reads:
-            # Shards of one rank would have to agree on when to go on.
+        self._can_wait = self._shards.is_one and self._member.follows_reads
+        if self._can_wait:  # Shards of one rank would have to agree on when to go on.
             prefill.hold_back(self._is_awaited)
         self._time_forwards(pool)
         self._time_control()
@@ -177,7 +178,10 @@ class BanyanLinker(UnifiedCacheLinker):
         if keys:
             self._member.lookout.saw(rid, keys)
             worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
-            self._member.tier.arrive(rid, keys, worth)
+            self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
+
+    def _is_sent_for(self, rid: str) -> bool:
+        return self._member.tier is not None and self._member.tier.is_sent_for(rid)
 
     def _is_awaited(self, rid: str) -> bool:
         return self._member.tier is not None and self._member.tier.is_awaited(rid)
@@ -321,6 +325,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self._member.lookout.state(),
             **self.counters_now().as_dict(),
             **self._planner.state(),
+            "waits_for_errands": self._can_wait,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }
 

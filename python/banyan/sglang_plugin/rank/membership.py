@@ -178,6 +178,7 @@ class Membership:
             peers=self.access.arena_peers(self._roster, self.seats, namespace, self.block, self._arena.memory),
             store=self.store,
             nodes=self._nodes.join(namespace, self._arena.memory) if self._nodes is not None else None,
+            errands=self._nodes.errands if self._nodes is not None else None,
             admission=make_admission(self._config, num_parts=self.seats.num_parts),
             layers_per_read=self._config.store_layers_per_read,
             role=runtime.role(),

@@ -17,6 +17,7 @@ from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.nodes.borrower import Borrower
 from banyan.nodes.door import Door
+from banyan.nodes.errands import Errands
 from banyan.nodes.goods import ArenaStock
 from banyan.nodes.secret import Keys, read_secret
 from banyan.nodes.tcp import TcpCarrier
@@ -45,6 +46,7 @@ class NodeAccess:
         self._block = block
         self._door: Door | None = None
         self._borrower: Borrower | None = None
+        self.errands: Errands | None = None
         try:
             self._keys = Keys.of(read_secret(Path(config.secret_file)))
         except (OSError, ValueError) as error:
@@ -79,6 +81,8 @@ class NodeAccess:
             except OSError as error:
                 runtime.refuse(door_refusal(address=address, error=error))
             logger.info("banyan: the door for other nodes is at %s", address)
+            if self._config.store:
+                self.errands = self._door.take_errands(max_pages=max(1, num_frames // MAX_LENT_SHARE))
         reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
@@ -119,10 +123,12 @@ class NodeAccess:
                 "num_loans": self._door.lending.loans.num_loans,
                 "num_loan_pages": self._door.lending.loans.num_pages,
                 "num_foreign_messages": self._door.num_foreign,
+                "reads_for_others": self._door.reads_for_others,
             }
         if self._borrower is not None:
             state["nodes"] = {
                 "num_nodes": len(self._config.peers),
+                "asked": list(self._config.peers),
                 "num_listening": self._borrower.num_listening,
                 "num_lost_pulls": self._borrower.num_lost,
             }

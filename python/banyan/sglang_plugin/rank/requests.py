@@ -17,6 +17,7 @@ from banyan.core import Fetch, PrefixSpan
 from banyan.layout import cacheable_tokens
 from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
+from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin.page_hash import namespace_seed
 
 NUM_REMEMBERED_CHUNKS = 4096
@@ -50,6 +51,13 @@ def span_of(req: Any) -> PrefixSpan | None:
     if not hasattr(req, "dp_max_kv_len"):
         return None
     return PrefixSpan(req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank)
+
+
+def reads_of(rid: str) -> ReadHint | None:
+    """Who is to read what of the request's prompt, where a router has said so."""
+    req = _by_rid.get(rid)
+    reads: ReadHint | None = getattr(req, "banyan_reads", None)
+    return reads
 
 
 def traced(rid: str) -> Any | None:

@@ -15,16 +15,22 @@ from typing import Any
 
 from banyan import _native
 from banyan.arena.backup import Backup
+from banyan.arena.dual_path import DualPath
+from banyan.arena.errand_tier import ErrandTier
 from banyan.arena.keeping import Keeping
+from banyan.arena.node_tier import NodeTier, OtherNodes
 from banyan.arena.prefetch import LEAST_READ_BYTES, Prefetch, Worth
-from banyan.arena.remote_tier import FoundThere, OtherNodes, RemoteTier
+from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import window_bytes
+from banyan.core import SourceKind
 from banyan.disagg import Others, Role
 from banyan.layout.seats import Seats
+from banyan.nodes.errands import Errands
 from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
+from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.store import KeyedStore, asked_store
@@ -74,17 +80,14 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
 
 
 def _asked_tiers(
-    store: KeyedStore | None, nodes: OtherNodes | None, prefetch: Prefetch, counters: Counters
+    store: KeyedStore | None, nodes: NodeTier | None, prefetch: Prefetch, counters: Counters
 ) -> list[RemoteTier[Any]]:
     """Whom this rank asks for what its node does not hold: the store, where it has to be asked, then other nodes."""
-
-    def pull(keys: Sequence[str], worth: Worth, found: FoundThere) -> None:
-        assert nodes is not None
-        prefetch.start_pull(keys, worth, found, nodes.read, found.origin)
-
-    make = partial(RemoteTier, prefetch=prefetch, counters=counters, clock=time.monotonic)
-    asked = [make(store, bring=prefetch.start_reads)] if store is not None else []
-    return [*asked, make(nodes, bring=pull)] if nodes is not None else asked
+    asked: list[RemoteTier[Any]] = [] if nodes is None else [nodes]
+    if store is not None:
+        bring = prefetch.start_reads
+        asked.insert(0, RemoteTier(store, bring=bring, prefetch=prefetch, counters=counters, clock=time.monotonic))
+    return asked
 
 
 class HostTier:
@@ -104,6 +107,7 @@ class HostTier:
         peers: Peers,
         store: PageStore | None,
         nodes: OtherNodes | None,
+        errands: Errands | None,
         admission: WriteAdmission,
         layers_per_read: int,
         role: Role,
@@ -117,6 +121,7 @@ class HostTier:
         self._roster = roster
         self._seats = seats
         self._num_reading = 0
+        self._pages_per_s = 0
         self._counters = counters
         self._others = Others(role, time.monotonic) if role.is_paired else None
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
@@ -155,13 +160,34 @@ class HostTier:
                 counters=counters,
                 orphaned=self._others.orphans.refused if self._others is not None else None,
             )
-        self._asked = _asked_tiers(asked_store(store), nodes, self.prefetch, counters)
+        self._ask(store, nodes)
+        self._errands = None if errands is None or store is None else self._errand_tier(errands)
 
-    def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
+    def _ask(self, store: PageStore | None, nodes: OtherNodes | None) -> None:
+        make = partial(NodeTier, prefetch=self.prefetch, counters=self._counters, clock=time.monotonic)
+        self._nodes = None if nodes is None else make(nodes)
+        keyed = asked_store(store)
+        self._asked = _asked_tiers(keyed, self._nodes, self.prefetch, self._counters)
+        self._dual: DualPath | None = None
+        # What a store knows only when it is asked cannot be divided when the request comes.
+        if self.store is not None and self._nodes is not None and keyed is None:
+            self._dual = DualPath(self.store, self._nodes, self.prefetch)
+
+    def _errand_tier(self, errands: Errands) -> ErrandTier:
+        return ErrandTier(
+            errands,
+            prefetch=self.prefetch,
+            peers=self._peers,
+            arena_slots=self._seats.arenas,
+            counters=self._counters,
+            clock=time.monotonic,
+        )
+
+    def arrive(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint | None = None) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
-        before it is its turn."""
+        before it is its turn. ``reads``: who is to read it."""
         if self._others is not None:
-            self._others.came(keys, worth)
+            self._others.came(keys, partial(self._worth_reading, rid, worth))
             if not self._others.role.reads_ahead:
                 if self.store is not None:
                     self.store.learn([keys])
@@ -172,6 +198,11 @@ class HostTier:
         if self.store is None and not self._asked:
             return
         num_held = self._num_held(keys, in_arena.num_pages)
+        if self._dual is not None and reads is not None:
+            first_page = reads.first_token // self._roster.page_tokens
+            self._dual.arrive(rid, keys, num_held, worth, node=reads.node, first_page=first_page)
+            self._tell_reading()
+            return
         if self.store is not None:
             num_held = self.store.arrive(keys, num_held, worth)
             self._tell_reading()
@@ -181,6 +212,13 @@ class HostTier:
     def is_awaited(self, rid: str) -> bool:
         """Whether the store or other nodes were asked for this request's prompt and may still answer."""
         return any(asked.is_awaited(rid) for asked in self._asked)
+
+    def is_sent_for(self, rid: str) -> bool:
+        """Whether another node is reading for this request: nobody else is to read the same."""
+        return self._nodes is not None and self._nodes.is_sent_for(rid)
+
+    def _worth_reading(self, rid: str, worth: Worth, num_missing: int, num_found: int, kind: SourceKind) -> int:
+        return 0 if self.is_sent_for(rid) else worth(num_missing, num_found, kind)
 
     def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
@@ -209,17 +247,23 @@ class HostTier:
             asked.poll()
         if self.store is not None:
             self.store.poll()
+            if self._errands is not None:
+                self._errands.poll()
             self._meet_others(self.store)
             self._tell_reading()
         if self._keeping is not None:
             self._keeping.poll()
 
     def _tell_reading(self) -> None:
-        """Let the dispatcher and the server's main process know how many pages this rank waits for."""
-        num_reading = self.prefetch.num_reading
+        """Let the dispatcher and the server's main process know how many pages this rank waits for, and how fast they
+        come."""
+        num_reading, pages_per_s = self.prefetch.num_reading, self.prefetch.pages_per_s
         if num_reading != self._num_reading:
             self._num_reading = num_reading
             self._roster.set_reading(self._seats.own, num_reading)
+        if pages_per_s != self._pages_per_s:
+            self._pages_per_s = pages_per_s
+            self._roster.set_read_rate(self._seats.own, pages_per_s)
 
     def _meet_others(self, store: StoreTier) -> None:
         """Offer again what came before its prompt; read what others have announced for prompts that came before it."""
@@ -260,6 +304,8 @@ class HostTier:
             self._others.orphans.clear()
         for asked in self._asked:
             asked.forget()
+        if self._errands is not None:
+            self._errands.forget()
         self.prefetch.quiesce()
         if self.store is not None:
             self.store.quiesce()

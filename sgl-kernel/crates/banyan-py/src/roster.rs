@@ -59,6 +59,14 @@ impl PyRoster {
         self.roster.reading(slot).map_err(to_py)
     }
 
+    fn set_read_rate(&self, slot: usize, pages_per_s: u64) -> PyResult<()> {
+        self.roster.set_read_rate(slot, pages_per_s).map_err(to_py)
+    }
+
+    fn read_rate(&self, slot: usize) -> PyResult<u64> {
+        self.roster.read_rate(slot).map_err(to_py)
+    }
+
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let mut members = Vec::new();
         for slot in 0..self.roster.num_slots() {

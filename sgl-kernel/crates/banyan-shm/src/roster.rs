@@ -7,7 +7,8 @@
 //! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and equal before and
 //!   after has read one consistent entry.
 //! * The size of a page is said once, by the first rank that has resolved it; a rank that says another is refused.
-//! * `reading` of a slot is a gauge apart from its entry: the rank in it writes it at any time, and it is zero from a claim on.
+//! * `reading` and `read_rate` of a slot are gauges apart from its entry: the rank in it writes them at any time, and they are zero from
+//!   a claim on.
 //! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit in any shelf.
 //!
 //! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank stays attached
@@ -42,6 +43,7 @@ const SHELF_FD: usize = 3;
 const NUM_FRAMES: usize = 4;
 const NAMESPACE: usize = 5;
 const READING: usize = 9;
+const READ_RATE: usize = 10;
 
 const EMPTY: u64 = 0;
 const ATTACHED: u64 = 1;
@@ -163,6 +165,7 @@ impl Roster {
         let writing = (self.slot_word(slot, EPOCH).load(Ordering::Acquire) + 1) | 1;
         self.begin_change(slot, writing);
         self.store_slot(slot, READING, 0);
+        self.store_slot(slot, READ_RATE, 0);
         Ok(writing + 1)
     }
 
@@ -184,6 +187,12 @@ impl Roster {
         Ok(())
     }
 
+    /// Says how many pages a second come from the store to the rank in a slot that this process claimed.
+    pub fn set_read_rate(&self, slot: usize, pages_per_s: u64) -> Result<()> {
+        self.store_slot(self.check_slot(slot)?, READ_RATE, pages_per_s);
+        Ok(())
+    }
+
     /// Frees a slot that this process claimed.
     pub fn leave(&self, slot: usize) {
         let epoch = self.slot_word(slot, EPOCH).load(Ordering::Relaxed);
@@ -191,6 +200,7 @@ impl Roster {
         self.begin_change(slot, writing);
         self.store_slot(slot, STATE, LEFT);
         self.store_slot(slot, READING, 0);
+        self.store_slot(slot, READ_RATE, 0);
         self.slot_word(slot, EPOCH)
             .store(writing + 1, Ordering::Release);
         self.slot_word(slot, IDENTITY).store(0, Ordering::Release);
@@ -240,6 +250,12 @@ impl Roster {
     /// How many pages the rank in `slot` is waiting for from the store, as it last said.
     pub fn reading(&self, slot: usize) -> Result<u64> {
         let word = self.slot_word(self.check_slot(slot)?, READING);
+        Ok(word.load(Ordering::Relaxed))
+    }
+
+    /// How many pages a second have come from the store to the rank in `slot`, as it last said; 0 where it has not.
+    pub fn read_rate(&self, slot: usize) -> Result<u64> {
+        let word = self.slot_word(self.check_slot(slot)?, READ_RATE);
         Ok(word.load(Ordering::Relaxed))
     }
 

@@ -13,10 +13,10 @@ import banyan.planner
 import banyan.routing
 from banyan.lab.sim import batching, cluster, offline, placement, systems
 from banyan.lab.sim.workload import agent_set
-from banyan.routing import dualpath
+from banyan.routing import dualpath, reads
 
 SIM = Path(banyan.lab.sim.__file__).parent
-SHIPPED = (banyan.routing, banyan.routing.dualpath, banyan.planner, banyan.pacing)
+SHIPPED = (banyan.routing, dualpath, reads, banyan.planner, banyan.pacing)
 
 
 def trees():
@@ -85,6 +85,7 @@ def test_dualpath_when_a_shipped_decision_is_taken_away_then_the_simulation_stop
 
 def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():
     assert placement.decode_rank is dualpath.decode_rank
-    assert placement.split_read is dualpath.split_read
+    assert placement.split_read is reads.split_read
+    assert placement.read_side is reads.read_side
     assert batching.PrefillCost is banyan.planner.PrefillCost
     assert cluster.DualPath is dualpath.DualPath

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the errands of other nodes: brings pages from this rank's store into its part of the arena.
+
+They are read as those of an own request would be, and stay in the arena; who asked then borrows them. One thread calls;
+nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from banyan.arena.prefetch import Prefetch
+from banyan.core import SourceKind
+from banyan.nodes.errands import Errand, Errands
+from banyan.ports import Peers
+from banyan.telemetry import Counters
+
+NEWS_S = 0.3
+"""What another server has just written may be announced a moment later."""
+
+MOST_READS = 3
+"""For one errand: a page that fails is not read over and over."""
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    errand: Errand
+    until_s: float
+    num_reads: int = 0
+    seen_version: int | None = None
+    """Of the reads under way, when it was last looked at; None while it waits for news."""
+
+
+class ErrandTier:
+    """One rank's."""
+
+    def __init__(
+        self,
+        errands: Errands,
+        *,
+        prefetch: Prefetch,
+        peers: Peers,
+        arena_slots: Sequence[int],
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._errands = errands
+        self._prefetch = prefetch
+        self._peers = peers
+        self._arena_slots = list(arena_slots)
+        self._counters = counters
+        self._clock = clock
+        self._begun: list[_Begun] = []
+
+    def poll(self) -> None:
+        """Begin what has come, and answer what is over. Never blocks."""
+        for errand in self._errands.take():
+            self._counters.errands += 1
+            self._begun.append(_Begun(errand, self._clock() + NEWS_S))
+        for begun in list(self._begun):
+            if begun.seen_version == self._prefetch.version:
+                continue
+            num_here = self._peers.lookup(begun.errand.keys, self._arena_slots).num_pages
+            if not self._goes_on(begun, begun.errand.keys[num_here:]):
+                self._begun.remove(begun)
+                self._errands.over(begun.errand, num_here)
+
+    def _goes_on(self, begun: _Begun, rest: Sequence[str]) -> bool:
+        """Whether more pages are coming, the first of ``rest`` next; reads them if they are not on their way."""
+        if not rest:
+            return False
+        begun.seen_version = self._prefetch.version
+        if self._prefetch.num_arriving(rest):
+            return True
+        begun.seen_version = None
+        if begun.num_reads < MOST_READS:
+            self._prefetch.start_reads(rest, _all_that_was_found)
+            if self._prefetch.num_arriving(rest):
+                begun.num_reads += 1
+                return True
+        return begun.num_reads == 0 and self._clock() < begun.until_s
+
+    def forget(self) -> None:
+        """What is under way is nobody's any more."""
+        for begun in self._begun:
+            self._errands.over(begun.errand, 0)
+        self._begun.clear()
+
+
+def _all_that_was_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
+    """Whoever asks has weighed it."""
+    return num_found

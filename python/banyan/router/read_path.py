@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads what of a prompt that goes to a pair, and what has been given to each server to read.
+
+A server's read queue is what it reports, or what this router has given it for requests that are under way, whichever is
+more: a report does not know yet what was sent a moment ago, and does not tell how much of it is this router's. What
+has been read since the report is subtracted from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from banyan.router.description import together
+from banyan.router.fleet import Server
+from banyan.routing.hint import ReadHint
+from banyan.routing.reads import ReadQueue, decode_part
+
+
+@dataclass(eq=False)
+class ReadPath:
+    """What the servers of a pair are to read of one prompt: the prefill server so many tokens from ``start`` on, the
+    decode server so many behind them. They count as theirs until ``release``."""
+
+    prefill: Server
+    decode: Server
+    start: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    is_released: bool = False
+
+    def __post_init__(self) -> None:
+        for server, num_tokens in self._parts():
+            server.num_given_tokens += num_tokens
+
+    def release(self) -> None:
+        """Both have read it, or will not. Twice is fine."""
+        if not self.is_released:
+            self.is_released = True
+            for server, num_tokens in self._parts():
+                server.num_given_tokens -= num_tokens
+                server.num_read_tokens += num_tokens
+
+    def _parts(self) -> tuple[tuple[Server, int], ...]:
+        return (self.prefill, self.num_prefill_tokens), (self.decode, self.num_decode_tokens)
+
+    @property
+    def hint(self) -> ReadHint | None:
+        """What the prefill server is told; None where it reads all, as it does by itself."""
+        if not self.num_decode_tokens:
+            return None
+        assert self.decode.description is not None
+        # Where decode reads all, also what was not known to be stored.
+        first_token = self.start + self.num_prefill_tokens if self.num_prefill_tokens else 0
+        return ReadHint(self.decode.description.door, first_token)
+
+
+def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadPath:
+    """Who reads the tokens from ``start`` to ``end``, which the store is expected to hold."""
+    num_tokens = max(0, end - start)
+    num_decode_tokens = 0
+    if can_read_for(decode, prefill):
+        num_decode_tokens = decode_part(num_tokens, prefill=_queue(prefill), decode=_queue(decode))
+    return ReadPath(prefill, decode, start, num_tokens - num_decode_tokens, num_decode_tokens)
+
+
+def said_of(prefill: Server, decode: Server) -> str | None:
+    """Whether the decode server reads for the prefill server; None where nobody has asked for that, or where one of
+    them has not said anything yet."""
+    if prefill.description is None or decode.description is None:
+        return None
+    doors, door = prefill.description.doors, decode.description.door
+    if not doors or not door:
+        return None
+    if door in doors:
+        return f"{decode.url} reads parts of prompts for {prefill.url}"
+    return (
+        f"{decode.url} does not read for {prefill.url}: its door is {door}, and the other's --banyan-peers are "
+        f"{', '.join(doors)}"
+    )
+
+
+def can_read_for(decode: Server, prefill: Server) -> bool:
+    """Whether both have been told to."""
+    return (
+        prefill.description is not None
+        and decode.description is not None
+        and decode.description.door in prefill.description.doors
+    )
+
+
+def _queue(server: Server) -> ReadQueue:
+    load = together(server.loads)
+    num_reported = (load.read_queue_tokens or 0) - server.num_read_tokens
+    return ReadQueue(max(num_reported, server.num_given_tokens), load.read_tokens_per_s)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A router's word on who reads, from the request to the pool: two servers' linkers in one process, one store."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test.sglang_plugin.rank.test_linker import PAGE, make_rank, page, transfer
+from test.unit.nodes.rig import free_address, until
+
+from banyan import _native
+from banyan.config import Config
+from banyan.routing import hint
+from banyan.routing.hint import ReadHint
+from banyan.sglang_plugin.kv_hints import with_action
+from banyan.sglang_plugin.rank import hooks, membership, requests
+from banyan.sglang_plugin.rank import linker as module
+
+NUM_PAGES = 6
+PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
+
+
+class Req:
+    """As much of SGLang's request as is looked at."""
+
+    extra_key = cache_salt = lora_id = None
+    output_ids: tuple[int, ...] = ()
+
+    def __init__(self, rid, reads):
+        self.rid, self.origin_input_ids = rid, PROMPT
+        self.kv_hints = None
+        if reads is not None:
+            self.kv_hints = with_action(
+                None,
+                action_id="of-the-router",
+                action_type=hint.READ_ACTION,
+                action_version=hint.ACTION_VERSION,
+                payload=reads.payload(),
+            )
+
+
+@pytest.fixture
+def servers(monkeypatch, tmp_path):
+    """What reads for the other (its pages are in the store, and nowhere else), and the other one."""
+    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    secret, address = tmp_path / "secret", free_address()
+    secret.write_bytes(b"a secret of all nodes")
+    secret.chmod(0o600)
+    store = {"store": (str(tmp_path / "store"),), "store_gb": 0.01, "store_admit": "first"}
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, secret_file=str(secret), **store)
+    rosters = [_native.Roster.create(5) for _ in range(2)]
+    d, d_pool, d_pages = make_rank(monkeypatch, rosters[0], 0, replace(config, listen=str(address)))
+    first = Req("first", None)
+    requests.register(first)
+    names, slots = requests.prompt_keys("first", PAGE), d_pages.alloc(NUM_PAGES * PAGE)
+    d._member.tier.store.learn([names])
+    d.offload(transfer(names, slots))
+    poll(d, lambda: d.counters.archived_pages == NUM_PAGES)
+    expected = page(d_pool, slots).clone()
+    d._member.tier._residency.reset()
+    p, p_pool, p_pages = make_rank(monkeypatch, rosters[1], 0, replace(config, peers=(str(address),)))
+    monkeypatch.setattr(hooks.linker, "installed", lambda: p)
+    until(lambda: p.state()["nodes"]["num_listening"] == 1)
+    yield SimpleNamespace(
+        d=d, p=p, names=names, expected=expected, pool=p_pool, pages=p_pages, rosters=rosters, node=str(address)
+    )
+    p.close()
+    d.close()
+
+
+def poll(linker, condition):
+    def step():
+        linker.num_completed_offloads()
+        return condition()
+
+    until(step)
+
+
+def ask(servers, rid, reads):
+    req = Req(rid, reads)
+    hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None))
+    return req
+
+
+def fetch(servers, rid):
+    """The prompt's pages, in this server's pool; SGLang's steps."""
+    assert servers.p.lookup(rid, transfer(servers.names, None)) == [NUM_PAGES]
+    slots = servers.pages.alloc(NUM_PAGES * PAGE)
+    assert servers.p.load(rid, transfer(servers.names, slots))
+    assert servers.p.finish_layer_wise_loading(servers.p.start_layer_wise_loading())
+    return page(servers.pool, slots)
+
+
+@pytest.mark.parametrize("num_own", [0, 2])
+def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_right_pages(servers, num_own):
+    req = ask(servers, "r", ReadHint(servers.node, num_own * PAGE))
+    assert servers.p._is_awaited("r")
+    seen = []
+
+    def step():
+        servers.d.num_completed_offloads()
+        seen.append(servers.rosters[0].reading(0))
+        return not servers.p._is_awaited("r")
+
+    poll(servers.p, step)
+    assert max(seen) == NUM_PAGES - num_own, "what it reads for others is in its read queue"
+    assert torch.equal(fetch(servers, req.rid), servers.expected)
+    (plan,) = [plan for plan in servers.p.state()["plans"] if plan["rid"] == "r"]
+    assert plan["found"][-1] == ["remote", NUM_PAGES - num_own, servers.node]
+    poll(servers.d, lambda: servers.rosters[0].read_rate(0) > 0)
+    assert servers.p.state()["waits_for_errands"] and servers.d.state()["door"]["reads_for_others"]
+
+
+def test_request_when_nobody_is_named_then_it_is_read_here(servers):
+    req = ask(servers, "r", None)
+    assert torch.equal(fetch(servers, req.rid), servers.expected)
+    assert servers.d.counters.errands == 0
+
+
+def test_request_when_its_rank_cannot_hold_it_back_then_it_is_read_here(servers):
+    servers.p._can_wait = False
+    req = ask(servers, "r", ReadHint(servers.node, 0))
+    assert torch.equal(fetch(servers, req.rid), servers.expected)
+    assert servers.p.counters.errands_sent == 0

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads what of a prompt, from what servers say of themselves."""
+
+import pytest
+
+from banyan.router.description import Description
+from banyan.router.fleet import Server
+from banyan.router.health import Health
+from banyan.router.read_path import read_path, said_of
+from banyan.routing import LoadReport
+from banyan.routing.hint import ReadHint
+
+DOOR = "10.0.0.2:7400"
+
+
+def server(description=None, **load):
+    made = Server("http://s", Health(3))
+    made.description = description
+    made.loads = {0: LoadReport(taken_s=1.0, **load)} if load else {}
+    return made
+
+
+def pair(prefill=None, decode=None):
+    return server(Description(doors=(DOOR,)), **(prefill or {})), server(Description(door=DOOR), **(decode or {}))
+
+
+def test_path_when_the_beginning_is_cached_then_only_what_lies_behind_it_is_divided():
+    path = read_path(*pair(), start=1_000, end=3_000)
+    assert (path.num_prefill_tokens, path.num_decode_tokens) == (1_000, 1_000)
+    assert path.hint == ReadHint(DOOR, 2_000)
+
+
+def test_path_when_decode_reads_all_then_also_what_was_not_known_to_be_stored():
+    path = read_path(*pair({"read_queue_tokens": 9_000}), start=1_000, end=3_000)
+    assert path.num_decode_tokens == 2_000 and path.hint == ReadHint(DOOR, 0)
+
+
+def test_path_when_nothing_was_sent_before_then_nothing_is_said():
+    path = read_path(*pair(), start=64, end=0)
+    assert (path.num_prefill_tokens, path.num_decode_tokens, path.hint) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        (None, Description(door=DOOR)),
+        (Description(doors=(DOOR,)), None),
+        (Description(doors=("10.0.0.3:7400",)), Description(door=DOOR)),
+        (Description(), Description()),
+        (Description(doors=(DOOR,)), Description()),
+    ],
+)
+def test_path_when_the_servers_do_not_know_each_other_then_prefill_reads_all(prefill, decode):
+    path = read_path(server(prefill), server(decode), start=0, end=2_000)
+    assert (path.num_prefill_tokens, path.hint) == (2_000, None)
+
+
+def test_path_when_others_are_under_way_then_they_count_until_they_are_released_once():
+    servers = pair({"read_queue_tokens": 100})
+    first = read_path(*servers, start=0, end=2_000)
+    assert [one.num_given_tokens for one in servers] == [1_050 - 100, 1_050]
+    second = read_path(*servers, start=0, end=2_000)
+    assert second.num_decode_tokens < first.num_decode_tokens
+    for path in (first, second, first):
+        path.release()
+    assert [one.num_given_tokens for one in servers] == [0, 0]
+
+
+def test_pair_when_its_servers_have_said_what_they_are_then_who_reads_for_whom_is_told():
+    prefill, decode = pair()
+    assert said_of(prefill, decode) == "http://s reads parts of prompts for http://s"
+    prefill.description = Description(doors=("10.0.0.3:7400",))
+    assert said_of(prefill, decode).endswith(f"its door is {DOOR}, and the other's --banyan-peers are 10.0.0.3:7400")
+    prefill.description = Description()
+    assert said_of(prefill, decode) is None, "nobody has asked for it"
+    prefill.description = None
+    assert said_of(prefill, decode) is None
+
+
+def info(state, **more):
+    return {"dp_size": 1, "internal_states": [{"banyan": state}], **more}
+
+
+@pytest.mark.parametrize(
+    ("address", "door"), [("10.0.0.2:7400", "10.0.0.2:7400"), ("0.0.0.0:7400", "d:7400"), ("[::]:7400", "d:7400")]
+)
+def test_description_when_a_server_reads_for_others_then_its_door_is_named_as_others_name_it(address, door):
+    state = {"door": {"address": address, "reads_for_others": True}}
+    assert Description.read(info(state), "http://d:30000").door == door
+    state["door"]["reads_for_others"] = False
+    assert Description.read(info(state), "http://d:30000").door == ""
+
+
+def test_description_when_a_server_can_have_others_read_then_their_doors_are_known():
+    state = {"waits_for_errands": True, "store": {"num_pages": 0}, "nodes": {"asked": [DOOR]}}
+    assert Description.read(info(state), "http://p:30000").doors == (DOOR,)
+    for lacking in state:
+        assert Description.read(info({**state, lacking: None}), "http://p:30000").doors == ()
