@@ -7,6 +7,7 @@ one. Weights are drawn wide, so that attention, and with it every cached page, d
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -153,6 +154,27 @@ def ensure(shape: Shape, folder: Path = FOLDER) -> Path:
     return _made(folder / shape.name, lambda scratch: _write(shape, scratch))
 
 
+def ensure_draft(folder: Path = FOLDER) -> Path:
+    """The folder of a draft of the Llama: one layer on its states (EAGLE); made when it is not there."""
+    return _made(folder / "llama-eagle", _write_draft)
+
+
+def _write_draft(scratch: Path) -> None:
+    tokenizer().save_pretrained(scratch)
+    fields = {**COMMON, **LLAMA.fields, "vocab_size": VOCABULARY, "num_hidden_layers": 1}
+    config = AutoConfig.for_model("llama", **fields, architectures=["LlamaForCausalLMEagle"], dtype="bfloat16")
+    torch.manual_seed(SEED + 1)
+    layer = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model.layers[0]
+    hidden = COMMON["hidden_size"]
+    # What it attends with is the token behind and the model's state, side by side. Its head is the model's.
+    weights = {"fc.weight": torch.randn(hidden, 2 * hidden).bfloat16() * WEIGHT_STD}
+    weights["fc.bias"] = torch.zeros(hidden, dtype=torch.bfloat16)
+    weights |= {f"layers.0.{name}": weight.contiguous() for name, weight in layer.state_dict().items()}
+    del weights["layers.0.input_layernorm.weight"]
+    save_file(weights, scratch / "model.safetensors")
+    config.save_pretrained(scratch)
+
+
 def ensure_adapter(folder: Path = FOLDER) -> Path:
     """The folder of a LoRA adapter of the Llama, in the form of the library peft; made when it is not there."""
     return _made(folder / "llama-adapter", _write_adapter)
@@ -209,5 +231,6 @@ def _made(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 if __name__ == "__main__":
-    (wanted,) = (shape for shape in SHAPES if shape.name == sys.argv[1])
-    print(ensure(wanted).resolve())
+    others = {"llama-eagle": ensure_draft, "llama-adapter": ensure_adapter}
+    made = {shape.name: functools.partial(ensure, shape) for shape in SHAPES} | others
+    print(made[sys.argv[1]]().resolve())

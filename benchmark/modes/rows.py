@@ -43,12 +43,20 @@ ONE_RANK = ("--dp", "1")
 IN_STEP = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
 IN_STEP_TOO = ("--tp", "2", "--attn-dp-size", "2")
 STORE = "{folder}/store"
-"""The harness puts a folder of the row in its place; so too for the adapter and the kept arena."""
-ADAPTER = "{adapter}"
+"""The harness puts a folder of the row in its place; so too for the adapter, the model and its draft."""
+ADAPTER, MODEL, DRAFT = "{adapter}", "{model}", "{draft}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
 NGRAMS = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1")
 """Chains of drafts: SGLang verifies trees in pages of several tokens with one backend only, which is not the CPU's."""
+
+
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+"""Chains for the same reason."""
+STANDALONE = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", MODEL, *CHAIN)
+EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", DRAFT, *CHAIN)
+IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
+"""SGLang compiles a step of drafting for half a minute, for a tree that a chain is not."""
 
 
 def _served() -> tuple[Mode, ...]:
@@ -82,6 +90,34 @@ def _served() -> tuple[Mode, ...]:
             answer="adapter tokens",
         ),
         replicas("speculation from n-grams", *NGRAMS),
+        replicas("drafts of a small model (standalone)", *STANDALONE, env=IN_PYTHON),
+        replicas("drafts from the model's states (EAGLE)", *EAGLE, env=IN_PYTHON),
+        row(
+            "drafts through the host arena",
+            *("--dp", "2", *STANDALONE, "--banyan-host-gb", "0.25"),
+            alone=(*ONE_RANK, *STANDALONE),
+            pool_tokens=900,
+            source="host",
+            env=IN_PYTHON,
+        ),
+        row(
+            "drafts in the store, after a restart",
+            *(
+                "--dp",
+                "2",
+                *EAGLE,
+                "--banyan-host-gb",
+                "0.25",
+                "--banyan-store",
+                STORE,
+                "--banyan-store-admit",
+                "first",
+            ),
+            alone=(*ONE_RANK, *EAGLE),
+            restarted=True,
+            source="storage",
+            env=IN_PYTHON,
+        ),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
@@ -127,7 +163,10 @@ def _refused() -> tuple[Mode, ...]:
             "prefill/decode pairs over another transfer than NIXL",
             *(*two, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake"),
         ),
-        row("speculation with a draft", *two, "--speculative-algorithm", "EAGLE"),
+        row("drafts of another kind", *two, "--speculative-algorithm", "DFLASH"),
+        row("drafts with a layer for each step", *two, *EAGLE, "--enable-multi-layer-eagle"),
+        row("drafts of ranks in step", *IN_STEP_TOO, *EAGLE, model="moe"),
+        row("drafts of prefill/decode pairs", *two, *EAGLE, "--disaggregation-mode", "prefill"),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),

@@ -46,6 +46,10 @@ class GpuRank:
             attn_tp_cache_group=None,
             attn_cp_cache_group=None,
             disable=False,
+            is_eagle=False,
+            mtp_draft_device_pools=(),
+            mtp_draft_mamba_pools=(),
+            sidecar_draft_device_pools=(),
         )
         monkeypatch.setattr(rig.module.runtime, "role", lambda: Role.ALONE)
         monkeypatch.setattr(BanyanLinker, "record_offload_ready", lambda _linker: self.record_ready())
@@ -204,7 +208,7 @@ def go_on_until(rank, condition):
 
 def store_pages(monkeypatch, config, names):
     """A server writes pages to its store, and stops; their bytes."""
-    monkeypatch.setattr(rig.membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(rig.identity, "weights_digest", lambda path, revision: "weights")
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
     (rank,) = make_node(monkeypatch, config, num_ranks=1)
     slots = rank.pages.alloc(len(names) * PAGE)

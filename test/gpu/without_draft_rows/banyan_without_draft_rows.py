@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of SGLang that damages Banyan on purpose: pages travel without the rows of their draft.
+
+Only for checks: with it fewer drafts are accepted, or a check of drafts could not fail. Tokens stay as they are, for
+the model verifies every draft.
+"""
+
+
+def register():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    target = "sglang.srt.speculative.base_spec_worker.BaseSpecWorker.init_hicache_draft_plan"
+    HookRegistry.register(target, leave_draft_rows, HookType.AFTER)
+
+
+def leave_draft_rows(result, *args, **kwargs):
+    # SGLang builds the linker next, and that asks for what peers exchange.
+    from banyan.sglang_plugin.rank import membership
+
+    membership.together = lambda pool, drafts: pool
+    return result
