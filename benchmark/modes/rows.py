@@ -59,6 +59,40 @@ IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
 """SGLang compiles a step of drafting for half a minute, for a tree that a chain is not."""
 
 
+def _drafting() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str, **other: object) -> Mode:
+        return Mode(name=name, flags=flags, verdict="served", env=IN_PYTHON, **other)  # type: ignore[arg-type]
+
+    return (
+        row("drafts of a small model (standalone)", "--dp", "2", *STANDALONE, alone=(*ONE_RANK, *STANDALONE)),
+        row("drafts from the model's states (EAGLE)", "--dp", "2", *EAGLE, alone=(*ONE_RANK, *EAGLE)),
+        row(
+            "drafts through the host arena",
+            *("--dp", "2", *STANDALONE, "--banyan-host-gb", "0.25"),
+            alone=(*ONE_RANK, *STANDALONE),
+            pool_tokens=900,
+            source="host",
+        ),
+        row(
+            "drafts in the store, after a restart",
+            *(
+                "--dp",
+                "2",
+                *EAGLE,
+                "--banyan-host-gb",
+                "0.25",
+                "--banyan-store",
+                STORE,
+                "--banyan-store-admit",
+                "first",
+            ),
+            alone=(*ONE_RANK, *EAGLE),
+            restarted=True,
+            source="storage",
+        ),
+    )
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -90,34 +124,7 @@ def _served() -> tuple[Mode, ...]:
             answer="adapter tokens",
         ),
         replicas("speculation from n-grams", *NGRAMS),
-        replicas("drafts of a small model (standalone)", *STANDALONE, env=IN_PYTHON),
-        replicas("drafts from the model's states (EAGLE)", *EAGLE, env=IN_PYTHON),
-        row(
-            "drafts through the host arena",
-            *("--dp", "2", *STANDALONE, "--banyan-host-gb", "0.25"),
-            alone=(*ONE_RANK, *STANDALONE),
-            pool_tokens=900,
-            source="host",
-            env=IN_PYTHON,
-        ),
-        row(
-            "drafts in the store, after a restart",
-            *(
-                "--dp",
-                "2",
-                *EAGLE,
-                "--banyan-host-gb",
-                "0.25",
-                "--banyan-store",
-                STORE,
-                "--banyan-store-admit",
-                "first",
-            ),
-            alone=(*ONE_RANK, *EAGLE),
-            restarted=True,
-            source="storage",
-            env=IN_PYTHON,
-        ),
+        *_drafting(),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(

@@ -17,7 +17,7 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
-from banyan.refusals.drafts import SHARED, DraftFacts, draft_refusals
+from banyan.refusals.speculation import SHARED, DraftFacts, draft_refusals
 
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from banyan import SGLANG_VERSION
-from banyan.refusals.drafts import DraftFacts, draft_refusals
+from banyan.refusals.speculation import DraftFacts, draft_refusals
 
 MAX_SLOTS = 64
 """One pin bit for each reader of a node in a 64-bit word."""

@@ -36,9 +36,7 @@ CONFIG = Config(min_fetch_tokens=4, host_gb=0.0)
 def test_draft_when_its_pool_is_made_then_it_lies_behind_the_models_and_is_upstreams():
     pool = heads_and_draft()
     (draft,) = pool.drafts
-    theirs = MHATokenToKVPool(
-        **{**extents.HEADS, **extents.SMALL_HEADS, "layer_num": 1}, device="cpu", dtype=torch.bfloat16
-    )
+    theirs = MHATokenToKVPool(**{**extents.HEADS, **extents.SMALL_HEADS, "layer_num": 1}, dtype=torch.bfloat16)
     for mine, other in zip((*draft.k_buffer, *draft.v_buffer), (*theirs.k_buffer, *theirs.v_buffer), strict=True):
         assert (mine.shape, mine.stride(), mine.dtype) == (other.shape, other.stride(), other.dtype)
         assert not mine.view(torch.uint8).any()

@@ -31,8 +31,8 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
-from banyan.refusals.drafts import DraftFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
+from banyan.refusals.speculation import DraftFacts
 from banyan.sglang_plugin import runtime, seams
 
 logger = logging.getLogger("banyan")

@@ -12,7 +12,7 @@ from typing import Any
 
 from banyan import _native
 from banyan.layout import PoolGeometry
-from banyan.refusals.drafts import draft_pool_refusal
+from banyan.refusals.speculation import draft_pool_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools import host_pool
 from banyan.sglang_plugin.pools.device_pool import Placed

@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.refusals import pool_refusal
-from banyan.refusals.drafts import draft_pool_refusal
+from banyan.refusals.speculation import draft_pool_refusal
 from banyan.refusals.start import components_refusal, pool_layout_refusal
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -69,12 +69,10 @@ class BanyanLinker(UnifiedCacheLinker):
         seams.verify("scheduler")
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
-        drafts = drafts_of(params)
-        _check_shareable(components, pool, allocator, (*drafts, *params.mtp_draft_mamba_pools))
+        _check_shareable(components, pool, allocator, (*drafts_of(params), *params.mtp_draft_mamba_pools))
         if params.disable:
             logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
         page_hash.prepare(params.page_size)
-        requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
         config = runtime.config()
         carried = runtime.bookkeeping(server_args)
         assert config is not None and carried is not None
@@ -89,7 +87,7 @@ class BanyanLinker(UnifiedCacheLinker):
             config=config,
             carried=carried,
             pool=pool,
-            drafts=drafts,
+            drafts=drafts_of(params),
             page_tokens=self._page_tokens,
             forward_stream=forward_stream,
             record_ready=self.record_offload_ready,
@@ -117,16 +115,21 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         if self._seats.layout.steps_together:
             self._step_together(allocator)
-        if self._shards.is_one and self._member.follows_reads:
-            # Shards of one rank would have to agree on when to go on.
-            prefill.hold_back(self._is_awaited)
+        self._hold_back()
         self._time_forwards(pool)
         self._time_control()
+        requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
         self._publication = Publication(self._cache, self._member, self._page_tokens)
         self._access.attach(self._publication.publish)
         self._access.guard(allocator, self._cache)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
+
+    def _hold_back(self) -> None:
+        """Pass over requests that still wait for other nodes."""
+        if self._shards.is_one and self._member.follows_reads:
+            # Shards of one rank would have to agree on when to go on.
+            prefill.hold_back(self._is_awaited)
 
     def _step_together(self, allocator: QuarantiningAllocator) -> None:
         """Hold to the rules of ``banyan.pacing.lockstep``."""
