@@ -21,7 +21,7 @@ class Mode:
     name: str
     flags: tuple[str, ...]
     verdict: Verdict
-    model: Literal["llama", "moe", "mla"] = "llama"
+    model: Literal["llama", "moe", "mla", "mtp"] = "llama"
     num_ranks: int = 2
     answer: Answer = "tokens"
     env: tuple[tuple[str, str], ...] = ()
@@ -44,7 +44,7 @@ IN_STEP = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
 IN_STEP_TOO = ("--tp", "2", "--attn-dp-size", "2")
 STORE = "{folder}/store"
 """The harness puts a folder of the row in its place; so too for the adapter, the model and its draft."""
-ADAPTER, MODEL, DRAFT = "{adapter}", "{model}", "{draft}"
+ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
 NGRAMS = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1")
@@ -55,6 +55,8 @@ CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--spe
 """Chains for the same reason."""
 STANDALONE = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", MODEL, *CHAIN)
 EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", DRAFT, *CHAIN)
+EAGLE3 = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", DRAFT_OF_LAYERS, *CHAIN)
+NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", MODEL, *CHAIN)
 IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
 """SGLang compiles a step of drafting for half a minute, for a tree that a chain is not."""
 
@@ -66,6 +68,8 @@ def _drafting() -> tuple[Mode, ...]:
     return (
         row("drafts of a small model (standalone)", "--dp", "2", *STANDALONE, alone=(*ONE_RANK, *STANDALONE)),
         row("drafts from the model's states (EAGLE)", "--dp", "2", *EAGLE, alone=(*ONE_RANK, *EAGLE)),
+        row("drafts from states of several layers (EAGLE3)", "--dp", "2", *EAGLE3, alone=(*ONE_RANK, *EAGLE3)),
+        row("multi-token prediction", "--dp", "2", *NEXTN, alone=(*ONE_RANK, *NEXTN), model="mtp"),
         row(
             "drafts through the host arena",
             *("--dp", "2", *STANDALONE, "--banyan-host-gb", "0.25"),

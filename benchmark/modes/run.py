@@ -18,7 +18,7 @@ from typing import Any
 from banyan import config
 from benchmark.modes import asking, models, program
 from benchmark.modes.asking import Answer, Ask
-from benchmark.modes.rows import ADAPTER, DRAFT, MODEL, Mode
+from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, Mode
 from benchmark.servers import SHARE_FLAGS, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -227,7 +227,12 @@ def _model(mode: Mode) -> Path:
 
 def _filled_in(flag: str, mode: Mode) -> str:
     """A flag with the checkpoint that it names."""
-    made = ((ADAPTER, models.ensure_adapter), (MODEL, lambda: _model(mode)), (DRAFT, models.ensure_draft))
+    made = (
+        (ADAPTER, models.ensure_adapter),
+        (MODEL, lambda: _model(mode)),
+        (DRAFT, models.ensure_draft),
+        (DRAFT_OF_LAYERS, models.ensure_draft_of_layers),
+    )
     for name, ensure in made:
         if name in flag:
             return flag.replace(name, str(ensure()))

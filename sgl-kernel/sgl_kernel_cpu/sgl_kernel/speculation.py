@@ -59,9 +59,10 @@ def fill_accept_out_cache_loc_cpu(
 def fill_bonus_tokens_cpu(
     accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, accept_stride: int
 ) -> None:
-    """Write each request's last accepted token; requests lie ``accept_stride`` apart in ``accept_tokens``."""
-    first = torch.arange(accept_lens.numel()) * accept_stride
-    bonus_tokens[: accept_lens.numel()] = accept_tokens[first + accept_lens - 1].to(bonus_tokens.dtype)
+    """Write each request's last accepted token; requests lie ``accept_stride`` apart in ``accept_tokens``, whatever its
+    shape."""
+    last = torch.arange(accept_lens.numel()) * accept_stride + accept_lens - 1
+    bonus_tokens[: accept_lens.numel()] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
 
 
 def copy_all_layer_kv_cache_cpu(
