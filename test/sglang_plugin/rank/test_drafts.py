@@ -169,3 +169,12 @@ def test_answer_when_keys_are_of_bigrams_then_a_page_is_known_with_the_token_beh
         whole = sglangs_keys([*req.origin_input_ids, *req.output_ids])
         assert list(requests.grown_chains(4)) == [whole]
         assert all(requests.is_lasting(key, 4) for key in whole)
+
+
+def test_draft_when_pages_outlive_the_server_then_it_is_told_by_its_weights(monkeypatch, tmp_path):
+    monkeypatch.setattr(rig.identity, "weights_digest", lambda path, revision: f"weights of {path}")
+    config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0)
+    rank, *_ = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=heads_and_draft)
+    namespace = rank._member._namespace()
+    rank.close()
+    assert namespace.draft[:2] == ("EAGLE", "weights of a-draft") and namespace.weights_sha256 == "weights of a-model"

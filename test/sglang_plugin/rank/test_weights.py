@@ -13,8 +13,8 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
-from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank import identity
+from banyan.sglang_plugin.rank import linker as module
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 DONE = SimpleNamespace(success=True, message="")
