@@ -69,6 +69,7 @@ def _drafting() -> tuple[Mode, ...]:
         row("drafts of a small model (standalone)", "--dp", "2", *STANDALONE, alone=(*ONE_RANK, *STANDALONE)),
         row("drafts from the model's states (EAGLE)", "--dp", "2", *EAGLE, alone=(*ONE_RANK, *EAGLE)),
         row("drafts from states of several layers (EAGLE3)", "--dp", "2", *EAGLE3, alone=(*ONE_RANK, *EAGLE3)),
+        row("drafts of ranks of two shards", "--tp", "2", "--dp", "2", *EAGLE, alone=("--tp", "2", *ONE_RANK, *EAGLE)),
         row("multi-token prediction", "--dp", "2", *NEXTN, alone=(*ONE_RANK, *NEXTN), model="mtp"),
         row(
             "drafts through the host arena",
