@@ -58,7 +58,7 @@ EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", D
 EAGLE3 = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", DRAFT_OF_LAYERS, *CHAIN)
 NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", MODEL, *CHAIN)
 IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
-"""SGLang compiles a step of drafting for half a minute, for a tree that a chain is not."""
+"""SGLang compiles a step of drafting at the first request, for seconds."""
 
 
 def _drafting() -> tuple[Mode, ...]:
@@ -80,17 +80,8 @@ def _drafting() -> tuple[Mode, ...]:
         ),
         row(
             "drafts in the store, after a restart",
-            *(
-                "--dp",
-                "2",
-                *EAGLE,
-                "--banyan-host-gb",
-                "0.25",
-                "--banyan-store",
-                STORE,
-                "--banyan-store-admit",
-                "first",
-            ),
+            *("--dp", "2", *EAGLE, "--banyan-host-gb", "0.25"),
+            *("--banyan-store", STORE, "--banyan-store-admit", "first"),
             alone=(*ONE_RANK, *EAGLE),
             restarted=True,
             source="storage",
