@@ -169,7 +169,10 @@ def _refused() -> tuple[Mode, ...]:
         row("drafts of another kind", *two, "--speculative-algorithm", "DFLASH"),
         row("drafts with a layer for each step", *two, *EAGLE, "--enable-multi-layer-eagle"),
         row("drafts of ranks in step", *IN_STEP_TOO, *EAGLE, model="moe"),
-        row("drafts of prefill/decode pairs", *two, *EAGLE, "--disaggregation-mode", "prefill"),
+        row(
+            "drafts of prefill/decode pairs",
+            *(*two, *EAGLE, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"),
+        ),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),
