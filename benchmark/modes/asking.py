@@ -73,7 +73,9 @@ def vectors(url: str) -> Ask:
 def answer_of(told: dict[str, Any]) -> Answer:
     """SGLang's answer to a request for tokens, as it comes from /generate or from an Engine."""
     meta = told["meta_info"]
-    return Answer(tuple(told["output_ids"]), _sources(meta), float(meta["output_token_logprobs"][0][0]))
+    # Where it speculates, the same drafts must have been accepted: the tokens would be right without them.
+    num_verified = [meta[name] for name in ("spec_verify_ct",) if name in meta]
+    return Answer((*told["output_ids"], *num_verified), _sources(meta), float(meta["output_token_logprobs"][0][0]))
 
 
 def in_turn(ask: Ask, num_ranks: int, asked: Sequence[Sequence[int]]) -> list[Answer]:

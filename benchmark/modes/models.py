@@ -7,6 +7,7 @@ one. Weights are drawn wide, so that attention, and with it every cached page, d
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -41,6 +42,8 @@ class Shape:
     name: str
     model_type: str
     fields: dict[str, Any]
+    write_more: Callable[[Path, torch.nn.Module], None] | None = None
+    """Adds what the library transformers does not know of such a model to its checkpoint."""
 
 
 COMMON: dict[str, Any] = {
@@ -133,7 +136,23 @@ DSA = Shape(
 )
 
 
-SHAPES = (LLAMA, MOE, MLA, DSA)
+def _write_next_layer(scratch: Path, model: torch.nn.Module) -> None:
+    """A layer that predicts the token after the next, as SGLang's MiMo has it."""
+    torch.manual_seed(SEED + 2)
+    layer = type(model.model.layers[0])(model.config, 0).bfloat16()
+    hidden = COMMON["hidden_size"]
+    weights = {name: weight.contiguous() for name, weight in layer.state_dict().items()}
+    weights["input_proj.weight"] = torch.randn(hidden, 2 * hidden).bfloat16() * WEIGHT_STD
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        weights[f"{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    save_file({f"model.mtp_layers.0.{name}": weight for name, weight in weights.items()}, scratch / "next.safetensors")
+    config = json.loads((scratch / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    (scratch / "config.json").write_text(json.dumps(config))
+
+
+MTP = Shape("mtp", "qwen2", {"num_key_value_heads": 2, "head_dim": 32}, _write_next_layer)
+SHAPES = (LLAMA, MOE, MLA, DSA, MTP)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -151,6 +170,52 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def ensure(shape: Shape, folder: Path = FOLDER) -> Path:
     """The folder of the checkpoint; made when it is not there."""
     return _made(folder / shape.name, lambda scratch: _write(shape, scratch))
+
+
+def ensure_draft(folder: Path = FOLDER) -> Path:
+    """The folder of a draft of the Llama: one layer on its states (EAGLE); made when it is not there."""
+    return _made(folder / "llama-eagle", _write_eagle)
+
+
+def ensure_draft_of_layers(folder: Path = FOLDER) -> Path:
+    """The same on the states of three of its layers (EAGLE3)."""
+    return _made(folder / "llama-eagle3", _write_eagle3)
+
+
+def _write_eagle(scratch: Path) -> None:
+    weights = _write_draft_layer(scratch, "LlamaForCausalLMEagle")
+    hidden = COMMON["hidden_size"]
+    # What it attends with is the token behind and the model's state, side by side. Its head is the model's.
+    weights["fc.weight"] = torch.randn(hidden, 2 * hidden).bfloat16() * WEIGHT_STD
+    weights["fc.bias"] = torch.zeros(hidden, dtype=torch.bfloat16)
+    del weights["layers.0.input_layernorm.weight"]
+    save_file(weights, scratch / "model.safetensors")
+
+
+def _write_eagle3(scratch: Path) -> None:
+    states = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    weights = _write_draft_layer(scratch, "LlamaForCausalLMEagle3", draft_vocab_size=VOCABULARY, eagle_config=states)
+    hidden = COMMON["hidden_size"]
+    weights["fc.weight"] = torch.randn(hidden, 3 * hidden).bfloat16() * WEIGHT_STD
+    weights["lm_head.weight"] = torch.randn(VOCABULARY, hidden).bfloat16() * WEIGHT_STD
+    for name in ("norm", "layers.0.hidden_norm"):
+        weights[f"{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        # Here the two are side by side in front of the attention.
+        name = f"layers.0.self_attn.{name}.weight"
+        weights[name] = torch.cat((weights[name], weights[name].flip(1)), dim=1)
+    save_file(weights, scratch / "model.safetensors")
+
+
+def _write_draft_layer(scratch: Path, architecture: str, **more: Any) -> dict[str, torch.Tensor]:
+    """Everything but the weights; those of a layer."""
+    tokenizer().save_pretrained(scratch)
+    fields = {**COMMON, **LLAMA.fields, "vocab_size": VOCABULARY, "num_hidden_layers": 1}
+    config = AutoConfig.for_model("llama", **fields, architectures=[architecture], dtype="bfloat16", **more)
+    torch.manual_seed(SEED + 1)
+    layer = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model.layers[0]
+    config.save_pretrained(scratch)
+    return {f"layers.0.{name}": weight.contiguous() for name, weight in layer.state_dict().items()}
 
 
 def ensure_adapter(folder: Path = FOLDER) -> Path:
@@ -192,7 +257,10 @@ def _write(shape: Shape, scratch: Path) -> None:
     words.save_pretrained(scratch)
     config = AutoConfig.for_model(shape.model_type, **{**COMMON, **shape.fields, "vocab_size": VOCABULARY})
     torch.manual_seed(SEED)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(scratch)
+    if shape.write_more is not None:
+        shape.write_more(scratch, model)
 
 
 def _made(target: Path, write: Callable[[Path], None]) -> Path:
@@ -209,5 +277,10 @@ def _made(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 if __name__ == "__main__":
-    (wanted,) = (shape for shape in SHAPES if shape.name == sys.argv[1])
-    print(ensure(wanted).resolve())
+    others = {
+        "llama-eagle": ensure_draft,
+        "llama-eagle3": ensure_draft_of_layers,
+        "llama-adapter": ensure_adapter,
+    }
+    made = {shape.name: functools.partial(ensure, shape) for shape in SHAPES} | others
+    print(made[sys.argv[1]]().resolve())

@@ -21,7 +21,7 @@ class Mode:
     name: str
     flags: tuple[str, ...]
     verdict: Verdict
-    model: Literal["llama", "moe", "mla"] = "llama"
+    model: Literal["llama", "moe", "mla", "mtp"] = "llama"
     num_ranks: int = 2
     answer: Answer = "tokens"
     env: tuple[tuple[str, str], ...] = ()
@@ -43,12 +43,50 @@ ONE_RANK = ("--dp", "1")
 IN_STEP = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
 IN_STEP_TOO = ("--tp", "2", "--attn-dp-size", "2")
 STORE = "{folder}/store"
-"""The harness puts a folder of the row in its place; so too for the adapter and the kept arena."""
-ADAPTER = "{adapter}"
+"""The harness puts a folder of the row in its place; so too for the adapter, the model and its draft."""
+ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
 NGRAMS = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1")
 """Chains of drafts: SGLang verifies trees in pages of several tokens with one backend only, which is not the CPU's."""
+
+
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+"""Chains for the same reason."""
+STANDALONE = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", MODEL, *CHAIN)
+EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", DRAFT, *CHAIN)
+EAGLE3 = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", DRAFT_OF_LAYERS, *CHAIN)
+NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", MODEL, *CHAIN)
+IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
+"""SGLang compiles a step of drafting at the first request, for seconds."""
+
+
+def _drafting() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str, **other: object) -> Mode:
+        return Mode(name=name, flags=flags, verdict="served", env=IN_PYTHON, **other)  # type: ignore[arg-type]
+
+    return (
+        row("drafts of a small model (standalone)", "--dp", "2", *STANDALONE, alone=(*ONE_RANK, *STANDALONE)),
+        row("drafts from the model's states (EAGLE)", "--dp", "2", *EAGLE, alone=(*ONE_RANK, *EAGLE)),
+        row("drafts from states of several layers (EAGLE3)", "--dp", "2", *EAGLE3, alone=(*ONE_RANK, *EAGLE3)),
+        row("drafts of ranks of two shards", "--tp", "2", "--dp", "2", *EAGLE, alone=("--tp", "2", *ONE_RANK, *EAGLE)),
+        row("multi-token prediction", "--dp", "2", *NEXTN, alone=(*ONE_RANK, *NEXTN), model="mtp"),
+        row(
+            "drafts through the host arena",
+            *("--dp", "2", *STANDALONE, "--banyan-host-gb", "0.25"),
+            alone=(*ONE_RANK, *STANDALONE),
+            pool_tokens=900,
+            source="host",
+        ),
+        row(
+            "drafts in the store, after a restart",
+            *("--dp", "2", *EAGLE, "--banyan-host-gb", "0.25"),
+            *("--banyan-store", STORE, "--banyan-store-admit", "first"),
+            alone=(*ONE_RANK, *EAGLE),
+            restarted=True,
+            source="storage",
+        ),
+    )
 
 
 def _served() -> tuple[Mode, ...]:
@@ -82,6 +120,7 @@ def _served() -> tuple[Mode, ...]:
             answer="adapter tokens",
         ),
         replicas("speculation from n-grams", *NGRAMS),
+        *_drafting(),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
@@ -127,7 +166,13 @@ def _refused() -> tuple[Mode, ...]:
             "prefill/decode pairs over another transfer than NIXL",
             *(*two, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake"),
         ),
-        row("speculation with a draft", *two, "--speculative-algorithm", "EAGLE"),
+        row("drafts of another kind", *two, "--speculative-algorithm", "DFLASH"),
+        row("drafts with a layer for each step", *two, *EAGLE, "--enable-multi-layer-eagle"),
+        row("drafts of ranks in step", *IN_STEP_TOO, *EAGLE, model="moe"),
+        row(
+            "drafts of prefill/decode pairs",
+            *(*two, *EAGLE, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"),
+        ),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),

@@ -18,7 +18,7 @@ from typing import Any
 from banyan import config
 from benchmark.modes import asking, models, program
 from benchmark.modes.asking import Answer, Ask
-from benchmark.modes.rows import ADAPTER, Mode
+from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, Mode
 from benchmark.servers import SHARE_FLAGS, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -205,7 +205,7 @@ def _specs(mode: Mode, folder: Path) -> list[ServerSpec]:
 
 def _spec(mode: Mode, flags: Sequence[str], folder: Path, *, shares: bool) -> ServerSpec:
     """`--dp` is given by the spec itself."""
-    rest = [flag.replace(ADAPTER, str(_adapter())).replace("{folder}", str(folder)) for flag in flags]
+    rest = [_filled_in(flag, mode).replace("{folder}", str(folder)) for flag in flags]
     dp = 1
     if "--dp" in rest:
         at = rest.index("--dp")
@@ -225,8 +225,18 @@ def _model(mode: Mode) -> Path:
     return models.ensure({shape.name: shape for shape in models.SHAPES}[mode.model])
 
 
-def _adapter() -> Path:
-    return models.ensure_adapter()
+def _filled_in(flag: str, mode: Mode) -> str:
+    """A flag with the checkpoint that it names."""
+    made = (
+        (ADAPTER, models.ensure_adapter),
+        (MODEL, lambda: _model(mode)),
+        (DRAFT, models.ensure_draft),
+        (DRAFT_OF_LAYERS, models.ensure_draft_of_layers),
+    )
+    for name, ensure in made:
+        if name in flag:
+            return flag.replace(name, str(ensure()))
+    return flag
 
 
 def _slug(name: str) -> str:

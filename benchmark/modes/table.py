@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.modes.asking import SOURCES
-from benchmark.modes.rows import ADAPTER, MODES, STORE, Mode
+from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, MODES, STORE, Mode
 
 HEAD = """# Modes of SGLang, and what Banyan does in each
 
@@ -83,10 +84,15 @@ def expected() -> list[tuple[str, str]]:
 
 
 def _flags(mode: Mode) -> str:
-    flags = (flag.replace(STORE, "FOLDER").replace(ADAPTER, "FOLDER") for flag in mode.flags)
-    words = [*(f"{name}={value}" for name, value in mode.env), *flags]
+    words = [*(f"{name}={value}" for name, value in mode.env), *map(_shown, mode.flags)]
     return f"`{' '.join(words)}`" if words else "-"
 
 
 def _cell(line: str) -> str:
     return line.replace("|", "\\|")
+
+
+def _shown(flag: str) -> str:
+    """Without the paths of the machine of the run."""
+    folders = {STORE: "FOLDER", ADAPTER: "FOLDER", DRAFT: "FOLDER", DRAFT_OF_LAYERS: "FOLDER", MODEL: "MODEL"}
+    return functools.reduce(lambda said, name: said.replace(name, folders[name]), folders, flag)

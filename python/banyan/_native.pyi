@@ -60,6 +60,13 @@ class SharedBytes(Buffer):
     def reserve(num_bytes: int, label: str) -> SharedBytes:
         """As `create`, but nothing is backed: call `back` for what is about to be used. Peers see the whole."""
 
+    def extended(self, num_bytes: int, label: str) -> SharedBytes:
+        """This memory with `num_bytes` more behind it. Views of the shorter one stay, and show the same bytes.
+
+        Peers see the whole from now on, also by way of the shorter one. Raises OSError as `create` does; ValueError for
+        nothing, or more than there can be. The GIL is released.
+        """
+
     def back(self, offset: int, num_bytes: int) -> None:
         """Give these bytes memory, so that no later store to them fails. Raises OSError; the GIL is released."""
 
@@ -289,8 +296,11 @@ class PageKeys:
     CHUNK_PAGES: int
     """Pages that are remembered, and found again, as one."""
 
-    def __init__(self, page_tokens: int, num_chunks: int) -> None:
-        """Remember up to `num_chunks` (a power of two) chunks: 4 bytes a token and 32 a page."""
+    def __init__(self, page_tokens: int, num_chunks: int, tokens_ahead: int = 0) -> None:
+        """Remember up to `num_chunks` (a power of two) chunks: 4 bytes a token and 32 a page.
+
+        `tokens_ahead`: 1 for keys of bigrams, where a page counts as whole once the token behind it is known.
+        """
 
     def of(self, prior: bytes | None, tokens: Frames) -> list[str]:
         """Keys of the whole pages of `tokens`, a buffer of int64 or uint32, chained to the digest `prior`.
@@ -301,10 +311,12 @@ class PageKeys:
 class PromptTokens:
     """A prompt's tokens, chained to the digest `prior`. Any thread."""
 
-    def __init__(self, prior: bytes | None, tokens: Frames, page_tokens: int) -> None:
-        """Copy `tokens`, a buffer of int64 or uint32. ValueError as for `PageKeys.of`."""
+    def __init__(self, prior: bytes | None, tokens: Frames, page_tokens: int, tokens_ahead: int = 0) -> None:
+        """Copy `tokens`, a buffer of int64 or uint32, the `tokens_ahead` of `PageKeys` at their end. ValueError as for
+        `PageKeys.of`."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Without the `tokens_ahead`."""
     def trail(self) -> Trail:
         """Made at the first call."""
 

@@ -442,6 +442,11 @@ def sizes_pool_after_capture() -> bool:
     return os.environ.get("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "").lower() in ("1", "true", "yes", "y")
 
 
+def skips_draft_extend() -> bool:
+    """Whether SGLang was told to leave a draft's rows unwritten while it drafts nothing."""
+    return os.environ.get("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "").lower() in ("1", "true", "yes", "y")
+
+
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
     return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")

@@ -4,8 +4,9 @@
     python test/gpu/check.py [STEP ...]
 
 Run it again after an interruption: what was proved for this commit is not done again. Named steps are. Results lie in
-``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH``, ``MLA_MODEL_PATH`` and
-``DSA_MODEL_PATH`` name models for the server. Nothing is fetched.
+``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH``, ``MLA_MODEL_PATH``,
+``DSA_MODEL_PATH`` and ``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the server. Nothing is
+fetched.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def find_facts() -> Facts:
         model_path=os.environ.get("MODEL_PATH", ""),
         mla_model_path=os.environ.get("MLA_MODEL_PATH", ""),
         dsa_model_path=os.environ.get("DSA_MODEL_PATH", ""),
+        draft_model_path=os.environ.get("DRAFT_MODEL_PATH", ""),
     )
 
 

@@ -21,6 +21,13 @@ class Shaped(Protocol):
     prompt: tuple[int, ...]
     tokens: list[int]
     num_cached_tokens: int
+    num_verified: int
+    cached: dict[str, int]
+
+
+ELSEWHERE = {"peer", "host", "storage"}
+NOISY_DRAFTS = 1.1
+"""A GPU rounds by shape, and a draft's choice now and then with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,19 @@ def compare(reference: Iterable[Shaped], answers: Iterable[Shaped]) -> Compariso
         for answer in answers
     ]
     return Comparison(outcomes.count(True), outcomes.count(False), outcomes.count(None))
+
+
+def more_verified(reference: Iterable[Shaped], answers: Iterable[Shaped]) -> float:
+    """How many forwards verified drafts for answers that came from elsewhere, of those that did for the same answers in
+    the reference; 1.0 where nothing was drafted. Above 1, fewer drafts were accepted."""
+    expected = {(answer.prompt, answer.num_cached_tokens): answer.num_verified for answer in reference}
+    pairs = [
+        (expected[key], answer.num_verified)
+        for answer in answers
+        if (key := (answer.prompt, answer.num_cached_tokens)) in expected and answer.cached.keys() & ELSEWHERE
+    ]
+    theirs, ours = sum(there for there, _ in pairs), sum(here for _, here in pairs)
+    return ours / theirs if theirs else 1.0
 
 
 def divergence(reference: Sequence[float], scored: Sequence[float]) -> float:

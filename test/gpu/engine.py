@@ -47,6 +47,8 @@ class Answer:
     num_cached_tokens: int
     cached: dict[str, int]
     ttft_s: float
+    num_verified: int = 0
+    """Forwards that verified drafts: the fewer, the more drafts were accepted. 0 where nothing is drafted."""
 
 
 def free_port() -> int:
@@ -65,8 +67,9 @@ def end_on_termination() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-ONE_GPU, WITHOUT_INDEX_KEYS = "one_gpu", "without_index_keys"
-"""Plugins of SGLang beside this file: all ranks on the first GPU; pages that travel without their index keys."""
+ONE_GPU, WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS = "one_gpu", "without_index_keys", "without_draft_rows"
+"""Plugins of SGLang beside this file: all ranks on the first GPU; pages that travel without their index keys, or
+without the rows of their draft."""
 
 
 def plugin_paths(folder: Path, *, plugins: Sequence[str] = (ONE_GPU,)) -> list[str]:
@@ -159,7 +162,15 @@ class Server:
                     last = json.loads(line[len(b"data: ") :])
         meta = last["meta_info"]
         details = meta.get("cached_tokens_details") or {}
-        return Answer(tuple(ids), last["output_ids"], meta["prompt_tokens"], meta["cached_tokens"], details, ttft_s)
+        return Answer(
+            tuple(ids),
+            last["output_ids"],
+            meta["prompt_tokens"],
+            meta["cached_tokens"],
+            details,
+            ttft_s,
+            meta.get("spec_verify_ct", 0),
+        )
 
     def score(self, prompt: list[int], output: list[int], rank: int) -> tuple[list[float], dict[str, int]]:
         """Log-probabilities of the tokens of ``output`` behind ``prompt``, and where what was cached came from."""

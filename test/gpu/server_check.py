@@ -24,8 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import synchronisations
-from comparison import Comparison, compare, divergence, is_near
-from engine import ONE_GPU, WITHOUT_INDEX_KEYS, Answer, Server, end_on_termination
+from comparison import NOISY_DRAFTS, Comparison, compare, divergence, is_near, more_verified
+from engine import ONE_GPU, WITHOUT_DRAFT_ROWS, WITHOUT_INDEX_KEYS, Answer, Server, end_on_termination
 
 PAGE_TOKENS = 16
 NUM_TURNS = 3
@@ -90,7 +90,7 @@ class Check:
     def serve(self, name: str, *further: str) -> Server:
         args, log = self._args, self._args.log / f"server-{name}.log"
         options = [*further, *args.further]
-        plugins = [*([] if args.all_gpus else [ONE_GPU]), *([WITHOUT_INDEX_KEYS] if args.damaged else [])]
+        plugins = [*([] if args.all_gpus else [ONE_GPU]), *([args.damaged] if args.damaged else [])]
         return Server(args.model_path, seconds=args.seconds, log=log, further=options, plugins=plugins)
 
     def _keep(self, name: str, **runs: list[Answer]) -> None:
@@ -160,11 +160,18 @@ class Check:
         return {name: compare(off, answers) for name, answers in self.answers.items() if name != "off"}
 
     def verdict_on_damage(self) -> dict[str, bool]:
-        """Pages came without what belongs to them: that must show."""
-        return {
-            "pages_came_from_the_peer": cached_tokens(self.answers["peer"])["peer"] > 0,
-            "tokens_are_others": self.comparisons()["peer"].num_different > 0,
-        }
+        """Pages came without what belongs to them: that must show. The model verifies what a draft says."""
+        damage = {"tokens_are_others": self.comparisons()["peer"].num_different > 0}
+        if self._args.damaged == WITHOUT_DRAFT_ROWS:
+            damage = {
+                "tokens_are_the_same": self.comparisons()["peer"].num_different == 0,
+                "fewer_drafts_are_accepted": self.more_verified()["peer"] > NOISY_DRAFTS,
+            }
+        return {"pages_came_from_the_peer": cached_tokens(self.answers["peer"])["peer"] > 0, **damage}
+
+    def more_verified(self) -> dict[str, float]:
+        off = self.answers["off"]
+        return {name: more_verified(off, answers) for name, answers in self.answers.items() if name != "off"}
 
     def verdict(self) -> dict[str, bool]:
         comparisons = self.comparisons()
@@ -175,6 +182,7 @@ class Check:
             "enough_was_compared": all(
                 comparison.share_compared >= MIN_COMPARED for comparison in comparisons.values()
             ),
+            "as_many_drafts_are_accepted": all(more <= NOISY_DRAFTS for more in self.more_verified().values()),
         }
         if "peer" in self.answers:
             fetched = cached_tokens(self.answers["peer"])
@@ -198,7 +206,11 @@ def main() -> int:
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--cases", default="pools,store")
     parser.add_argument("--all-gpus", action="store_true", help="rank r on GPU r, not all on the first")
-    parser.add_argument("--damaged", action="store_true", help="leave index keys behind; then tokens must differ")
+    parser.add_argument(
+        "--damaged",
+        choices=(WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS),
+        help="pages travel without these; then tokens must differ, or fewer drafts be accepted",
+    )
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--log", type=Path, default=Path("build/gpu"))
@@ -220,6 +232,7 @@ def main() -> int:
         **check.runs,
         "compared": {name: asdict(comparison) for name, comparison in check.comparisons().items()},
         "divergence_nats": check.divergences,
+        "more_verified": check.more_verified(),
         "waits_for_the_device": check.waits,
         "alloc_wait_us": check.alloc_wait_us,
         "verdict": verdict,

@@ -29,6 +29,7 @@ class Facts:
     model_path: str = ""
     mla_model_path: str = ""
     dsa_model_path: str = ""
+    draft_model_path: str = ""
 
     @property
     def key(self) -> str:
@@ -68,6 +69,10 @@ def dsa_model(facts: Facts) -> str | None:
     return None if facts.dsa_model_path else "DSA_MODEL_PATH is not set"
 
 
+def draft_model(facts: Facts) -> str | None:
+    return None if facts.draft_model_path else "DRAFT_MODEL_PATH is not set"
+
+
 def two_gpus(facts: Facts) -> str | None:
     return None if facts.num_gpus > 1 else "one GPU"
 
@@ -94,7 +99,12 @@ class Step:
         return next((reason for need in self.needs if (reason := need(facts)) is not None), None)
 
     def arguments(self, facts: Facts, out: str) -> list[str]:
-        paths = {"model": facts.model_path, "mla_model": facts.mla_model_path, "dsa_model": facts.dsa_model_path}
+        paths = {
+            "model": facts.model_path,
+            "mla_model": facts.mla_model_path,
+            "dsa_model": facts.dsa_model_path,
+            "draft_model": facts.draft_model_path,
+        }
         return [part.format(out=out, **paths) for part in self.command]
 
 
@@ -113,6 +123,11 @@ def _served(
 GRAPHS = "--cuda-graph-backend-decode full --cuda-graph-backend-prefill breakable"
 INDEXED = "--attention-backend dsa --page-size 64 --dtype bfloat16"
 """A model with an indexer. Prompts must be longer than its top-k, or its keys do not matter."""
+
+CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+ITSELF = f"--speculative-algorithm STANDALONE --speculative-draft-model-path {{model}} {CHAIN}"
+"""The model drafts for itself, so that many drafts are accepted as long as their rows are there."""
+EAGLE = f"--speculative-algorithm EAGLE --speculative-draft-model-path {{draft_model}} {CHAIN}"
 
 KERNEL_TESTS = (
     "-m",
@@ -141,7 +156,12 @@ STEPS = (
     _served("mla", "", path="{mla_model}"),
     _served("dsa", INDEXED, path="{dsa_model}"),
     _served("dsa-store", INDEXED, path="{dsa_model}", cases="store"),
-    _served("dsa-damaged", INDEXED, path="{dsa_model}", check="--damaged"),
+    _served("dsa-damaged", INDEXED, path="{dsa_model}", check="--damaged without_index_keys"),
+    _served("drafts", ITSELF),
+    _served("drafts-graphs", f"{ITSELF} {GRAPHS}"),
+    _served("drafts-store", ITSELF, cases="store"),
+    _served("drafts-damaged", ITSELF, check="--damaged without_draft_rows"),
+    _served("eagle", EAGLE, draft_model),
     _served("two-gpus", GRAPHS, two_gpus, peer_access, check="--all-gpus"),
     _served("two-gpus-staged", "--banyan-host-gb 4", no_peer_access, check="--all-gpus"),
     Step("bench", ("-m", "banyan.cli", "bench", "gpu", "--json")),

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's page hash is ready before the first request, and a machine that cannot have it is told so at the start."""
 
+import random
+from array import array
+
 import numpy as np
 import pytest
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_hash_str
 
 from banyan import _native
@@ -30,3 +34,22 @@ def test_namespace_seed_when_keys_start_from_it_then_they_are_sglangs(namespace)
     tokens = list(range(100, 148))
     ours = _native.PageKeys(16, 4).of(seed, np.array(tokens, dtype=np.int64))
     assert list(ours) == get_hash_str(tokens, seed.hex() if seed else None, page_size=16)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 64])
+@pytest.mark.parametrize("is_bigram", [False, True], ids=["tokens", "bigrams"])
+def test_keys_when_a_prompt_is_drawn_then_they_are_sglangs(page_tokens, is_bigram):
+    drawn = random.Random(page_tokens)
+    ahead = page_hash.tokens_ahead(is_eagle=is_bigram)
+    # It remembers little, so that chunks are forgotten, and found, between the cases.
+    page_keys = _native.PageKeys(page_tokens, 8, ahead)
+    prompts = [[]]
+    for _ in range(1000 // 3 + 1):
+        start = drawn.choice(prompts)[: drawn.randrange(400)] if drawn.random() < 0.5 else []
+        tokens = start + [drawn.randrange(1 << drawn.choice((8, 17, 32))) for _ in range(drawn.randrange(300))]
+        prompts.append(tokens)
+        seed = drawn.choice((None, bytes(drawn.randrange(256) for _ in range(32))))
+        key = RadixKey(array("q", tokens), is_bigram=is_bigram).page_aligned(page_tokens)
+        # SGLang gives one key for nothing, and a list of them for pages.
+        theirs = get_hash_str(key, seed.hex() if seed else None, page_size=page_tokens) if len(key) else []
+        assert page_keys.of(seed, np.array(tokens, dtype=np.int64)) == list(theirs), (len(tokens), seed)

@@ -17,6 +17,7 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
+from banyan.refusals.speculation import SHARED, DraftFacts, draft_refusals
 
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
@@ -35,7 +36,7 @@ BAD = {
     "external_linker_backend": ("mooncake", "--unified-cache-external-linker-backend mooncake", "drop that flag"),
     "enable_unified_memory": (True, "--enable-unified-memory", "drop that flag"),
     "enable_memory_saver": (True, "--enable-memory-saver", "start without"),
-    "speculative_algorithm": ("EAGLE", "--speculative-algorithm EAGLE", "drop that flag"),
+    "draft": (DraftFacts(algorithm="DFLASH"), "--speculative-algorithm DFLASH", "drop that flag"),
     "kv_cache_dtype": ("fp4_e2m1", "--kv-cache-dtype fp4_e2m1", "use auto"),
     "rust_server": (True, "SGLANG_RUST_SERVER", "unset it"),
 }
@@ -177,3 +178,34 @@ def test_secret_and_arena_when_they_cannot_serve_other_nodes_then_the_flag_is_na
     assert secret_refusal(path="/s", error="no such file") == "--banyan-secret-file /s: no such file"
     line = arena_room_refusal(flag="--banyan-listen", free_bytes=1 << 30)
     assert line.startswith("--banyan-listen: of 1.00 GiB") and "--banyan-host-gb" in line
+
+
+@pytest.mark.parametrize("algorithm", [None, "NGRAM", "ngram", *SHARED, "eagle3"])
+def test_draft_when_it_is_shared_or_has_no_kv_then_it_is_not_refused(algorithm):
+    assert draft_refusals(DraftFacts(algorithm=algorithm)) == []
+
+
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP", "MY_OWN"])
+def test_draft_when_its_algorithm_is_not_known_to_be_shared_then_one_line_says_which_are(algorithm):
+    (line,) = draft_refusals(DraftFacts(algorithm=algorithm))
+    assert f"--speculative-algorithm {algorithm}" in line and "EAGLE3" in line and "--banyan-share off" in line
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"has_layers_of_steps": True}, "--enable-multi-layer-eagle"),
+        ({"steps_together": True}, "data-parallel attention"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
+        ({"skips_draft_extend": True}, "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"),
+    ],
+)
+def test_draft_when_its_rows_are_not_those_of_its_page_then_refused_and_without_a_draft_not(facts, said):
+    (line,) = draft_refusals(DraftFacts(algorithm="EAGLE", **facts))
+    assert said in line and any(way_out in line for way_out in ("--banyan-share off", "unset it"))
+    assert draft_refusals(DraftFacts(**facts)) == draft_refusals(DraftFacts(algorithm="NGRAM", **facts)) == []
+
+
+def test_facts_of_drafts_when_a_field_is_added_then_it_has_a_refusal_here():
+    covered = {"algorithm", "has_layers_of_steps", "steps_together", "disaggregation_mode", "skips_draft_extend"}
+    assert {field.name for field in fields(DraftFacts)} == covered

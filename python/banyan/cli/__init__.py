@@ -95,11 +95,12 @@ def _cut_launch(words: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [--store URL] [MODEL] [-- LAUNCH ARGUMENTS]"
+    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [--store URL] [--draft MODEL] [MODEL] [-- LAUNCH ARGUMENTS]"
     parser.epilog = (
         "Behind -- a dry run: what a server started with these arguments would refuse, and what it would set."
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="say of this model: is it shared, what a page weighs")
+    parser.add_argument("--draft", metavar="MODEL", help="and of this draft model, whose rows lie behind the model's")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument(
         "--drive",
@@ -241,7 +242,10 @@ def _doctor(args: argparse.Namespace) -> int:
     from banyan.cli import doctor
     from banyan.cli.doctor_model import examine_model
 
-    findings = [] if args.model is None else [examine_model(args.model)]
+    if args.draft is not None and args.model is None:
+        print("banyan doctor: --draft: of which MODEL?", file=sys.stderr)
+        return 2
+    findings = [] if args.model is None else [examine_model(args.model, args.draft)]
     if args.model is None or args.drive or args.store or args.launch is not None:
         findings += doctor.examine(drives=args.drive, store=args.store, launch=args.launch)
     if args.json:

@@ -16,9 +16,9 @@ from banyan.cli.finding import Finding
 DESCRIBE = "banyan.sglang_plugin.launcher.model"
 
 
-def examine_model(model_path: str) -> Finding:
-    """What a server would say of the model in this folder, or of this name."""
-    command = [sys.executable, "-m", DESCRIBE, model_path]
+def examine_model(model_path: str, draft_path: str | None = None) -> Finding:
+    """What a server would say of the model in this folder, or of this name, with this draft or without one."""
+    command = [sys.executable, "-m", DESCRIBE, model_path, *([] if draft_path is None else [draft_path])]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         return finding_of(json.loads(done.stdout.splitlines()[-1]))

@@ -51,19 +51,32 @@ class Capacity:
     ssd_years: float | None = None
 
 
-def block_of(config: Mapping[str, Any], *, value_bytes: int, page_tokens: int) -> BlockGeometry:
-    """What a page of this model is at rest, from its ``config.json``.
+def block_of(
+    config: Mapping[str, Any], *, value_bytes: int, page_tokens: int, draft: Mapping[str, Any] | None = None
+) -> BlockGeometry:
+    """What a page of this model is at rest, with its draft's rows where it has one, from their ``config.json``.
 
     Raises:
         ValueError: for a model that keeps something else, or a configuration that does not say enough.
     """
+    page = _page_of_config(config, value_bytes=value_bytes, page_tokens=page_tokens)
+    if draft is not None:
+        # Of a checkpoint that has both, the draft is the layers behind the model's.
+        text = {**draft, **draft.get("text_config", {})}
+        layers = text.get("num_nextn_predict_layers")
+        behind = {**text, "text_config": {"num_hidden_layers": layers} if layers else {}}
+        page = page.followed_by([_page_of_config(behind, value_bytes=value_bytes, page_tokens=page_tokens)])
+    return BlockGeometry.of_page(page)
+
+
+def _page_of_config(config: Mapping[str, Any], *, value_bytes: int, page_tokens: int) -> PageLayout:
     text = {**config, **config.get("text_config", {})}
     others = {kind for kind in text.get("layer_types") or () if kind != FULL_ATTENTION}
     others |= {name for name in OTHER_CACHES if text.get(name) is not None}
     if others:
         raise ValueError(f"{', '.join(sorted(others))}: only models with full attention in every layer are shared")
     try:
-        return BlockGeometry.of_page(_page_of(text, value_bytes=value_bytes, page_tokens=page_tokens))
+        return _page_of(text, value_bytes=value_bytes, page_tokens=page_tokens)
     except KeyError as error:
         raise ValueError(f"config.json does not say {error}") from error
 
@@ -149,6 +162,7 @@ def add_parser(commands: Any) -> None:
     """Add ``banyan size``."""
     parser = commands.add_parser("size", help="how many tokens of a model DRAM and drives keep, how long, at what wear")
     parser.add_argument("model", type=Path, metavar="MODEL", help="its folder, or its config.json")
+    parser.add_argument("--draft", type=Path, metavar="MODEL", help="a draft model that runs beside it; the same")
     parser.add_argument("--dram", type=float, metavar="GIB", help="the host arena (--banyan-host-gb)")
     parser.add_argument("--ssd", type=float, metavar="GIB", help="the store (--banyan-store-gb)")
     parser.add_argument("--rate", type=float, metavar="TOKENS", help="new tokens a second, prompts and answers")
@@ -161,15 +175,20 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _config_of(model: Path) -> Path:
+    return model / "config.json" if model.is_dir() else model
+
+
 def run(args: argparse.Namespace) -> int:
-    path = args.model / "config.json" if args.model.is_dir() else args.model
+    path = _config_of(args.model)
     try:
         for name in ("dram", "ssd", "rate", "endurance", "page_size"):
             value = getattr(args, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{name.replace('_', '-')} {value}: above 0")
         config = json.loads(path.read_text())
-        block = block_of(config, value_bytes=VALUE_BYTES[args.kv], page_tokens=args.page_size)
+        draft = None if args.draft is None else json.loads(_config_of(args.draft).read_text())
+        block = block_of(config, value_bytes=VALUE_BYTES[args.kv], page_tokens=args.page_size, draft=draft)
     except (OSError, ValueError) as error:
         print(f"banyan size: {path}: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ bases and the number of pages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.layout.page import PageLayout
@@ -41,8 +42,8 @@ class PoolGeometry:
     layers: tuple[tuple[Extent, ...], ...]
 
     @classmethod
-    def stacked(cls, page: PageLayout, num_pages: int) -> PoolGeometry:
-        """Layers one after another; within a layer one extent for each part.
+    def stacked(cls, page: PageLayout, num_pages: int, *, base_bytes: int = 0) -> PoolGeometry:
+        """Layers one after another, from ``base_bytes`` on; within a layer one extent for each part.
 
         The extents of a layer are adjacent and only the layer is aligned: SGLang views K and V of one shape as the
         two halves of one tensor.
@@ -53,7 +54,7 @@ class PoolGeometry:
         if num_pages < 1:
             raise ValueError(f"no pool of {num_pages} pages")
         layers = []
-        end = 0
+        end = base_bytes
         for parts in page.layers:
             base = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             extents = []
@@ -64,13 +65,27 @@ class PoolGeometry:
             end = base
         return cls(page, tuple(layers))
 
+    def followed_by(self, drafts: Sequence[PoolGeometry]) -> PoolGeometry:
+        """The layers of this pool, and behind them those of its drafts, each where it lies.
+
+        Raises:
+            ValueError: when a draft has fewer pages, or does not lie behind what comes before it.
+        """
+        end = self.num_bytes
+        for draft in drafts:
+            if draft.num_pages < self.num_pages or draft.layers[0][0].base_bytes < end:
+                raise ValueError(f"a draft of {draft.num_pages} pages does not lie behind {self.num_pages} pages")
+            end = draft.num_bytes
+        page = self.page.followed_by(draft.page for draft in drafts)
+        return PoolGeometry(page, (*self.layers, *(layer for draft in drafts for layer in draft.layers)))
+
     @property
     def num_pages(self) -> int:
         return self.layers[0][0].num_pages
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole pool, padding included."""
+        """Bytes to the end of the pool, padding included."""
         return self.layers[-1][-1].end_bytes
 
     def table(self) -> list[list[tuple[int, int]]]:

@@ -23,6 +23,8 @@ class Namespace:
     again as soon as both have taken the same ones. What the updates brought is known to this server only, so
     ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
 
+    ``draft`` says whose KV lies behind the model's in each page; empty where no draft's does.
+
     The last four say which part of a token's KV the process holds: its shard's heads, by attention TP, and its shard's
     tokens, by CP. Where KV is replicated over attention TP they are 1 and 0 on all shards.
     """
@@ -44,9 +46,13 @@ class Namespace:
     attn_tp_rank: int
     attn_cp_size: int
     attn_cp_rank: int
+    draft: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
         """32 bytes; equal exactly when all fields and the format version are equal."""
         fields = {"format": FORMAT_VERSION, **asdict(self)}
+        if not self.draft:
+            # As before there were drafts: stores of servers without one stay what they are.
+            del fields["draft"]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"banyan-namespace\0" + text.encode()).digest()

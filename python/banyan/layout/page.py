@@ -9,9 +9,11 @@ before it is loaded. An extent's buffers have the page's own number: page p of t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 KEYS, VALUES, LATENTS, INDEX_KEYS = "keys", "values", "latents", "index keys"
+DRAFT = "draft"
 INDEX_SCALE_BYTES = 4
 INDEX_BLOCK = 128
 """Values of an index key that share a scale of 4 bytes."""
@@ -66,6 +68,12 @@ class PageLayout:
             key_bytes = index_dim + index_dim // INDEX_BLOCK * INDEX_SCALE_BYTES
             parts.append(Part(INDEX_KEYS, page_tokens // tokens_per_index_key * key_bytes))
         return cls.of_layers(num_layers, *parts)
+
+    def followed_by(self, drafts: Iterable[PageLayout]) -> PageLayout:
+        """Its layers, and behind them those of ``drafts``, whose parts are told from its own by their names."""
+        layers = [layer for draft in drafts for layer in draft.layers]
+        named = (tuple(Part(f"{DRAFT} {part.name}", part.page_bytes) for part in layer) for layer in layers)
+        return PageLayout((*self.layers, *named))
 
     @property
     def page_bytes(self) -> int:

@@ -19,7 +19,7 @@ class RequestFacts:
 
     ``prompt_tokens`` counts the answer so far where that is computed again; None for a request that did not arrive
     where Banyan looks. ``asked``: what it wants to be done with its tail. ``max_rank``: who holds the longest prefix,
-    as far as was seen before this look; -1: nobody.
+    as far as was seen before this look; -1: nobody. ``tokens_ahead``: behind a page, on which its key depends.
     """
 
     rid: str
@@ -27,6 +27,7 @@ class RequestFacts:
     page_tokens: int
     asked: Action | None
     max_rank: int = -1
+    tokens_ahead: int = 0
 
     def tail(self, num_pages: int, runs: Sequence[Run], rank: int = -1) -> Tail | None:
         """The last ``num_pages`` that a cache could supply, where the first of them were found, and at which rank."""
@@ -41,7 +42,8 @@ class RequestFacts:
 
     def _own_tokens(self, num_pages: int) -> int:
         """What lies before the last ``num_pages``: they are missing in the rank's own tree."""
-        return cacheable_tokens(self.prompt_tokens or 0, self.page_tokens) - num_pages * self.page_tokens
+        most = cacheable_tokens(self.prompt_tokens or 0, self.page_tokens, self.tokens_ahead)
+        return most - num_pages * self.page_tokens
 
 
 class FetchPlanner(Protocol):

@@ -7,9 +7,10 @@ The plugin fills ``ServerFacts`` from SGLang's resolved arguments; ``banyan doct
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from banyan import SGLANG_VERSION
+from banyan.refusals.speculation import DraftFacts, draft_refusals
 
 MAX_SLOTS = 64
 """One pin bit for each reader of a node in a 64-bit word."""
@@ -38,7 +39,7 @@ class ServerFacts:
     expandable_segments: bool = False
     sizes_pool_after_capture: bool = False
     has_arena: bool = False
-    speculative_algorithm: str | None = None
+    draft: DraftFacts = field(default_factory=DraftFacts)
     disaggregation_mode: str = "null"
     disaggregation_transfer_backend: str = "nixl"
     retraction_backup: str | None = None
@@ -172,14 +173,6 @@ _RULES = (
         lambda f: "--enable-unified-memory: its pools are not page arrays that a peer could read: drop that flag",
     ),
     _Rule(
-        # Drafts from n-grams have no KV of their own, and pages enter the tree once their tokens are verified.
-        lambda f: f.speculative_algorithm not in (None, "NGRAM"),
-        lambda f: (
-            f"--speculative-algorithm {f.speculative_algorithm}: KV of a draft model is not supported yet: "
-            "drop that flag or use --banyan-share off"
-        ),
-    ),
-    _Rule(
         lambda f: f.kv_cache_dtype.startswith(("fp4", "mxfp", "nvfp4")),
         lambda f: (
             f"--kv-cache-dtype {f.kv_cache_dtype}: its pools keep scales apart from the pages: use auto, bf16 or fp8"
@@ -256,7 +249,7 @@ def refusals(facts: ServerFacts) -> list[str]:
     if facts.disaggregation_mode != "null":
         rules += _PAIR_RULES
         rules += _PREFILL_RULES if facts.disaggregation_mode == "prefill" else _DECODE_RULES
-    return [rule.line(facts) for rule in rules if rule.applies(facts)]
+    return [*(rule.line(facts) for rule in rules if rule.applies(facts)), *draft_refusals(facts.draft)]
 
 
 def pool_refusal(*, pool_class: str, supported: tuple[str, ...]) -> str:

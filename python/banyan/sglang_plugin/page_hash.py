@@ -15,6 +15,12 @@ def namespace_seed(extra_key: str | None, cache_salt: str | None) -> bytes | Non
     return bytes.fromhex(seed) if seed is not None else None
 
 
+def tokens_ahead(*, is_eagle: bool) -> int:
+    """How many tokens behind a page its key depends on. Where a draft of EAGLE's kind runs, SGLang's keys are made of
+    bigrams: a row of the draft's cache depends on the token behind it as well."""
+    return 1 if is_eagle else 0
+
+
 def prepare(page_tokens: int) -> None:
     """Hash one page. SGLang compiles its hash when it is first asked, once per machine and for seconds: not while a
     user waits for the first answer. Refuses when it cannot be compiled: SGLang itself would fail at that request.

@@ -10,7 +10,9 @@ import torch
 
 from sgl_kernel.scalar_type import ScalarType, scalar_types
 from sgl_kernel.speculation import (
+    assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
+    build_tree_kernel_efficient_cpu,
     copy_all_layer_kv_cache_cpu,
     fill_accept_out_cache_loc_cpu,
     fill_bonus_tokens_cpu,
@@ -20,8 +22,10 @@ from sgl_kernel.speculation import (
 __version__ = "0.2.0+banyan.cpu"
 __all__ = [
     "ScalarType",
+    "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
     "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
     "copy_all_layer_kv_cache_cpu",
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",

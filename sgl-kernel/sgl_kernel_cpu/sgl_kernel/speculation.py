@@ -12,6 +12,9 @@ import ctypes
 
 import torch
 
+QLEN_ONLY = 1
+"""SGLang's name for masks of the nodes alone, without the known tokens, which all of them see."""
+
 
 def assign_extend_cache_locs_cpu(
     req_pool_indices: torch.Tensor,
@@ -30,6 +33,20 @@ def assign_extend_cache_locs_cpu(
         out_cache_loc[: slots.numel()] = slots.to(out_cache_loc.dtype)
 
 
+def assign_draft_cache_locs_contiguous_cpu(
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    pool_len: int,
+    topk: int,
+    num_steps: int,
+) -> None:
+    """Read the ``topk * num_steps`` columns behind each request's ``seq_lens`` into ``out_cache_loc``."""
+    end_offset = seq_lens + topk * num_steps
+    assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, seq_lens, end_offset, out_cache_loc, pool_len)
+
+
 def fill_accept_out_cache_loc_cpu(
     accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
 ) -> None:
@@ -42,9 +59,10 @@ def fill_accept_out_cache_loc_cpu(
 def fill_bonus_tokens_cpu(
     accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, accept_stride: int
 ) -> None:
-    """Write each request's last accepted token; requests lie ``accept_stride`` apart in ``accept_tokens``."""
-    first = torch.arange(accept_lens.numel()) * accept_stride
-    bonus_tokens[: accept_lens.numel()] = accept_tokens[first + accept_lens - 1].to(bonus_tokens.dtype)
+    """Write each request's last accepted token; requests lie ``accept_stride`` apart in ``accept_tokens``, whatever its
+    shape."""
+    last = torch.arange(accept_lens.numel()) * accept_stride + accept_lens - 1
+    bonus_tokens[: accept_lens.numel()] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
 
 
 def copy_all_layer_kv_cache_cpu(
@@ -93,6 +111,53 @@ def verify_tree_greedy_cpu(
             accept_index[request, place] = rows[node]
             predicts[rows[node]] = said[rows[node]].to(predicts.dtype)
         accept_token_num[request] = len(walked) - 1
+
+
+def build_tree_kernel_efficient_cpu(
+    parent_list: torch.Tensor,
+    selected_index: torch.Tensor,
+    verified_seq_len: torch.Tensor,
+    tree_mask: torch.Tensor,
+    positions: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """A draft model's tree, its mask and its links.
+
+    Drafts are numbered as they were proposed, ``topk`` behind each parent; ``selected_index`` [requests, nodes - 1]
+    names those that became nodes, and ``parent_list`` the draft that each group of ``topk`` follows. ``tree_mask``
+    [requests * nodes * nodes] says of each node which ones it sees: those above it and itself.
+
+    Raises:
+        ValueError: for another kind of mask than that of the nodes alone.
+    """
+    if int(tree_mask_mode) != QLEN_ONLY:
+        raise ValueError(f"tree mask mode {int(tree_mask_mode)}: the CPU engine uses {QLEN_ONLY}")
+    batch_size = verified_seq_len.numel()
+    masks = torch.eye(draft_token_num, dtype=torch.bool).repeat(batch_size, 1, 1)
+    for request in range(batch_size):
+        chosen, groups = selected_index[request].tolist(), parent_list[request].tolist()
+        node_of = {draft: node for node, draft in enumerate(chosen, 1)}
+        for node, draft in enumerate(chosen, 1):
+            group = draft // topk
+            parent = 0 if group == 0 else node_of[groups[group]]
+            masks[request, node] |= masks[request, parent]
+    tree_mask[: masks.numel()] = masks.flatten().to(tree_mask.dtype)
+    reconstruct_indices_from_tree_mask(
+        masks,
+        verified_seq_len,
+        positions,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        batch_size,
+        draft_token_num,
+    )
 
 
 def reconstruct_indices_from_tree_mask(

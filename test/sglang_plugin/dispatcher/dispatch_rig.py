@@ -24,13 +24,13 @@ def request(ids, *, rid="r", **extra):
 
 
 def page_keys(ids, **extra):
-    return get_storage_hash_str(RadixKey(array("q", ids), **extra), page_size=PAGE)
+    return get_storage_hash_str(RadixKey(array("q", ids), **extra).page_aligned(PAGE), page_size=PAGE)
 
 
-def scout_of(roster, *, num_ranks=2, fetches=True):
+def scout_of(roster, *, num_ranks=2, fetches=True, tokens_ahead=0):
     roster.agree_on_page_tokens(PAGE)
     layout = Layout(dp=num_ranks, attn_dp=1, attn_cp=1, attn_tp=1)
-    return PrefixScout(roster, layout=layout, fetches=fetches)
+    return PrefixScout(roster, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
 
 
 def placer_of(roster, *, dispatcher=None, snapshots=(), elastic=None):

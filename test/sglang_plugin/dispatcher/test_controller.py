@@ -19,7 +19,7 @@ from banyan.layout import Layout
 from banyan.routing import Dispatcher, hint
 from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
-from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.placement import FailureLog, session_of
 from banyan.sglang_plugin.dispatcher.scout import (
@@ -71,6 +71,29 @@ def test_scout_when_weights_were_updated_then_the_ranks_are_found_under_their_ne
     assert scout.look_up(request(ids)).tokens_by_rank == (0, 0)
     updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
     assert scout.look_up(request(ids)).tokens_by_rank == (0, 48)
+
+
+@pytest.mark.parametrize("num_tokens, expected", [(33, 16), (34, 32), (48, 32), (49, 32), (50, 48), (200, 192)])
+def test_scout_when_keys_are_of_bigrams_then_a_page_counts_with_the_token_behind_it(node, num_tokens, expected):
+    roster, ranks = node
+    ids = list(range(num_tokens))
+    # What SGLang's tree has of the prompt and its first token of an answer.
+    keys = page_keys([*ids, 7], is_bigram=True)
+    ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
+    scout = scout_of(roster, tokens_ahead=1)
+    assert scout.look_up(request(ids)) == Found((0, expected), expected)
+    assert scout.most_cached_tokens(request(ids)) == expected
+    assert scout_of(roster).look_up(request(ids)) == Found((0, 0), 0), "keys of tokens are other keys"
+    others = [*ids[:16], 9999, *ids[17:]]
+    assert scout.look_up(request(others)).tokens_by_rank == (0, 0), "the token behind the first page is another"
+
+
+@pytest.mark.parametrize(
+    "algorithm, ahead", [(None, 0), ("NGRAM", 0), ("STANDALONE", 0), ("EAGLE", 1), ("eagle3", 1), ("NEXTN", 1)]
+)
+def test_keys_when_a_draft_of_eagles_kind_runs_then_the_dispatcher_looks_one_token_ahead(algorithm, ahead):
+    is_eagle = controller._is_eagle(SimpleNamespace(speculative_algorithm=algorithm))
+    assert page_hash.tokens_ahead(is_eagle=is_eagle) == ahead
 
 
 @pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
@@ -232,6 +255,7 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, mo
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
     args = SimpleNamespace(
         _banyan={"roster": roster.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
+        speculative_algorithm=None,
     )
     sent = []
     fake = SimpleNamespace(

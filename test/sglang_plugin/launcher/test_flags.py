@@ -35,7 +35,11 @@ REFUSED = {
     "--enable-lmcache": (["--enable-lmcache"], "use one of them"),
     "--enable-memory-saver": (["--enable-memory-saver"], "start without"),
     "--unified-cache-external-linker-backend": (["--enable-unified-cache-external-linker"], "drop that flag"),
-    "--speculative-algorithm": (["--speculative-algorithm", "EAGLE"], "drop that flag"),
+    "--speculative-algorithm": (["--speculative-algorithm", "DFLASH"], "drop that flag"),
+    "--enable-multi-layer-eagle": (
+        ["--speculative-algorithm", "EAGLE", "--enable-multi-layer-eagle"],
+        "drop that flag",
+    ),
     "--disaggregation-transfer-backend": (["--disaggregation-mode", "prefill"], "nixl"),
     "--disaggregation-decode-retraction-backup": (
         [*PAIRED, "decode", "--disaggregation-decode-retraction-backup", "host_pool"],

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 
 from banyan.config import DEFAULT_PAGE_TOKENS
-from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model
+from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model, page_tokens_of
 from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
 
 LLAMA = {
@@ -64,8 +64,9 @@ def index_keys():
 def test_page_when_it_is_told_from_the_configuration_then_it_is_that_of_the_pool(tmp_path, config, pool):
     (tmp_path / "config.json").write_text(json.dumps(config))
     made = pool()
-    page_tokens, page = page_of_model(ModelConfig(str(tmp_path)))
-    assert (page_tokens, page) == (made.page_size, made.banyan_geometry.page)
+    model = ModelConfig(str(tmp_path))
+    page = page_of_model(model, page_tokens_of(model))
+    assert (page_tokens_of(model), page) == (made.page_size, made.banyan_geometry.page)
     said = describe(str(tmp_path))
     assert said["refused"] is None and said["bytes_by_part"] == page.bytes_by_name
 
@@ -74,3 +75,20 @@ def test_model_when_its_index_keys_are_pooled_then_it_is_refused_with_no_weight(
     (tmp_path / "config.json").write_text(json.dumps({**DSA, "index_kpool": 4}))
     said = describe(str(tmp_path))
     assert "index keys of several tokens" in said["refused"] and "bytes_by_part" not in said
+
+
+def test_page_when_a_draft_runs_beside_the_model_then_its_layers_are_weighed_too(tmp_path):
+    for name, config in (("model", DSA), ("draft", {**LLAMA, "num_hidden_layers": 1})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    alone, said = describe(str(tmp_path / "model")), describe(str(tmp_path / "model"), str(tmp_path / "draft"))
+    row_bytes = INDEXED_PAGE_TOKENS * 2 * 16 * 2
+    assert said["bytes_by_part"] == {**alone["bytes_by_part"], "draft keys": row_bytes, "draft values": row_bytes}
+    assert (alone["num_layers"], said["num_layers"]) == (3, 4)
+
+
+def test_draft_when_it_keeps_something_else_then_the_pair_is_refused(tmp_path):
+    for name, config in (("model", LLAMA), ("draft", {**DSA, "index_kpool": 4})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    assert "index keys of several tokens" in describe(str(tmp_path / "model"), str(tmp_path / "draft"))["refused"]

@@ -11,7 +11,7 @@ from test.sglang_plugin.rank.test_linker import PAGE, transfer
 
 from banyan import _native
 from banyan.config import Config
-from banyan.sglang_plugin.rank import membership, requests
+from banyan.sglang_plugin.rank import identity, requests
 
 
 class Req:
@@ -28,7 +28,7 @@ class Req:
 @pytest.fixture
 def rank(monkeypatch):
     """One rank of a server with adapters whose arena is kept."""
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     monkeypatch.setattr(rig, "SERVER", SimpleNamespace(**{**vars(rig.SERVER), "lora_paths": ["a=/adapters/a"]}))
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=folder)

@@ -4,7 +4,9 @@
 The pools are SGLang's own classes with Banyan's memory, on a CPU; what is compared is SGLang's view of each buffer.
 """
 
+import functools
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ from banyan import _native
 from banyan.config import Config
 from banyan.layout import namespace
 from banyan.layout.namespace import FORMAT_VERSION
+from banyan.sglang_plugin.pools import drafts
 from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
-from banyan.sglang_plugin.rank import membership
+from banyan.sglang_plugin.rank import identity
 
 NUM_PAGES = 6
 COMMON = {"layer_num": 3, "device": "cpu", "enable_memory_saver": False}
@@ -39,7 +42,46 @@ def index_keys():
     return SharedDSAPool(**INDEX, dtype=torch.bfloat16)
 
 
-KINDS = [heads, latents, index_keys]
+def with_drafts(pool, kind, *sizes):
+    """``pool``, and behind it drafts of these sizes, made where SGLang makes them."""
+    common = {"size": pool.size, "page_size": pool.page_size, "device": "cpu", "enable_memory_saver": False}
+
+    def make(worker, *, token_to_kv_pool_allocator):
+        worker.pools = tuple(kind(**{**common, **own}, layer_num=1, dtype=torch.bfloat16) for own in sizes)
+
+    worker = SimpleNamespace()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(drafts.runtime, "is_sharing", lambda: True)
+        patched.setattr(drafts.runtime, "is_on_gpu", lambda: False)
+        allocator = SimpleNamespace(get_kvcache=lambda: pool)
+        drafts.around_alloc_memory_pool(make, worker, token_to_kv_pool_allocator=allocator)
+    pool.drafts = worker.pools
+    return pool
+
+
+SMALL_HEADS = {"head_num": 1, "head_dim": 4, "enable_alt_stream": False}
+SMALL_LATENTS = {"kv_lora_rank": 16, "qk_rope_head_dim": 4}
+
+
+def heads_and_draft():
+    return with_drafts(heads(), SharedMHAPool, SMALL_HEADS)
+
+
+def latents_and_drafts():
+    return with_drafts(latents(), SharedMLAPool, SMALL_LATENTS, SMALL_LATENTS)
+
+
+def index_keys_and_draft():
+    return with_drafts(index_keys(), SharedMHAPool, SMALL_HEADS)
+
+
+KINDS = [heads, latents, index_keys, heads_and_draft, latents_and_drafts, index_keys_and_draft]
+make_rank = functools.partial(rig.make_rank, drafts_of=lambda pool: getattr(pool, "drafts", ()))
+
+
+def memory(pool):
+    """Everything that the pool and its drafts have."""
+    return (pool, *getattr(pool, "drafts", ()))[-1].banyan_bytes
 
 
 def filled(make):
@@ -47,18 +89,19 @@ def filled(make):
 
     def made():
         pool = make()
-        torch.frombuffer(pool.banyan_bytes, dtype=torch.uint8).random_(0, 256)
+        torch.frombuffer(memory(pool), dtype=torch.uint8).random_(0, 256)
         return pool
 
     return made
 
 
 def views(pool):
-    """SGLang's buffers of a pool: each with how many of its rows a page has."""
+    """SGLang's buffers of a pool and its drafts: each with how many of its rows a page has."""
+    behind = [view for draft in getattr(pool, "drafts", ()) for view in views(draft)]
     if isinstance(pool, MHATokenToKVPool):
-        return [(buffer, pool.page_size) for buffer in (*pool.k_buffer, *pool.v_buffer)]
+        return [(buffer, pool.page_size) for buffer in (*pool.k_buffer, *pool.v_buffer)] + behind
     index = [(buffer, 1) for buffer in pool.index_key_cache.buffer] if isinstance(pool, DSATokenToKVPool) else []
-    return [(buffer, pool.page_size) for buffer in pool.kv_buffer] + index
+    return [(buffer, pool.page_size) for buffer in pool.kv_buffer] + index + behind
 
 
 def content(pool, slots):
@@ -95,7 +138,7 @@ def settle(linker, name, count):
 def test_page_when_a_peer_has_it_then_every_extent_comes_bit_for_bit(monkeypatch, make):
     config, roster = Config(min_fetch_tokens=4, host_gb=0.0), _native.Roster.create(4)
     (owner, pool, pages), (reader, own, own_pages) = (
-        rig.make_rank(monkeypatch, roster, rank, config, make_pool=filled(make)) for rank in (0, 1)
+        make_rank(monkeypatch, roster, rank, config, make_pool=filled(make)) for rank in (0, 1)
     )
     names = keys(1, 2, 3)
     slots = pages.alloc(3 * pool.page_size)
@@ -110,7 +153,7 @@ def test_page_when_a_peer_has_it_then_every_extent_comes_bit_for_bit(monkeypatch
 def test_page_when_only_the_arena_has_it_then_every_extent_comes_bit_for_bit(monkeypatch, make):
     config, roster = Config(min_fetch_tokens=4, host_gb=0.01), _native.Roster.create(4)
     (owner, pool, pages), (reader, own, own_pages) = (
-        rig.make_rank(monkeypatch, roster, rank, config, make_pool=filled(make)) for rank in (0, 1)
+        make_rank(monkeypatch, roster, rank, config, make_pool=filled(make)) for rank in (0, 1)
     )
     names = keys(1, 2)
     slots = pages.alloc(2 * pool.page_size)
@@ -120,7 +163,7 @@ def test_page_when_only_the_arena_has_it_then_every_extent_comes_bit_for_bit(mon
     # Freed and overwritten: the pool has it no more.
     pages.free(slots)
     pages.alloc(NUM_PAGES * pool.page_size)
-    torch.frombuffer(pool.banyan_bytes, dtype=torch.uint8).zero_()
+    torch.frombuffer(memory(pool), dtype=torch.uint8).zero_()
     assert content(own, fetch(reader, own, own_pages, names)) == written
 
 
@@ -128,31 +171,29 @@ def test_page_when_only_the_arena_has_it_then_every_extent_comes_bit_for_bit(mon
 def test_page_when_only_the_store_of_a_server_before_has_it_then_every_extent_comes_bit_for_bit(
     monkeypatch, make, tmp_path
 ):
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2, 3)
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
-    writer, pool, pages = rig.make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
+    writer, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
     slots = pages.alloc(3 * pool.page_size)
     writer.offload(transfer(names, slots))
     settle(writer, "archived_pages", 3)
     written = content(pool, slots)
     writer.close()
-    reader, own, own_pages = rig.make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
+    reader, own, own_pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
     assert content(own, fetch(reader, own, own_pages, names)) == written
     reader.close()
 
 
 def test_store_when_pages_had_another_format_then_it_is_empty_and_takes_new_ones(monkeypatch, tmp_path):
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2)
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
     for version, num_found in ((FORMAT_VERSION - 1, 0), (FORMAT_VERSION, 0), (FORMAT_VERSION, 2)):
         monkeypatch.setattr(namespace, "FORMAT_VERSION", version)
-        rank, pool, pages = rig.make_rank(
-            monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(index_keys)
-        )
+        rank, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(index_keys))
         assert rank.lookup("r", transfer(names, None)) == ([num_found] if num_found else [])
         if not num_found:
             rank.offload(transfer(names, pages.alloc(2 * pool.page_size)))

@@ -21,8 +21,8 @@ from banyan.disagg import Role
 from banyan.layout import Layout
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
+from banyan.sglang_plugin.rank import identity, membership
 from banyan.sglang_plugin.rank import linker as module
-from banyan.sglang_plugin.rank import membership
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.telemetry import DESCRIPTIONS, GAUGES
 
@@ -59,6 +59,14 @@ SERVER = SimpleNamespace(
 )
 
 
+SPECULATION = SimpleNamespace(
+    speculative_algorithm="EAGLE",
+    speculative_draft_model_path="a-draft",
+    speculative_draft_model_revision="main",
+    speculative_draft_model_quantization=None,
+)
+
+
 def be_rank(monkeypatch, rank):
     parallel = SimpleNamespace(
         dp_rank=rank,
@@ -71,8 +79,9 @@ def be_rank(monkeypatch, rank):
         attn_tp_rank=0,
         dcp_enabled=False,
     )
-    for user in (module, membership):
+    for user in (module, membership, identity):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(identity, "get_spec", lambda: SPECULATION)
 
 
 def carried(roster):
@@ -87,7 +96,7 @@ def make_pool():
     return pool
 
 
-def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=make_pool):
+def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=make_pool, drafts_of=lambda pool: ()):
     be_rank(monkeypatch, rank)
     monkeypatch.setattr(module.seams, "verify", lambda process: None)
     monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
@@ -104,6 +113,10 @@ def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=mak
         attn_tp_cache_group=None,
         attn_cp_cache_group=None,
         disable=disable,
+        is_eagle=False,
+        mtp_draft_device_pools=(),
+        mtp_draft_mamba_pools=(),
+        sidecar_draft_device_pools=drafts_of(pool),
     )
     built = BanyanLinker(SERVER, params, components={ComponentType.FULL}, extra_config={})
     return built, pool, allocator
@@ -177,7 +190,7 @@ def settle_kept(linker, num_pages):
 
 
 def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeypatch):
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/first")
         owner, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
@@ -250,7 +263,7 @@ def polled_until(linker, condition):
 
 
 def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
     roster = _native.Roster.create(4)
     writer, _, pages = make_rank(monkeypatch, roster, 0, config)

@@ -27,13 +27,14 @@ PAGE, TOKENS, LAYERS = rig.PAGE, rig.TOKENS, rig.LAYERS
 
 
 class GpuRank:
-    def __init__(self, monkeypatch, gpu, roster, rank):
+    def __init__(self, monkeypatch, gpu, roster, rank, draft_sizes=()):
         rig.be_rank(monkeypatch, rank)
         self.gpu, self.driver = gpu, Device(gpu)
-        self.pool = DeviceMHAPool(**rig.POOL)
-        for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
-            buffer.copy_(torch.randn(buffer.shape))
-            self.driver.adopt(buffer)
+        self.pool, *self.drafts = (DeviceMHAPool(**{**rig.POOL, **sizes}) for sizes in ({}, *draft_sizes))
+        for pool in (self.pool, *self.drafts):
+            for buffer in (*pool.k_buffer, *pool.v_buffer):
+                buffer.copy_(torch.randn(buffer.shape))
+                self.driver.adopt(buffer)
         Rank.building = self
         monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
         self.events = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
@@ -46,6 +47,10 @@ class GpuRank:
             attn_tp_cache_group=None,
             attn_cp_cache_group=None,
             disable=False,
+            is_eagle=False,
+            mtp_draft_device_pools=(),
+            mtp_draft_mamba_pools=(),
+            sidecar_draft_device_pools=tuple(self.drafts),
         )
         monkeypatch.setattr(rig.module.runtime, "role", lambda: Role.ALONE)
         monkeypatch.setattr(BanyanLinker, "record_offload_ready", lambda _linker: self.record_ready())
@@ -85,7 +90,7 @@ def let_the_device_run(ranks):
     ranks[0].gpu.run()
 
 
-def make_node(monkeypatch, config, num_ranks=2):
+def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
     """The ranks of a server that has just started."""
     gpu = FakeGpu()
     monkeypatch.setattr(rig.module.seams, "verify", lambda process: None)
@@ -98,7 +103,7 @@ def make_node(monkeypatch, config, num_ranks=2):
     monkeypatch.setattr(device_access, "markable_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
     be_opened_by(monkeypatch, gpu.opener)
-    ranks = [GpuRank(monkeypatch, gpu, roster, rank) for rank in range(num_ranks)]
+    ranks = [GpuRank(monkeypatch, gpu, roster, rank, draft_sizes) for rank in range(num_ranks)]
     for rank in ranks:
         rank.meet_peers()
     return ranks
@@ -129,6 +134,25 @@ def test_prefix_when_offloaded_and_loaded_then_equal_and_the_scheduler_only_enqu
     assert torch.equal(rig.page(reader.pool, targets), rig.page(owner.pool, slots))
 
 
+def test_prefix_when_a_draft_lies_on_the_device_too_then_its_rows_come_behind_the_models(monkeypatch):
+    sizes = ({"layer_num": 1, "head_num": 1, "head_dim": 4}, {"layer_num": 2, "head_num": 1})
+    ranks = owner, reader = make_node(monkeypatch, Config(min_fetch_tokens=PAGE), draft_sizes=sizes)
+    names, slots = keys(1, 2), owner.pages.alloc(2 * PAGE)
+    owner.linker.offload(rig.transfer(names, slots))
+    let_the_device_run(ranks)
+    owner.linker.num_completed_offloads()
+    targets = reader.pages.alloc(2 * PAGE)
+    assert reader.linker.lookup("r", rig.transfer(names, None)) == [2]
+    assert reader.linker.load("r", rig.transfer(names, targets))
+    index = reader.linker.start_layer_wise_loading()
+    reader.linker.layer_done_counter.set_consumer(index)
+    reader.linker.layer_done_counter.wait_until(LAYERS - 1)
+    assert reader.linker.finish_layer_wise_loading(index)
+    let_the_device_run(ranks)
+    for ours, theirs in zip((reader.pool, *reader.drafts), (owner.pool, *owner.drafts), strict=True):
+        assert torch.equal(rig.page(ours, targets), rig.page(theirs, slots))
+
+
 def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_copy(ranks):
     owner, reader = ranks
     slots = owner.pages.alloc(PAGE)
@@ -153,7 +177,7 @@ def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, m
     rank = ranks[0]
     del rank.pool.banyan_geometry
     with pytest.raises((SystemExit, rig.module.runtime.Refused)):
-        rig.module._check_shareable({ComponentType.FULL}, rank.pool, rank.pages)
+        rig.module._check_shareable({ComponentType.FULL}, rank.pool, rank.pages, ())
     assert "--banyan-share off" in capsys.readouterr().err
 
 
@@ -204,7 +228,7 @@ def go_on_until(rank, condition):
 
 def store_pages(monkeypatch, config, names):
     """A server writes pages to its store, and stops; their bytes."""
-    monkeypatch.setattr(rig.membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(rig.identity, "weights_digest", lambda path, revision: "weights")
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
     (rank,) = make_node(monkeypatch, config, num_ranks=1)
     slots = rank.pages.alloc(len(names) * PAGE)

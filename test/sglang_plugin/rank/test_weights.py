@@ -13,8 +13,8 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.sglang_plugin.rank import identity
 from banyan.sglang_plugin.rank import linker as module
-from banyan.sglang_plugin.rank import membership
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 DONE = SimpleNamespace(success=True, message="")
@@ -127,5 +127,5 @@ def test_namespace_when_the_scales_of_the_cache_change_then_another_one(tmp_path
         args = SimpleNamespace(
             json_model_override_args="{}", dtype="auto", quantization=None, quantization_param_path=str(scales)
         )
-        digests.append(membership._config_digest(args))
+        digests.append(identity._config_digest(args))
     assert digests[0] != digests[1]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``banyan doctor MODEL`` makes of what SGLang's side says of a model."""
 
+import json
 import subprocess
 from types import SimpleNamespace
 
-from banyan.cli import doctor_model
+from banyan.cli import doctor_model, main
 
 SHARED = {
     "architecture": "DeepseekV32ForCausalLM",
@@ -32,3 +33,16 @@ def test_model_when_sglang_cannot_read_it_then_its_last_word_is_said(monkeypatch
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: said)
     found = doctor_model.examine_model("/nowhere")
     assert not found.is_ok and "/nowhere: OSError: no config.json" in found.detail
+
+
+def test_model_when_it_has_a_draft_then_both_are_asked_for(monkeypatch):
+    asked = []
+    said = SimpleNamespace(stdout=json.dumps(SHARED) + "\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: asked.append(command[-2:]) or said)
+    assert doctor_model.examine_model("/model", "/draft").is_ok and doctor_model.examine_model("/model").is_ok
+    assert asked == [["/model", "/draft"], [doctor_model.DESCRIBE, "/model"]]
+
+
+def test_draft_when_no_model_is_named_then_it_is_asked_of_which(capsys):
+    assert main(["doctor", "--draft", "/draft"]) == 2
+    assert "of which MODEL" in capsys.readouterr().err

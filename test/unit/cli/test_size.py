@@ -86,3 +86,15 @@ def test_completion_when_it_is_printed_then_it_knows_the_commands(shell, capsys,
         )
         done = subprocess.run(["bash", tmp_path / "banyan"], capture_output=True, text=True, check=False)
         assert done.stdout.split() == ["doctor"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("draft", "token_bytes"),
+    [
+        ({**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 32}, 131_072 + 16_384),
+        ({**LLAMA, "num_nextn_predict_layers": 2}, 131_072 + 8_192),
+        ({"text_config": {**LLAMA, "num_nextn_predict_layers": 1}}, 131_072 + 4_096),
+    ],
+)
+def test_block_when_a_draft_runs_beside_the_model_then_its_rows_lie_behind(draft, token_bytes):
+    assert block_of(LLAMA, value_bytes=2, page_tokens=16, draft=draft).block_bytes == 16 * token_bytes

@@ -4,7 +4,7 @@
 from types import SimpleNamespace
 
 import pytest
-from test.gpu.comparison import Comparison, compare, divergence, is_near
+from test.gpu.comparison import Comparison, compare, divergence, is_near, more_verified
 
 
 def answer(prompt, num_cached_tokens, tokens):
@@ -43,3 +43,19 @@ def test_divergence_when_tokens_are_missing_then_valueerror(reference, scored):
 @pytest.mark.parametrize(("ours", "stocks", "expected"), [(2e-3, 1e-3, True), (3e-3, 1e-3, False), (9e-6, 0, True)])
 def test_hit_when_it_is_as_near_as_stocks_then_so_up_to_noise(ours, stocks, expected):
     assert is_near(ours, stocks) is expected
+
+
+def drafted(prompt, num_verified, **cached):
+    return SimpleNamespace(prompt=(prompt,), num_cached_tokens=16, num_verified=num_verified, cached=cached)
+
+
+def test_drafts_when_fewer_are_accepted_behind_fetched_pages_then_more_forwards_verify():
+    off = [drafted(1, 4), drafted(2, 6)]
+    assert more_verified(off, [drafted(1, 4, peer=16), drafted(2, 6, host=16)]) == 1.0
+    assert more_verified(off, [drafted(1, 8, peer=16), drafted(2, 12, storage=16)]) == 2.0
+    # What was not fetched, or has no counterpart, says nothing of fetched pages.
+    assert more_verified(off, [drafted(1, 99, device=16), drafted(3, 99, peer=16), drafted(2, 9, peer=16)]) == 1.5
+
+
+def test_drafts_when_nothing_was_drafted_then_nothing_is_fewer():
+    assert more_verified([drafted(1, 0)], [drafted(1, 0, peer=16)]) == more_verified([], []) == 1.0

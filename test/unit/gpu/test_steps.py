@@ -17,6 +17,7 @@ MACHINE = Facts(
     model_path="/model",
     mla_model_path="/mla",
     dsa_model_path="/dsa",
+    draft_model_path="/draft",
 )
 
 
@@ -40,6 +41,7 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"model_path": ""}, "server-plain", "MODEL_PATH"),
         ({"mla_model_path": ""}, "server-mla", "MLA_MODEL_PATH"),
         ({"dsa_model_path": ""}, "server-dsa-damaged", "DSA_MODEL_PATH"),
+        ({"draft_model_path": ""}, "server-eagle", "DRAFT_MODEL_PATH"),
         ({"modules": EVERYTHING - {"sglang"}}, "server-plain", "no SGLang"),
         ({"modules": EVERYTHING - {"hypothesis"}}, "tests", "hypothesis"),
         ({"modules": EVERYTHING - {"flashinfer"}}, "server-flashinfer", "flashinfer"),

@@ -12,3 +12,8 @@ def test_cacheable_tokens_when_a_prompt_ends_at_a_page_or_not_then_its_last_toke
     num_tokens, page_tokens, expected
 ):
     assert cacheable_tokens(num_tokens, page_tokens) == expected
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(0, 0), (17, 0), (18, 16), (33, 16), (34, 32)])
+def test_cacheable_tokens_when_keys_look_ahead_then_a_page_takes_the_token_behind_it(num_tokens, expected):
+    assert cacheable_tokens(num_tokens, 16, 1) == expected

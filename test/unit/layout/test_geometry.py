@@ -36,3 +36,21 @@ def test_stacked_when_any_pool_then_no_two_extents_overlap(layers, num_pages):
     assert all(before.end_bytes <= after.base_bytes for before, after in pairwise(extents))
     assert all(layer[0].base_bytes % ALIGNMENT_BYTES == 0 for layer in geometry.layers)
     assert geometry.num_bytes == extents[-1].end_bytes
+
+
+def test_geometry_when_drafts_follow_then_every_extent_stays_where_it_is():
+    front = PoolGeometry.stacked(page([100, 40], [100, 40]), 3)
+    first = PoolGeometry.stacked(page([8]), 3, base_bytes=front.num_bytes)
+    second = PoolGeometry.stacked(page([16], [4]), 4, base_bytes=first.num_bytes)
+    whole = front.followed_by([first, second])
+    assert whole.table() == [*front.table(), *first.table(), *second.table()]
+    assert first.table() == [[(8192, 8)]] and second.layers[0][0].base_bytes == 12288
+    assert (whole.num_pages, whole.num_bytes) == (3, second.num_bytes)
+    assert whole.page == front.page.followed_by([first.page, second.page])
+
+
+def test_geometry_when_a_draft_has_fewer_pages_or_lies_in_the_model_then_it_is_refused():
+    front = PoolGeometry.stacked(page([100]), 3)
+    for draft in (PoolGeometry.stacked(page([8]), 2, base_bytes=front.num_bytes), PoolGeometry.stacked(page([8]), 3)):
+        with pytest.raises(ValueError, match="does not lie behind 3 pages"):
+            front.followed_by([draft])

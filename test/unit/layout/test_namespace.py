@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-from dataclasses import fields, replace
+import hashlib
+import json
+from dataclasses import asdict, fields, replace
 
 import pytest
 
 from banyan.layout import Namespace
+from banyan.layout.namespace import FORMAT_VERSION
 
 ONE = Namespace(
     model="m",
@@ -38,6 +41,14 @@ def test_digest_when_one_field_differs_then_different(field):
         other = value + "x"
     elif isinstance(value, int):
         other = value + 1
+    elif field == "draft":
+        other = ("EAGLE", "a-draft")
     else:
         other = ((("keys", 6144), ("index keys", 6144)),)
     assert replace(ONE, **{field: other}).digest() != ONE.digest()
+
+
+def test_digest_when_there_is_no_draft_then_it_is_that_of_a_release_that_knew_none():
+    fields_then = {name: value for name, value in asdict(ONE).items() if name != "draft"}
+    text = json.dumps({"format": FORMAT_VERSION, **fields_then}, sort_keys=True, separators=(",", ":"))
+    assert ONE.digest() == hashlib.sha256(b"banyan-namespace\0" + text.encode()).digest()

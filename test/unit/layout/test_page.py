@@ -30,3 +30,18 @@ def test_page_when_a_size_is_not_positive_then_it_is_refused(sizes):
         PageLayout.of_layers(1, *(Part("keys", size) for size in sizes))
     with pytest.raises(ValueError, match="no page of"):
         PageLayout.of_layers(0, Part("keys", 4))
+
+
+def test_page_when_drafts_follow_it_then_their_layers_lie_behind_and_are_told_from_its_own():
+    page = PageLayout.of_heads(**GQA)
+    drafts = [
+        PageLayout.of_layers(1, Part("keys", 64), Part("values", 32)),
+        PageLayout.of_layers(1, Part("latents", 8)),
+    ]
+    both = page.followed_by(drafts)
+    assert both.layers[:2] == page.layers and both.sizes[2:] == ((64, 32), (8,))
+    assert both.bytes_by_name == {**page.bytes_by_name, "draft keys": 64, "draft values": 32, "draft latents": 8}
+    assert BlockGeometry.of_page(both).layer_bytes == [6144, 6144, 96, 8]
+    # A draft of the model's own sizes is no further layers of the model.
+    assert page.followed_by([page]).identity() != PageLayout.of_heads(**{**GQA, "num_layers": 4}).identity()
+    assert page.followed_by([]) == page

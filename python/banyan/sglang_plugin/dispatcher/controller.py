@@ -9,13 +9,14 @@ from typing import Any
 import zmq
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_schedule
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from banyan import _native
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
 from banyan.routing import POLICIES, Dispatcher, ElasticPrefill, HotRankGuard, Policy
 from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
-from banyan.sglang_plugin import runtime, seams
+from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.detours import Detours
 from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
 from banyan.sglang_plugin.dispatcher.scout import PrefixScout
@@ -68,6 +69,7 @@ def _placer(config: Config, controller: Any) -> Placer:
         _native.Roster.open(carried["roster"]),
         layout=Layout.from_dict(carried["layout"]),
         fetches=config.fetches,
+        tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),
     )
     return Placer(
         scout,
@@ -76,6 +78,11 @@ def _placer(config: Config, controller: Any) -> Placer:
         read_snapshots=controller.load_snapshot_reader.read_all,
         elastic=None if config.elastic_prefill_tokens is None else ElasticPrefill(config.elastic_prefill_tokens),
     )
+
+
+def _is_eagle(server_args: Any) -> bool:
+    """As the ranks have it: they make it of the same flag."""
+    return bool(SpeculativeAlgorithm.from_string(server_args.speculative_algorithm).is_eagle())
 
 
 def _policy(name: str) -> Policy:

@@ -60,8 +60,10 @@ class PrefixScout:
     shard 0 is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
     """
 
-    def __init__(self, roster: _native.Roster, *, layout: Layout, fetches: bool) -> None:
+    def __init__(self, roster: _native.Roster, *, layout: Layout, fetches: bool, tokens_ahead: int = 0) -> None:
+        """``tokens_ahead``: behind a page, on which its key depends."""
         self._roster = roster
+        self._tokens_ahead = tokens_ahead
         self.layout = layout
         self.fetches = fetches
         self._page_tokens = 1
@@ -82,7 +84,8 @@ class PrefixScout:
         # Prompts of a LoRA adapter hash under its id, as the rank's own request does.
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
-        prompt = _native.PromptTokens(seed, req.input_ids[:num_tokens], self._page_tokens)
+        ahead = self._tokens_ahead
+        prompt = _native.PromptTokens(seed, req.input_ids[: num_tokens + ahead], self._page_tokens, ahead)
         pages_by_slot = peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES)
         self._found_nothing = not any(pages_by_slot)
         num_seats = self.layout.num_seats
@@ -110,7 +113,7 @@ class PrefixScout:
 
     def most_cached_tokens(self, req: Any) -> int:
         """What a cache can supply of the prompt at most."""
-        return cacheable_tokens(len(req.input_ids), self._page_tokens)
+        return cacheable_tokens(len(req.input_ids), self._page_tokens, self._tokens_ahead)
 
     def _meet(self) -> tuple[_native.Peers, _native.PageKeys] | None:
         """The ranks. They are looked for again after a prompt of which nobody held anything: new weights are a new
@@ -124,7 +127,7 @@ class PrefixScout:
                 self._page_tokens = self._roster.page_tokens
                 if self._page_keys is None:
                     num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in members))
-                    self._page_keys = _native.PageKeys(self._page_tokens, num_chunks)
+                    self._page_keys = _native.PageKeys(self._page_tokens, num_chunks, self._tokens_ahead)
                 peers = _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None)
                 self._met = (peers, self._page_keys)
         return self._met

@@ -32,6 +32,7 @@ from banyan.refusals import (
     secret_refusal,
 )
 from banyan.refusals.modes import ModeFacts, mode_refusals
+from banyan.refusals.speculation import DraftFacts
 from banyan.sglang_plugin import runtime, seams
 
 logger = logging.getLogger("banyan")
@@ -222,7 +223,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         expandable_segments=config.uses_expandable_segments(),
         sizes_pool_after_capture=config.sizes_pool_after_capture(),
         has_arena=wanted.has_arena,
-        speculative_algorithm=args.speculative_algorithm,
+        draft=_draft(args, layout),
         disaggregation_mode=args.disaggregation_mode,
         disaggregation_transfer_backend=args.disaggregation_transfer_backend,
         retraction_backup=args.disaggregation_decode_retraction_backup,
@@ -237,6 +238,16 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         store_admit=wanted.store_admit if wanted.store else "first",
         kv_cache_dtype=args.kv_cache_dtype,
         rust_server=config.uses_rust_server(),
+    )
+
+
+def _draft(args: Any, layout: Layout) -> DraftFacts:
+    return DraftFacts(
+        algorithm=args.speculative_algorithm,
+        has_layers_of_steps=args.enable_multi_layer_eagle,
+        steps_together=layout.steps_together,
+        disaggregation_mode=args.disaggregation_mode,
+        skips_draft_extend=config.skips_draft_extend(),
     )
 
 

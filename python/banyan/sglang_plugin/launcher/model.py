@@ -2,7 +2,7 @@
 """What a model keeps for its tokens, from its configuration: nothing is loaded.
 
 A server asks when it has resolved its flags. ``banyan doctor MODEL`` asks ahead of any server, in a process of its own:
-``python -m banyan.sglang_plugin.launcher.model MODEL`` prints one JSON object.
+``python -m banyan.sglang_plugin.launcher.model MODEL [DRAFT]`` prints one JSON object.
 """
 
 from __future__ import annotations
@@ -44,21 +44,31 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
     )
 
 
-def page_of_model(model_config: Any) -> tuple[int, PageLayout]:
-    """Tokens of a page, and what belongs to it, where one shard has all heads and KV has the model's own type."""
+def page_tokens_of(model_config: Any) -> int:
+    """Tokens of a page, where the flags leave it open."""
+    is_mla = model_config.attention_arch is AttentionArch.MLA
+    is_indexed = is_mla and is_deepseek_dsa(model_config.hf_config)
+    return INDEXED_PAGE_TOKENS if is_indexed else DEFAULT_PAGE_TOKENS
+
+
+def page_of_model(model_config: Any, page_tokens: int) -> PageLayout:
+    """What belongs to a page of so many tokens, where one shard has all heads and KV has the model's own type."""
     element_bytes, hf_config = model_config.dtype.itemsize, model_config.hf_config
+    # Of a checkpoint that has both, the draft is the layers behind the model's.
+    num_layers = model_config.num_attention_layers
+    if model_config.is_draft_model:
+        num_layers = model_config.num_nextn_predict_layers or num_layers
     if model_config.attention_arch is AttentionArch.MLA:
         index_dim = get_dsa_index_head_dim(hf_config) if is_deepseek_dsa(hf_config) else 0
-        page_tokens = INDEXED_PAGE_TOKENS if index_dim else DEFAULT_PAGE_TOKENS
-        return page_tokens, PageLayout.of_latents(
-            num_layers=model_config.num_attention_layers,
+        return PageLayout.of_latents(
+            num_layers=num_layers,
             page_tokens=page_tokens,
             row_bytes=(model_config.kv_lora_rank + model_config.qk_rope_head_dim) * element_bytes,
             index_dim=index_dim,
         )
-    return DEFAULT_PAGE_TOKENS, PageLayout.of_heads(
-        num_layers=model_config.num_attention_layers,
-        page_tokens=DEFAULT_PAGE_TOKENS,
+    return PageLayout.of_heads(
+        num_layers=num_layers,
+        page_tokens=page_tokens,
         num_heads=model_config.get_num_kv_heads(1),
         head_dim=model_config.head_dim,
         value_dim=model_config.v_head_dim,
@@ -66,15 +76,19 @@ def page_of_model(model_config: Any) -> tuple[int, PageLayout]:
     )
 
 
-def describe(model_path: str) -> dict[str, Any]:
-    """What ``banyan doctor`` says of a model: its refusal, or what a page of it weighs."""
+def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
+    """What ``banyan doctor`` says of a model, and of its draft: a refusal, or what a page of both weighs."""
     model_config = ModelConfig(model_path)
     # A model by itself: on a GPU, or with ranks that do not step together.
     facts = model_facts(model_config, steps_together_on_cpu=False)
-    line = model_refusal(facts)
+    drafts = [] if draft_path is None else [ModelConfig(draft_path, is_draft_model=True)]
+    lines = [model_refusal(facts), *(model_refusal(model_facts(one, steps_together_on_cpu=False)) for one in drafts)]
+    line = next((line for line in lines if line is not None), None)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:
-        page_tokens, page = page_of_model(model_config)
+        page_tokens = page_tokens_of(model_config)
+        page = page_of_model(model_config, page_tokens)
+        page = page.followed_by(page_of_model(draft, page_tokens) for draft in drafts)
         said |= {
             "page_tokens": page_tokens,
             "num_layers": len(page.layers),
@@ -85,4 +99,4 @@ def describe(model_path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(describe(sys.argv[1])))
+    print(json.dumps(describe(*sys.argv[1:3])))

@@ -62,9 +62,9 @@ def open_access(
     reserve: Reserve,
     devices: Sequence[int],
 ) -> PoolAccess:
-    """The way to ``pool``. ``num_slots`` counts the roster's, ``arena`` is this rank's part of the host arena;
-    ``reserve`` is kept free where a freed page comes late; ``devices`` are those of all seats."""
-    if isinstance(pool, HOST_POOLS):
+    """The way to ``pool``, and its drafts. ``num_slots`` counts the roster's, ``arena`` is this rank's part of the host
+    arena; ``reserve`` is kept free where a freed page comes late; ``devices`` are those of all seats."""
+    if getattr(pool, "banyan_bytes", None) is not None:
         return HostAccess(pool, page_tokens)
     # Imported here: it loads Triton and the driver.
     from banyan.sglang_plugin.pools.device_access import DeviceAccess

@@ -7,27 +7,50 @@ offsets come from ``PoolGeometry`` and from nowhere else.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import psutil
 import torch
 from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 
 from banyan import _native
-from banyan.layout import PoolGeometry
+from banyan.layout import PageLayout, PoolGeometry
 from banyan.refusals import memory_refusal, pool_refusal
 from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.index_keys import KeysOfEachToken
 from banyan.sglang_plugin.pools.pages import page_of_heads, page_of_latents
 
+_front: _native.SharedBytes | None = None
+"""The memory that pools are laid behind now; None: each gets its own."""
 
-def _allocate(geometry: PoolGeometry) -> _native.SharedBytes:
-    need_bytes = geometry.num_bytes
+
+@contextlib.contextmanager
+def laid_behind(memory: _native.SharedBytes) -> Iterator[None]:
+    """Pools that are made meanwhile lie behind ``memory``, one behind the other: peers map one memory of each rank."""
+    global _front
+    _front = memory
+    try:
+        yield
+    finally:
+        _front = None
+
+
+def _allocate(page: PageLayout, num_pages: int) -> tuple[_native.SharedBytes, PoolGeometry]:
+    global _front
+    start = 0 if _front is None else _front.num_bytes
+    geometry = PoolGeometry.stacked(page, num_pages, base_bytes=start)
+    need_bytes = geometry.num_bytes - start
     line = memory_refusal(need_bytes=need_bytes, available_bytes=psutil.virtual_memory().available)
     if line is not None:
         runtime.refuse(line)
     try:
-        return _native.SharedBytes.create(need_bytes, "banyan-pool")
+        if _front is None:
+            return _native.SharedBytes.create(need_bytes, "banyan-pool"), geometry
+        _front = _front.extended(need_bytes, "banyan-pool")
+        return _front, geometry
     except OSError as error:
         runtime.refuse(pool_memory_refusal(need_bytes=need_bytes, error=error))
 
@@ -48,8 +71,7 @@ class SharedMHAPool(MHATokenToKVPool):
             runtime.refuse(pool_refusal(pool_class=f"{self.kv_cache_layout} MHA pool", supported=("NHD", "HND")))
         k_shape, v_shape = self._kv_buffer_shapes()
         rows_per_page = 1 if self.use_hnd else self.page_size
-        geometry = PoolGeometry.stacked(page_of_heads(self), -(-k_shape[0] // rows_per_page))
-        shared = _allocate(geometry)
+        shared, geometry = _allocate(page_of_heads(self), -(-k_shape[0] // rows_per_page))
         self.k_buffer, self.v_buffer = [], []
         for k_extent, v_extent in geometry.layers:
             self.k_buffer.append(_view(shared, base_bytes=k_extent.base_bytes, shape=k_shape, dtype=self.store_dtype))
@@ -65,8 +87,7 @@ class SharedMLAPool(MLATokenToKVPool):
 
     def _create_buffers(self) -> None:
         shape = (self.size + self.page_size, 1, self.kv_cache_dim)
-        geometry = PoolGeometry.stacked(page_of_latents(self), -(-shape[0] // self.page_size))
-        shared = _allocate(geometry)
+        shared, geometry = _allocate(page_of_latents(self), -(-shape[0] // self.page_size))
         self.kv_buffer = [
             _view(shared, base_bytes=extent.base_bytes, shape=shape, dtype=self.store_dtype)
             for (extent,) in geometry.layers
@@ -83,8 +104,7 @@ class SharedDSAPool(KeysOfEachToken, DSATokenToKVPool):
     def _create_buffers(self) -> None:
         shape = (self.size + self.page_size, 1, self.kv_cache_dim)
         page = page_of_latents(self, index_dim=self.index_head_dim)
-        geometry = PoolGeometry.stacked(page, -(-shape[0] // self.page_size))
-        shared = _allocate(geometry)
+        shared, geometry = _allocate(page, -(-shape[0] // self.page_size))
         self.kv_buffer = [
             _view(shared, base_bytes=latents.base_bytes, shape=shape, dtype=self.store_dtype)
             for latents, _ in geometry.layers

@@ -14,7 +14,8 @@ from banyan.telemetry import LayerClock
 class LayerWait:
     """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock.
 
-    ``timer`` is None where the forward runs on the calling thread.
+    A draft runs behind the model's last layer: whoever waits for that waits for ``num_page_layers``, all that a page
+    has. ``timer`` is None where the forward runs on the calling thread.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class LayerWait:
         clock: LayerClock,
         planner: RankPlanner,
         num_layers: int,
+        num_page_layers: int,
         timer: DeviceTimer | None,
     ) -> None:
         self.num_layers = num_layers
@@ -31,6 +33,7 @@ class LayerWait:
         self._clock = clock
         self._planner = planner
         self._timer = timer
+        self._last_page_layer = num_page_layers - 1
         self._copy: Any = None
 
     def set_consumer(self, index: int) -> None:
@@ -45,7 +48,9 @@ class LayerWait:
 
     def wait_until(self, layer: int) -> None:
         """Return once ``layer`` of the current batch is in place."""
-        waited_s = 0.0 if self._copy is None else self._copy.wait_layer(layer)
+        waited_s = 0.0
+        if self._copy is not None:
+            waited_s = self._copy.wait_layer(layer if layer < self.num_layers - 1 else self._last_page_layer)
         self._clock.tick(layer, waited_s)
         if self._timer is not None:
             self._timer.tick(layer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,15 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.refusals import pool_refusal
+from banyan.refusals.speculation import draft_pool_refusal
 from banyan.refusals.start import components_refusal, pool_layout_refusal
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import POOLS
+from banyan.sglang_plugin.pools.drafts import drafts_of
 from banyan.sglang_plugin.rank import prefill, report, requests
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
-from banyan.sglang_plugin.rank.membership import Membership
+from banyan.sglang_plugin.rank.membership import Membership, Places
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.shards import Shards
@@ -66,7 +69,7 @@ class BanyanLinker(UnifiedCacheLinker):
         seams.verify("scheduler")
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
-        _check_shareable(components, pool, allocator)
+        _check_shareable(components, pool, allocator, (*drafts_of(params), *params.mtp_draft_mamba_pools))
         if params.disable:
             logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
         page_hash.prepare(params.page_size)
@@ -84,6 +87,7 @@ class BanyanLinker(UnifiedCacheLinker):
             config=config,
             carried=carried,
             pool=pool,
+            drafts=drafts_of(params),
             page_tokens=self._page_tokens,
             forward_stream=forward_stream,
             record_ready=self.record_offload_ready,
@@ -91,14 +95,31 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         self._access = self._member.access
         self._seats = self._member.seats
-        shelf, peers, prefetch = self._member.join()
+        places = self._member.join()
         self._planner = RankPlanner(
             num_layers=pool.layer_num,
             page_tokens=self._page_tokens,
             min_pages=-(-config.min_fetch_tokens // self._page_tokens),
             num_in_step=self._seats.layout.attn_dp,
         )
-        self._cache = PrefixCache(
+        self._cache = self._make_cache(places)
+        if self._seats.layout.steps_together:
+            self._step_together(allocator)
+        self._can_wait = self._shards.is_one and self._member.follows_reads
+        if self._can_wait:  # Shards of one rank would have to agree on when to go on.
+            prefill.hold_back(self._is_awaited)
+        self._time_forwards(pool)
+        self._time_control()
+        requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
+        self._publication = Publication(self._cache, self._member, self._page_tokens)
+        self._access.attach(self._publication.publish)
+        self._access.guard(allocator, self._cache)
+        report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
+        _installed = self
+
+    def _make_cache(self, places: Places) -> PrefixCache:
+        shelf, peers, prefetch = places
+        return PrefixCache(
             seats=self._seats,
             page_tokens=self._page_tokens,
             shelf=shelf,
@@ -110,18 +131,6 @@ class BanyanLinker(UnifiedCacheLinker):
             counters=self.counters,
             is_sent_for=self._is_sent_for,
         )
-        if self._seats.layout.steps_together:
-            self._step_together(allocator)
-        self._can_wait = self._shards.is_one and self._member.follows_reads
-        if self._can_wait:  # Shards of one rank would have to agree on when to go on.
-            prefill.hold_back(self._is_awaited)
-        self._time_forwards(pool)
-        self._time_control()
-        self._publication = Publication(self._cache, self._member, self._page_tokens)
-        self._access.attach(self._publication.publish)
-        self._access.guard(allocator, self._cache)
-        report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
-        _installed = self
 
     def _step_together(self, allocator: QuarantiningAllocator) -> None:
         """Hold to the rules of ``banyan.pacing.lockstep``."""
@@ -147,7 +156,8 @@ class BanyanLinker(UnifiedCacheLinker):
             # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
             ended=self._planner.forward_ended if timer is None else None,
         )
-        self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num, timer)
+        num_page_layers = len(self._member.block.layer_bytes)
+        self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num, num_page_layers, timer)
 
     def _time_control(self) -> None:
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
@@ -333,11 +343,14 @@ class BanyanLinker(UnifiedCacheLinker):
         return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
 
 
-def _check_shareable(components: set[Any], pool: Any, allocator: Any) -> None:
-    """Refuse what Banyan does not know how to share."""
+def _check_shareable(components: set[Any], pool: Any, allocator: Any, drafts: Sequence[Any]) -> None:
+    """Refuse what Banyan does not know how to share. ``drafts``: everything that a draft keeps."""
     if components != {ComponentType.FULL}:
         runtime.refuse(components_refusal([component.name for component in components]))
     if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
         runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA", "DSA")))
     if not hasattr(pool, "banyan_geometry"):
         runtime.refuse(pool_layout_refusal())
+    for draft in drafts:
+        if not isinstance(draft, POOLS) or not hasattr(draft, "banyan_geometry"):
+            runtime.refuse(draft_pool_refusal(f"a {type(draft).__name__}"))

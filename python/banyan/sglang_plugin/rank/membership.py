@@ -11,12 +11,10 @@ States: outside -> ``join`` -> joined -> ``leave_tier``, ``leave`` -> outside ->
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +31,13 @@ from banyan.refusals import arena_room_refusal, layout_refusal
 from banyan.refusals.start import disagreement_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
+from banyan.sglang_plugin.pools.drafts import together
 from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank import arena_memory
+from banyan.sglang_plugin.rank.identity import Identity
 from banyan.sglang_plugin.rank.lookout import Lookout
 from banyan.sglang_plugin.rank.nodes import NodeAccess
-from banyan.sglang_plugin.rank.store_access import make_admission, open_store, weights_digest
+from banyan.sglang_plugin.rank.store_access import make_admission, open_store
 from banyan.sglang_plugin.rank.tiers import HostTier, withdraw
 from banyan.telemetry import Counters
 
@@ -56,6 +56,7 @@ class Membership:
         config: Config,
         carried: Mapping[str, Any],
         pool: Any,
+        drafts: Sequence[Any],
         page_tokens: int,
         forward_stream: Any,
         record_ready: Callable[[], list[Any]],
@@ -63,15 +64,17 @@ class Membership:
     ) -> None:
         self._server_args = server_args
         self._config = config
-        self._server = carried["server"]
-        self._pool = pool
+        self._identity = Identity(server_args, config, server=carried["server"], pool=pool, drafts=drafts)
+        shared = together(pool, drafts)
+        self._pool_bytes = shared.banyan_geometry.num_bytes
+        self._is_on_host = isinstance(pool, HOST_POOLS)
         self._page_tokens = page_tokens
         self._counters = counters
         self.weights_epoch = 0
         self._apart = ""
-        self._weights_sha256 = weights_digest(server_args) if config.knows_weights else ""
-        self.seats = seats_of(Layout.from_dict(carried["layout"]), pool)
-        self.block = BlockGeometry.of_page(pool.banyan_geometry.page)
+        self.seats = seats_of(Layout.from_dict(carried["layout"]), (pool, *drafts))
+        self.block = BlockGeometry.of_page(shared.banyan_geometry.page)
+        self._page = shared.banyan_geometry.page
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
         self._roster = _native.Roster.open(carried["roster"])
@@ -79,7 +82,7 @@ class Membership:
         self.lookout = Lookout(self._roster, self.seats, page_tokens)
         self._arena = self._open_arena() if config.has_arena and self.seats.is_keeper else None
         self.access = open_access(
-            pool=pool,
+            pool=shared,
             page_tokens=page_tokens,
             config=config,
             num_slots=self.seats.layout.num_slots(has_arena=True),
@@ -137,9 +140,9 @@ class Membership:
     def _open_sized_arena(self) -> arena_memory.Arena | None:
         free_bytes = _native.available_bytes() or 0
         # A GPU and the store's drives know the arena by its address: it is pinned, and so taken, before it is used.
-        grows = isinstance(self._pool, HOST_POOLS) and not self._config.store
+        grows = self._is_on_host and not self._config.store
         size = auto_size(
-            pool_bytes=self._pool.banyan_geometry.num_bytes,
+            pool_bytes=self._pool_bytes,
             num_parts=self.seats.num_parts,
             free_bytes=free_bytes,
             num_pools=GROWING_POOLS if grows else COMMITTED_POOLS,
@@ -291,48 +294,30 @@ class Membership:
             self._nodes.count(counters)
 
     def _namespace(self) -> Namespace:
-        args, pool, parallel = self._server_args, self._pool, get_parallel()
-        return Namespace(
-            # Equal weights are equal whatever their folder is called.
-            model="" if self._weights_sha256 else args.model_path,
-            revision="" if self._weights_sha256 else args.revision or "",
-            weight_version=str(args.weight_version),
-            weights_sha256=self._weights_sha256,
-            weights_epoch=self.weights_epoch,
-            server=self._server + self._apart if self.weights_epoch else "",
-            model_config_sha256=_config_digest(args),
-            kv_dtype=str(pool.dtype),
+        return self._identity.namespace(
+            self._page,
             page_tokens=self._page_tokens,
-            first_layer=pool.start_layer,
-            num_layers=pool.layer_num,
-            page=pool.banyan_geometry.page.identity(),
-            pool_layout=f"{type(pool).__name__}/{getattr(pool, 'kv_cache_layout', 'latent')}",
-            attn_tp_size=1 if self.seats.is_replicated else parallel.attn_tp_size,
-            attn_tp_rank=0 if self.seats.is_replicated else parallel.attn_tp_rank,
-            attn_cp_size=parallel.attn_cp_size,
-            attn_cp_rank=parallel.attn_cp_rank,
+            weights_epoch=self.weights_epoch,
+            apart=self._apart,
+            seats=self.seats,
         )
 
 
-def seats_of(layout: Layout, pool: Any) -> Seats:
-    """This process's seat. Refuses where SGLang has resolved another layout than the roster was made for."""
+def seats_of(layout: Layout, pools: Sequence[Any]) -> Seats:
+    """The seat of a process with these pools. Refuses where SGLang has resolved another layout than the roster was made
+    for."""
     parallel = get_parallel()
     resolved = Layout(
         dp=parallel.dp_size, attn_dp=parallel.attn_dp_size, attn_cp=parallel.attn_cp_size, attn_tp=parallel.attn_tp_size
     )
     if resolved != layout:
         runtime.refuse(layout_refusal(asked=layout.words(), resolved=resolved.words()))
-    # One latent for all heads: each shard of attention TP has all of it. CP and DCP divide its tokens.
+    # One latent for all heads: each shard of attention TP has all of it. CP and DCP divide its tokens. Where the heads
+    # of a draft are divided, a page is what each shard has.
     is_replicated = (
-        isinstance(pool, MLATokenToKVPool) and layout.attn_cp == 1 and layout.attn_tp > 1 and not parallel.dcp_enabled
+        all(isinstance(pool, MLATokenToKVPool) for pool in pools)
+        and layout.attn_cp == 1
+        and layout.attn_tp > 1
+        and not parallel.dcp_enabled
     )
     return Seats(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
-
-
-def _config_digest(server_args: Any) -> str:
-    """Digest of what changes a model's KV beside its weights: the overrides and the quantisation asked for."""
-    asked = [server_args.json_model_override_args, server_args.dtype, server_args.quantization]
-    if server_args.quantization_param_path is not None:
-        # Scales of the KV cache: what they are counts, not where they lie.
-        asked.append(hashlib.sha256(Path(server_args.quantization_param_path).read_bytes()).hexdigest())
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

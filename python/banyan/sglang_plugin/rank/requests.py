@@ -23,8 +23,16 @@ from banyan.sglang_plugin.page_hash import namespace_seed
 NUM_REMEMBERED_CHUNKS = 4096
 """Of 32 pages each: at 16 tokens a page 2 M tokens of prompts."""
 
+_tokens_ahead = 0
 _page_keys: _native.PageKeys | None = None
 _by_rid: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def look_ahead(num_tokens: int) -> None:
+    """From now on the key of a page depends on so many tokens behind it."""
+    global _tokens_ahead, _page_keys
+    if num_tokens != _tokens_ahead:
+        _tokens_ahead, _page_keys = num_tokens, None
 
 
 def register(req: Any) -> None:
@@ -81,7 +89,8 @@ def prompt_keys(rid: str, page_tokens: int) -> list[str] | None:
     if req is None:
         return None
     tokens = req.origin_input_ids
-    return _keys(req, tokens[: cacheable_tokens(len(tokens), page_tokens)], page_tokens)
+    num_tokens = cacheable_tokens(len(tokens), page_tokens, _tokens_ahead)
+    return _keys(req, tokens[: num_tokens + _tokens_ahead], page_tokens)
 
 
 def grown_chains(page_tokens: int) -> Iterator[list[str]]:
@@ -106,7 +115,7 @@ def is_lasting(key: str, page_tokens: int) -> bool:
 
 def _known_keys(req: Any, page_tokens: int) -> frozenset[str]:
     """The keys of a request's complete pages; hashed again only when there are more of them."""
-    num_pages = (len(req.origin_input_ids) + len(req.output_ids)) // page_tokens
+    num_pages = (len(req.origin_input_ids) + len(req.output_ids) - _tokens_ahead) // page_tokens
     hashed_pages, keys = getattr(req, "banyan_known_keys", (0, frozenset()))
     if hashed_pages != num_pages:
         keys = frozenset(_grown_keys(req, page_tokens) or ())
@@ -125,7 +134,7 @@ def _grown_keys(req: Any, page_tokens: int) -> list[str] | None:
 def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None:
     global _page_keys
     if _page_keys is None:
-        _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS)
+        _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS, _tokens_ahead)
     seed = namespace_seed(req.extra_key, req.cache_salt)
     try:
         return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
@@ -142,4 +151,4 @@ def facts(rid: str, page_tokens: int) -> RequestFacts:
     # SGLang's own list of both is made later: when a request has just come, and by policies that look at every prefix
     # in the queue (lpm, dfs-weight), it is still empty or of the last round.
     num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-    return RequestFacts(rid, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank)
+    return RequestFacts(rid, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead)

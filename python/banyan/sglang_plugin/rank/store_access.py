@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import snapshot_download
 
@@ -39,13 +38,12 @@ def open_store(config: Config, *, namespace: bytes, block: BlockGeometry, num_pa
     return store
 
 
-def weights_digest(server_args: Any) -> str:
+def weights_digest(model_path: str, revision: str | None) -> str:
     """What tells these weights from any others. Refuses when they are not in files that can be read."""
-    folder = Path(server_args.model_path)
+    folder = Path(model_path)
     try:
         if not folder.is_dir():
-            revision = server_args.revision
-            folder = Path(snapshot_download(server_args.model_path, revision=revision, local_files_only=True))
+            folder = Path(snapshot_download(model_path, revision=revision, local_files_only=True))
         return checkpoint_digest(folder)
     except (OSError, ValueError) as error:
         runtime.refuse(weights_refusal(error))

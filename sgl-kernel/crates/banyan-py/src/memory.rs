@@ -45,6 +45,13 @@ impl SharedBytes {
         })
     }
 
+    fn extended(&self, py: Python<'_>, num_bytes: usize, label: &str) -> PyResult<Self> {
+        let memory = py.detach(|| self.memory.extended(num_bytes, label));
+        Ok(Self {
+            memory: Arc::new(memory.map_err(to_py)?),
+        })
+    }
+
     fn back(&self, py: Python<'_>, offset: usize, num_bytes: usize) -> PyResult<()> {
         py.detach(|| self.memory.back(offset, num_bytes))
             .map_err(to_py)

@@ -21,8 +21,9 @@ impl PyPageKeys {
     const CHUNK_PAGES: usize = CHUNK_PAGES;
 
     #[new]
-    fn new(page_tokens: usize, num_chunks: usize) -> PyResult<Self> {
-        let page_keys = PageKeys::new(page_tokens, num_chunks).map_err(to_py)?;
+    #[pyo3(signature = (page_tokens, num_chunks, tokens_ahead = 0))]
+    fn new(page_tokens: usize, num_chunks: usize, tokens_ahead: usize) -> PyResult<Self> {
+        let page_keys = PageKeys::new(page_tokens, num_chunks, tokens_ahead).map_err(to_py)?;
         Ok(Self {
             page_keys: Mutex::new(page_keys),
         })
@@ -33,7 +34,7 @@ impl PyPageKeys {
         let (mut prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
         let mut page_keys = self.lock();
         let mut texts = Vec::with_capacity(tokens.len() / page_keys.page_tokens());
-        for chunk in tokens.chunks(page_keys.chunk_tokens()) {
+        for chunk in page_keys.chunks(&tokens) {
             let keys = page_keys.chunk(prior.as_ref(), chunk);
             texts.extend(keys.iter().map(namespace_hex));
             prior = keys.last().copied().or(prior);

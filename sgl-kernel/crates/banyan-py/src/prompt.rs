@@ -13,6 +13,7 @@ use crate::page_keys::{prior_of, tokens_of};
 pub struct PyPromptTokens {
     pub prompt: Prompt,
     page_tokens: usize,
+    tokens_ahead: usize,
     /// Made once: some microseconds for a thousand pages.
     trail: OnceLock<Trail>,
 }
@@ -20,10 +21,17 @@ pub struct PyPromptTokens {
 #[pymethods]
 impl PyPromptTokens {
     #[new]
-    #[pyo3(signature = (prior, tokens, page_tokens))]
-    fn new(prior: Option<&[u8]>, tokens: &Bound<'_, PyAny>, page_tokens: usize) -> PyResult<Self> {
-        if page_tokens == 0 {
-            return Err(PyValueError::new_err("a page has at least one token"));
+    #[pyo3(signature = (prior, tokens, page_tokens, tokens_ahead = 0))]
+    fn new(
+        prior: Option<&[u8]>,
+        tokens: &Bound<'_, PyAny>,
+        page_tokens: usize,
+        tokens_ahead: usize,
+    ) -> PyResult<Self> {
+        if page_tokens == 0 || tokens_ahead > 1 {
+            return Err(PyValueError::new_err(
+                "a page has at least one token, and its key looks one ahead at most",
+            ));
         }
         let prompt = Prompt {
             prior: prior_of(prior)?,
@@ -32,19 +40,21 @@ impl PyPromptTokens {
         Ok(Self {
             prompt,
             page_tokens,
+            tokens_ahead,
             trail: OnceLock::new(),
         })
     }
 
     fn __len__(&self) -> usize {
-        self.prompt.tokens.len()
+        self.prompt.tokens.len().saturating_sub(self.tokens_ahead)
     }
 
     fn trail(&self) -> PyTrail {
-        let make = || self.prompt.trail(self.page_tokens);
+        let make = || self.prompt.trail(self.page_tokens, self.tokens_ahead);
         PyTrail {
             trail: self.trail.get_or_init(make).clone(),
             page_tokens: self.page_tokens,
+            tokens_ahead: self.tokens_ahead,
         }
     }
 }
@@ -53,6 +63,7 @@ impl PyPromptTokens {
 pub struct PyTrail {
     trail: Trail,
     page_tokens: usize,
+    tokens_ahead: usize,
 }
 
 #[pymethods]
@@ -65,6 +76,7 @@ impl PyTrail {
         PyTrailRow {
             trails: VecDeque::new(),
             page_tokens: self.page_tokens,
+            tokens_ahead: self.tokens_ahead,
         }
     }
 
@@ -78,6 +90,7 @@ impl PyTrail {
 pub struct PyTrailRow {
     trails: VecDeque<Trail>,
     page_tokens: usize,
+    tokens_ahead: usize,
 }
 
 #[pymethods]
@@ -87,7 +100,7 @@ impl PyTrailRow {
     }
 
     fn appendleft(&mut self, trail: &PyTrail) -> PyResult<()> {
-        if trail.page_tokens != self.page_tokens {
+        if (trail.page_tokens, trail.tokens_ahead) != (self.page_tokens, self.tokens_ahead) {
             return Err(PyValueError::new_err("a row has one page size"));
         }
         self.trails.push_front(trail.trail.clone());

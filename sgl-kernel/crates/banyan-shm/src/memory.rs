@@ -2,8 +2,8 @@
 //! Anonymous shared memory: no names, freed by the kernel with the last process that holds it. `kept` makes the kind with a name.
 //!
 //! Invariants
-//! * A `Mapping` spans its whole file, and the file is sealed against shrinking, or is one that nobody shrinks (`kept`): no access
-//!   inside `len` faults.
+//! * A `Mapping` lies in its file, from the start on, and the file is sealed against shrinking, or is one that nobody shrinks (`kept`):
+//!   no access inside `len` faults. A file may grow (`extended`).
 //! * What other processes may change at any time is only reached through atomics (`SharedWord`) or, for page bytes, under a lease.
 
 use std::ffi::{CString, c_int};
@@ -165,6 +165,21 @@ impl SharedMemory {
         )
     }
 
+    /// The same memory with `num_bytes` more behind it, zero and backed. What was mapped before stays, and is the front of this.
+    pub fn extended(&self, num_bytes: usize, label: &str) -> Result<Self> {
+        let len = self.len();
+        let Some(whole) = len.checked_add(num_bytes).filter(|_| num_bytes > 0) else {
+            return invalid!("{label}: {len} bytes cannot be extended by {num_bytes}");
+        };
+        check_room(num_bytes, label)?;
+        let cannot = |cause| ShmError::os(cannot_reserve(num_bytes, label), cause);
+        let fd = self.fd.try_clone().map_err(cannot)?;
+        lengthen(&fd, whole, label)?;
+        let mapping = Mapping::of(&fd, whole, Access::ReadWrite)?;
+        back(&fd, &mapping, len..whole, label)?;
+        Ok(Self { fd, mapping })
+    }
+
     /// An empty file made `num_bytes` long.
     pub(crate) fn sized(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
         resize(&fd, num_bytes, label)?;
@@ -222,16 +237,27 @@ fn resize(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
     if num_bytes == 0 || i64::try_from(num_bytes).is_err() {
         return invalid!("{label}: shared memory of {num_bytes} bytes cannot be made");
     }
-    let doing = || cannot_reserve(num_bytes, label);
-    // An anonymous file has no quota: beyond what is free the kernel would rather kill somebody than refuse.
+    check_room(num_bytes, label)?;
+    lengthen(fd, num_bytes, label)
+}
+
+/// An anonymous file has no quota: beyond what is free the kernel would rather kill somebody than refuse.
+fn check_room(num_bytes: usize, label: &str) -> Result<()> {
     if let Some(available) = available_bytes().filter(|available| *available < num_bytes as u64) {
         let cause = io::Error::from_raw_os_error(libc::ENOMEM);
-        let doing = format!("{} ({available} bytes are available)", doing());
-        return Err(ShmError::os(doing, cause));
+        let doing = cannot_reserve(num_bytes, label);
+        return Err(ShmError::os(
+            format!("{doing} ({available} bytes are available)"),
+            cause,
+        ));
     }
+    Ok(())
+}
+
+fn lengthen(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
     // SAFETY: a system call on our own descriptor.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), num_bytes as libc::off_t) } < 0 {
-        return Err(ShmError::last_os(doing()));
+        return Err(ShmError::last_os(cannot_reserve(num_bytes, label)));
     }
     Ok(())
 }
@@ -262,7 +288,7 @@ pub(crate) fn until_done(call: impl Fn() -> c_int) -> io::Result<()> {
 }
 
 fn seal(fd: &OwnedFd, label: &str) -> Result<()> {
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
     // SAFETY: a system call on our own descriptor.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
         return Err(ShmError::last_os(format!("{label}: cannot seal its size")));
@@ -313,6 +339,36 @@ mod tests {
         assert_eq!(memory.mapping().words::<AtomicU64>(64, 8).len(), 8);
         let outside = || memory.mapping().words::<AtomicU64>(72, 8).len();
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
+    }
+
+    #[test]
+    fn memory_when_it_is_extended_then_both_mappings_show_the_same_front() {
+        let front = SharedMemory::create(1 << 12, "front").unwrap();
+        let word = |memory: &SharedMemory, offset| {
+            let words: &[AtomicU64] = memory.mapping().words(offset, 1);
+            words[0].load(std::sync::atomic::Ordering::Relaxed)
+        };
+        let set = |memory: &SharedMemory, offset, value| {
+            let words: &[AtomicU64] = memory.mapping().words(offset, 1);
+            words[0].store(value, std::sync::atomic::Ordering::Relaxed);
+        };
+        set(&front, 8, 7);
+        let whole = front.extended(3 << 12, "whole").unwrap();
+        assert_eq!((front.len(), whole.len()), (1 << 12, 4 << 12));
+        assert_eq!((word(&whole, 8), word(&whole, 2 << 12)), (7, 0));
+        set(&front, 16, 9);
+        set(&whole, 3 << 12, 5);
+        assert_eq!((word(&whole, 16), word(&whole, 3 << 12)), (9, 5));
+        assert!(front.extended(0, "nothing").is_err());
+        assert!(front.extended(usize::MAX, "too much").is_err());
+        // A peer maps it as it is now, and nobody can shrink it.
+        let file = fs::File::open(format!("/proc/self/fd/{}", front.fd())).unwrap();
+        assert_eq!(
+            map_foreign(&file, Access::ReadOnly, "it").unwrap().len(),
+            4 << 12
+        );
+        // SAFETY: a system call on our own descriptor, which is refused.
+        assert!(unsafe { libc::ftruncate(whole.fd(), 1 << 12) } < 0);
     }
 
     #[test]

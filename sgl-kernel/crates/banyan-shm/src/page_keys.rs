@@ -5,6 +5,9 @@
 //! prompts come back, longer each time: so chunks of a chain that were hashed before are remembered, and recognised by comparing their
 //! tokens.
 //!
+//! Where a draft model runs beside the model, row i of its cache depends on token i + 1 too. SGLang's keys are then made of bigrams, each
+//! token with the one behind it: a page's key depends on one token more than the page has.
+//!
 //! Invariants
 //! * The answer never depends on what is remembered: an entry counts only if its prior key and all of its tokens are equal.
 //! * Bounded: one entry for each slot; a later chunk of the same slot takes its place.
@@ -19,6 +22,7 @@ pub const CHUNK_PAGES: usize = 32;
 
 pub struct PageKeys {
     page_tokens: usize,
+    tokens_ahead: usize,
     slots: Vec<Option<Box<Entry>>>,
 }
 
@@ -30,16 +34,24 @@ struct Entry {
 
 impl PageKeys {
     /// Remembers up to `num_chunks` chunks; each takes `CHUNK_PAGES` times 4 bytes a token and 32 bytes a page.
-    pub fn new(page_tokens: usize, num_chunks: usize) -> Result<Self> {
+    /// `tokens_ahead`: how many tokens behind a page its key depends on: 0, or 1 for bigrams.
+    pub fn new(page_tokens: usize, num_chunks: usize, tokens_ahead: usize) -> Result<Self> {
         if page_tokens == 0 {
             return invalid!("a page has at least one token");
+        }
+        if tokens_ahead > 1 {
+            return invalid!("a key looks one token ahead at most, not {tokens_ahead}");
         }
         if !num_chunks.is_power_of_two() {
             return invalid!("{num_chunks} chunks: the number is a power of two");
         }
         let mut slots = Vec::new();
         slots.resize_with(num_chunks, || None);
-        Ok(Self { page_tokens, slots })
+        Ok(Self {
+            page_tokens,
+            tokens_ahead,
+            slots,
+        })
     }
 
     pub fn page_tokens(&self) -> usize {
@@ -50,7 +62,15 @@ impl PageKeys {
         CHUNK_PAGES * self.page_tokens
     }
 
-    /// The keys of the whole pages of `tokens`, which follow the page of key `prior`: at most one chunk.
+    /// `tokens` cut for `chunk`: what the pages of each depend on. The last one may hold no whole page.
+    pub fn chunks<'a>(&self, tokens: &'a [u32]) -> impl Iterator<Item = &'a [u32]> + use<'a> {
+        let (step, ahead) = (self.chunk_tokens(), self.tokens_ahead);
+        let end = tokens.len();
+        let starts = (0..end.saturating_sub(ahead)).step_by(step);
+        starts.map(move |start| &tokens[start..(start + step + ahead).min(end)])
+    }
+
+    /// The keys of the whole pages of `tokens`, which follow the page of key `prior`: at most one of `chunks`.
     pub fn chunk(&mut self, prior: Option<&Key>, tokens: &[u32]) -> &[Key] {
         let mut unbounded = usize::MAX;
         self.chunk_within(prior, tokens, &mut unbounded)
@@ -64,7 +84,7 @@ impl PageKeys {
         tokens: &[u32],
         left: &mut usize,
     ) -> Option<&[Key]> {
-        debug_assert!(tokens.len() <= self.chunk_tokens());
+        debug_assert!(tokens.len() <= self.chunk_tokens() + self.tokens_ahead);
         let slot = mix(prior.map_or(1, |key| key[0]), tokens) as usize & (self.slots.len() - 1);
         let is_known = self.slots[slot]
             .as_ref()
@@ -74,24 +94,41 @@ impl PageKeys {
             self.slots[slot] = Some(Box::new(Entry {
                 prior: prior.copied(),
                 tokens: tokens.to_vec(),
-                keys: chain(prior, tokens, self.page_tokens),
+                keys: chain(prior, tokens, self.page_tokens, self.tokens_ahead),
             }));
         }
         self.slots[slot].as_ref().map(|entry| &entry.keys[..])
     }
 }
 
-/// SGLang's page hash: sha256 of the key before, if there is one, and the page's tokens as little-endian 32-bit words.
-fn chain(prior: Option<&Key>, tokens: &[u32], page_tokens: usize) -> Vec<Key> {
+/// What the key of each whole page depends on, page after page.
+pub(crate) fn pages(
+    tokens: &[u32],
+    page_tokens: usize,
+    tokens_ahead: usize,
+) -> impl Iterator<Item = &[u32]> {
+    tokens
+        .windows(page_tokens + tokens_ahead)
+        .step_by(page_tokens)
+}
+
+/// SGLang's page hash: sha256 of the key before, if there is one, and the page's tokens as little-endian 32-bit words; of bigrams each
+/// token and the one behind it.
+fn chain(prior: Option<&Key>, tokens: &[u32], page_tokens: usize, tokens_ahead: usize) -> Vec<Key> {
     let mut keys = Vec::with_capacity(tokens.len() / page_tokens);
     let mut prior = prior.copied();
-    let mut text = Vec::with_capacity(32 + 4 * page_tokens);
-    for page in tokens.chunks_exact(page_tokens) {
+    let mut text = Vec::with_capacity(32 + 4 * page_tokens * (1 + tokens_ahead));
+    for page in pages(tokens, page_tokens, tokens_ahead) {
         text.clear();
         if let Some(key) = prior {
             text.extend(key.iter().flat_map(|word| word.to_le_bytes()));
         }
-        text.extend(page.iter().flat_map(|token| token.to_le_bytes()));
+        if tokens_ahead == 0 {
+            text.extend(page.iter().flat_map(|token| token.to_le_bytes()));
+        } else {
+            let words = page.windows(1 + tokens_ahead).flatten();
+            text.extend(words.flat_map(|token| token.to_le_bytes()));
+        }
         let digest = Sha256::digest(&text);
         let key = key_of(&digest.into());
         keys.push(key);
@@ -142,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_page_hashes_as_its_little_endian_tokens() {
-        let mut keys = PageKeys::new(2, 1).unwrap();
+        let mut keys = PageKeys::new(2, 1, 0).unwrap();
         let found = keys.chunk(None, &[1, 2, 3, 4]).to_vec();
         let first: [u8; 32] = Sha256::digest([1, 0, 0, 0, 2, 0, 0, 0]).into();
         assert_eq!(found[0], key_of(&first));
@@ -155,12 +192,12 @@ mod tests {
 
     #[test]
     fn one_slot_that_all_chunks_share_never_gives_anothers_keys() {
-        let mut crowded = PageKeys::new(2, 1).unwrap();
+        let mut crowded = PageKeys::new(2, 1, 0).unwrap();
         for round in 0..3 {
             for first in 0..20u32 {
                 let tokens = [first, 7, 8, 9];
                 for prior in [None, Some([u64::from(first); 4]), Some([1, 2, 3, 4])] {
-                    let fresh = chain(prior.as_ref(), &tokens, 2);
+                    let fresh = chain(prior.as_ref(), &tokens, 2, 0);
                     assert_eq!(crowded.chunk(prior.as_ref(), &tokens), fresh, "{round}");
                     assert_eq!(crowded.chunk(prior.as_ref(), &tokens), fresh, "{round}");
                 }
@@ -170,15 +207,53 @@ mod tests {
 
     #[test]
     fn an_unfinished_page_has_no_key() {
-        let mut keys = PageKeys::new(4, 8).unwrap();
+        let mut keys = PageKeys::new(4, 8, 0).unwrap();
         assert_eq!(keys.chunk(None, &[1, 2, 3]).len(), 0);
         assert_eq!(keys.chunk(None, &[1, 2, 3, 4, 5]).len(), 1);
     }
 
     #[test]
+    fn a_page_of_bigrams_hashes_each_token_with_the_one_behind_it() {
+        let mut keys = PageKeys::new(2, 1, 1).unwrap();
+        let found = keys.chunk(None, &[1, 2, 3, 4, 5]).to_vec();
+        let text = |words: &[u8]| {
+            words
+                .iter()
+                .flat_map(|word| [*word, 0, 0, 0])
+                .collect::<Vec<_>>()
+        };
+        let first: [u8; 32] = Sha256::digest(text(&[1, 2, 2, 3])).into();
+        assert_eq!(found[0], key_of(&first));
+        let second = [&first[..], &text(&[3, 4, 4, 5])].concat();
+        assert_eq!(found[1], key_of(&Sha256::digest(second).into()));
+        // The last page is whole once the token behind it is known.
+        assert_eq!(keys.chunk(None, &[1, 2, 3, 4]).len(), 1);
+        assert_eq!(keys.chunk(None, &[1, 2]).len(), 0);
+    }
+
+    #[test]
+    fn chunks_hold_what_their_pages_depend_on_and_lose_no_page() {
+        for tokens_ahead in [0, 1] {
+            let mut keys = PageKeys::new(2, 64, tokens_ahead).unwrap();
+            for len in [0, 1, 2, 3, 63, 64, 65, 66, 127, 128, 129, 130, 200] {
+                let tokens: Vec<u32> = (0..len).collect();
+                let whole = chain(None, &tokens, 2, tokens_ahead);
+                assert_eq!(whole.len(), (len as usize).saturating_sub(tokens_ahead) / 2);
+                let mut found: Vec<Key> = Vec::new();
+                for chunk in keys.chunks(&tokens) {
+                    let prior = found.last().copied();
+                    found.extend(keys.chunk(prior.as_ref(), chunk));
+                }
+                assert_eq!(found, whole, "{len} tokens, {tokens_ahead} ahead");
+            }
+        }
+    }
+
+    #[test]
     fn sizes_that_cannot_work_are_refused() {
-        assert!(PageKeys::new(0, 8).is_err());
-        assert!(PageKeys::new(16, 0).is_err());
-        assert!(PageKeys::new(16, 9).is_err());
+        assert!(PageKeys::new(0, 8, 0).is_err());
+        assert!(PageKeys::new(16, 0, 0).is_err());
+        assert!(PageKeys::new(16, 9, 0).is_err());
+        assert!(PageKeys::new(16, 8, 2).is_err());
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::frame::Key;
-use crate::page_keys::{mix, step};
+use crate::page_keys::{mix, pages, step};
 
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
@@ -14,11 +14,11 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    pub fn trail(&self, page_tokens: usize) -> Trail {
+    /// `tokens_ahead` as in `PageKeys`.
+    pub fn trail(&self, page_tokens: usize, tokens_ahead: usize) -> Trail {
         let mut id = self.prior.map_or(1, |key| key[0]);
-        let pages = self.tokens.chunks_exact(page_tokens);
         Trail {
-            ids: pages
+            ids: pages(&self.tokens, page_tokens, tokens_ahead)
                 .map(|page| {
                     // Only this step waits for the page before; the processor mixes several pages at a time.
                     id = step(id, mix(1, page));
@@ -82,7 +82,7 @@ mod tests {
             prior: None,
             tokens,
         }
-        .trail(PAGE)
+        .trail(PAGE, 0)
     }
 
     #[test]
@@ -105,12 +105,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_bigrams_are_in_common_only_with_the_token_behind_them() {
+        let trail = |tokens: &[u32]| {
+            let tokens = tokens.to_vec();
+            Prompt {
+                prior: None,
+                tokens,
+            }
+            .trail(2, 1)
+        };
+        let asked = trail(&[1, 2, 3, 4, 5]);
+        assert_eq!(asked.num_pages(), 2);
+        assert_eq!(asked.most_in_common([&trail(&[1, 2, 3, 4, 5])]), 2);
+        assert_eq!(asked.most_in_common([&trail(&[1, 2, 3, 4, 6])]), 1);
+        assert_eq!(asked.most_in_common([&trail(&[1, 2, 3, 4])]), 1);
+        assert_eq!(asked.most_in_common([&trail(&[1, 2])]), 0);
+    }
+
+    #[test]
     fn another_start_of_the_chain_is_another_prompt() {
         let salted = Prompt {
             prior: Some([2; 4]),
             tokens: (0..32).collect(),
         };
-        let salted = salted.trail(PAGE);
+        let salted = salted.trail(PAGE, 0);
         assert_eq!(trail(0..32).most_in_common([&salted]), 0);
         assert_eq!(salted.most_in_common([&salted]), 2);
     }

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative decoding: which drafts are shared with the pages of their model, and which are not: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+"""Drafts whose KV lies at the model's own slots. SGLang calls multi-token prediction NEXTN, and runs it as EAGLE."""
+
+WITHOUT_KV = ("NGRAM",)
+"""Drafts that have no KV. Pages enter the tree once their tokens are verified."""
+
+OFF = "drop that flag or use --banyan-share off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFacts:
+    """How a server speculates. Defaults: not at all."""
+
+    algorithm: str | None = None
+    has_layers_of_steps: bool = False
+    steps_together: bool = False
+    disaggregation_mode: str = "null"
+    skips_draft_extend: bool = False
+
+
+def draft_refusals(facts: DraftFacts) -> list[str]:
+    """One line for each reason why the drafts of a server cannot be shared; empty when they can, or there are none."""
+    if facts.algorithm is None or facts.algorithm.upper() in WITHOUT_KV:
+        return []
+    flag = f"--speculative-algorithm {facts.algorithm}"
+    if facts.algorithm.upper() not in SHARED:
+        return [
+            f"{flag}: only drafts of {', '.join(SHARED)}, and those from n-grams, are shared with their pages: {OFF}"
+        ]
+    lines = []
+    if facts.has_layers_of_steps:
+        lines.append(
+            "--enable-multi-layer-eagle: the draft's rows depend on more tokens behind them than a page's key says: "
+            f"{OFF}"
+        )
+    if facts.steps_together:
+        lines.append(
+            f"{flag} with data-parallel attention: its drafts may be divided in another way than the model: use --dp N "
+            "alone, or --banyan-share off"
+        )
+    if facts.disaggregation_mode != "null":
+        lines.append(f"{flag} with --disaggregation-mode {facts.disaggregation_mode}: pairs share no drafts: {OFF}")
+    if facts.skips_draft_extend:
+        lines.append(
+            "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND: pages would be complete whose draft rows were never written: "
+            "unset it"
+        )
+    return lines
+
+
+def draft_pool_refusal(found: str) -> str:
+    """The line for a draft whose KV does not lie at the model's slots."""
+    return (
+        f"the draft's KV pool cannot travel with the model's ({found}): "
+        "drop --speculative-algorithm or use --banyan-share off"
+    )
