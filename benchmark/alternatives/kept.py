@@ -86,14 +86,16 @@ def _occupied_bytes(path: Path) -> int:
         return 0
 
 
-def wait_until_still(figure: Callable[[], Any], *, timeout_s: float, still_s: float = STILL_S) -> bool:
+def wait_until_still(
+    figure: Callable[[], Any], *, timeout_s: float, still_s: float = STILL_S, poll_s: float = 0.25
+) -> bool:
     """Wait until `figure` has given the same for `still_s`; False where it went on changing for `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     last, since_s = figure(), time.monotonic()
     while time.monotonic() - since_s < still_s:
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(0.25)
+        time.sleep(poll_s)
         now = figure()
         if now != last:
             last, since_s = now, time.monotonic()

@@ -56,21 +56,72 @@ def test_transfer_when_slots_are_no_equal_whole_pages_then_refused(lengths):
         kvcacheio.transfer_kv_all_layer_direct_lf_pf(keys + values, [host[0], host[1]], source, target, PAGE)
 
 
-def test_offer_when_called_then_sglang_finds_transfers_and_memory(caplog):
-    from sglang.srt.mem_cache.pool_host import common, mha
+@pytest.fixture
+def offered():
+    """SGLang's module of host pools after the offer; as it was, afterwards."""
+    from sglang.srt.mem_cache.pool_host import mha
 
-    before = {name: vars(mha)[name] for name in kvcacheio.__all__ if name in vars(mha)}
-    try:
-        hicache.offer()
-        assert all(getattr(mha, name) is getattr(kvcacheio, name) for name in kvcacheio.__all__)
-        pool = common.ALLOC_MEMORY_FUNCS["cpu"](
-            (2, 3), dtype=torch.bfloat16, device="cpu", pin_memory=True, allocator=None
+    before = dict(vars(mha))
+    hicache.offer()
+    yield mha
+    del mha.MHATokenToKVPoolHost.pin_memory
+    for name in kvcacheio.__all__:
+        delattr(mha, name)
+        if name in before:
+            setattr(mha, name, before[name])
+
+
+def host_pool(mha, keys, values):
+    """SGLang's host pool for these layers, of `HOST_PAGES` pages."""
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+    from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
+
+    k_data_ptrs, v_data_ptrs = (
+        torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64) for layers in (keys, values)
+    )
+    info = MHABufferInfo(
+        buffers=KVBuffers(
+            k=tuple(keys), v=tuple(values), k_data_ptrs=k_data_ptrs, v_data_ptrs=v_data_ptrs, layout=KVBufferLayout.NHD
+        ),
+        page_size=PAGE,
+        head_num=HEADS,
+        head_dim=WIDTH,
+        v_head_dim=WIDTH,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    with host_memory_budget_scope(1 << 20):
+        return mha.MHATokenToKVPoolHost(
+            info,
+            host_to_device_ratio=1.0,
+            host_size=0,
+            page_size=PAGE,
+            layout="page_first_direct",
+            device_capacity_tokens=SLOTS,
+            host_token_capacity=HOST_PAGES * PAGE,
+            start_layer=0,
+            end_layer=LAYERS,
         )
-        assert pool.shape == (2, 3) and not pool.is_pinned()
-        assert "banyan-sgl-kernel-cpu" in caplog.text
-    finally:
-        common.ALLOC_MEMORY_FUNCS.pop("cpu", None)
-        for name in kvcacheio.__all__:
-            delattr(mha, name)
-            if name in before:
-                setattr(mha, name, before[name])
+
+
+def test_pool_of_sglang_when_offered_then_a_page_goes_down_to_a_file_and_up_again(offered):
+    keys, values = pools()
+    pool = host_pool(offered, keys, values)
+    pool.backup_from_device_all_layer(None, slots(2), slots(5), "direct")
+    bytes_of_page = pool.get_data_page(2 * PAGE)
+    # What reads files asks for a page of memory first; pinned, it would need a GPU.
+    read = pool.get_dummy_flat_data_page()
+    read.copy_(bytes_of_page)
+    pool.set_from_flat_data_page(0, read)
+    expected = [layer[slots(5)].clone() for layer in (*keys, *values)]
+    for layer in (*keys, *values):
+        layer.zero_()
+    for layer in range(LAYERS):
+        pool.load_to_device_per_layer(None, slots(0), slots(1), layer, "direct")
+    for found, wanted in zip((*keys, *values), expected, strict=True):
+        assert torch.equal(found[slots(1)], wanted)
+
+
+def test_offer_when_called_then_it_says_so(offered, caplog):
+    hicache.offer()
+    assert "banyan-sgl-kernel-cpu" in caplog.text

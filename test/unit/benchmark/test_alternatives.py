@@ -13,6 +13,7 @@ from benchmark.alternatives import documented, figures, traces
 from benchmark.alternatives.__main__ import build_parser
 from benchmark.alternatives.comparison import last_error_line
 from benchmark.alternatives.figures import Run
+from benchmark.alternatives.kept import wait_until_still
 from benchmark.alternatives.page import render_html
 from benchmark.alternatives.start import hicache_path
 from benchmark.alternatives.systems import DEFAULT_SYSTEMS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
@@ -248,3 +249,14 @@ class TestDocumented:
         args = build_parser().parse_args(["--data", "somewhere", "--trace", "documents", "--quick"])
         config = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
         assert documented.options(config) == ["--quick", "--data somewhere", "--trace documents"]
+
+
+class TestKept:
+    def test_wait_when_writing_ends_then_returns_after_the_last_change(self):
+        figures_seen = iter((1, 2, 3, 3, 3, 3, 3, 3, 3, 3))
+        assert wait_until_still(lambda: next(figures_seen), timeout_s=5.0, still_s=0.02, poll_s=0.01)
+        assert next(figures_seen) == 3
+
+    def test_wait_when_writing_never_ends_then_says_so(self):
+        counter = iter(range(1_000_000))
+        assert not wait_until_still(lambda: next(counter), timeout_s=0.05, still_s=0.5, poll_s=0.01)
