@@ -121,12 +121,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.jsonl").unlink(missing_ok=True)
-    comparison.measure(args.repetitions)
-    report = report_of(comparison, args, time.monotonic() - start_s)
-    (args.out / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-    (args.out / "report.html").write_text(render_html(report))
-    print(figures.table(report))
-    print(f"report: {args.out / 'report.html'}  {args.out / 'report.json'}")
+    try:
+        comparison.measure(args.repetitions)
+    finally:
+        # What was measured before somebody ended it is worth a report, too.
+        report = report_of(comparison, args, time.monotonic() - start_s)
+        (args.out / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        (args.out / "report.html").write_text(render_html(report))
+        print(figures.table(report))
+        print(f"report: {args.out / 'report.html'}  {args.out / 'report.json'}")
     return 1 if comparison.not_run or any(row["num_errors"] for row in report["rows"]) else 0
 
 

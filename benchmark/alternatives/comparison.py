@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmark.alternatives import figures
 from benchmark.alternatives.figures import Run
-from benchmark.alternatives.play import ask_alone, play_again, play_cold
+from benchmark.alternatives.play import ask_alone, play_again, play_cold, warm_up
 from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import Budget, System, systems_of
 from benchmark.alternatives.traces import NUM_OUTPUT_TOKENS, alone_prompts
@@ -58,6 +58,7 @@ class Comparison:
         key = (system.name, budget.pool_tokens, repetition)
         with self._running(system) as up:
             self.start_up_s.setdefault(system.name, []).append(round(up.start_up_s, 1))
+            warm_up(up)
             for trace, workload in self.workloads.items():
                 found = play_cold(up, workload, budget)
                 self._save(Run(system.name, trace, "cold", budget.pool_tokens, repetition, *found))
@@ -65,6 +66,7 @@ class Comparison:
         if system.disk is None:
             return
         with self._running(system) as up:
+            warm_up(up)
             for trace, workload in self.workloads.items():
                 found = play_again(up, workload)
                 self._save(Run(system.name, trace, "restart", budget.pool_tokens, repetition, *found))

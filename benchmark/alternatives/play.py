@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from benchmark.client import NativeClient, open_session
 from benchmark.measure import flush_cache
 from benchmark.records import Record
 from benchmark.replay import WarmStart, Workload, play, summary
+from benchmark.workload.generated import random_ids
 
 TIMEOUT_S = 300.0
 WRITE_S = 30.0
+WARM_UP_TOKENS = 200
 
 
 def play_cold(running: Running, workload: Workload, budget: Budget) -> tuple[dict[str, Any], dict[str, list[int]]]:
@@ -58,9 +61,27 @@ def ask_alone(running: Running, prompts: Sequence[list[int]], num_tokens: int, t
     return asyncio.run(_alone(running, prompts, num_tokens, times))
 
 
+def warm_up(running: Running) -> None:
+    """Have every rank compute something, for the first forward of a process takes longer than any other."""
+    asyncio.run(_warm_up(running))
+
+
 def answers_of(records: Sequence[Record]) -> dict[str, list[int]]:
     """Tokens by request, of those that were answered."""
     return {record.key: record.answer.output_ids for record in records if not record.answer.error}
+
+
+async def _warm_up(running: Running) -> None:
+    rng = random.Random(0)
+    async with open_session(TIMEOUT_S) as session:
+        await asyncio.gather(
+            *(
+                NativeClient(session, server.url).answer((), random_ids(rng, WARM_UP_TOKENS), 2)
+                for server in running.servers
+                # Two for each rank, all at once: whoever places them, no rank is left out.
+                for _ in range(2 * server.spec.dp)
+            )
+        )
 
 
 async def _flush(running: Running) -> None:
