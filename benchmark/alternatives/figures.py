@@ -77,6 +77,7 @@ def _row(key: tuple[int, str, str, str], some: Sequence[Run], runs: Sequence[Run
         "num_repetitions": len(some),
         "num_requests": figures[0]["num_requests"],
         "num_errors": sum(one["num_errors"] for one in figures),
+        "errors": [error for one in figures for error in one["errors"]][:3],
         "cached_share": of(lambda one: one["cached_share"]),
         "ideal_cached_share": figures[0].get("ideal_cached_share"),
         "cached_by_source": {source: of(lambda one, source=source: _share(one, source)) for source in SOURCES},

@@ -32,6 +32,7 @@ def run(system="stock", *, trace="t", phase="cold", repetition=1, ttft=2.0, cach
     made = {
         "num_requests": 2,
         "num_errors": 0,
+        "errors": [],
         "total_time_s": 10.0,
         "completed_per_s": 0.2,
         "served_tokens": 500,
