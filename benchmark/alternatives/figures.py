@@ -11,7 +11,7 @@ from benchmark.metrics import paired_ratio, spread
 
 REFERENCE = "stock"
 OURS = ("banyan", "banyan_store", "banyan_route")
-OTHERS = ("stock", "stock_again", "router", "hicache")
+OTHERS = ("stock", "stock_again", "router", "hicache", "lmcache")
 QUANTILES = ("mean", "p50", "p90", "p99")
 SOURCES = ("device", "peer", "host", "storage", "untold")
 

@@ -17,6 +17,7 @@ COLORS = {
     "stock_again": "#c4c0b6",
     "router": "#7d93ad",
     "hicache": "#b58a6a",
+    "lmcache": "#b5a36a",
     "banyan": "#2f6f4f",
     "banyan_store": "#4d9170",
     "banyan_route": "#7fb59a",

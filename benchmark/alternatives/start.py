@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.alternatives.systems import System
+from benchmark.alternatives.systems import PAGE_TOKENS, LMCacheServer, System
 from benchmark.router_failover import router as banyan_route
 from benchmark.servers import Server, free_port, wait_answers, wait_ready
 
 ROUTER_PACKAGE = "sglang-router"
+LMCACHE_PACKAGE = "lmcache"
 BANYAN_POLICY = "lmetric"
 PLUGIN_NAME = "hicache_on_cpu"
 
@@ -47,6 +48,8 @@ def running(system: System, model: Path, logs: Path) -> Iterator[Running]:
         RuntimeError: when the router in front does not.
     """
     with ExitStack() as stack:
+        if system.lmcache is not None:
+            stack.enter_context(lmcache_server(system.lmcache, logs / f"{system.name}-server.log"))
         servers = tuple(stack.enter_context(Server(spec, model, logs)) for spec in system.specs)
         wait_ready(servers)
         urls = [server.url for server in servers]
@@ -65,21 +68,49 @@ def sglang_router(urls: Sequence[str], log: Path) -> Iterator[str]:
     Raises:
         RuntimeError: when the package is not installed, or the router does not come up.
     """
-    try:
-        importlib.metadata.version(ROUTER_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise RuntimeError(f"{ROUTER_PACKAGE} is not installed: run `make setup`") from None
+    _demand(ROUTER_PACKAGE)
     port = free_port()
     command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     command += ["--policy", "cache_aware", "--worker-urls", *urls]
-    with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{port}"
+    with _process(command, log) as process:
         failure = f"SGLang's router did not come up: see {log}"
         wait_answers(f"{url}/readiness", lambda: process.poll() is None, failure, timeout_s=120.0)
         yield url
+
+
+@contextmanager
+def lmcache_server(server: LMCacheServer, log: Path) -> Iterator[None]:
+    """LMCache's server in its multiprocess mode, with the transfers that work without a GPU.
+
+    Raises:
+        RuntimeError: when the package is not installed, or the server does not come up.
+    """
+    _demand(LMCACHE_PACKAGE)
+    server.config.parent.mkdir(parents=True, exist_ok=True)
+    server.config.write_text(f"mp_host: 127.0.0.1\nmp_port: {server.port}\n")
+    http_port, size = free_port(), f"{server.dram_gib:.3f}"
+    command = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(server.port)]
+    command += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--supported-transfer-mode", "auto"]
+    command += ["--chunk-size", str(PAGE_TOKENS), "--l1-size-gb", size, "--l1-init-size-gb", "1"]
+    command += ["--eviction-policy", "LRU"]
+    with _process(command, log) as process:
+        failure = f"LMCache's server did not come up: see {log}"
+        wait_answers(
+            f"http://127.0.0.1:{http_port}/healthcheck", lambda: process.poll() is None, failure, timeout_s=60.0
+        )
+        yield
+
+
+@contextmanager
+def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands beside the servers; ended on the way out."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield process
     finally:
         process.terminate()
         try:
@@ -87,6 +118,14 @@ def sglang_router(urls: Sequence[str], log: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _demand(package: str) -> None:
+    """Raises RuntimeError when the package is not installed."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise RuntimeError(f"{package} is not installed: run `make setup`") from None
 
 
 def hicache_path(folder: Path) -> str:

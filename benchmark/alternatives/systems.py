@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmark.router_failover import server_spec as routed_spec
-from benchmark.servers import ServerSpec, Share, cpu_env
+from benchmark.servers import ServerSpec, Share, cpu_env, free_port
 
 NUM_RANKS = 2
 PAGE_TOKENS = 16
@@ -48,6 +48,15 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class LMCacheServer:
+    """LMCache's own process, which holds its DRAM for all ranks. `config`: the file that tells SGLang its port."""
+
+    port: int
+    config: Path
+    dram_gib: float
+
+
+@dataclass(frozen=True)
 class System:
     """One way to serve. `disk`: the folder that outlives its servers, where it has one."""
 
@@ -56,6 +65,7 @@ class System:
     specs: tuple[ServerSpec, ...]
     front: Front = "none"
     disk: Path | None = None
+    lmcache: LMCacheServer | None = None
 
 
 def token_bytes_of(config: Mapping[str, Any]) -> int:
@@ -74,6 +84,7 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
         System("stock_again", "the same once more", (_one("stock_again", budget, "stock"),)),
         System("router", "SGLang's router, cache_aware", _two("router", budget, _plain), "cache_aware"),
         _hicache(budget, disk / "hicache", hicache_path),
+        _lmcache(budget, disk / "lmcache.yaml"),
         System("banyan", "Banyan, dp 2", (_one("banyan", budget, "on", *_arena(budget, 1)),)),
         _with_store(budget, disk / "banyan_store"),
         System("banyan_route", "banyan route, two servers", _two("banyan_route", budget, _routed), "banyan"),
@@ -81,7 +92,7 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
     return {system.name: system for system in made}
 
 
-DEFAULT_SYSTEMS = ("stock", "router", "hicache", "banyan", "banyan_store", "banyan_route")
+DEFAULT_SYSTEMS = ("stock", "router", "hicache", "lmcache", "banyan", "banyan_store", "banyan_route")
 
 
 def _args(pool_tokens: int) -> tuple[str, ...]:
@@ -128,6 +139,13 @@ def _hicache(budget: Budget, disk: Path, path: str) -> System:
     )
     env = (*spec.env, ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(disk)), ("PYTHONPATH", path))
     return System("hicache", "HiCache, files shared by both ranks", (replace(spec, env=env),), disk=disk)
+
+
+def _lmcache(budget: Budget, config: Path) -> System:
+    """LMCache's server with all of the DRAM, shared by both ranks; chunks of one page, as SGLang's linker has them."""
+    spec = _one("lmcache", budget, "stock", "--enable-lmcache", "--lmcache-config-file", str(config))
+    service = LMCacheServer(free_port(), config, budget.dram_gib)
+    return System("lmcache", "LMCache, one server for both ranks", (spec,), lmcache=service)
 
 
 def _with_store(budget: Budget, disk: Path) -> System:

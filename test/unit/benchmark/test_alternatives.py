@@ -87,6 +87,7 @@ class TestSystems:
         spec = made["hicache"].specs[0]
         tokens = spec.dp * int(flag(spec, "--max-total-tokens")) * float(flag(spec, "--hicache-ratio"))
         assert tokens == pytest.approx(BUDGET.dram_tokens, rel=1e-3)
+        assert made["lmcache"].lmcache.dram_gib == BUDGET.dram_gib
 
     def test_systems_with_a_disk_when_listed_then_all_have_the_same(self):
         made = systems_of(BUDGET, Path("disk"), "p")
