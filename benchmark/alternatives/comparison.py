@@ -21,7 +21,7 @@ from benchmark.alternatives.traces import NUM_OUTPUT_TOKENS, alone_prompts
 from benchmark.compare import order_of_repetition
 from benchmark.replay import WarmStart, Workload
 from benchmark.results import append_lines
-from benchmark.servers import ServerFailed
+from benchmark.servers import Server, ServerFailed
 
 NUM_ALONE = 4
 
@@ -35,6 +35,7 @@ class Comparison:
     names: Sequence[str]
     model: Path
     out: Path
+    kind: type[Server] = Server
     runs: list[Run] = field(default_factory=list)
     alone: dict[tuple[str, int, int], dict[str, list[int]]] = field(default_factory=dict)
     not_run: list[dict[str, Any]] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Comparison:
 
     def _running(self, system: System) -> AbstractContextManager[Running]:
         say(f"starting {system.title}")
-        return running(system, self.model, self.out / "logs")
+        return running(system, self.model, self.out / "logs", self.kind)
 
     def _save(self, run: Run) -> None:
         self.runs.append(run)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.alternatives.systems import PAGE_TOKENS, LMCacheServer, System
+from benchmark.alternatives.systems import NO_USAGE_REPORTS, PAGE_TOKENS, LMCacheServer, System
 from benchmark.router_failover import router as banyan_route
 from benchmark.servers import Server, free_port, wait_answers, wait_ready
 
@@ -40,8 +40,8 @@ class Running:
 
 
 @contextmanager
-def running(system: System, model: Path, logs: Path) -> Iterator[Running]:
-    """The system, ready to answer; ended on the way out.
+def running(system: System, model: Path, logs: Path, kind: type[Server]) -> Iterator[Running]:
+    """The system, ready to answer; ended on the way out. `kind`: real servers, or ones that are forked and up sooner.
 
     Raises:
         ServerFailed: when a server does not come up.
@@ -50,7 +50,7 @@ def running(system: System, model: Path, logs: Path) -> Iterator[Running]:
     with ExitStack() as stack:
         if system.lmcache is not None:
             stack.enter_context(lmcache_server(system.lmcache, logs / f"{system.name}-server.log"))
-        servers = tuple(stack.enter_context(Server(spec, model, logs)) for spec in system.specs)
+        servers = tuple(stack.enter_context(kind(spec, model, logs)) for spec in system.specs)
         wait_ready(servers)
         urls = [server.url for server in servers]
         url = urls[0]
@@ -91,7 +91,18 @@ def lmcache_server(server: LMCacheServer, log: Path) -> Iterator[None]:
     server.config.parent.mkdir(parents=True, exist_ok=True)
     server.config.write_text(f"mp_host: 127.0.0.1\nmp_port: {server.port}\n")
     http_port, size = free_port(), f"{server.dram_gib:.3f}"
-    command = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(server.port)]
+    command = [
+        "env",
+        "=".join(NO_USAGE_REPORTS),
+        sys.executable,
+        "-m",
+        "lmcache.cli.main",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(server.port),
+    ]
     command += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--supported-transfer-mode", "auto"]
     command += ["--chunk-size", str(PAGE_TOKENS), "--l1-size-gb", size, "--l1-init-size-gb", "1"]
     command += ["--eviction-policy", "LRU"]

@@ -22,6 +22,9 @@ CONTEXT_TOKENS = 4096
 BF16_BYTES = 2
 GIB = 2**30
 
+NO_USAGE_REPORTS = ("LMCACHE_TRACK_USAGE", "false")
+"""LMCache tells its makers of every start, unless this says otherwise."""
+
 Front = Literal["none", "cache_aware", "banyan"]
 """Who places requests in front of several servers: nobody, SGLang's router, or `banyan route`."""
 
@@ -144,6 +147,7 @@ def _hicache(budget: Budget, disk: Path, path: str) -> System:
 def _lmcache(budget: Budget, config: Path) -> System:
     """LMCache's server with all of the DRAM, shared by both ranks; chunks of one page, as SGLang's linker has them."""
     spec = _one("lmcache", budget, "stock", "--enable-lmcache", "--lmcache-config-file", str(config))
+    spec = replace(spec, env=(*spec.env, NO_USAGE_REPORTS))
     service = LMCacheServer(free_port(), config, budget.dram_gib)
     return System("lmcache", "LMCache, one server for both ranks", (spec,), lmcache=service)
 
