@@ -45,7 +45,8 @@ def conditions(report: Mapping[str, Any]) -> str:
     command = " ".join(["python -m benchmark.alternatives", *options(report["config"])])
     return (
         f"`{command}`, commit {(where['commit'] or 'unknown')[:10]}, {where['date'][:10]}, "
-        f"{report['duration_s'] / 60:.0f} minutes, {machine['cpu_model']} with {machine['num_cores']} cores; "
+        f"{report['duration_s'] / 60:.0f} minutes, {machine['cpu_model']} with {machine['num_cores']} cores, "
+        f"{report['budgets'][0]['dtype']}; "
         f"{versions}. "
         f"Requests that were alone on a system, answered as stock did: {alone}."
     )

@@ -19,7 +19,7 @@ from benchmark.servers import ServerSpec, Share, cpu_env, free_port
 NUM_RANKS = 2
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
-BF16_BYTES = 2
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 GIB = 2**30
 
 NO_USAGE_REPORTS = ("LMCACHE_TRACK_USAGE", "false")
@@ -31,12 +31,13 @@ Front = Literal["none", "cache_aware", "banyan"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a system may hold, all its ranks together. `token_bytes`: KV of one token, all layers."""
+    """What a system may hold, all its ranks together. `token_bytes`: KV of one token, all layers, in `dtype`."""
 
     pool_tokens: int
     dram_tokens: int
     disk_bytes: int
     token_bytes: int
+    dtype: str
 
     def __post_init__(self) -> None:
         if self.pool_tokens < NUM_RANKS * CONTEXT_TOKENS:
@@ -71,12 +72,12 @@ class System:
     lmcache: LMCacheServer | None = None
 
 
-def token_bytes_of(config: Mapping[str, Any]) -> int:
-    """KV bytes of one token, from a checkpoint's config.json of a model with plain attention in bf16."""
+def token_bytes_of(config: Mapping[str, Any], dtype: str) -> int:
+    """KV bytes of one token, from a checkpoint's config.json of a model with plain attention."""
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    return int(2 * config["num_hidden_layers"] * kv_heads * head_dim * BF16_BYTES)
+    return int(2 * config["num_hidden_layers"] * kv_heads * head_dim * DTYPE_BYTES[dtype])
 
 
 def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, System]:
@@ -98,15 +99,23 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
 DEFAULT_SYSTEMS = ("stock", "router", "hicache", "lmcache", "banyan", "banyan_store", "banyan_route")
 
 
-def _args(pool_tokens: int) -> tuple[str, ...]:
+def dtype_for(cpu_flags: str) -> str:
+    """The type to compute in, from the line of flags in /proc/cpuinfo: where a processor has no products of bf16, torch
+    makes them up, ten times slower than those of float32."""
+    has_bf16 = {"avx512_bf16", "amx_bf16"} & set(cpu_flags.split())
+    return "bfloat16" if has_bf16 else "float32"
+
+
+def _args(budget: Budget) -> tuple[str, ...]:
+    pool_tokens = budget.pool_tokens // NUM_RANKS
     return (
         *("--device", "cpu", "--max-total-tokens", str(pool_tokens), "--context-length", str(CONTEXT_TOKENS)),
-        *("--page-size", str(PAGE_TOKENS), "--sleep-on-idle", "--enable-metrics"),
+        *("--dtype", budget.dtype, "--page-size", str(PAGE_TOKENS), "--sleep-on-idle", "--enable-metrics"),
     )
 
 
 def _one(label: str, budget: Budget, share: Share, *flags: str) -> ServerSpec:
-    args = (*_args(budget.pool_tokens // NUM_RANKS), *flags)
+    args = (*_args(budget), *flags)
     return ServerSpec(label, NUM_RANKS, share, args, cpu_env(dp=NUM_RANKS))
 
 
@@ -115,11 +124,11 @@ def _two(label: str, budget: Budget, make: Callable[[str, int, Budget], ServerSp
 
 
 def _plain(label: str, core: int, budget: Budget) -> ServerSpec:
-    return ServerSpec(label, 1, "stock", _args(budget.pool_tokens // NUM_RANKS), cpu_env(dp=1, first_core=core))
+    return ServerSpec(label, 1, "stock", _args(budget), cpu_env(dp=1, first_core=core))
 
 
 def _routed(label: str, core: int, budget: Budget) -> ServerSpec:
-    args = (*_args(budget.pool_tokens // NUM_RANKS), *_arena(budget, NUM_RANKS))
+    args = (*_args(budget), *_arena(budget, NUM_RANKS))
     return replace(routed_spec(label, core, args), share="on")
 
 

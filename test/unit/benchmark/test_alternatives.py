@@ -16,9 +16,17 @@ from benchmark.alternatives.figures import Run
 from benchmark.alternatives.kept import wait_until_still
 from benchmark.alternatives.page import render_html
 from benchmark.alternatives.start import hicache_path
-from benchmark.alternatives.systems import DEFAULT_SYSTEMS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
+from benchmark.alternatives.systems import (
+    DEFAULT_SYSTEMS,
+    GIB,
+    NUM_RANKS,
+    Budget,
+    dtype_for,
+    systems_of,
+    token_bytes_of,
+)
 
-BUDGET = Budget(pool_tokens=28_000, dram_tokens=40_000, disk_bytes=2 * GIB, token_bytes=23_040)
+BUDGET = Budget(pool_tokens=28_000, dram_tokens=40_000, disk_bytes=2 * GIB, token_bytes=23_040, dtype="bfloat16")
 
 
 def flag(spec, name):
@@ -57,6 +65,7 @@ def report_of(runs, not_run=()):
         "not_run": list(not_run),
         "titles": {name: system.title for name, system in systems.items()},
         "method": "in turns",
+        "budgets": [dict(BUDGET.__dict__)],
         "config": {"repetitions": 1},
         "duration_s": 9.0,
         "provenance": {
@@ -109,7 +118,14 @@ class TestSystems:
 
     def test_token_bytes_when_heads_are_grouped_then_only_those_of_keys_count(self):
         config = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
-        assert token_bytes_of(config) == 23_040
+        assert token_bytes_of(config, "bfloat16") == 23_040
+        assert token_bytes_of(config, "float32") == 46_080
+
+    @pytest.mark.parametrize(
+        ("flags", "dtype"), [("fpu avx2", "float32"), ("avx2 avx512f avx512_bf16", "bfloat16"), ("", "float32")]
+    )
+    def test_dtype_when_the_processor_has_no_bf16_then_float32(self, flags, dtype):
+        assert dtype_for(flags) == dtype
 
     def test_plugin_when_written_then_it_names_the_stand_in(self, tmp_path, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", "inherited")
