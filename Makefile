@@ -43,7 +43,7 @@ pd: setup ## a prefill and a decode server with and without Banyan; leaves build
 remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json
 	@$(PY) -m benchmark.remote $(ARGS)
 
-compare: setup ## stock, SGLang's router, HiCache and Banyan on the same work; build/compare: make compare DATA=../shared/data, or ARGS=--quick
+compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the same work; build/compare: make compare DATA=../shared/data, or ARGS=--quick
 	@$(PY) -m benchmark.alternatives $(if $(DATA),--data $(DATA)) $(ARGS)
 
 sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim

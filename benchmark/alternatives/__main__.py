@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", action="append", choices=NAMES, help="default: all")
     parser.add_argument("--system", action="append", help=f"default: {', '.join(DEFAULT_SYSTEMS)}; or stock_again")
     parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--max-minutes", type=float, default=float("inf"), help="start no system after so long")
     parser.add_argument("--num-requests", type=int, help="of each workload at most, the earliest")
     parser.add_argument(
         "--pool-tokens",
@@ -114,6 +115,7 @@ def report_of(comparison: Comparison, args: argparse.Namespace, duration_s: floa
         found["versions"][ROUTER_PACKAGE] = None
     titles = {name: system.title for name, system in systems_of(comparison.budgets[0], args.out, "").items()}
     config = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
+    config["max_minutes"] = None if args.max_minutes == float("inf") else args.max_minutes
     return {
         "rows": figures.rows_of(comparison.runs),
         "against": figures.against(comparison.runs),
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.jsonl").unlink(missing_ok=True)
     try:
-        comparison.measure(args.repetitions)
+        comparison.measure(args.repetitions, 60 * args.max_minutes)
     finally:
         # What was measured before somebody ended it is worth a report, too.
         report = report_of(comparison, args, time.monotonic() - start_s)

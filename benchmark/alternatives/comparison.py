@@ -41,8 +41,10 @@ class Comparison:
     not_run: list[dict[str, Any]] = field(default_factory=list)
     start_up_s: dict[str, list[float]] = field(default_factory=dict)
 
-    def measure(self, num_repetitions: int) -> None:
-        """Every system on every workload; what does not come up is noted, and the others go on."""
+    def measure(self, num_repetitions: int, max_s: float) -> None:
+        """Every system on every workload; what does not come up is noted, and the others go on. After `max_s` none is
+        started any more."""
+        end_s = time.monotonic() + max_s
         for repetition in range(1, num_repetitions + 1):
             for budget in self.budgets:
                 for name in order_of_repetition(self.names, repetition):
@@ -50,6 +52,8 @@ class Comparison:
                     shutil.rmtree(disk, ignore_errors=True)
                     system = systems_of(budget, disk.absolute(), hicache_path(self.out / "plugin"))[name]
                     try:
+                        if time.monotonic() > end_s:
+                            raise RuntimeError(f"the {max_s / 60:.0f} minutes of --max-minutes were over")
                         self._measure_one(system, budget, repetition)
                     except (ServerFailed, WarmStart, RuntimeError) as error:
                         self._note(system, budget, repetition, error)

@@ -61,7 +61,10 @@ def options(config: Mapping[str, Any]) -> list[str]:
             shown.append(flag)
         elif isinstance(value, list):
             shown += [f"{flag} {one}" for one in value]
-        elif name in ("data", "repetitions", "num_requests", "stretch") and value not in (None, 1):
+        elif name in ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch") and value not in (
+            None,
+            1,
+        ):
             shown.append(f"{flag} {value}")
     return shown
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmark.alternatives import documented, figures, traces
 from benchmark.alternatives.__main__ import build_parser
-from benchmark.alternatives.comparison import last_error_line
+from benchmark.alternatives.comparison import Comparison, last_error_line
 from benchmark.alternatives.figures import Run
 from benchmark.alternatives.kept import wait_until_still
 from benchmark.alternatives.page import render_html
@@ -278,3 +278,11 @@ class TestKept:
     def test_wait_when_writing_never_ends_then_says_so(self):
         counter = iter(range(1_000_000))
         assert not wait_until_still(lambda: next(counter), timeout_s=0.05, still_s=0.5, poll_s=0.01)
+
+
+def test_measure_when_the_time_is_over_then_no_system_is_started_and_each_row_says_so(tmp_path):
+    comparison = Comparison({}, [BUDGET], ["stock", "banyan"], tmp_path / "no model", tmp_path)
+    comparison.measure(1, max_s=-1.0)
+    assert [one["system"] for one in comparison.not_run] == ["stock", "banyan"]
+    assert all("--max-minutes" in one["reason"] for one in comparison.not_run)
+    assert comparison.runs == []
