@@ -16,6 +16,7 @@ PATTERN = "alternatives*.json"
 """Each a `report.json` of `make compare`."""
 
 COLUMNS = 118
+SHOWN = ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch")
 
 
 def tables() -> str:
@@ -61,10 +62,7 @@ def options(config: Mapping[str, Any]) -> list[str]:
             shown.append(flag)
         elif isinstance(value, list):
             shown += [f"{flag} {one}" for one in value]
-        elif name in ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch") and value not in (
-            None,
-            1,
-        ):
+        elif name in SHOWN and value not in (None, 1, float("inf")):
             shown.append(f"{flag} {value}")
     return shown
 
