@@ -6,11 +6,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import aiohttp
 
 from benchmark.alternatives import figures
 from benchmark.alternatives.figures import Run
@@ -19,11 +22,14 @@ from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import Budget, System, systems_of
 from benchmark.alternatives.traces import NUM_OUTPUT_TOKENS, alone_prompts
 from benchmark.compare import order_of_repetition
-from benchmark.replay import WarmStart, Workload
+from benchmark.replay import Workload
 from benchmark.results import append_lines
-from benchmark.servers import Server, ServerFailed
+from benchmark.servers import Server
 
 NUM_ALONE = 4
+GOES_WRONG = (RuntimeError, OSError, LookupError, ValueError, TypeError, aiohttp.ClientError)
+"""What becomes the row of one system, while the others are measured all the same: a server that does not come up, a
+cache that is not cold, an answer that is not what it should be."""
 
 
 @dataclass
@@ -55,7 +61,7 @@ class Comparison:
                         if time.monotonic() > end_s:
                             raise RuntimeError(f"the {max_s / 60:.0f} minutes of --max-minutes were over")
                         self._measure_one(system, budget, repetition)
-                    except (ServerFailed, WarmStart, RuntimeError) as error:
+                    except GOES_WRONG as error:
                         self._note(system, budget, repetition, error)
                     shutil.rmtree(disk, ignore_errors=True)
 
@@ -91,12 +97,15 @@ class Comparison:
         )
 
     def _note(self, system: System, budget: Budget, repetition: int, error: Exception) -> None:
-        reason = last_error_line(str(error))
+        reason = last_error_line(f"{type(error).__name__}: {error}")
         say(f"  did not run: {reason}")
         self.not_run.append(
             {"system": system.name, "pool_tokens": budget.pool_tokens, "repetition": repetition, "reason": reason}
         )
-        append_lines(self.out / "results.jsonl", [{"kind": "not_run", **self.not_run[-1], "log": str(error)[-4000:]}])
+        append_lines(
+            self.out / "results.jsonl",
+            [{"kind": "not_run", **self.not_run[-1], "log": "".join(traceback.format_exception(error))[-6000:]}],
+        )
 
     def same_when_alone(self) -> dict[str, dict[str, int]]:
         """Per system: answers to requests that were alone on it, beside stock's."""

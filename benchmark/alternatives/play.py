@@ -30,6 +30,8 @@ def play_cold(running: Running, workload: Workload, budget: Budget) -> tuple[dic
         WarmStart: when the first answer tells of cached tokens.
         RuntimeError: when a server does not empty its caches.
     """
+    # What was asked before may still be on its way to the disk.
+    wait_until_still(lambda: written_by(running), timeout_s=WRITE_S)
     before = kept_by(running, budget)
     asyncio.run(_flush(running))
     records, total_time_s = asyncio.run(_play(running, workload))
