@@ -67,6 +67,8 @@ class Comparison:
 
     def _measure_one(self, system: System, budget: Budget, repetition: int) -> None:
         key = (system.name, budget.pool_tokens, repetition)
+        if system.disk is not None:
+            system.disk.mkdir(parents=True, mode=0o700)
         with self._running(system) as up:
             self.start_up_s.setdefault(system.name, []).append(round(up.start_up_s, 1))
             warm_up(up)
