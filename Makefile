@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ pd: setup ## a prefill and a decode server with and without Banyan; leaves build
 
 remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json
 	@$(PY) -m benchmark.remote $(ARGS)
+
+compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the same work; build/compare: make compare DATA=../shared/data, or ARGS=--quick
+	@$(PY) -m benchmark.alternatives $(if $(DATA),--data $(DATA)) $(ARGS)
 
 sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim
 	@for study in cache-compute pd-ratio tutti cost dp dualpath; do \

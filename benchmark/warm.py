@@ -129,7 +129,9 @@ def main(fd: int) -> None:
     # Collected objects would be written to, and their memory with them, in every fork.
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Who started it stops its servers first and then hangs up, also where all of them are signalled together.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=fd)
     for line in connection.makefile("rb"):
         request = json.loads(line)
@@ -152,6 +154,7 @@ def _ended(pid: int) -> int | None:
 def _become_server(*, arguments: Sequence[str], variables: Mapping[str, str], log: str) -> NoReturn:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
         os.dup2(file, stream)

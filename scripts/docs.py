@@ -19,6 +19,7 @@ from banyan import config, knobs
 from banyan.patches import index
 from banyan.router import settings
 from benchmark import pd_page
+from benchmark.alternatives import documented
 
 ROOT = Path(__file__).parents[1]
 PARTS: dict[str, Callable[[], str]] = {
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
     "pd figures": pd_page.table,
+    "alternatives figures": documented.tables,
 }
 MADE = re.compile(r"(?<=<!-- made: )(?P<name>[a-z ]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from banyan.arena.node_tier import NodeTier
 from banyan.arena.prefetch import Prefetch, Worth
-from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.store_tier import StoreTier
 from banyan.core import SourceKind
 
@@ -23,7 +23,7 @@ class DualPath:
     """One rank's store, and the other nodes' beside it."""
 
     store: StoreTier
-    remote: RemoteTier
+    nodes: NodeTier
     prefetch: Prefetch
 
     def arrive(self, rid: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int) -> None:
@@ -38,7 +38,7 @@ class DualPath:
             return
         self.store.arrive(keys, num_held, partial(_up_to, start, len(keys), worth))
         is_whole = num_held + self.prefetch.num_arriving(keys[num_held:start]) == start
-        if not is_whole or not self.remote.send(rid, node, rest, num_stored - start, worth):
+        if not is_whole or not self.nodes.send(rid, node, rest, num_stored - start, worth):
             self.store.look_again(keys, num_held, worth)
 
 

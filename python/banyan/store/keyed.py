@@ -28,7 +28,7 @@ from banyan.store.asked_values import AskedValues, KeyedFound, name_of
 from banyan.store.complaints import Complaints
 from banyan.store.form import Slab, ValueForm, address_of
 from banyan.store.known import MAX_KNOWN, Known
-from banyan.store.reads import PageRead, PageReader
+from banyan.store.value_reads import PageRead, PageReader
 from banyan.store.values import Stretch, Values
 from banyan.store.watch import Watch
 from banyan.store.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes

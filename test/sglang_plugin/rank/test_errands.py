@@ -14,7 +14,7 @@ from banyan.config import Config
 from banyan.routing import hint
 from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin.kv_hints import with_action
-from banyan.sglang_plugin.rank import hooks, membership, requests
+from banyan.sglang_plugin.rank import hooks, identity, requests
 from banyan.sglang_plugin.rank import linker as module
 
 NUM_PAGES = 6
@@ -43,7 +43,7 @@ class Req:
 @pytest.fixture
 def servers(monkeypatch, tmp_path):
     """What reads for the other (its pages are in the store, and nowhere else), and the other one."""
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
     secret, address = tmp_path / "secret", free_address()
     secret.write_bytes(b"a secret of all nodes")

@@ -287,7 +287,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
 def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_its_pages_are_on_their_way(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(membership, "weights_digest", lambda args: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     url = f"nixl+posix://{tmp_path}"
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(url,), store_gb=0.1, store_admit="first")
     writer, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/benchmarks/alternatives.md, from reports that are kept beside it. Written by ``make docs``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.alternatives import figures
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+PATTERN = "alternatives*.json"
+"""Each a `report.json` of `make compare`."""
+
+COLUMNS = 118
+SHOWN = ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch")
+
+
+def tables() -> str:
+    """The tables of all kept reports."""
+    return page([json.loads(path.read_text()) for path in sorted(FOLDER.glob(PATTERN))])
+
+
+def page(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown; a sentence where nothing is kept yet."""
+    if not reports:
+        return "No run is kept here yet.\n"
+    return "\n".join(
+        f"{textwrap.fill(conditions(report), COLUMNS)}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
+        for report in reports
+    )
+
+
+def conditions(report: Mapping[str, Any]) -> str:
+    """Command, commit, machine, versions."""
+    where = report["provenance"]
+    machine = where["hardware"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version)
+    alone = ", ".join(
+        f"{report['titles'][name]} {found['num_identical']}/{found['num_compared']}"
+        for name, found in report["alone"].items()
+    )
+    command = " ".join(["python -m benchmark.alternatives", *options(report["config"])])
+    return (
+        f"`{command}`, commit {(where['commit'] or 'unknown')[:10]}, {where['date'][:10]}, "
+        f"{report['duration_s'] / 60:.0f} minutes, {machine['cpu_model']} with {machine['num_cores']} cores, "
+        f"{report['budgets'][0]['dtype']}; "
+        f"{versions}. "
+        f"Requests that were alone on a system, answered as stock did: {alone}."
+    )
+
+
+def options(config: Mapping[str, Any]) -> list[str]:
+    """The command line that gives this configuration; paths are shown by their last name."""
+    shown = []
+    for name, value in config.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            shown.append(flag)
+        elif isinstance(value, list):
+            shown += [f"{flag} {one}" for one in value]
+        elif name in SHOWN and value not in (None, 1, float("inf")):
+            shown.append(f"{flag} {value}")
+    return shown
+
+
+def _verdicts(report: Mapping[str, Any]) -> str:
+    """Markdown: Banyan against each of the others."""
+    titles = report["titles"]
+    rows = "\n".join(
+        f"| {titles[one['ours']]} | {titles[one['other']]} | {one['trace']} | {one['pool_tokens']:,} | "
+        f"{_spread(one['ttft_ratio'])} | {100 * one['hits']['median']:+.1f} points | "
+        f"{'ahead' if one['is_ahead'] else 'not ahead'} |"
+        for one in report["against"]
+    )
+    head = (
+        "| ours | other | workload | pools | mean TTFT, ours / other | cached share | |\n|---|---|---|---|---|---|---|"
+    )
+    return f"{head}\n{rows}\n"
+
+
+def _spread(found: Mapping[str, Any]) -> str:
+    middle = f"{found['median']:.2f}"
+    return middle if len(found["values"]) == 1 else f"{middle} ({found['min']:.2f}-{found['max']:.2f})"

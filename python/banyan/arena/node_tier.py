@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other nodes have of the prompts that come to one rank, behind its arena and its store.
+
+Invariants, beside those of ``RemoteTier``
+  1. A request on an errand is awaited no longer than `ERRAND_PATIENCE_S`.
+  2. What an errand does not bring is read from the own store.
+
+An errand is a question that another node answers when it has brought the pages from its store. One thread calls;
+nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from banyan.arena.prefetch import Prefetch, Worth
+from banyan.arena.remote_tier import Asked, Question, RemoteTier
+from banyan.ports import Frames, StoreFound, StoreRead
+from banyan.telemetry import Counters
+
+ERRAND_PATIENCE_S = 12.0
+"""Longer than anybody who sends waits for the end of an errand."""
+
+
+class FoundThere(StoreFound, Protocol):
+    """What a node said to have; ``origin`` names it."""
+
+    @property
+    def origin(self) -> str: ...
+
+
+class OtherNodes(Asked[FoundThere], Protocol):
+    """The doors of other nodes, as a rank uses them. No call waits."""
+
+    def send(self, node: str, keys: Sequence[str]) -> int | None:
+        """Have the node of that address bring ``keys`` from its store; the number of the question, None where it cannot
+        be asked."""
+        ...
+
+    def read(self, found: Any, num_pages: int, memory: Any, offsets: Frames) -> StoreRead:
+        """Start to pull what was found."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand(Question):
+    """``num_pages``: how many of the keys the node was sent for."""
+
+    num_pages: int
+
+
+class NodeTier(RemoteTier[FoundThere]):
+    """One rank's prompts at the other nodes."""
+
+    def __init__(
+        self, nodes: OtherNodes, *, prefetch: Prefetch, counters: Counters, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(nodes, bring=self._pull, prefetch=prefetch, counters=counters, clock=clock)
+        self._nodes = nodes
+        self._sent_for: set[str] = set()
+
+    def _pull(self, keys: Sequence[str], worth: Worth, found: FoundThere) -> None:
+        self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin)
+
+    def send(self, rid: str, node: str, keys: Sequence[str], num_pages: int, worth: Worth) -> bool:
+        """Have ``node`` bring the first ``num_pages`` of ``keys``, which go to the prompt's end; whether it was asked
+        to. What it has brought is pulled; what it has not is read here."""
+        number = self._nodes.send(node, keys[:num_pages])
+        if number is None:
+            return False
+        self._counters.errands_sent += 1
+        self._questions[number] = _Errand(rid, keys, worth, num_pages)
+        self._await(rid, ERRAND_PATIENCE_S)
+        self._sent_for.add(rid)
+        return True
+
+    def is_sent_for(self, rid: str) -> bool:
+        """Whether another node is reading for this request: nobody else is to read the same."""
+        return rid in self._sent_for and self.is_awaited(rid)
+
+    def _await_no_longer(self, rid: str) -> None:
+        super()._await_no_longer(rid)
+        self._sent_for.discard(rid)
+
+    def _end(self, question: Question, found: FoundThere | None) -> None:
+        if not isinstance(question, _Errand):
+            super()._end(question, found)
+            return
+        if found is not None:
+            self._pull(question.keys, question.worth, found)
+        num_brought = 0 if found is None else found.num_pages
+        self._counters.errands_failed += num_brought < question.num_pages
+        self._prefetch.start_reads(question.keys, question.worth)
+
+    def forget(self) -> None:
+        super().forget()
+        self._sent_for.clear()
