@@ -24,11 +24,15 @@ def features(cpuinfo: str) -> frozenset[str]:
     return frozenset()
 
 
-def dtype_flags(known: Iterable[str]) -> tuple[str, ...]:
-    """SGLang's flags for a processor with these ``features``: the model's own type, or float32."""
+def dtype_for(known: Iterable[str]) -> str:
+    """The type to compute in on a processor with these ``features``."""
     known = frozenset(known)
-    return ("--dtype", "float32") if known and CPU_FEATURE_FOR_BFLOAT16 not in known else ()
+    return "bfloat16" if not known or CPU_FEATURE_FOR_BFLOAT16 in known else "float32"
 
 
-CPU_ENGINE = ("--device", "cpu", *dtype_flags(features(CPUINFO.read_text() if CPUINFO.exists() else "")))
+def features_here() -> frozenset[str]:
+    return features(CPUINFO.read_text() if CPUINFO.exists() else "")
+
+
+CPU_ENGINE = ("--device", "cpu", "--dtype", dtype_for(features_here()))
 """How servers of a real model are started here."""

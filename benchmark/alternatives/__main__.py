@@ -31,12 +31,12 @@ from benchmark.alternatives.systems import (
     DTYPE_BYTES,
     GIB,
     Budget,
-    dtype_for,
     systems_of,
     token_bytes_of,
 )
 from benchmark.alternatives.traces import NAMES, QUICK_REQUESTS, workloads_of
 from benchmark.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
+from benchmark.processor import dtype_for, features_here
 from benchmark.provenance import provenance
 from benchmark.servers import Server, unwind_on_sigterm
 from benchmark.warm import ForkedServer
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dram-tokens", type=int, default=40_000, help="beside the pools, where a system has DRAM")
     parser.add_argument("--disk-gb", type=float, default=8.0, help="where a system has a disk, in GiB")
     parser.add_argument("--stretch", type=float, default=1.0, metavar="F", help="play over F times the time")
-    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="default: float32 where the processor has no bf16")
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="default: float32 where the processor has no AVX-512")
     parser.add_argument("--model", type=Path, default=DEFAULT_TARGET, help="folder of the checkpoint")
     parser.add_argument("--out", type=Path, default=Path("build/compare"))
     return parser
@@ -84,7 +84,7 @@ def comparison_of(args: argparse.Namespace) -> Comparison:
     traces = args.trace or (QUICK_TRACES if args.quick else NAMES)
     num_requests = args.num_requests or (QUICK_REQUESTS if args.quick else None)
     model = ensure_model(args.model)
-    dtype = args.dtype or dtype_for(cpu_flags())
+    dtype = args.dtype or dtype_for(features_here())
     token_bytes = token_bytes_of(json.loads((model / "config.json").read_text()), dtype)
     budgets = [
         Budget(pool_tokens, args.dram_tokens, round(args.disk_gb * GIB), token_bytes, dtype)
@@ -98,12 +98,6 @@ def comparison_of(args: argparse.Namespace) -> Comparison:
     workloads = workloads_of(traces, args.data, stretch=args.stretch, num_requests=num_requests)
     # Forked servers are up sooner. What is to be reported is measured on servers that were started as users start them.
     return Comparison(workloads, budgets, names, model, args.out, ForkedServer if args.quick else Server)
-
-
-def cpu_flags() -> str:
-    """What the processor can do, in the words of /proc/cpuinfo."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
 
 
 def report_of(comparison: Comparison, args: argparse.Namespace, duration_s: float) -> dict[str, Any]:

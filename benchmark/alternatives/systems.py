@@ -99,13 +99,6 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
 DEFAULT_SYSTEMS = ("stock", "router", "hicache", "lmcache", "banyan", "banyan_store", "banyan_route")
 
 
-def dtype_for(cpu_flags: str) -> str:
-    """The type to compute in, from the line of flags in /proc/cpuinfo: where a processor has no products of bf16, torch
-    makes them up, ten times slower than those of float32."""
-    has_bf16 = {"avx512_bf16", "amx_bf16"} & set(cpu_flags.split())
-    return "bfloat16" if has_bf16 else "float32"
-
-
 def _args(budget: Budget) -> tuple[str, ...]:
     pool_tokens = budget.pool_tokens // NUM_RANKS
     return (

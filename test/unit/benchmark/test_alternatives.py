@@ -21,7 +21,6 @@ from benchmark.alternatives.systems import (
     GIB,
     NUM_RANKS,
     Budget,
-    dtype_for,
     systems_of,
     token_bytes_of,
 )
@@ -120,12 +119,6 @@ class TestSystems:
         config = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
         assert token_bytes_of(config, "bfloat16") == 23_040
         assert token_bytes_of(config, "float32") == 46_080
-
-    @pytest.mark.parametrize(
-        ("flags", "dtype"), [("fpu avx2", "float32"), ("avx2 avx512f avx512_bf16", "bfloat16"), ("", "float32")]
-    )
-    def test_dtype_when_the_processor_has_no_bf16_then_float32(self, flags, dtype):
-        assert dtype_for(flags) == dtype
 
     def test_plugin_when_written_then_it_names_the_stand_in(self, tmp_path, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", "inherited")

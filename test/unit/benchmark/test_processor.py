@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from benchmark.processor import dtype_flags, features
+from benchmark.processor import dtype_for, features
 
 CPUINFO = """processor\t: 0
 model name\t: AMD EPYC
@@ -11,11 +11,11 @@ flags\t\t: fpu avx512bw
 """
 
 
-@pytest.mark.parametrize(("more", "flags"), [("", ("--dtype", "float32")), (" avx512f avx512bw avx512_bf16", ())])
-def test_server_when_the_processor_has_no_kernel_for_bfloat16_then_it_is_started_with_float32(more, flags):
-    assert dtype_flags(features(CPUINFO.format(more=more))) == flags
+@pytest.mark.parametrize(("more", "dtype"), [("", "float32"), (" avx512f avx512bw avx512_bf16", "bfloat16")])
+def test_server_when_the_processor_has_no_kernel_for_bfloat16_then_it_is_started_with_float32(more, dtype):
+    assert dtype_for(features(CPUINFO.format(more=more))) == dtype
 
 
-def test_server_when_nothing_is_known_of_the_processor_then_the_models_own_type():
+def test_server_when_nothing_is_known_of_the_processor_then_bfloat16():
     assert features("Processor: other\n") == frozenset()
-    assert dtype_flags(()) == ()
+    assert dtype_for(()) == "bfloat16"
