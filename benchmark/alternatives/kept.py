@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a system holds beside its pools: bytes in DRAM as its servers tell, bytes on disk as the file system tells."""
+"""What a system holds beside its pools: bytes in DRAM as its servers tell, bytes on disk as they or the file system
+tell."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Kept:
-    """Pages in DRAM beside the pools, every copy counted, and bytes on disk. `disk_bytes`: what the files occupy."""
+    """Pages in DRAM beside the pools, every copy counted, and bytes on disk. `disk_bytes`: what the files occupy, or what
+    Banyan's ranks have written since they were started: their files are allocated before they are filled."""
 
     dram_pages: int
     dram_bytes: int
@@ -38,11 +40,14 @@ class Kept:
 def kept_by(running: Running, budget: Budget) -> Kept:
     """What the system holds now."""
     dram_pages = sum(_dram_pages(server.url) for server in running.servers)
+    stores = [rank["store"] for server in running.servers for rank in _banyan_ranks(server.url) if "store" in rank]
     files = [path for path in running.system.disk.rglob("*") if path.is_file()] if running.system.disk else []
     return Kept(
         dram_pages=dram_pages,
         dram_bytes=dram_pages * PAGE_TOKENS * budget.token_bytes,
-        disk_bytes=sum(_occupied_bytes(path) for path in files),
+        disk_bytes=(
+            sum(store["written_bytes"] for store in stores) if stores else sum(_occupied_bytes(path) for path in files)
+        ),
         num_files=len(files),
     )
 
