@@ -25,8 +25,8 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Kept:
-    """Pages in DRAM beside the pools, every copy counted, and bytes on disk. `disk_bytes`: what the files occupy, or what
-    Banyan's ranks have written since they were started: their files are allocated before they are filled."""
+    """Pages in DRAM beside the pools, every copy counted, and bytes on disk. `disk_bytes`: what the files occupy, or
+    what Banyan's ranks have written since they were started: their files are allocated before they are filled."""
 
     dram_pages: int
     dram_bytes: int
