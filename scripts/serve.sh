@@ -5,6 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Of a type that this processor multiplies at a fair speed.
+engine=$(.venv/bin/python -c "from benchmark.processor import CPU_ENGINE; print(*CPU_ENGINE)")
+
 port=30000
 words=("$@")
 for at in "${!words[@]}"; do
@@ -33,9 +36,6 @@ answers() {
     done
 ) &
 
-# Of a type that this processor multiplies at a fair speed.
-read -ra engine < <(.venv/bin/python -c "from benchmark.processor import CPU_ENGINE; print(*CPU_ENGINE)")
-
 exec env SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" OMP_NUM_THREADS=1 .venv/bin/python \
-    -m sglang.launch_server --model-path "${MODEL:-build/models/smollm2-135m-instruct}" "${engine[@]}" --dp 2 \
+    -m sglang.launch_server --model-path "${MODEL:-build/models/smollm2-135m-instruct}" $engine --dp 2 \
     --max-total-tokens 40000 --context-length 8192 --sleep-on-idle --enable-banyan "$@"

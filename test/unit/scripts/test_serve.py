@@ -32,7 +32,9 @@ http.server.HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Hea
 def checkout(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "serve.sh", tmp_path / "scripts")
+    (tmp_path / "benchmark").mkdir()
+    for path in ("scripts/serve.sh", "benchmark/processor.py"):
+        shutil.copy(ROOT / path, tmp_path / path)
     (tmp_path / ".venv/bin/python").write_text(PYTHON)
     (tmp_path / ".venv/bin/python").chmod(0o755)
     (tmp_path / ".venv/bin/server.py").write_text(SERVER)
@@ -54,5 +56,5 @@ def test_serve_when_the_server_answers_then_the_line_to_try_names_its_port(check
         server.kill()
         server.wait()
     text = "".join(said)
-    assert "--enable-banyan --port " + port in text
+    assert "--enable-banyan --port " + port in text and "--device cpu --dtype " in text
     assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in text and '"role": "user"' in text
