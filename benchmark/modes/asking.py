@@ -9,7 +9,7 @@ import random
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmark.modes.models import FIRST_PLAIN_TOKEN, VOCABULARY
@@ -48,16 +48,32 @@ def tokens(url: str, *, adapter: str | None = None) -> Ask:
     """Asks `url` for greedy tokens."""
 
     def ask(ids: Sequence[int], rank: int | None) -> Answer:
-        body = {
-            "input_ids": list(ids),
-            "sampling_params": GREEDY,
-            "return_logprob": True,
-            "routed_dp_rank": rank,
-            "lora_path": adapter,
-        }
-        return answer_of(_post(f"{url}/generate", body))
+        return answer_of(_generate(url, ids, rank, adapter))
 
     return ask
+
+
+def drafted_tokens(url: str) -> Ask:
+    """Asks `url`, which drafts with a model, for greedy tokens, and how often it has verified drafts: the same drafts
+    must have been accepted, for the tokens would be right without them."""
+
+    def ask(ids: Sequence[int], rank: int | None) -> Answer:
+        told = _generate(url, ids, rank, None)
+        answer = answer_of(told)
+        return replace(answer, said=(*answer.said, told["meta_info"]["spec_verify_ct"]))
+
+    return ask
+
+
+def _generate(url: str, ids: Sequence[int], rank: int | None, adapter: str | None) -> dict[str, Any]:
+    body = {
+        "input_ids": list(ids),
+        "sampling_params": GREEDY,
+        "return_logprob": True,
+        "routed_dp_rank": rank,
+        "lora_path": adapter,
+    }
+    return _post(f"{url}/generate", body)
 
 
 def vectors(url: str) -> Ask:
@@ -73,9 +89,7 @@ def vectors(url: str) -> Ask:
 def answer_of(told: dict[str, Any]) -> Answer:
     """SGLang's answer to a request for tokens, as it comes from /generate or from an Engine."""
     meta = told["meta_info"]
-    # Where it speculates, the same drafts must have been accepted: the tokens would be right without them.
-    num_verified = [meta[name] for name in ("spec_verify_ct",) if name in meta]
-    return Answer((*told["output_ids"], *num_verified), _sources(meta), float(meta["output_token_logprobs"][0][0]))
+    return Answer(tuple(told["output_ids"]), _sources(meta), float(meta["output_token_logprobs"][0][0]))
 
 
 def in_turn(ask: Ask, num_ranks: int, asked: Sequence[Sequence[int]]) -> list[Answer]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["served", "refused", "needs"]
-Answer = Literal["tokens", "adapter tokens", "vectors", "tokens of a program"]
+Answer = Literal["tokens", "adapter tokens", "drafted tokens", "vectors", "tokens of a program"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,8 @@ IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
 
 def _drafting() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
-        return Mode(name=name, flags=flags, verdict="served", env=IN_PYTHON, **other)  # type: ignore[arg-type]
+        own = {"env": IN_PYTHON, "answer": "drafted tokens", **other}
+        return Mode(name=name, flags=flags, verdict="served", **own)  # type: ignore[arg-type]
 
     return (
         row("drafts of a small model (standalone)", "--dp", "2", *STANDALONE, alone=(*ONE_RANK, *STANDALONE)),

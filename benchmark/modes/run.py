@@ -178,6 +178,8 @@ def _apart(mode: Mode, on_url: str, off_url: str) -> float:
 def _ask(mode: Mode, url: str) -> Ask:
     if mode.answer == "vectors":
         return asking.vectors(url)
+    if mode.answer == "drafted tokens":
+        return asking.drafted_tokens(url)
     return asking.tokens(url, adapter="tiny" if mode.answer == "adapter tokens" else None)
 
 
