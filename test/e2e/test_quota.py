@@ -47,11 +47,11 @@ def forwards_after(engine, number):
 def test_prompt_when_it_exceeds_the_quota_then_it_is_cut_and_read_as_by_stock(limited, stock, prompt):
     engine = Engine(limited.server.url)
     seen = len(engine.ranks()[0]["forwards"])
-    # No more pages than /server_info shows forwards: on a machine far slower than COST a page may be all that fits.
-    ids = prompt("quota", 1000)
+    # Fewer pages than /server_info shows forwards: on a machine far slower than COST a page may be all that fits.
+    ids = prompt("quota", 600)
     token, log_probability = limited.first_token(ids)
     forwards = forwards_after(engine, seen)
-    assert len(forwards) > 2
+    assert len(forwards) > 1, "COST and the quota leave 224 tokens to the first"
     end = 0
     for forward in forwards:
         ((extend, prefix),) = forward["pieces"]
