@@ -169,7 +169,7 @@ def _line(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         " / ".join(_text(row[f"ttft_s_{name}"], 1, 2) for name in QUANTILES),
         " / ".join(_text(row[f"tpot_ms_{name}"], 1, 0) for name in ("mean", "p90")),
         _text(row["tokens_per_s"], 1, 0),
-        f"{_kib(kept.get('dram_bytes_per_page'))}, {_kib(kept.get('disk_bytes_per_page'))}",
+        f"{kib(kept.get('dram_bytes_per_page'))}, {kib(kept.get('disk_bytes_per_page'))}",
         f"{row['num_identical']}/{row['num_compared']}",
         str(row["num_errors"]),
     )
@@ -180,5 +180,6 @@ def _text(figure: Mapping[str, Any] | None, scale: float, digits: int, unit: str
     return "-" if figure is None else f"{scale * figure['median']:.{digits}f}{unit}"
 
 
-def _kib(num_bytes: float | None) -> str:
+def kib(num_bytes: float | None) -> str:
+    """For a cell of a table."""
     return f"{num_bytes / 1024:.0f} KiB" if num_bytes else "-"

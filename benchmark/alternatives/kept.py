@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ class Kept:
 
 def kept_by(running: Running, budget: Budget) -> Kept:
     """What the system holds now."""
-    dram_pages = sum(_dram_pages(server.url) for server in running.servers)
-    stores = [rank["store"] for server in running.servers for rank in _banyan_ranks(server.url) if "store" in rank]
+    ranks = {server.url: _banyan_ranks(server.url) for server in running.servers}
+    dram_pages = sum(_dram_pages(url, of_server) for url, of_server in ranks.items())
+    stores = [rank["store"] for of_server in ranks.values() for rank in of_server if "store" in rank]
     files = [path for path in running.system.disk.rglob("*") if path.is_file()] if running.system.disk else []
     return Kept(
         dram_pages=dram_pages,
@@ -68,8 +69,7 @@ def kept_files(system: System) -> int:
     return sum(path.is_file() for path in system.disk.rglob("*")) if system.disk else 0
 
 
-def _dram_pages(url: str) -> int:
-    ranks = _banyan_ranks(url)
+def _dram_pages(url: str, ranks: Sequence[Mapping[str, Any]]) -> int:
     if ranks:
         return sum(rank.get("num_arena_pages", 0) for rank in ranks)
     # HiCache tells what its host pools hold, stock SGLang has none.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from benchmark.alternatives.figures import QUANTILES, SOURCES
+from benchmark.alternatives.figures import QUANTILES, SOURCES, kib
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.plot import COMPUTED_COLOR, SOURCE_COLORS
 from benchmark.report import STYLE, number, percent
@@ -83,7 +83,7 @@ def _table_row(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         *(f"{number(_median(row[f'tpot_ms_{name}']))} ms" for name in ("mean", "p90")),
         f"{number(_median(row['longest_gap_ms']))} ms",
         number(_median(row["tokens_per_s"])),
-        *(_kib(kept.get(f"{place}_bytes_per_page")) for place in ("dram", "disk")),
+        *(kib(kept.get(f"{place}_bytes_per_page")) for place in ("dram", "disk")),
         f"{row['num_identical']}/{row['num_compared']}",
         str(row["num_errors"]),
     )
@@ -136,7 +136,3 @@ def _about(report: Mapping[str, Any]) -> str:
 
 def _median(found: Mapping[str, Any] | None) -> float | None:
     return None if found is None else float(found["median"])
-
-
-def _kib(num_bytes: float | None) -> str:
-    return f"{num_bytes / 1024:.0f} KiB" if num_bytes else "-"
