@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from banyan import config
+from banyan.sglang_plugin.rank.cpu_float8 import within_range
 
 MIN_BLOCK_ROWS = 4
 """Measured: in a block of four or more rows a row's result does not depend on their number. Fewer rows take another
@@ -68,6 +69,16 @@ class CpuAttention(TorchNativeAttnBackend):
         super().init_forward_metadata(forward_batch)
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
         self._drafts = drafts_of(forward_batch) if forward_batch.forward_mode.is_target_verify() else None
+
+    def forward_extend(
+        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return super().forward_extend(q, *within_range(self.token_to_kv_pool.dtype, k, v), *args, **kwargs)
+
+    def forward_decode(
+        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return super().forward_decode(q, *within_range(self.token_to_kv_pool.dtype, k, v), *args, **kwargs)
 
     def _run_sdpa_forward_extend(
         self,
