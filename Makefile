@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare ranks
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ remote: setup ## prefixes from another node against computing them, bytes agains
 
 compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the same work; build/compare: make compare DATA=../shared/data, or ARGS=--quick
 	@$(PY) -m benchmark.alternatives $(if $(DATA),--data $(DATA)) $(ARGS)
+
+ranks: setup ## 1, 2, 4 and 8 ranks, 1 to 16 requests a rank, on against off; leaves build/ranks/report.json
+	@$(PY) -m benchmark.ranks $(ARGS)
 
 sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim
 	@for study in cache-compute pd-ratio tutti cost dp dualpath; do \

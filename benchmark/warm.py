@@ -2,8 +2,8 @@
 """Servers forked from one process that has SGLang imported, for tests and checks that start many of them.
 
 Each of the five processes of a server imports for seconds before it does anything. Here all of them are forks of one
-that has done so; from there on a server is `sglang.launch_server` with its flags and variables, as ever. Measurements,
-and tests of how a server starts, start real ones.
+that has done so; from there on a server is `sglang.launch_server` with its flags and variables, as ever. Most
+measurements, and tests of how a server starts, start real ones.
 
 The process reads requests from a socket and answers each with one line: start a server, or say how one ended. It ends
 with the socket. Variables that are read while modules are imported are those of the first server, for all.

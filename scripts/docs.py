@@ -18,7 +18,7 @@ import watching
 from banyan import config, knobs
 from banyan.patches import index
 from banyan.router import settings
-from benchmark import pd_page
+from benchmark import pd_page, ranks_page
 from benchmark.alternatives import documented
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
     "pd figures": pd_page.table,
+    "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,
 }
 MADE = re.compile(r"(?<=<!-- made: )(?P<name>[a-z ]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)

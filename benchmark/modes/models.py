@@ -62,6 +62,12 @@ COMMON: dict[str, Any] = {
 # In SGLang 0.5.23 a Llama cannot run under attention data parallelism on any device: its embedding and its heads are
 # split over all ranks, each of which has other tokens. The mixture-of-experts models can.
 LLAMA = Shape("llama", "llama", {"num_key_value_heads": 2, "head_dim": 32})
+WIDE = Shape(
+    "wide",
+    "llama",
+    {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
+)
+"""For measurements: a prompt of it takes long enough to be worth finding again."""
 MOE = Shape(
     "moe",
     "qwen3_moe",

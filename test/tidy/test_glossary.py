@@ -22,8 +22,8 @@ ORDINARY = set(
     attention auto backend bad banyan batch below bench best block bound budget cache cacheable capability capacity
     checkpoint choice choose cleared cli clock combination config connection controller copies core corrected correction
     cost counter cpu cuda decision description device doctor drive dry engine entry error estimate estimated event
-    executor explain fact failure fault file finding flag followed forward forwarder found full gauge given gpu grid
-    group grown growth hash health host index init io ipc item json kernel kind kv landed launch layer layout
+    executor explain fact failure fault file finding flag followed forward forwarder float found full gauge given gpu
+    grid group grown growth hash health host index init io ipc item json kernel kind kv landed launch layer layout
     learned limit line list load local location log long lost main maker memory metal meter metric mha mla mode
     model mooncake move native no node nothing number offline open openai opened order outcome own paced page part
     path peer permitted plot port position prefill prefix pricing probe processor prompt python query queue rate

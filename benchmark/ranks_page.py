@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of docs/benchmarks/ranks.md, from a run whose report is kept beside it. Written by ``make docs``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "ranks.json"
+"""A ``report.json`` of ``make ranks``."""
+
+COLUMNS = 118
+HEAD = (
+    "| ranks | requests a rank | prompts | found again: off, on | TTFT on/off, run 1 | TTFT on/off, run 2 "
+    "| TTFT in run 2: off, on | p90 of TPOT, on/off | requests a second in run 2: off, on | failed |"
+)
+
+
+def table() -> str:
+    """The rows of the kept run, and where it ran."""
+    return page(json.loads(KEPT.read_text()))
+
+
+def page(run: Mapping[str, Any]) -> str:
+    rule = "|" + "---|" * (HEAD.count("|") - 1)
+    rows = "\n".join(_row(row) for row in run["rows"])
+    return f"{HEAD}\n{rule}\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    off, on = (row["kinds"][kind]["2"] for kind in ("off", "on"))
+    cells = (
+        row["dp"],
+        row["requests_per_rank"],
+        row["num_prompts"],
+        f"{off['cached_share']['median']:.1%}, {on['cached_share']['median']:.1%}",
+        _ratio(row["ttft_ratios"]["1"]),
+        _ratio(row["ttft_ratios"]["2"]),
+        f"{off['ttft_s_mean']['median']:.2f} s, {on['ttft_s_mean']['median']:.2f} s",
+        _ratio(row["tpot_p90_ratio"]),
+        f"{off['completed_per_s']['median']:.1f}, {on['completed_per_s']['median']:.1f}",
+        row["num_errors"],
+    )
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def _ratio(spread: Mapping[str, Any]) -> str:
+    return f"{spread['median']:.2f} ({spread['min']:.2f}-{spread['max']:.2f})"
+
+
+def _conditions(run: Mapping[str, Any]) -> str:
+    """Command, hardware, workload and commit."""
+    sizes, where, config = run["sizes"], run["provenance"], run["config"]
+    hardware = where["hardware"]
+    return (
+        f"`python -m benchmark.ranks --repetitions {config['repetitions']}`, commit {where['commit'][:10]}, "
+        f"{where['date'][:10]}, {hardware['cpu_model']} with {hardware['num_cores']} cores. Prompts of "
+        f"{sizes['prompt_tokens']} tokens, answers of {sizes['output_tokens']}; medians (and spread) of "
+        f"{config['repetitions']} alternations; TPOT over both runs."
+    )
