@@ -125,12 +125,17 @@ def across_repetitions(results: Sequence[RunResult], label: str, run: int) -> di
 
 def mean_ttft_ratio(results: Sequence[RunResult], label: str, baseline: str, run: int) -> dict[str, Any] | None:
     """Mean TTFT of `label` over that of `baseline`, within each repetition, then median and spread."""
+    return mean_ratio("ttft_s", results, label, baseline, run)
+
+
+def mean_ratio(figure: str, results: Sequence[RunResult], label: str, baseline: str, run: int) -> dict[str, Any] | None:
+    """The same of any figure that summaries have a mean of."""
 
     def means(of: str) -> dict[int, float]:
         return {
-            result.repetition: result.summary["ttft_s"]["mean"]
+            result.repetition: result.summary[figure]["mean"]
             for result in results
-            if result.label == of and result.run == run and result.summary["ttft_s"]
+            if result.label == of and result.run == run and result.summary[figure]
         }
 
     top, bottom = means(label), means(baseline)

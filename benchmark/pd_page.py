@@ -12,6 +12,9 @@ from typing import Any
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "pd.json"
 """A ``figures.json`` of ``make pd``."""
 
+DUAL_KEPT = KEPT.with_name("pd_dual.json")
+"""A ``dual_figures.json`` of ``make pd ARGS=--dual``."""
+
 COLUMNS = 118
 
 MARKS = {
@@ -36,6 +39,42 @@ def page(run: Mapping[str, Any]) -> str:
     return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
 
 
+DUAL_MARKS = {
+    "dual_ttft_ratio": "<= 0.5",
+    "split_ratio": "<= 0.7",
+    "unlimited_ratio": "<= 1.05",
+    "read_balance_max_over_mean": "<= 1.25",
+    "dual_outputs_identical": "true",
+}
+
+
+def dual_table() -> str:
+    """What reading on both sides was worth in the kept run, and where it ran."""
+    return dual_page(json.loads(DUAL_KEPT.read_text()))
+
+
+def dual_page(run: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in DUAL_MARKS.items() if name in run)
+    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(_dual_conditions(run), COLUMNS)}\n"
+
+
+def _dual_conditions(run: Mapping[str, Any]) -> str:
+    """Command, hardware, workload and commit. All settings are of one run of one command."""
+    settings = run["dual_settings"]
+    one = next(iter(settings.values()))
+    sizes, where = one["sizes"], one["provenance"]
+    hardware = where["hardware"]
+    errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
+    failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
+    return (
+        f"`python -m benchmark.pd --dual`, commit {where['commit'][:10]}, {where['date'][:10]}, "
+        f"{hardware['cpu_model']} with {hardware['num_cores']} cores. {sizes['num_prompts']} prompts of "
+        f"{sizes['prompt_tokens']} tokens, each asked in {sizes['num_rounds']} rounds, one at a time; where reads are "
+        f"limited, to {sizes['limit_mb_per_s']:g} MB/s. The decode server read for {errands} requests; {failed} such "
+        "reads failed."
+    )
+
+
 def _conditions(run: Mapping[str, Any]) -> str:
     """Command, hardware, workload and commit."""
     sizes, where = run["sizes"], run["provenance"]
@@ -56,6 +95,8 @@ def _conditions(run: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['median']:.2f} ({value['min']:.2f}-{value['max']:.2f})"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

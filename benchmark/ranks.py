@@ -7,7 +7,8 @@ For each number of ranks a server with Banyan and one with sharing off are up an
 stopped. A turn is one load: prompts that have nothing in common are asked, then asked again in another order, with so
 many requests in flight for each rank that has been started. Every rank's pool has room for all of them, so what a
 server does not find again is what lies at another rank. There are more ranks than cores, so the times of servers with
-different numbers of ranks are not comparable; those of on and off are.
+different numbers of ranks are not comparable; those of on and off are. `--policy round_robin` has Banyan place requests
+as sharing off does: what is left of a difference is not of placement.
 
 The model is a small Llama with random weights, wide enough that a prompt is worth computing only once. Leaves
 build/ranks/report.json, and every request in results.jsonl. Exits with 1 when a request failed.
@@ -26,7 +27,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmark.compare import Target, across_repetitions, mean_ttft_ratio, measure_alternately
+from banyan.config import POLICY_CHOICES
+from benchmark.compare import Target, across_repetitions, mean_ratio, measure_alternately
 from benchmark.load import Arrivals
 from benchmark.measure import RunResult, Workload
 from benchmark.metrics import paired_ratio
@@ -80,12 +82,14 @@ def pool_tokens(num_ranks: int, loads: Sequence[int]) -> int:
     return (num_prompts_at(num_ranks, max(loads)) + 8) * per_prompt
 
 
-def start(share: Share, num_ranks: int, loads: Sequence[int], model: Path, logs: Path, num_cores: int) -> Server:
+def start(share: Share, num_ranks: int, args: argparse.Namespace, model: Path, logs: Path) -> Server:
     env = dict(cpu_env(dp=1))
-    env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % num_cores) for rank in range(num_ranks))
+    env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % args.num_cores) for rank in range(num_ranks))
     flags = (
         *(*CPU_ENGINE, "--page-size", str(PAGE_TOKENS), "--context-length", "2048", "--sleep-on-idle"),
-        *("--max-total-tokens", str(pool_tokens(num_ranks, loads)), "--max-running-requests", str(max(loads) * 4)),
+        *("--max-total-tokens", str(pool_tokens(num_ranks, args.load))),
+        *("--max-running-requests", str(max(args.load) * 4)),
+        *(("--banyan-policy", args.policy) if share == "on" and args.policy else ()),
     )
     return ForkedServer(ServerSpec(share, num_ranks, share, flags, tuple(env.items())), model, logs)
 
@@ -94,7 +98,7 @@ def measure_ranks(num_ranks: int, args: argparse.Namespace, model: Path) -> list
     """The rows of one number of ranks: both kinds under every load."""
     logs = args.out / f"logs-{num_ranks}"
     with ExitStack() as stack:
-        servers = [start(share, num_ranks, args.load, model, logs, args.num_cores) for share in KINDS]
+        servers = [start(share, num_ranks, args, model, logs) for share in KINDS]
         for server in servers:
             stack.callback(server.stop)
         wait_ready(servers, timeout_s=START_TIMEOUT_S)
@@ -126,7 +130,8 @@ def row_of(num_ranks: int, load: int, results: Sequence[RunResult]) -> dict[str,
         "dp": num_ranks,
         "requests_per_rank": load,
         "num_prompts": num_prompts_at(num_ranks, load),
-        "ttft_ratios": {run: mean_ttft_ratio(results, "on", "off", run) for run in (1, 2)},
+        "ttft_ratios": {run: mean_ratio("ttft_s", results, "on", "off", run) for run in (1, 2)},
+        "latency_ratios": {run: mean_ratio("latency_s", results, "on", "off", run) for run in (1, 2)},
         "tpot_p90_ratio": paired_ratio(*(_values(results, kind, "time_per_output_token_ms") for kind in ("on", "off"))),
         "kinds": {kind: {run: _figures(results, kind, run) for run in (1, 2)} for kind in KINDS},
         "num_errors": sum(result.summary["num_errors"] for result in results),
@@ -152,6 +157,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dp", type=int, action="append", metavar="N", help="default: 1, 2, 4 and 8")
     parser.add_argument("--load", type=int, action="append", metavar="N", help="requests a rank; default: 1, 4 and 16")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--policy", choices=POLICY_CHOICES, help="how Banyan places requests; default: its own default")
     parser.add_argument("--num-cores", type=int, default=2, help="that the ranks are spread over")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/ranks"))

@@ -2,6 +2,7 @@
 """What another node's arena is worth: prefixes from there against computing them, and bytes against bare NIXL.
 
     python -m benchmark.remote --repeats 3
+    python -m benchmark.remote --faults 20
 
 Two servers of one rank each, on a core each; the second one asks the first. Each repeat has prompts of its own: the
 first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
@@ -22,60 +23,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
 from banyan.planner import Action
-from benchmark import remote_link
+from benchmark import remote_faults, remote_link
 from benchmark.metrics import spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
-from benchmark.processor import CPU_ENGINE
+from benchmark.modes.models import WIDE, ensure
+from benchmark.remote_nodes import NUM_OUTPUT_TOKENS, Nodes
 from benchmark.results import write_report
-from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_ready, write_secret
+from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import prompts
 
 PROMPT_TOKENS = 2000
 NUM_PROMPTS = 4
-NUM_OUTPUT_TOKENS = 16
-PATIENCE_S = 120.0
-FLAGS = (*CPU_ENGINE, "--max-total-tokens", "24000", "--sleep-on-idle", "--banyan-host-gb", "1")
-
-
-class Nodes:
-    """The two servers."""
-
-    def __init__(self, model: Path, folder: Path) -> None:
-        secret = write_secret(folder / "secret")
-        door = f"127.0.0.1:{free_port()}"
-        flags = (*FLAGS, "--banyan-secret-file", str(secret))
-
-        def start(label: str, core: int, *more: str) -> Server:
-            env = cpu_env(dp=1, first_core=core)
-            return Server(ServerSpec(label, 1, "on", (*flags, *more), env), model, folder / "logs")
-
-        self._servers = [start("lender", 0, "--banyan-listen", door), start("borrower", 1, "--banyan-peers", door)]
-        self.lender, self.borrower = (Engine(server.url) for server in self._servers)
-
-    def __enter__(self) -> Nodes:
-        wait_ready(self._servers)
-        self._until(lambda: self.borrower.ranks()[0]["nodes"]["num_listening"] == 1)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for server in self._servers:
-            server.stop()
-
-    def lend(self, ids: Sequence[int]) -> list[int]:
-        """The first server's answer, once the prompt lies in its arena."""
-        before = self.lender.ranks()[0]["backed_up_pages"]
-        output = self.lender.generate(ids, num_tokens=NUM_OUTPUT_TOKENS)["output_ids"]
-        self._until(lambda: self.lender.ranks()[0]["backed_up_pages"] >= before + len(ids) // 16)
-        return list(output)
-
-    def _until(self, condition: Any) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise RuntimeError("the servers do not come to it")
-            time.sleep(0.2)
 
 
 def measure(nodes: Nodes, asked: Sequence[list[int]], repeat: int) -> list[dict[str, Any]]:
@@ -120,10 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmark.remote", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--link-repeats", type=int, default=12)
+    parser.add_argument("--faults", type=int, metavar="N", help="only: cut N pulls short by a kill, and N by a stop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/remote"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
+    if args.faults is not None:
+        return _cut_pulls(args)
     model = ensure_model(DEFAULT_TARGET)
     link = remote_link.run(args.link_repeats)
     rows: list[dict[str, Any]] = []
@@ -136,6 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(report, indent=2), flush=True)
     # Without InfiniBand, NIXL's library faults when it is unloaded.
     os._exit(0 if report["outputs_identical"] else 1)
+
+
+def _cut_pulls(args: argparse.Namespace) -> int:
+    """Write what the faults came to."""
+    report = remote_faults.measure(ensure(WIDE), args.out, args.faults, args.seed)
+    write_report(args.out / "faults.json", report, args)
+    print(json.dumps({name: value for name, value in report.items() if name != "rows"}, indent=2), flush=True)
+    is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
+    os._exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

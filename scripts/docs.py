@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
     "pd figures": pd_page.table,
+    "dual figures": pd_page.dual_table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,
 }

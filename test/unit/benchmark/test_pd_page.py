@@ -41,3 +41,25 @@ def test_page_when_a_figure_was_not_taken_then_its_row_is_missing_and_the_others
         and "by round: 0.99, 1.01, 1.20." in words
     )
     assert max(map(len, page.splitlines())) <= 120
+
+
+DUAL = {
+    "dual_ttft_ratio": {"median": 0.5, "min": 0.41, "max": 0.6},
+    "unlimited_ratio": {"median": 1.02, "min": 1.0, "max": 1.04},
+    "dual_outputs_identical": True,
+    "dual_settings": {
+        "dual": {
+            "provenance": RUN["provenance"],
+            "sizes": {"num_prompts": 12, "prompt_tokens": 1600, "num_rounds": 4, "limit_mb_per_s": 4.0},
+            "counters": {"prefill": {"errands_failed": 1}, "decode": {"errands": 20}},
+        }
+    },
+}
+
+
+def test_dual_page_when_a_run_is_kept_then_ratios_have_their_spread_and_failures_are_told():
+    page = pd_page.dual_page(DUAL)
+    assert "| `dual_ttft_ratio` | 0.50 (0.41-0.60) | <= 0.5 |" in page
+    assert "| `dual_outputs_identical` | true | true |" in page
+    assert "split_ratio" not in page
+    assert "read for 20 requests; 1 such reads failed" in " ".join(page.split())

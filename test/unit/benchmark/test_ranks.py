@@ -67,6 +67,7 @@ def test_row_when_the_machine_drifts_then_ratios_are_within_a_repetition():
     row = ranks.row_of(4, 1, RESULTS)
     assert row["ttft_ratios"][1]["values"] == [1.1, 1.0]
     assert row["ttft_ratios"][2]["values"] == [0.1, 0.3]
+    assert row["latency_ratios"][1]["values"] == [1.0, 1.0]
     assert row["tpot_p90_ratio"]["values"] == [2.0] * 4
     assert row["num_errors"] == 1
 
@@ -75,8 +76,8 @@ def test_page_when_a_run_is_kept_then_its_rows_say_what_was_found():
     rows = json.loads(json.dumps([ranks.row_of(4, 1, RESULTS)]))
     lines = ranks_page.page({**RUN, "rows": rows}).splitlines()
     assert lines[2] == (
-        "| 4 | 1 | 32 | 25.0%, 98.0% | 1.05 (1.00-1.10) | 0.20 (0.10-0.30) | 1.50 s, 0.35 s | 2.00 (2.00-2.00) "
-        "| 2.0, 2.0 | 1 |"
+        "| 4 | 1 | 32 | 25.0%, 98.0% | 1.05 (1.00-1.10) | 1.00 (1.00-1.00) | 0.20 (0.10-0.30) | 1.50 s, 0.35 s "
+        "| 2.00 (2.00-2.00) | 2.0, 2.0 | 1 |"
     )
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
     assert "commit 0123456789, 2026-11-23, A processor with 2 cores" in " ".join(lines)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that is killed, or falls silent, while another one takes a prefix from it: right answers, and how late.
+
+    python -m benchmark.remote --faults 20
+
+Between the two lies a path of bounded rate, on which a prompt is under way for about a second. The node that lends is
+killed (SIGKILL, then started again) or stopped (SIGSTOP, then woken) at a moment drawn from that time, until so many
+pulls of each kind have been cut short, or three times as many tries were made. Answers are compared with those of the
+node that lends. The time beyond that of computing the prompt is what the fault costs the one who asked. The server that
+borrows checks its pool whenever it is idle, and ends where a page is missing.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.metrics import spread
+from benchmark.remote_nodes import HOST, NUM_OUTPUT_TOKENS, Nodes
+from benchmark.slow_path import SlowPath
+from benchmark.warm import ForkedServer
+
+PROMPT_TOKENS = 3000
+FIRST_ID, LAST_ID = 10, 300
+FAULTS = ("kill", "stop")
+MOST_TRIES = 3
+"""For each pull that is to be cut."""
+
+BY_WAY_OF = "127.0.0.2"
+RATE = 12e6
+"""Bytes a second. A prompt has 4 KiB a token, of two bytes each."""
+
+NUM_CONTROLS = 5
+MOST_EXTRA_S = {"kill": 1.0, "stop": 3.0}
+"""Beyond the time to compute: an answer of the kernel at once, or 2 s of silence, and a second of room."""
+
+
+def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any]:
+    """One row for each fault, and what an undisturbed request takes."""
+    rng = random.Random(f"faults-{seed}")
+    nodes = Nodes(model, out, ForkedServer, ("--banyan-plan", "move"), BY_WAY_OF)
+    with SlowPath(BY_WAY_OF, HOST, (nodes.door_port, nodes.door_port + 1), rate=RATE), nodes:
+        controls = [_control(nodes, rng) for _ in range(NUM_CONTROLS)]
+        window_s = statistics.median(control["pull_s"] for control in controls)
+        rows = [row for how in FAULTS for row in cut_pulls(nodes, how, num_faults, window_s, rng)]
+        nodes.hear_lender()
+        door, node = nodes.lender.ranks()[0]["door"], nodes.borrower.ranks()[0]["nodes"]
+    return {**summarise(rows, controls), "rows": rows, "controls": controls, "door": door, "nodes": node}
+
+
+def _prompt(rng: random.Random) -> list[int]:
+    return [rng.randint(FIRST_ID, LAST_ID) for _ in range(PROMPT_TOKENS)]
+
+
+def _control(nodes: Nodes, rng: random.Random) -> dict[str, float]:
+    """A prompt from the other node, and computed, undisturbed. It is pulled before the first token."""
+    ids = _prompt(rng)
+    nodes.lend(ids)
+    times = {}
+    for way, salt in (("remote", None), ("compute", f"control-{rng.random()}")):
+        times[f"{way}_s"] = _timed(nodes, ids, salt)[0]
+    # Now it has the prompt itself: what is left is the rest of the request.
+    return {**times, "pull_s": times["remote_s"] - _timed(nodes, ids)[0]}
+
+
+def _timed(nodes: Nodes, ids: Sequence[int], salt: str | None = None) -> tuple[float, list[int]]:
+    started_s = time.perf_counter()
+    answer = nodes.borrower.generate(ids, num_tokens=NUM_OUTPUT_TOKENS, cache_salt=salt)
+    return time.perf_counter() - started_s, answer["output_ids"]
+
+
+def cut_pulls(nodes: Nodes, how: str, num_faults: int, window_s: float, rng: random.Random) -> list[dict[str, Any]]:
+    """One row for each fault, until ``num_faults`` of them have cut a pull short."""
+    rows: list[dict[str, Any]] = []
+    while sum(row["num_cut"] for row in rows) < num_faults and len(rows) < MOST_TRIES * num_faults:
+        ids = _prompt(rng)
+        expected = nodes.lend(ids)
+        nodes.hear_lender()
+        before = nodes.borrower.ranks()[0]["nodes"]["num_lost_pulls"]
+        delay_s = rng.uniform(0, window_s)
+        fault = threading.Timer(delay_s, nodes.kill_lender if how == "kill" else nodes.stop_lender)
+        fault.start()
+        took_s, output = _timed(nodes, ids)
+        fault.join()
+        after = nodes.borrower.ranks()[0]["nodes"]["num_lost_pulls"]
+        rows.append(
+            {
+                "how": how,
+                "delay_s": round(delay_s, 4),
+                "took_s": round(took_s, 4),
+                "num_cut": after - before,
+                "is_identical": output == expected,
+            }
+        )
+        if how == "kill":
+            nodes.start_lender_again()
+        else:
+            nodes.wake_lender()
+    return rows
+
+
+def summarise(rows: Sequence[dict[str, Any]], controls: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """What the faults came to, by kind; those that found no pull to cut count as answers, and in no time."""
+    compute_s = statistics.median(control["compute_s"] for control in controls)
+    found: dict[str, Any] = {
+        "outputs_identical": all(row["is_identical"] for row in rows),
+        "compute_s": round(compute_s, 4),
+        "remote_s": round(statistics.median(control["remote_s"] for control in controls), 4),
+    }
+    for how in FAULTS:
+        mine = [row for row in rows if row["how"] == how]
+        cut = [row["took_s"] - compute_s for row in mine if row["num_cut"]]
+        found[how] = {
+            "num_tries": len(mine),
+            "num_cut": len(cut),
+            "extra_s": spread(cut),
+            "is_in_time": bool(cut) and max(cut) <= MOST_EXTRA_S[how],
+        }
+    return found

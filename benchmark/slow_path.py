@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports of one loopback address that lead to the same ports of another one, at a bounded rate.
+
+For experiments on what happens while bytes are under way: on one machine they are there at once. A thread of its own
+carries them. A connection ends on both sides as soon as one of them ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterable
+
+CHUNK_BYTES = 64 << 10
+
+
+class SlowPath:
+    """From ``here`` to ``there``, both host addresses, on these ``ports``; ``rate`` in bytes a second and direction, of
+    each connection. Use it as a context manager."""
+
+    def __init__(self, here: str, there: str, ports: Iterable[int], *, rate: float) -> None:
+        self._here, self._there, self._ports, self._rate = here, there, list(ports), rate
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> SlowPath:
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        for port in self._ports:
+
+            async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int = port) -> None:
+                await self._carry(reader, writer, port)
+
+            await asyncio.start_server(carry, self._here, port)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._there, port)
+        except OSError:
+            writer.close()
+            return
+        ways = [
+            asyncio.ensure_future(self._copy(reader, far_writer)),
+            asyncio.ensure_future(self._copy(far_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in (writer, far_writer):
+                end.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(CHUNK_BYTES):
+                writer.write(chunk)
+                await writer.drain()
+                await asyncio.sleep(len(chunk) / self._rate)
+
+
+async def _cancel_others() -> None:
+    mine = asyncio.current_task()
+    others = [task for task in asyncio.all_tasks() if task is not mine]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
