@@ -158,7 +158,25 @@ def _write_next_layer(scratch: Path, model: torch.nn.Module) -> None:
 
 
 MTP = Shape("mtp", "qwen2", {"num_key_value_heads": 2, "head_dim": 32}, _write_next_layer)
-SHAPES = (LLAMA, MOE, MLA, DSA, MTP)
+
+WINDOW_TOKENS = 40
+"""Three pages of 16: neither a page nor a whole number of them."""
+# SGLang keeps the windows of few architectures apart from the rest; of these Mellum is the plainest.
+WINDOW = Shape(
+    "window",
+    "mellum",
+    {
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": WINDOW_TOKENS,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense"] * 4,
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 64,
+    },
+)
+SHAPES = (LLAMA, MOE, MLA, DSA, MTP, WINDOW)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

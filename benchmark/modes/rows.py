@@ -21,7 +21,7 @@ class Mode:
     name: str
     flags: tuple[str, ...]
     verdict: Verdict
-    model: Literal["llama", "moe", "mla", "mtp"] = "llama"
+    model: Literal["llama", "moe", "mla", "mtp", "window"] = "llama"
     num_ranks: int = 2
     answer: Answer = "tokens"
     env: tuple[tuple[str, str], ...] = ()
@@ -90,6 +90,37 @@ def _drafting() -> tuple[Mode, ...]:
     )
 
 
+def _windowed() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str, **other: object) -> Mode:
+        return Mode(name=name, flags=flags, verdict="served", model="window", **other)  # type: ignore[arg-type]
+
+    two, chunks = ("--dp", "2"), ("--chunked-prefill-size", "128")
+    return (
+        row("sliding windows", *two, alone=ONE_RANK),
+        row("sliding windows, prefills in chunks", *two, *chunks, alone=(*ONE_RANK, *chunks)),
+        row("sliding windows of ranks of two shards", "--tp", "2", *two, alone=("--tp", "2", *ONE_RANK)),
+        row(
+            "sliding windows through the host arena",
+            *(*two, "--banyan-host-gb", "0.25"),
+            alone=ONE_RANK,
+            pool_tokens=900,
+            source="host",
+        ),
+        row(
+            "sliding windows in the store, after a restart",
+            *(*two, "--banyan-host-gb", "0.25", "--banyan-store", STORE, "--banyan-store-admit", "first"),
+            alone=ONE_RANK,
+            restarted=True,
+            source="storage",
+        ),
+        row(
+            "sliding windows kept in full",
+            *(*two, "--disable-hybrid-swa-memory"),
+            alone=(*ONE_RANK, "--disable-hybrid-swa-memory"),
+        ),
+    )
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -123,6 +154,7 @@ def _served() -> tuple[Mode, ...]:
         ),
         replicas("speculation from n-grams", *NGRAMS),
         *_drafting(),
+        *_windowed(),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
@@ -175,6 +207,8 @@ def _refused() -> tuple[Mode, ...]:
             "drafts of prefill/decode pairs",
             *(*two, *EAGLE, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"),
         ),
+        row("sliding windows with drafts", *two, *NGRAMS, model="window"),
+        row("sliding windows of ranks in step", *IN_STEP_TOO, model="window"),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),
@@ -203,7 +237,7 @@ def _needing() -> tuple[Mode, ...]:
         ),
         row("DeepSeek sparse attention (V3.2, GLM-5)", GPU),
         row("DeepSeek-V4", GPU),
-        row("sliding windows (gpt-oss, Gemma 4)", "a tiny model of the kind, and its attention on the CPU"),
+        row("attention sinks beside sliding windows (gpt-oss)", GPU),
         row("state space and linear attention (Qwen3-Next)", GPU),
         row("images, video, audio", "a tiny model with a vision tower"),
         row("encoders on machines of their own", "a second server", "--language-only"),

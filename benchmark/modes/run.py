@@ -108,7 +108,7 @@ def _served(mode: Mode, folder: Path) -> Found:
             fetched = sum(rank["fetched_pages"] for rank in _ranks(on.url)) * PAGE_TOKENS
             ours[0] = replace(ours[0], cached={"peer": fetched})
         if mode.restarted:
-            _wait_stored(on.url, asked)
+            _wait_stored(mode, on.url, asked)
     if mode.restarted:
         # Each prompt once, all of them from what the first server left.
         with ForkedServer(replace(specs[0], label="on-again"), _model(mode), folder) as again:
@@ -183,9 +183,12 @@ def _ask(mode: Mode, url: str) -> Ask:
     return asking.tokens(url, adapter="tiny" if mode.answer == "adapter tokens" else None)
 
 
-def _wait_stored(url: str, asked: Sequence[Sequence[int]]) -> None:
+def _wait_stored(mode: Mode, url: str, asked: Sequence[Sequence[int]]) -> None:
     """Return when the store holds as many pages as the prompts fill, or STORED_WITHIN_S have passed."""
     wanted = sum(len(ids) // PAGE_TOKENS for ids in asked)
+    if mode.model == "window":
+        # Of window pages SGLang keeps those at the end of each prompt.
+        wanted += len(asked) * (models.WINDOW_TOKENS // PAGE_TOKENS + 1)
     deadline_s = time.monotonic() + STORED_WITHIN_S
     while time.monotonic() < deadline_s:
         if sum(rank["archived_pages"] for rank in _ranks(url)) >= wanted:

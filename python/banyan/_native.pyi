@@ -257,7 +257,8 @@ class Lease:
 class Copy:
     """A copy under way on the helper thread. Any thread may wait; waits release the GIL.
 
-    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more.
+    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more. A lease that
+    its caller has dropped is given back at the end, whether `finish` has been called or not.
     """
 
     def wait_layer(self, layer: int) -> float:

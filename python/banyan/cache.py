@@ -8,6 +8,8 @@ Invariants
   3. Frames enter ``publish`` only when their content is complete, and leave through ``retire`` before reuse.
   4. After ``reset`` nothing that was looked up, queued or published before it is used again.
   5. This is the only book of a fetch. The planner is told of every step, and keeps none.
+  6. Of a model with sliding windows, a prefix is promised only at a length that can be restored (``banyan.windows``),
+     and its window pages are leased, copied and given back with the others.
 
 A request's fetch: prepared -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
 (``poll``): it is detached from the reads of the store. ``cancel`` takes a queued one back. All calls come from the
@@ -16,17 +18,19 @@ scheduler thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from banyan.arena.prefetch import Arrival, Prefetch, joined
+from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Run
 from banyan.layout import Seats
 from banyan.planner import FetchPlanner, RequestFacts
-from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Peers
+from banyan.ports import Copy, Frames, Lease, Match, OwnShelf
+from banyan.supply import Held, Supply
 from banyan.telemetry import Counters
+from banyan.windows import WindowPages
 
 NOTHING_QUEUED = -1
 """The index that SGLang expects from ``start`` when the batch fetches nothing."""
@@ -42,7 +46,7 @@ FRAME_BYTES = 8
 class _Seen:
     """A lookup and what it depended on."""
 
-    version: tuple[int, int, bool]
+    version: tuple[object, ...]
     first_key: str
     num_keys: int
     match: Match
@@ -50,30 +54,33 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What a fetch copies from, and where to: leased pages first, then what is on its way from the store."""
+class _Queued:
+    """A fetch, and what it holds: its full pages, and its window pages where the model has such."""
 
-    lease: Lease | None
-    arrivals: Sequence[Arrival]
-    frames: Frames
+    fetch: Fetch
+    pages: Held
+    window: Held | None
 
 
 @dataclass(slots=True)
 class _Batch:
     """Fetches that move together."""
 
-    fetches: list[Fetch]
-    arrivals: list[Arrival]
+    queued: Sequence[_Queued]
     copy: Copy
     has_landed: bool = False
+
+    @property
+    def fetches(self) -> list[Fetch]:
+        return [item.fetch for item in self.queued]
 
 
 class PrefixCache:
     """One rank's view of the node's prefix cache.
 
     Args:
-        slots: the roster slots to ask, the preferred first.
-        prefetch: brings pages up from the store; None without one.
+        supply: where full pages come from.
+        windows: the window pages of a model that has such.
         is_sent_for: whether another node is reading for a request of this id, which reads nothing itself then.
         agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """
@@ -84,26 +91,24 @@ class PrefixCache:
         seats: Seats,
         page_tokens: int,
         shelf: OwnShelf,
-        peers: Peers,
-        slots: Sequence[int],
-        prefetch: Prefetch | None,
+        supply: Supply,
         planner: FetchPlanner,
         agreed: Callable[[bool], bool],
         counters: Counters,
         is_sent_for: Callable[[str], bool] = lambda rid: False,
+        windows: WindowPages | None = None,
     ) -> None:
         self._seats = seats
         self._page_tokens = page_tokens
         self._shelf = shelf
-        self._peers = peers
-        self._slots = slots
-        self._prefetch = prefetch
+        self._supply = supply
+        self._windows = windows
         self._planner = planner
         self._agreed = agreed
         self._counters = counters
         self._is_sent_for = is_sent_for
         self._seen: dict[str, _Seen] = {}
-        self._queued: dict[str, tuple[Fetch, _Held]] = {}
+        self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
         self._ending: list[_Batch] = []
         self._num_started = 0
@@ -116,37 +121,54 @@ class PrefixCache:
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
         pages change or something comes up from the store.
         """
-        num_changes = self._prefetch.version if self._prefetch is not None else 0
-        version = (self._peers.version(), num_changes, self._is_sent_for(request.rid))
+        version: tuple[object, ...] = (*self._supply.version, self._is_sent_for(request.rid))
+        if self._windows is not None:
+            version += self._windows.supply.version
         seen = self._seen.get(request.rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
-            match = self._peers.lookup(keys, self._slots_for(request.max_rank))
+            match = self._supply.lookup(keys, self._slots_for(request.max_rank))
             arriving = self._start_reads(request, keys[match.num_pages :])
-            seen = _Seen(version, keys[0], len(keys), match, self._offer(match, arriving))
+            offer = self._restorable(self._offer(match, arriving), keys)
+            seen = _Seen(version, keys[0], len(keys), match, offer)
             self._remember(request.rid, seen)
             self._counters.lookups += 1
             self._counters.lookup_hits += seen.offer.num_pages > 0
         return seen.offer
 
+    def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
+        """What may be asked of ``admit``, of the first ``most`` pages of an offer: the longest first."""
+        return iter(range(most, 0, -1)) if self._windows is None else self._windows.lengths(keys, most)
+
     def _slots_for(self, rank: int) -> Sequence[int]:
         """The slots to ask, first the pool of the rank that is said to hold the most: of equally long runs the first
         supplies."""
+        slots = self._supply.slots
         first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
-        return self._slots if first not in self._slots else sorted(self._slots, key=lambda slot: slot != first)
+        return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
     def _start_reads(self, request: RequestFacts, keys: Sequence[str]) -> Sequence[Run]:
-        """Read what only the store has, unless that began when the request came; what is on its way."""
-        if self._prefetch is None or not keys:
+        """Read what only the store has, unless that began when the request came; what is on its way. Of a model with
+        windows only what began then: it needs to be known which window pages go with it."""
+        prefetch = self._supply.prefetch
+        if prefetch is None or not keys:
             return ()
-        if not self._is_sent_for(request.rid):
-            self._prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
-        return self._prefetch.arriving(keys)
+        if self._windows is None and not self._is_sent_for(request.rid):
+            prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
+        return self._supply.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:
         lengths = [(length, self._seats.rank_of(slot)) for slot, length in match.runs]
         num_arriving = sum(run.num_pages for run in arriving)
         _, rank = max([*lengths, (num_arriving, self._seats.dp_rank)], key=itemgetter(0))
         return Offer(self._runs(match, arriving), rank)
+
+    def _restorable(self, offer: Offer, keys: Sequence[str]) -> Offer:
+        """As much of an offer as has its window pages."""
+        if self._windows is None:
+            return offer
+        num_pages = self._windows.longest(keys, offer.num_pages)
+        self._counters.windowless_pages += offer.num_pages - num_pages
+        return offer.first(num_pages)
 
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
         leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
@@ -160,63 +182,61 @@ class PrefixCache:
 
     # ---- lease -------------------------------------------------------------------------------------------------
 
-    def admit(self, rid: str, keys: Sequence[str], frames: Frames) -> Fetch | None:
+    def admit(
+        self, rid: str, keys: Sequence[str], frames: Frames, window: tuple[Sequence[str], Frames] | None = None
+    ) -> Fetch | None:
         """Lease exactly the pages of ``keys`` and queue their copy into ``frames``; None: compute instead.
 
-        ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest.
+        ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest. ``window``: its window
+        pages and their frames, from its end on, of a model that has such.
         """
         seen = self._seen.pop(rid, None)
-        match = seen.match if seen is not None else self._peers.lookup(keys, self._slots)
-        held = self._hold(match, keys, frames)
+        match = seen.match if seen is not None else self._supply.lookup(keys)
+        queued = self._hold(rid, match, (keys, frames), window)
         # Asked of every shard, also of one that was refused: the others wait for its answer.
-        is_granted = self._agreed(held is not None)
-        if held is None or not is_granted:
-            if held is not None:
-                self._let_go(held)
+        is_granted = self._agreed(queued is not None)
+        if queued is None or not is_granted:
+            if queued is not None:
+                self._let_go(queued)
             self._counters.fetches_refused += 1
             self._planner.became(rid, Outcome.REFUSED)
             return None
-        arriving = joined([arrival.run for arrival in held.arrivals])
-        fetch = Fetch(rid, self._runs(held.lease, arriving), self._page_tokens)
-        self._queued[rid] = (fetch, held)
+        self._queued[rid] = queued
         self._counters.fetches += 1
         self._planner.became(rid, Outcome.LEASED)
-        return fetch
+        return queued.fetch
 
-    def _hold(self, match: Match, keys: Sequence[str], frames: Frames) -> _Held | None:
-        """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
-        num_leased = min(match.num_pages, len(keys))
-        arrivals = self._attach(keys[num_leased:], frames[num_leased:])
-        if arrivals is None:
+    def _hold(
+        self,
+        rid: str,
+        match: Match,
+        wanted: tuple[Sequence[str], Frames],
+        window: tuple[Sequence[str], Frames] | None,
+    ) -> _Queued | None:
+        """All of them, or none."""
+        pages = self._supply.hold(match, *wanted)
+        if pages is None:
             return None
-        lease = self._peers.lease(match, num_leased) if num_leased else None
-        if num_leased and lease is None:
-            self._detach(arrivals)
-            return None
-        return _Held(lease, arrivals, frames[:num_leased])
+        held = None
+        if self._windows is not None:
+            held = None if window is None else self._windows.hold(*window)
+            if held is None:
+                self._supply.let_go(pages)
+                return None
+        arriving = joined([arrival.run for arrival in pages.arrivals])
+        return _Queued(Fetch(rid, self._runs(pages.lease, arriving), self._page_tokens), pages, held)
 
-    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
-        """What comes from the store, nothing for no keys, or None when it is not coming."""
-        if not keys:
-            return ()
-        return None if self._prefetch is None else self._prefetch.attach(keys, frames)
-
-    def _let_go(self, held: _Held) -> None:
-        if held.lease is not None:
-            held.lease.release()
-        self._detach(held.arrivals)
-
-    def _detach(self, arrivals: Sequence[Arrival]) -> None:
-        for arrival in arrivals:
-            assert self._prefetch is not None
-            self._prefetch.detach(arrival)
+    def _let_go(self, queued: _Queued) -> None:
+        self._supply.let_go(queued.pages)
+        if self._windows is not None and queued.window is not None:
+            self._windows.supply.let_go(queued.window)
 
     def cancel(self, rid: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
-        _, held = self._queued.pop(rid, (None, None))
-        if held is None:
+        queued = self._queued.pop(rid, None)
+        if queued is None:
             return False
-        self._let_go(held)
+        self._let_go(queued)
         self._planner.became(rid, Outcome.CANCELLED)
         return True
 
@@ -226,17 +246,20 @@ class PrefixCache:
         """Start the copies of every queued fetch as one batch; its index, or ``NOTHING_QUEUED``."""
         queued = list(self._queued.values())
         self._queued.clear()
-        fetches = [fetch for fetch, _ in queued]
-        self._planner.started(fetches)
-        if not fetches:
+        self._planner.started([item.fetch for item in queued])
+        if not queued:
             return NOTHING_QUEUED
-        loads = [(held.lease, held.frames) for _, held in queued if held.lease is not None]
-        arrivals = [arrival for _, held in queued for arrival in held.arrivals]
-        self._counters.fetched_pages += sum(lease.num_pages for lease, _ in loads)
+        self._counters.fetched_pages += sum(item.pages.num_leased for item in queued)
         self._num_started += 1
-        copy = self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
-        self._moving[self._num_started] = _Batch(fetches, arrivals, copy)
+        self._moving[self._num_started] = _Batch(queued, self._start_copy(queued))
         return self._num_started
+
+    def _start_copy(self, queued: Sequence[_Queued]) -> Copy:
+        copy = self._supply.start_copy([item.pages for item in queued])
+        windows = [item.window for item in queued if item.window is not None]
+        if self._windows is None or not windows:
+            return copy
+        return self._windows.joined(copy, self._windows.supply.start_copy(windows))
 
     def moving(self, index: int) -> Copy | None:
         """The copy of batch ``index`` while it has not been finished."""
@@ -249,10 +272,7 @@ class PrefixCache:
         if batch is None:
             return True
         copy = batch.copy
-        # Every arrival is looked at: a page that failed its checksum may have been copied as if it were good.
-        batch.has_landed = copy.finish() & all(
-            [self._prefetch.is_good(item) for item in batch.arrivals if self._prefetch]
-        )
+        batch.has_landed = copy.finish() & self._are_good(batch)
         for fetch in batch.fetches:
             self._planner.became(fetch.rid, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
         self._ending.append(batch)
@@ -264,6 +284,14 @@ class PrefixCache:
         counters.wait_us += round(copy.wait_s * 1e6)
         return batch.has_landed
 
+    def _are_good(self, batch: _Batch) -> bool:
+        """Whether all that came from the store has been verified."""
+        verdicts = [self._supply.are_good(item.pages.arrivals) for item in batch.queued]
+        if self._windows is not None:
+            supply = self._windows.supply
+            verdicts += [supply.are_good(item.window.arrivals) for item in batch.queued if item.window is not None]
+        return all(verdicts)
+
     def poll(self) -> None:
         """Detach copies that have ended from the reads of the store, and tell how long they took. Never waits."""
         going_on = []
@@ -271,15 +299,21 @@ class PrefixCache:
             if not batch.copy.has_ended:
                 going_on.append(batch)
                 continue
-            self._detach(batch.arrivals)
+            self._detach(batch)
             self._counters.copy_us += round(batch.copy.copy_s * 1e6)
             if batch.has_landed:
                 self._planner.moved(batch.fetches, batch.copy.copy_s)
         self._ending = going_on
 
+    def _detach(self, batch: _Batch) -> None:
+        for item in batch.queued:
+            self._supply.detach(item.pages.arrivals)
+            if self._windows is not None and item.window is not None:
+                self._windows.supply.detach(item.window.arrivals)
+
     def is_elsewhere(self, key: str) -> bool:
         """Whether one of the shelves that this rank asks holds the page now. A hint, as every lookup."""
-        return self._peers.lookup([key], self._slots).num_pages == 1
+        return self._supply.lookup([key]).num_pages == 1
 
     # ---- publish and release -----------------------------------------------------------------------------------
 
@@ -315,13 +349,16 @@ class PrefixCache:
         """Forget everything and withdraw every page: all of them are about to be freed."""
         self.quiesce()
         self._shelf.reset()
+        if self._windows is not None:
+            self._windows.reset()
         self._counters.resets += 1
 
-    def move_to(self, join: Callable[[], tuple[OwnShelf, Peers, Prefetch | None]]) -> None:
-        """Go on with the shelf and the peers of a new namespace, made by ``join``. Call ``quiesce`` before.
+    def move_to(self, join: Callable[[], tuple[OwnShelf, Supply]]) -> None:
+        """Go on with the shelf and the supply of a new namespace, made by ``join``. Call ``quiesce`` before. Window
+        pages are moved by themselves.
 
         The old ones are let go first: a rank has one shelf and one reader bit.
         """
         assert not self._queued and not self._moving and not self._ending
-        del self._shelf, self._peers, self._prefetch
-        self._shelf, self._peers, self._prefetch = join()
+        del self._shelf, self._supply
+        self._shelf, self._supply = join()

@@ -7,7 +7,7 @@ The words are those of ``docs/glossary.md``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NewType
 
@@ -60,6 +60,15 @@ class Offer:
     @property
     def num_pages(self) -> int:
         return sum(run.num_pages for run in self.runs)
+
+    def first(self, num_pages: int) -> Offer:
+        """As much of it."""
+        runs: list[Run] = []
+        for run in self.runs:
+            if num_pages > 0:
+                runs.append(replace(run, num_pages=min(run.num_pages, num_pages)))
+            num_pages -= run.num_pages
+        return Offer(tuple(runs), self.rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,21 @@ class Copy(Protocol):
     streams that follow, and a copy ends later.
     """
 
-    bytes_fetched: int
-    bytes_copied: int
-    copy_s: float
-    """Seconds that moving took; known once the copy has ended."""
-    wait_s: float
-    has_ended: bool
-    """Whether neither its sources nor its destination are touched any more."""
+    @property
+    def bytes_fetched(self) -> int: ...
+    @property
+    def bytes_copied(self) -> int: ...
+    @property
+    def copy_s(self) -> float:
+        """Seconds that moving took; known once the copy has ended."""
+        ...
+
+    @property
+    def wait_s(self) -> float: ...
+    @property
+    def has_ended(self) -> bool:
+        """Whether neither its sources nor its destination are touched any more."""
+        ...
 
     def wait_layer(self, layer: int) -> float:
         """Wait until that layer is in place; seconds waited. Returns also when the copy failed: ``finish`` tells."""

@@ -11,7 +11,9 @@ from banyan.cache import PrefixCache
 from banyan.core import Fetch, Outcome, SourceKind
 from banyan.layout import Layout, Seats
 from banyan.planner import RequestFacts
+from banyan.supply import Supply
 from banyan.telemetry import Counters
+from banyan.windows import WindowPages
 
 NUM_RANKS = 2
 LAYOUT = Layout(dp=NUM_RANKS, attn_dp=1, attn_cp=1, attn_tp=1)
@@ -53,17 +55,17 @@ def make_cache(
     agreed: Callable[[bool], bool] = bool,
     layout: Layout = LAYOUT,
     is_sent_for: Callable[[str], bool] = lambda rid: False,
+    windows: WindowPages | None = None,
 ) -> PrefixCache:
     """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
     return PrefixCache(
         seats=Seats(layout, slot, 0),
         page_tokens=PAGE_TOKENS,
         shelf=shelf,
-        peers=peers,
-        slots=[1 - slot] if slots is None else slots,
-        prefetch=prefetch,
+        supply=Supply(peers, [1 - slot] if slots is None else slots, prefetch),
         planner=planner or Notes(),
         agreed=agreed,
         counters=counters or Counters(),
         is_sent_for=is_sent_for,
+        windows=windows,
     )

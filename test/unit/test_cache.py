@@ -12,6 +12,7 @@ from banyan.cache import NOTHING_QUEUED
 from banyan.core import Outcome, Run, SourceKind
 from banyan.layout import Layout
 from banyan.planner import RequestFacts
+from banyan.supply import Supply
 from banyan.telemetry import Counters
 
 
@@ -207,8 +208,7 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
             arguments = (b"m" * 32, rank.geometry, rank.pool)
             return (
                 Shelf(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
-                Peers(node.roster, slot, slot, *arguments),
-                None,
+                Supply(Peers(node.roster, slot, slot, *arguments), [1 - slot], None),
             )
 
         cache.move_to(join)

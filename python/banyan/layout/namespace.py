@@ -23,7 +23,8 @@ class Namespace:
     again as soon as both have taken the same ones. What the updates brought is known to this server only, so
     ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
 
-    ``draft`` says whose KV lies behind the model's in each page; empty where no draft's does.
+    ``draft`` says whose KV lies behind the model's in each page; empty where no draft's does. ``window`` says which
+    layers' KV a page has, of a model that keeps sliding windows apart; empty where a page has that of all layers.
 
     The last four say which part of a token's KV the process holds: its shard's heads, by attention TP, and its shard's
     tokens, by CP. Where KV is replicated over attention TP they are 1 and 0 on all shards.
@@ -47,12 +48,14 @@ class Namespace:
     attn_cp_size: int
     attn_cp_rank: int
     draft: tuple[str, ...] = ()
+    window: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
         """32 bytes; equal exactly when all fields and the format version are equal."""
         fields = {"format": FORMAT_VERSION, **asdict(self)}
-        if not self.draft:
-            # As before there were drafts: stores of servers without one stay what they are.
-            del fields["draft"]
+        for name in ("draft", "window"):
+            if not fields[name]:
+                # As before there were any: stores of servers without one stay what they are.
+                del fields[name]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"banyan-namespace\0" + text.encode()).digest()

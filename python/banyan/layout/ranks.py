@@ -93,6 +93,16 @@ class Layout:
         """Roster slots: a second one for each seat where there is a host arena."""
         return self.num_seats * (2 if has_arena else 1)
 
+    @property
+    def first_window_slot(self) -> int:
+        """Behind those of the pools, and of the arena's parts whether there is one or not."""
+        return 2 * self.num_seats
+
+    @property
+    def num_slots_with_windows(self) -> int:
+        """Roster slots where window pages have a pool, and a part of the arena, of their own."""
+        return 2 * self.first_window_slot
+
     def words(self) -> str:
         """For logs and refusals."""
         kind = "attention DP ranks" if self.attn_dp > 1 else "ranks"

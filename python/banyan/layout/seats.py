@@ -7,7 +7,7 @@ of it, and shard 0 of each rank alone keeps it in the arena and in the store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from banyan.core import SourceKind
 from banyan.layout.ranks import Layout
@@ -17,13 +17,15 @@ from banyan.layout.ranks import Layout
 class Seats:
     """One process's view of the roster: seat ``s`` has its pool in slot ``s``, its part of the arena ``num_seats`` on.
 
-    ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP).
+    ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP). ``first_slot``: seats of window
+    pages lie behind those of the others.
     """
 
     layout: Layout
     dp_rank: int
     shard: int
     is_replicated: bool = False
+    first_slot: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.dp_rank < self.layout.num_ranks and 0 <= self.shard < self.layout.num_shards):
@@ -38,7 +40,11 @@ class Seats:
         return self.layout.num_seats + self.own
 
     def seat(self, dp_rank: int, shard: int) -> int:
-        return dp_rank * self.layout.num_shards + shard
+        return self.first_slot + dp_rank * self.layout.num_shards + shard
+
+    def of_windows(self) -> Seats:
+        """The same process's seats for its window pages."""
+        return replace(self, first_slot=self.layout.first_window_slot)
 
     def rank_of(self, slot: int) -> int:
         """The rank whose pool, or part of the arena, has this slot."""
@@ -46,7 +52,7 @@ class Seats:
 
     def kind_of(self, slot: int) -> SourceKind:
         """What the slot's pages lie in: another rank's pool, or the host arena."""
-        return SourceKind.HOST if slot >= self.layout.num_seats else SourceKind.PEER
+        return SourceKind.HOST if slot - self.first_slot >= self.layout.num_seats else SourceKind.PEER
 
     @property
     def peers(self) -> list[int]:
@@ -80,7 +86,7 @@ class Seats:
     def part(self) -> int:
         """This keeper's number among them."""
         assert self.is_keeper
-        return self.dp_rank if self.is_replicated else self.own
+        return self.dp_rank if self.is_replicated else self.own - self.first_slot
 
     def _ranks_from_own(self) -> list[int]:
         num_ranks = self.layout.num_ranks

@@ -13,6 +13,7 @@ class ModelFacts:
     architecture: str = ""
     steps_together_on_cpu: bool = False
     has_window: bool = False
+    has_sinks: bool = False
     has_states: bool = False
     has_pooled_index_keys: bool = False
     has_compressed_kv: bool = False
@@ -25,7 +26,7 @@ SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
 
 
 def model_refusal(facts: ModelFacts) -> str | None:
-    """The line for a model that caches more than the KV of full attention, or None."""
+    """The line for a model that caches more than the KV of attention, or None. Of windows alone see ``sliding``."""
     if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (
             f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "
@@ -43,13 +44,12 @@ def model_refusal(facts: ModelFacts) -> str | None:
         )
         if is_kept
     ]
-    if not kept:
+    if not kept or kept == ["sliding-window KV"]:
         return None
-    # A window's KV can be kept in full, in the ordinary pool; the others cannot.
-    way_out = "use --banyan-share off"
-    if kept == ["sliding-window KV"]:
-        way_out = "use --disable-hybrid-swa-memory (which takes more memory), or --banyan-share off"
-    return f"this model ({facts.architecture}) caches {' and '.join(kept)}; only full attention is shared: {way_out}"
+    return (
+        f"this model ({facts.architecture}) caches {' and '.join(kept)}; only full attention, and windows beside it, "
+        "are shared: use --banyan-share off"
+    )
 
 
 def index_refusal(*, tokens_per_key: int, num_without: int, is_divided: bool) -> str | None:

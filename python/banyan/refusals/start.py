@@ -41,7 +41,7 @@ def components_refusal(components: Sequence[str]) -> str:
         if "SWA" in components and "MAMBA" not in components
         else "use --banyan-share off"
     )
-    return f"this model caches {names} state; only full attention is shared: {way_out}"
+    return f"this model caches {names} state in pools that are not known here: {way_out}"
 
 
 def pool_layout_refusal() -> str:

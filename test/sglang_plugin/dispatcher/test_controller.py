@@ -149,6 +149,11 @@ def test_unused_when_the_arena_has_room_then_nothing_that_leaves_a_pool_is_lost(
     assert unused_by_rank([*full, member(3, 100)], TWO_RANKS, 16) == {0: 0, 1: 0}
 
 
+def test_unused_when_ranks_have_window_pages_too_then_those_do_not_count():
+    full = [member(0, 100), member(1, 40), member(2, 100), member(3, 100)]
+    assert unused_by_rank([*full, member(4, 1), member(6, 1)], TWO_RANKS, 16) == {0: 0, 1: 960}
+
+
 def test_place_when_no_rank_has_come_yet_then_no_hint():
     req = request(range(64))
     placer_of(Roster.create(2)).place(req, [0, 1])

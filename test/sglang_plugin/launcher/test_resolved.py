@@ -17,7 +17,7 @@ from sglang.srt.server_args import prepare_server_args
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.models import LLAMAS
 from banyan.sglang_plugin import seams
-from banyan.sglang_plugin.launcher import adapters, resolved
+from banyan.sglang_plugin.launcher import adapters, flags, resolved
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -60,9 +60,23 @@ def test_model_when_it_has_full_attention_then_it_starts(resolve):
     resolve()
 
 
-def test_model_when_it_has_windows_then_refused_by_its_configuration_with_the_flag_that_helps(resolve, capsys):
+@pytest.mark.parametrize("changes, num_slots", [({}, 4), ({"sliding_window": 32, **WINDOWS}, 8)])
+def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_window_pages(
+    resolve, changes, num_slots
+):
+    resolve(**changes)
+    assert flags._roster.num_slots == num_slots
+
+
+def test_model_when_it_has_windows_and_drafts_then_refused_by_its_configuration_with_the_flag_that_helps(
+    resolve, capsys
+):
     with pytest.raises(SystemExit) as exit_info:
-        resolve(sliding_window=32, **WINDOWS)
+        resolve(
+            *("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1"),
+            sliding_window=32,
+            **WINDOWS,
+        )
     line = refusal(capsys)
     assert exit_info.value.code == 2
     assert "MellumForCausalLM" in line and "--disable-hybrid-swa-memory" in line

@@ -133,3 +133,98 @@ def test_latents_when_the_cache_holds_them_then_sglang_attends_in_the_form_that_
     for prefix_lens in ([0], [96]):
         batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, extend_prefix_lens_cpu=prefix_lens)
         assert attend(SimpleNamespace(), batch) is AttnForwardMethod.MLA
+
+
+WINDOW, NUM_WINDOW_SLOTS = 39, 512
+"""What SGLang calls a window of 40 tokens: a token sees 39 before it."""
+
+
+class TwoPools:
+    """The pool of the windows, and where the tokens of the others lie in it; SGLang's own pool tells the same."""
+
+    def __init__(self, mapping):
+        self.mapping = mapping
+        self.layers_mapping = {0: (0, True), 1: (0, False)}
+
+    def translate_loc_from_full_to_swa(self, slots):
+        return self.mapping[slots]
+
+
+class Windowed:
+    """Two requests whose old tokens have left the pool of the windows. Whatever lies in slot 0 must not be seen."""
+
+    def __init__(self, kv_lens, new_lens):
+        generator = torch.Generator().manual_seed(sum(kv_lens))
+        self.kv_lens, self.new_lens = kv_lens, new_lens
+        self.req_to_token = torch.randperm(NUM_SLOTS, generator=generator).view(4, 1024).to(torch.int32)
+        self.keys, self.values = (
+            torch.randn((NUM_WINDOW_SLOTS, NUM_KV_HEADS, HEAD_DIM), generator=generator) for _ in range(2)
+        )
+        self.keys[0], self.values[0] = 50.0, 1e4
+        mapping = torch.zeros(NUM_SLOTS + 1, dtype=torch.int64)
+        free = torch.randperm(NUM_WINDOW_SLOTS - 1, generator=generator) + 1
+        for row, (kv_len, new_len) in enumerate(zip(kv_lens, new_lens, strict=True)):
+            first = max(0, kv_len - new_len - WINDOW)
+            slots = self.req_to_token[row, first:kv_len].long()
+            mapping[slots], free = free[: len(slots)], free[len(slots) :]
+        self.query = torch.randn((sum(new_lens), NUM_HEADS, HEAD_DIM), generator=generator)
+        self.backend = CpuAttention.__new__(CpuAttention)
+        self.backend._masks, self.backend._drafts = {}, None
+        self.backend.use_sliding_window_kv_pool, self.backend.token_to_kv_pool = True, TwoPools(mapping)
+        self.mapping = mapping
+
+    def attend(self, name, *lens):
+        output = torch.empty_like(self.query)
+        self.backend._is_windowed = self.backend._has_own_pages(SimpleNamespace(layer_id=0))
+        getattr(self.backend, name)(
+            self.query,
+            output,
+            self.keys,
+            self.values,
+            self.req_to_token,
+            torch.arange(len(self.kv_lens)),
+            torch.tensor(self.kv_lens),
+            *lens,
+            scaling=HEAD_DIM**-0.5,
+            enable_gqa=True,
+            causal=True,
+            sliding_window_size=WINDOW,
+        )
+        return output
+
+    def expected(self):
+        """One query at a time over the tokens that it sees, nothing else."""
+        rows, number = [], 0
+        for row, (kv_len, new_len) in enumerate(zip(self.kv_lens, self.new_lens, strict=True)):
+            for place in range(kv_len - new_len, kv_len):
+                seen = self.mapping[self.req_to_token[row, max(0, place - WINDOW) : place + 1].long()]
+                keys, values = (
+                    cache[seen].repeat_interleave(NUM_HEADS // NUM_KV_HEADS, dim=1)
+                    for cache in (self.keys, self.values)
+                )
+                scores = torch.einsum("hd,thd->ht", self.query[number], keys) * HEAD_DIM**-0.5
+                rows.append(torch.einsum("ht,thd->hd", scores.softmax(-1), values))
+                number += 1
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kv_lens, new_lens", [([100, 60], [100, 7]), ([700, 41], [20, 1]), ([39], [39]), ([900], [3])])
+def test_window_when_a_prompt_is_extended_then_each_token_sees_the_tokens_of_its_window(kv_lens, new_lens):
+    asked = Windowed(kv_lens, new_lens)
+    lens = torch.tensor(kv_lens) - torch.tensor(new_lens), torch.tensor(new_lens)
+    assert torch.allclose(asked.attend("_run_sdpa_forward_extend", *lens), asked.expected(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_lens", [[100, 60], [1000, 1], [40]])
+def test_window_when_a_token_is_decoded_then_it_sees_the_tokens_of_its_window(kv_lens):
+    asked = Windowed(kv_lens, [1] * len(kv_lens))
+    assert torch.allclose(asked.attend("_run_sdpa_forward_decode"), asked.expected(), atol=1e-4)
+
+
+def test_window_when_several_layers_ask_then_slots_are_translated_once_and_other_layers_are_left_alone():
+    asked = Windowed([60], [1])
+    asked.attend("_run_sdpa_forward_decode")
+    slots = asked.backend._window_slots
+    asked.attend("_run_sdpa_forward_decode")
+    assert asked.backend._window_slots is slots
+    assert not asked.backend._has_own_pages(SimpleNamespace(layer_id=1))

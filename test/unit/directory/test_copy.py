@@ -60,6 +60,16 @@ def test_finish_when_called_then_the_leases_are_released(ranks: list[Rank]) -> N
     assert ids(owner.shelf.retire(frames(2))) == [2]
 
 
+def test_copy_when_it_has_ended_then_a_lease_that_nobody_keeps_is_given_back_without_finish(ranks: list[Rank]) -> None:
+    owner, reader = ranks[0], ranks[2]
+    copy = reader.peers.start_copy([(leased(reader, 0), frames(1))])
+    copy.wait_layer(NUM_LAYERS - 1)
+    while not copy.has_ended:
+        pass
+    assert ids(owner.shelf.retire(frames(2))) == [2]
+    assert copy.finish()
+
+
 def test_copy_when_dropped_before_finish_then_the_lease_is_still_the_callers(ranks: list[Rank]) -> None:
     owner, reader = ranks[0], ranks[2]
     lease = leased(reader, 0)

@@ -48,7 +48,12 @@ def test_digest_when_one_field_differs_then_different(field):
     assert replace(ONE, **{field: other}).digest() != ONE.digest()
 
 
-def test_digest_when_there_is_no_draft_then_it_is_that_of_a_release_that_knew_none():
-    fields_then = {name: value for name, value in asdict(ONE).items() if name != "draft"}
+def test_digest_when_there_is_neither_draft_nor_window_then_it_is_that_of_a_release_that_knew_none():
+    fields_then = {name: value for name, value in asdict(ONE).items() if name not in ("draft", "window")}
     text = json.dumps({"format": FORMAT_VERSION, **fields_then}, sort_keys=True, separators=(",", ":"))
     assert ONE.digest() == hashlib.sha256(b"banyan-namespace\0" + text.encode()).digest()
+
+
+def test_digest_when_pages_are_of_other_layers_then_it_differs():
+    kinds = (("full", "40 tokens", "wf"), ("window", "40 tokens", "wf"), ("window", "48 tokens", "wf"))
+    assert len({ONE.digest(), *(replace(ONE, window=kind).digest() for kind in kinds)}) == 4

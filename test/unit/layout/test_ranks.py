@@ -72,6 +72,22 @@ def test_shard_when_the_tp_group_holds_all_ranks_then_it_is_counted_within_the_r
     assert [ATTENTION.shard_of(tp_rank) for tp_rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("layout", [REPLICAS, Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=2)])
+def test_windows_when_a_process_has_seats_for_them_then_they_lie_behind_all_others_and_divide_alike(layout):
+    firsts = everybody(layout)
+    behind = [seats.of_windows() for seats in firsts]
+    taken = [slot for seats in (*firsts, *behind) for slot in (seats.own, seats.own_arena)]
+    assert sorted(taken) == list(range(layout.num_slots_with_windows))
+    for one, other in zip(firsts, behind, strict=True):
+        offset = layout.first_window_slot
+        assert other.peers == [slot + offset for slot in one.peers]
+        assert other.arenas == [slot + offset for slot in one.arenas]
+        assert (other.part, other.num_parts) == (one.part, one.num_parts)
+        for slot in (*one.peers, *one.arenas):
+            assert other.kind_of(slot + offset) is one.kind_of(slot)
+            assert other.rank_of(slot + offset) == one.rank_of(slot)
+
+
 def test_seat_when_a_process_is_outside_the_layout_then_it_is_refused():
     with pytest.raises(ValueError, match="rank 2, shard 0 is not among 2 ranks"):
         Seats(REPLICAS, 2, 0)

@@ -8,6 +8,7 @@ import pytest
 from banyan.refusals.models import ModelFacts, index_refusal, model_refusal
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
+CACHES = [name for name in CACHES if name not in ("has_window", "has_sinks")]
 
 
 def test_model_when_it_has_full_attention_alone_then_it_is_not_refused():
@@ -18,7 +19,11 @@ def test_model_when_it_has_full_attention_alone_then_it_is_not_refused():
 def test_model_when_it_caches_more_then_one_line_names_it_and_the_way_out(cache):
     line = model_refusal(ModelFacts(architecture="SomeModel", **{cache: True}))
     assert "SomeModel" in line and "--banyan-share off" in line and "\n" not in line
-    assert ("--disable-hybrid-swa-memory" in line) is (cache == "has_window")
+    assert "--disable-hybrid-swa-memory" not in line
+
+
+def test_model_when_windows_are_all_that_it_has_beside_full_attention_then_it_is_not_refused_here():
+    assert model_refusal(ModelFacts(architecture="SomeModel", has_window=True, has_sinks=True)) is None
 
 
 def test_model_when_its_vocabulary_is_split_then_it_is_refused_for_ranks_in_step_on_the_cpu_alone():

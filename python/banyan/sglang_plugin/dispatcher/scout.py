@@ -28,8 +28,10 @@ def num_remembered_chunks(num_frames: int) -> int:
 
 
 def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_tokens: int) -> dict[int, int]:
-    """From what the ranks say of their shelves; empty where a part of the arena has unused frames."""
-    alive = {member["slot"]: member for member in members if member["alive"]}
+    """From what the ranks say of their shelves; empty where a part of the arena has unused frames. Window pages, behind
+    those, are not looked at."""
+    full = (member for member in members if member["slot"] < layout.first_window_slot)
+    alive = {member["slot"]: member for member in full if member["alive"]}
     unused = {slot: member["num_frames"] - member["num_published"] for slot, member in alive.items()}
     if any(num_frames > 0 for slot, num_frames in unused.items() if slot >= layout.num_seats):
         return {}

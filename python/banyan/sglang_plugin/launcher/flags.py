@@ -31,9 +31,12 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
+from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
+from banyan.refusals.sliding import WindowFacts
 from banyan.refusals.speculation import DraftFacts
 from banyan.sglang_plugin import runtime, seams
+from banyan.store.location import MOONCAKE, NIXL_POSIX, StoreLocation
 
 logger = logging.getLogger("banyan")
 
@@ -130,7 +133,7 @@ def layout_of(args: Any) -> Layout:
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
     global _roster
-    if _device(args) == "cpu" and args.attention_backend is None:
+    if device_of(args) == "cpu" and args.attention_backend is None:
         args.attention_backend = config.CPU_ATTENTION_BACKEND
     if args.page_size is None:
         args.page_size = config.DEFAULT_PAGE_TOKENS
@@ -138,7 +141,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
         args.prefill_decode_interval = 1
     role = Role(args.disaggregation_mode)
-    config.inherit(environment(role, on_gpu=_device(args) != "cpu"))
+    config.inherit(environment(role, on_gpu=device_of(args) != "cpu"))
     carried: dict[str, Any] = {"config": wanted.as_dict()}
     if wanted.shares:
         _take_role(role, args, wanted)
@@ -195,7 +198,8 @@ def _node_refusals(wanted: Config, layout: Layout) -> list[str]:
     return [*reasons, seats] if wanted.listen and seats is not None else reasons
 
 
-def _device(args: Any) -> str:
+def device_of(args: Any) -> str:
+    """What SGLang runs on."""
     return args.device or ("cpu" if is_cpu() else "cuda")
 
 
@@ -203,7 +207,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     """What the refusals depend on, of arguments as they were given or as SGLang has resolved them."""
     return ServerFacts(
         sglang_version=importlib.metadata.version("sglang"),
-        device=_device(args),
+        device=device_of(args),
         num_seats=layout.num_seats,
         pp_size=args.pp_size,
         num_nodes=args.nnodes,
@@ -249,6 +253,34 @@ def _draft(args: Any, layout: Layout) -> DraftFacts:
         disaggregation_mode=args.disaggregation_mode,
         skips_draft_extend=config.skips_draft_extend(),
     )
+
+
+def windows(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> WindowFacts:
+    """What decides whether a model's sliding windows can be shared."""
+    scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
+    return WindowFacts(
+        architecture=model.architecture,
+        device=device_of(args),
+        has_sinks=model.has_sinks,
+        algorithm=args.speculative_algorithm,
+        disaggregation_mode=args.disaggregation_mode,
+        steps_together=layout.steps_together,
+        deals_with_nodes=wanted.deals_with_nodes,
+        keeps_arena=bool(wanted.keep_host_arena),
+        asked_store=scheme if scheme in (MOONCAKE, NIXL_POSIX) else "",
+        num_slots=layout.num_slots_with_windows,
+    )
+
+
+def seat_windows(carried: dict[str, Any]) -> None:
+    """The model keeps its windows apart: the ranks meet at a roster with places for window pages. No rank has been
+    started yet."""
+    global _roster
+    if _roster is None or _roster.path != carried["roster"]:
+        # Another process than the one that made it.
+        return
+    _roster = _native.Roster.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
+    carried["roster"] = _roster.path
 
 
 def modes(args: Any) -> ModeFacts:

@@ -21,10 +21,12 @@ from sglang.srt.configs.model_config import (
     is_deepseek_v4,
     is_minimax_sparse,
 )
+from sglang.srt.utils import is_cpu
 
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.layout import PageLayout
 from banyan.refusals.models import ModelFacts, model_refusal
+from banyan.refusals.sliding import WindowFacts, window_refusals
 
 INDEXED_PAGE_TOKENS = 64
 """What SGLang makes of every page size where an indexer has keys."""
@@ -37,6 +39,7 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         architecture=(hf_config.architectures or ["?"])[0],
         steps_together_on_cpu=steps_together_on_cpu,
         has_window=model_config.is_hybrid_swa,
+        has_sinks=model_config.has_attention_sinks,
         has_states=mambaish_config(model_config) is not None,
         has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
         has_compressed_kv=is_deepseek_v4(hf_config),
@@ -83,6 +86,8 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     facts = model_facts(model_config, steps_together_on_cpu=False)
     drafts = [] if draft_path is None else [ModelConfig(draft_path, is_draft_model=True)]
     lines = [model_refusal(facts), *(model_refusal(model_facts(one, steps_together_on_cpu=False)) for one in drafts)]
+    if facts.has_window:
+        lines += window_refusals(_of_windows(facts, has_draft=bool(drafts)))
     line = next((line for line in lines if line is not None), None)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:
@@ -96,6 +101,16 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
             "bytes_by_part": page.bytes_by_name,
         }
     return said
+
+
+def _of_windows(facts: ModelFacts, *, has_draft: bool) -> WindowFacts:
+    """On this machine, with nothing else asked for."""
+    return WindowFacts(
+        architecture=facts.architecture,
+        device="cpu" if is_cpu() else "cuda",
+        has_sinks=facts.has_sinks,
+        algorithm="of a draft model" if has_draft else None,
+    )
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from sglang.srt.arg_groups.model_override_base import attention_backends_of, mod
 from banyan.config import Config
 from banyan.layout import Layout
 from banyan.refusals import refusals
-from banyan.refusals.models import model_refusal
+from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
+from banyan.refusals.sliding import window_refusals
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import flags
 from banyan.sglang_plugin.launcher.model import model_facts
@@ -34,21 +35,35 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
         if "--enable-unified-cache-external-linker" not in str(error):
             raise
         runtime.refuse(no_cache_refusal(asked=_asked(resolved_view(server_args)), reason=str(error)))
-    reasons = _reasons(server_args, carried)
+    model = _model(server_args, carried)
+    reasons = _reasons(server_args, carried, model)
     if reasons:
         runtime.refuse(*reasons)
+    if model is not None and model.has_window:
+        flags.seat_windows(carried)
 
 
-def _reasons(server_args: Any, carried: dict[str, Any]) -> list[str]:
+def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:
+    """What is to be served; None where SGLang has not been told."""
+    view, layout = resolved_view(server_args), Layout.from_dict(carried["layout"])
+    if _has_no_model(view):
+        return None
+    steps_on_cpu = layout.steps_together and flags.device_of(view) == "cpu"
+    return model_facts(model_config_of(view), steps_together_on_cpu=steps_on_cpu)
+
+
+def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> list[str]:
     view = resolved_view(server_args)
     wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
     # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
-    steps_on_cpu = layout.steps_together and facts.device == "cpu"
-    line = None
-    if not _has_no_model(view):
-        line = model_refusal(model_facts(model_config_of(view), steps_together_on_cpu=steps_on_cpu))
-    return [*refusals(facts), *mode_refusals(flags.modes(view)), *([] if line is None else [line])]
+    reasons = [*refusals(facts), *mode_refusals(flags.modes(view))]
+    line = None if model is None else model_refusal(model)
+    if line is not None:
+        return [*reasons, line]
+    if model is not None and model.has_window:
+        reasons += window_refusals(flags.windows(view, wanted, layout, model))
+    return reasons
 
 
 def _asked(view: Any) -> str:

@@ -13,15 +13,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.runtime_context import get_parallel
-
-from banyan.cache import PrefixCache
 
 logger = logging.getLogger("banyan")
 T = TypeVar("T")
@@ -41,10 +39,22 @@ def frame_array(page_ids: torch.Tensor) -> NDArray[np.int64]:
     return page_ids.to(torch.int64).contiguous().numpy()
 
 
+class OwnPages(Protocol):
+    """What an allocator asks before it hands a freed page out. Frames come back as bytes of int64."""
+
+    def retire(self, frames: Any) -> bytes:
+        """Withdraw pages; those that nobody reads."""
+        ...
+
+    def drain(self) -> bytes:
+        """Those that have been let go since."""
+        ...
+
+
 class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
     """Upstream's paged allocator; every freed page passes through the rank's shelf first."""
 
-    _cache: PrefixCache | None = None  # set by the linker; upstream's constructor already calls clear()
+    _cache: OwnPages | None = None  # set by the linker; upstream's constructor already calls clear()
     _quarantine: Mapping[int, float] = MappingProxyType({})
     """Page -> since when, in seconds of ``time.monotonic``."""
     wait_us = 0
@@ -52,7 +62,7 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
     load_patience_s = math.inf
     """The most that pages to load into wait for readers; what gets none is computed."""
 
-    def attach(self, cache: PrefixCache) -> None:
+    def attach(self, cache: OwnPages) -> None:
         """From now on freed pages are withdrawn from ``cache`` before reuse."""
         self._cache = cache
 

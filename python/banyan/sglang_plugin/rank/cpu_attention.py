@@ -6,6 +6,9 @@ quadratic attention. Here the new queries attend to the cached keys under a lowe
 most of the sequence; in bf16 the result is bit for bit the same. Decode is upstream's: grouping its query heads would
 be seven times as fast and differ in last bits, and a server with Banyan must give the tokens of a server without.
 
+Layers with a sliding window have pages of their own, and SGLang's pool translates what is written to them only: what is
+read is translated here, once for all layers of a forward. Their attention is upstream's, under its mask of the window.
+
 Models with a latent cache (MLA) attend to the latents themselves, in the extend as in decode. Upstream's choice for a
 prompt without a cached prefix computes keys and values of their own from the latents, which torch_native then looks for
 in the cache; and a hit would round otherwise than a miss.
@@ -56,6 +59,11 @@ def attend_to_latents() -> None:
 class CpuAttention(TorchNativeAttnBackend):
     """Upstream's CPU backend with an extend whose cost is new tokens x context."""
 
+    _is_windowed = False
+    """Whether the keys of the layer that is being computed lie in the pool of the windows."""
+    _window_slots: torch.Tensor | None = None
+    """Where this forward's tokens lie in it."""
+
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         if isinstance(self.token_to_kv_pool, MLATokenToKVPool):
@@ -69,6 +77,45 @@ class CpuAttention(TorchNativeAttnBackend):
         super().init_forward_metadata(forward_batch)
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
         self._drafts = drafts_of(forward_batch) if forward_batch.forward_mode.is_target_verify() else None
+        self._window_slots = None
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._is_windowed = self._has_own_pages(layer)
+        return super().forward_extend(q, k, v, layer, *args, **kwargs)
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._is_windowed = self._has_own_pages(layer)
+        return super().forward_decode(q, k, v, layer, *args, **kwargs)
+
+    def _has_own_pages(self, layer: Any) -> bool:
+        return self.use_sliding_window_kv_pool and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
+
+    def _slots_of_windows(self, slots: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Where the tokens of each request lie in the pool of the windows: [requests, tokens]. What has left the window
+        lies nowhere: it gets slot 0, which no mask lets see."""
+        if self._window_slots is None:
+            most = int(seq_lens.max())
+            self._window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots[rows, :most].long())
+        return self._window_slots
+
+    def _run_sdpa_forward_decode(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        req_to_token: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if self._is_windowed:
+            req_to_token = self._slots_of_windows(req_to_token, req_pool_indices, seq_lens)
+            req_pool_indices = torch.arange(seq_lens.shape[0])
+        return super()._run_sdpa_forward_decode(
+            query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *args, **kwargs
+        )
 
     def forward_extend(
         self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, *args: Any, **kwargs: Any
@@ -100,6 +147,9 @@ class CpuAttention(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
         """Attention of ``query`` [new_tokens, heads, dim] to each request's cached and new keys, into ``output``."""
+        if self._is_windowed:
+            req_to_token = self._slots_of_windows(req_to_token, req_pool_indices, seq_lens)
+            req_pool_indices = torch.arange(seq_lens.shape[0])
         if self._drafts is not None:
             return self._verify(
                 query,

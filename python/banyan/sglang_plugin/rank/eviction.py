@@ -28,8 +28,11 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     """
     if not runtime.is_sharing():
         return
-    if not linker.is_whole_rank or tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
+    if not linker.is_whole_rank:
         logger.info("banyan: SGLang evicts by age: a rank of several shards takes no notice of what its peers hold")
+        return
+    if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
+        logger.info("banyan: SGLang evicts by age: with sliding windows, a leaf is not all that goes")
         return
     DuplicatesFirst(
         cache.tree_core, is_elsewhere=linker.is_elsewhere, counters=linker.counters, page_tokens=cache.page_size

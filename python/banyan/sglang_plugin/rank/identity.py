@@ -30,9 +30,17 @@ class Identity:
         self._draft = _draft_identity(drafts, knows_weights=knows_weights) if drafts else ()
 
     def namespace(
-        self, page: PageLayout, *, page_tokens: int, weights_epoch: int, apart: str, seats: Seats
+        self,
+        page: PageLayout,
+        *,
+        page_tokens: int,
+        weights_epoch: int,
+        apart: str,
+        seats: Seats,
+        window: tuple[str, ...],
     ) -> Namespace:
-        """Under the weights of this epoch. ``apart``: a name that no other rank has, or nothing."""
+        """Under the weights of this epoch. ``apart``: a name that no other rank has, or nothing. ``window``: which
+        layers the pages are of, where not of all."""
         args, pool, parallel = self._server_args, self._pool, get_parallel()
         return Namespace(
             # Equal weights are equal whatever their folder is called.
@@ -54,6 +62,7 @@ class Identity:
             attn_cp_size=parallel.attn_cp_size,
             attn_cp_rank=parallel.attn_cp_rank,
             draft=self._draft,
+            window=window,
         )
 
 

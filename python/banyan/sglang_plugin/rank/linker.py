@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_parallel
 
+from banyan.arena.prefetch import Worth
 from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.refusals import pool_refusal
@@ -28,12 +29,15 @@ from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import POOLS
 from banyan.sglang_plugin.pools.drafts import drafts_of
+from banyan.sglang_plugin.pools.two_pools import Windows, are_apart, pools_of
 from banyan.sglang_plugin.rank import prefill, report, requests
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
-from banyan.sglang_plugin.rank.membership import Membership, Places
+from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.shards import Shards
+from banyan.sglang_plugin.rank.tiers import HostTier
+from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
 from banyan.telemetry import Counters, LayerClock, Stopwatch
 
 logger = logging.getLogger("banyan")
@@ -67,69 +71,73 @@ class BanyanLinker(UnifiedCacheLinker):
         global _installed
         self._began_s = time.monotonic()
         seams.verify("scheduler")
-        allocator = params.token_to_kv_pool_allocator
-        pool = allocator.get_kvcache()
-        _check_shareable(components, pool, allocator, (*drafts_of(params), *params.mtp_draft_mamba_pools))
+        front = params.token_to_kv_pool_allocator.get_kvcache()
+        _check_shareable(components, params)
+        pools = pools_of(params)
         if params.disable:
             logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
         page_hash.prepare(params.page_size)
         config = runtime.config()
-        carried = runtime.bookkeeping(server_args)
-        assert config is not None and carried is not None
-        self.pools: dict[PoolName, object] = {PoolName.KV: pool}
+        assert config is not None
+        self.pools: dict[PoolName, object] = {PoolName.KV: pools.pool}
         self.forward_stream = forward_stream
         self._page_tokens = params.page_size
         self._shards = Shards(params)
-        self._allocator = allocator
+        self._allocator = pools.allocator
         self.counters = Counters()
-        self._member = Membership(
+        member = partial(
+            Membership,
             server_args=server_args,
             config=config,
-            carried=carried,
-            pool=pool,
-            drafts=drafts_of(params),
+            carried=runtime.bookkeeping(server_args),
             page_tokens=self._page_tokens,
             forward_stream=forward_stream,
             record_ready=self.record_offload_ready,
             counters=self.counters,
         )
+        self._windows: RankWindows | None = None
+        portion = ALL_LAYERS
+        if pools.windows is not None:
+            self.pools[PoolName.SWA] = pools.windows.pool
+            portion, behind = _portions(pools.windows)
+            window_member = member(pool=pools.windows.pool, drafts=(), portion=behind)
+            self._windows = RankWindows(pools.windows, window_member)
+        self._member = member(pool=pools.pool, drafts=drafts_of(params), portion=portion)
         self._access = self._member.access
         self._seats = self._member.seats
-        places = self._member.join()
         self._planner = RankPlanner(
-            num_layers=pool.layer_num,
+            num_layers=front.layer_num,
             page_tokens=self._page_tokens,
             min_pages=-(-config.min_fetch_tokens // self._page_tokens),
             num_in_step=self._seats.layout.attn_dp,
         )
-        self._cache = self._make_cache(places)
+        self._cache = self._make_cache()
         if self._seats.layout.steps_together:
-            self._step_together(allocator)
+            self._step_together(pools.allocator)
         self._can_wait = self._shards.is_one and self._member.follows_reads
         if self._can_wait:  # Shards of one rank would have to agree on when to go on.
             prefill.hold_back(self._is_awaited)
-        self._time_forwards(pool)
+        self._time_forwards(front)
         self._time_control()
         requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
-        self._publication = Publication(self._cache, self._member, self._page_tokens)
+        self._publication = Publication(self._cache, self._member, self._page_tokens, self._windows)
         self._access.attach(self._publication.publish)
-        self._access.guard(allocator, self._cache)
+        self._access.guard(pools.allocator, self._cache)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
 
-    def _make_cache(self, places: Places) -> PrefixCache:
-        shelf, peers, prefetch = places
+    def _make_cache(self) -> PrefixCache:
+        shelf, supply = self._member.join()
         return PrefixCache(
             seats=self._seats,
             page_tokens=self._page_tokens,
             shelf=shelf,
-            peers=peers,
-            slots=self._member.sources(),
-            prefetch=prefetch,
+            supply=supply,
             planner=self._planner,
             agreed=self._shards.all,
             counters=self.counters,
             is_sent_for=self._is_sent_for,
+            windows=self._windows.pages if self._windows is not None else None,
         )
 
     def _step_together(self, allocator: QuarantiningAllocator) -> None:
@@ -146,8 +154,7 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _time_forwards(self, pool: Any) -> None:
         """Measure layers and moves, and let the store write beside them."""
-        if self._member.store is not None:
-            self._planner.pace_writes(self._member.store, block_bytes=self._member.block.block_bytes)
+        self._pace_writes()
         timer = self._access.time_layers(pool.layer_num, self._planner.forward_took)
         clock = LayerClock(
             num_layers=pool.layer_num,
@@ -156,8 +163,21 @@ class BanyanLinker(UnifiedCacheLinker):
             # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
             ended=self._planner.forward_ended if timer is None else None,
         )
-        num_page_layers = len(self._member.block.layer_bytes)
+        # A draft's layers lie behind the model's in a page.
+        num_page_layers = pool.layer_num if self._windows is not None else len(self._member.block.layer_bytes)
         self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num, num_page_layers, timer)
+
+    def _pace_writes(self) -> None:
+        store, block_bytes = self._member.store, self._member.block.block_bytes
+        if store is None:
+            return
+        if self._windows is None or self._windows.member.store is None:
+            self._planner.pace_writes(store, block_bytes=block_bytes)
+            return
+        window = self._windows.member
+        whole_bytes = block_bytes + window.block.block_bytes
+        shares = ((store, block_bytes / whole_bytes), (window.store, window.block.block_bytes / whole_bytes))
+        self._planner.pace_writes(BothStores(shares), block_bytes=whole_bytes)
 
     def _time_control(self) -> None:
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
@@ -187,8 +207,21 @@ class BanyanLinker(UnifiedCacheLinker):
         keys = requests.prompt_keys(rid, self._page_tokens)
         if keys:
             self._member.lookout.saw(rid, keys)
-            worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+            worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+            if self._windows is not None:
+                self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
+                return
             self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
+
+    def _arrive_with_windows(
+        self, rid: str, keys: list[str], worth: Worth, tier: HostTier, windows: RankWindows
+    ) -> None:
+        """Bring up as much as can be restored, and the window before its end."""
+        num_held = tier.num_on_node(keys)
+        num_there = num_held if tier.store is None else max(num_held, tier.store.num_stored(keys))
+        tier.arrive(rid, keys, capped(worth, windows.restorable(keys, num_there) - num_held))
+        num_coming = num_held + tier.prefetch.num_arriving(keys[num_held:])
+        windows.arrive(rid, keys[: windows.restorable(keys, num_coming)])
 
     def _is_sent_for(self, rid: str) -> bool:
         return self._member.tier is not None and self._member.tier.is_sent_for(rid)
@@ -207,12 +240,16 @@ class BanyanLinker(UnifiedCacheLinker):
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
-        return [num_pages] if self._shards.is_one else list(range(1, num_pages + 1))
+        lengths = self._cache.lengths(keys, num_pages)
+        return list(islice(lengths, 1) if self._shards.is_one else lengths)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Lease the promised pages for the freshly allocated slots; False makes SGLang compute them."""
-        (transfer,) = transfers
-        fetch = self._cache.admit(rid, transfer.keys, self._access.frames(transfer.device_indices))
+        full, *window = transfers
+        wanted = None
+        if self._windows is not None:
+            wanted = self._windows.wanted(window[0].keys, window[0].device_indices)
+        fetch = self._cache.admit(rid, full.keys, self._access.frames(full.device_indices), wanted)
         if fetch is None:
             return False
         requests.record_fetch(fetch)
@@ -233,9 +270,11 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Pages have entered SGLang's tree: offer them once they are complete."""
-        (transfer,) = transfers
-        self._publication.announce(transfer.keys)
-        return self._access.offload(transfer.device_indices, transfer.keys)
+        full, *window = transfers
+        # Of a node whose window SGLang has freed there are full pages only.
+        chain = (window[0].keys, window[0].device_indices) if window else None
+        self._publication.announce(full.keys, chain)
+        return self._access.offload(full.device_indices, full.keys)
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
@@ -248,6 +287,8 @@ class BanyanLinker(UnifiedCacheLinker):
         self._cache.poll()
         if self._member.tier is not None:
             self._member.tier.poll()
+        if self._windows is not None:
+            self._windows.poll()
 
     def pop_completed_offload(self) -> bool:
         return self._access.pop_completed()
@@ -264,12 +305,20 @@ class BanyanLinker(UnifiedCacheLinker):
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._quiesce()
-        self._member.leave_tier()
-        self._allocator.wait_for_readers()
-        self._member.leave()
+        for member, allocator in self._memberships():
+            member.leave_tier()
+            allocator.wait_for_readers()
+            member.leave()
         self._cache.move_to(self._member.rejoin)
+        if self._windows is not None:
+            self._windows.rejoin()
         if self._allocator.available_size() < self._allocator.num_pages * self._page_tokens:
             self._publication.hold_back()
+
+    def _memberships(self) -> list[tuple[Membership, QuarantiningAllocator]]:
+        """Of full pages, and of window pages."""
+        both = [(self._member, self._allocator)]
+        return both if self._windows is None else [*both, (self._windows.member, self._windows.allocator)]
 
     @property
     def weights_epoch(self) -> int:
@@ -278,26 +327,31 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
-        self._member.stand_apart()
+        for member, _ in self._memberships():
+            member.stand_apart()
         self.weights_changed()
 
     def meet_again(self) -> None:
         """From the next change of the weights on, share with the ranks that took the same."""
-        self._member.meet_again()
+        for member, _ in self._memberships():
+            member.meet_again()
 
     def reset(self) -> None:
         # The tiers first: their copies read the pool under leases.
         self._quiesce()
-        self._member.empty()
+        for member, _ in self._memberships():
+            member.empty()
         self._cache.reset()
         self._access.forget()
         self._publication.start_anew()
 
     def close(self) -> None:
         self._quiesce()
-        self._member.close_tier()
+        for member, _ in self._memberships():
+            member.close_tier()
         self._cache.reset()
-        self._member.close()
+        for member, _ in self._memberships():
+            member.close()
 
     def _quiesce(self) -> None:
         """Nothing of this rank is queued or under way any more."""
@@ -308,7 +362,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
         self.counters.control_us = self._stopwatch.elapsed_ns // 1000
-        self.counters.alloc_wait_us = self._allocator.wait_us
+        self.counters.alloc_wait_us = sum(allocator.wait_us for _, allocator in self._memberships())
         self._planner.count(self.counters)
         self._member.count(self.counters)
         return self.counters
@@ -335,6 +389,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self._member.lookout.state(),
             **self.counters_now().as_dict(),
             **self._planner.state(),
+            **({} if self._windows is None else {"windows": self._windows.state()}),
             "waits_for_errands": self._can_wait,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }
@@ -343,14 +398,35 @@ class BanyanLinker(UnifiedCacheLinker):
         return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
 
 
-def _check_shareable(components: set[Any], pool: Any, allocator: Any, drafts: Sequence[Any]) -> None:
-    """Refuse what Banyan does not know how to share. ``drafts``: everything that a draft keeps."""
-    if components != {ComponentType.FULL}:
+def _portions(windows: Windows) -> tuple[Portion, Portion]:
+    """Of full pages and of window pages; what the flags give a rank is divided so that as many fit of either kind."""
+    return (
+        Portion("full", windows.layers, 1.0 - windows.share),
+        Portion("window", windows.layers, windows.share),
+    )
+
+
+def _check_shareable(components: set[Any], params: Any) -> None:
+    """Refuse what Banyan does not know how to share."""
+    allocator = params.token_to_kv_pool_allocator
+    front, drafts = allocator.get_kvcache(), (*drafts_of(params), *params.mtp_draft_mamba_pools)
+    if components == {ComponentType.FULL, ComponentType.SWA} and are_apart(front, allocator):
+        if drafts:
+            runtime.refuse(draft_pool_refusal("a pool beside sliding windows"))
+        parts = ((front.full_kv_pool, allocator.full_attn_allocator), (front.swa_kv_pool, allocator.swa_attn_allocator))
+    elif components != {ComponentType.FULL}:
         runtime.refuse(components_refusal([component.name for component in components]))
+    else:
+        parts = ((front, allocator),)
+    for pool, pages in parts:
+        _check_pool(pool, pages)
+    for draft in drafts:
+        if not isinstance(draft, POOLS) or not hasattr(draft, "banyan_geometry"):
+            runtime.refuse(draft_pool_refusal(f"a {type(draft).__name__}"))
+
+
+def _check_pool(pool: Any, allocator: Any) -> None:
     if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
         runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA", "DSA")))
     if not hasattr(pool, "banyan_geometry"):
         runtime.refuse(pool_layout_refusal())
-    for draft in drafts:
-        if not isinstance(draft, POOLS) or not hasattr(draft, "banyan_geometry"):
-            runtime.refuse(draft_pool_refusal(f"a {type(draft).__name__}"))

@@ -15,18 +15,18 @@ import logging
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from banyan import _native
-from banyan.arena.prefetch import Prefetch
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace, Seats
-from banyan.ports import OwnShelf, PageStore, Peers
+from banyan.ports import OwnShelf, PageStore
 from banyan.refusals import arena_room_refusal, layout_refusal
 from banyan.refusals.start import disagreement_refusal
 from banyan.sglang_plugin import runtime
@@ -39,11 +39,37 @@ from banyan.sglang_plugin.rank.lookout import Lookout
 from banyan.sglang_plugin.rank.nodes import NodeAccess
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store
 from banyan.sglang_plugin.rank.tiers import HostTier, withdraw
+from banyan.supply import Supply
 from banyan.telemetry import Counters
 
 logger = logging.getLogger("banyan")
 
-Places = tuple[OwnShelf, Peers, Prefetch | None]
+Places = tuple[OwnShelf, Supply]
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Which of a rank's pages a membership is for. A model with sliding windows has two kinds, and a rank of it two
+    memberships: of its full pages, and of its window pages.
+
+    ``layers`` says in words which layers a page has, where not all. ``share``: of what the flags give one rank, in the
+    arena and in the store.
+    """
+
+    kind: Literal["all", "full", "window"] = "all"
+    layers: tuple[str, ...] = ()
+    share: float = 1.0
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """For the namespace: pages of both kinds may be equal in size."""
+        return () if self.kind == "all" else (self.kind, *self.layers)
+
+    def seats(self, seats: Seats) -> Seats:
+        return seats.of_windows() if self.kind == "window" else seats
+
+
+ALL_LAYERS = Portion()
 
 
 class Membership:
@@ -61,9 +87,11 @@ class Membership:
         forward_stream: Any,
         record_ready: Callable[[], list[Any]],
         counters: Counters,
+        portion: Portion = ALL_LAYERS,
     ) -> None:
         self._server_args = server_args
         self._config = config
+        self._portion = portion
         self._identity = Identity(server_args, config, server=carried["server"], pool=pool, drafts=drafts)
         shared = together(pool, drafts)
         self._pool_bytes = shared.banyan_geometry.num_bytes
@@ -72,7 +100,7 @@ class Membership:
         self._counters = counters
         self.weights_epoch = 0
         self._apart = ""
-        self.seats = seats_of(Layout.from_dict(carried["layout"]), (pool, *drafts))
+        self.seats = portion.seats(seats_of(Layout.from_dict(carried["layout"]), (pool, *drafts)))
         self.block = BlockGeometry.of_page(shared.banyan_geometry.page)
         self._page = shared.banyan_geometry.page
         self.tier: HostTier | None = None
@@ -119,7 +147,8 @@ class Membership:
     def _open_arena(self) -> arena_memory.Arena | None:
         if self._config.sizes_arena:
             return self._open_sized_arena()
-        num_bytes, folder = self._config.host_bytes // self.seats.num_parts, self._config.keep_host_arena
+        num_bytes = int(self._config.host_bytes * self._portion.share) // self.seats.num_parts
+        folder = self._config.keep_host_arena
         if not folder:
             return arena_memory.allocate(num_bytes, self.block)
         return arena_memory.keep(
@@ -138,7 +167,7 @@ class Membership:
         return self._config.knows_weights and bool(self._server_args.enable_lora or self._server_args.lora_paths)
 
     def _open_sized_arena(self) -> arena_memory.Arena | None:
-        free_bytes = _native.available_bytes() or 0
+        free_bytes = int((_native.available_bytes() or 0) * self._portion.share)
         # A GPU and the store's drives know the arena by its address: it is pinned, and so taken, before it is used.
         grows = self._is_on_host and not self._config.store
         size = auto_size(
@@ -165,14 +194,20 @@ class Membership:
     def join(self) -> Places:
         """Take the places, under the namespace of the present weights."""
         namespace = self._namespace().digest()
-        self._shelf, self._peers = self.access.join(self._roster, self.seats, namespace)
+        self._shelf, peers = self.access.join(self._roster, self.seats, namespace)
         self.lookout.joined(namespace)
         if self._config.store and self.seats.is_keeper and self.store is None:
-            self.store = open_store(self._config, namespace=namespace, block=self.block, num_parts=self.seats.num_parts)
+            self.store = open_store(
+                self._config,
+                namespace=namespace,
+                block=self.block,
+                num_parts=self.seats.num_parts,
+                share=self._portion.share,
+            )
         elif self.store is not None:
             self.store.invalidate(namespace)
         if self._arena is None:
-            return self._shelf, self._peers, None
+            return self._shelf, Supply(peers, self.sources(), None)
         self.tier = HostTier(
             roster=self._roster,
             seats=self.seats,
@@ -182,14 +217,14 @@ class Membership:
             store=self.store,
             nodes=self._nodes.join(namespace, self._arena.memory) if self._nodes is not None else None,
             errands=self._nodes.errands if self._nodes is not None else None,
-            admission=make_admission(self._config, num_parts=self.seats.num_parts),
+            admission=make_admission(self._config, num_parts=self.seats.num_parts, share=self._portion.share),
             layers_per_read=self._config.store_layers_per_read,
             role=runtime.role(),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._counters,
         )
         has_reads = self._config.reads_into_arena and self.follows_reads
-        return self._shelf, self._peers, self.tier.prefetch if has_reads else None
+        return self._shelf, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
 
     @property
     def follows_reads(self) -> bool:
@@ -249,7 +284,7 @@ class Membership:
         """
         self.access.leave()
         withdraw(self._shelf)
-        del self._shelf, self._peers
+        del self._shelf
 
     def close(self) -> None:
         """Leave for good; what the store had begun to write is finished."""
@@ -273,7 +308,7 @@ class Membership:
         }
 
     def _store_figures(self, store: PageStore) -> dict[str, Any]:
-        per_day = self._config.store_write_bytes_per_day // self.seats.num_parts
+        per_day = int(self._config.store_write_bytes_per_day * self._portion.share) // self.seats.num_parts
         return {"store": store.stats(), "store_write_bytes_per_day": per_day}
 
     def state(self) -> dict[str, Any]:
@@ -300,6 +335,7 @@ class Membership:
             weights_epoch=self.weights_epoch,
             apart=self._apart,
             seats=self.seats,
+            window=self._portion.identity,
         )
 
 

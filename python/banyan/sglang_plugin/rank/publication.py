@@ -6,6 +6,8 @@ Invariants
   2. What outlives the server holds no page of a LoRA adapter that was not told by its content: its keys mean nothing
      to the next server, or another adapter.
 
+  3. Window pages go where the full pages of their chain go, and not further.
+
 States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
 empty) -> publishing.
 """
@@ -19,6 +21,7 @@ from typing import Any
 from banyan.cache import PrefixCache
 from banyan.sglang_plugin.rank import requests
 from banyan.sglang_plugin.rank.membership import Membership
+from banyan.sglang_plugin.rank.window_places import RankWindows
 
 logger = logging.getLogger("banyan")
 
@@ -26,15 +29,23 @@ logger = logging.getLogger("banyan")
 class Publication:
     """Between a rank's pool, which knows when pages are complete, and who wants them."""
 
-    def __init__(self, cache: PrefixCache, member: Membership, page_tokens: int) -> None:
+    def __init__(
+        self, cache: PrefixCache, member: Membership, page_tokens: int, windows: RankWindows | None = None
+    ) -> None:
         self._cache = cache
         self._member = member
         self._page_tokens = page_tokens
+        self._windows = windows
+        self._window: tuple[Sequence[str], Any] | None = None
         self._not_to_keep: set[str] = set()
         self._is_silent = self._has_said = False
 
-    def announce(self, keys: Sequence[str]) -> None:
-        """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
+    def announce(self, keys: Sequence[str], window: tuple[Sequence[str], Any] | None = None) -> None:
+        """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then.
+
+        ``window``: keys and slots of its window pages. They are published with it, so it is published at once.
+        """
+        self._window = window
         if self._member.guards_adapters and not requests.is_lasting(keys[0], self._page_tokens):
             self._not_to_keep.add(keys[0])
 
@@ -44,6 +55,9 @@ class Publication:
             self._say_why()
             return
         self._cache.publish(frames, keys)
+        window, self._window = self._window, None
+        if self._windows is not None and window is not None:
+            self._windows.publish(*window)
         self._member.lookout.published(keys)
         tier = self._member.tier
         keys = tier.to_keep(keys) if tier is not None else []
@@ -56,6 +70,8 @@ class Publication:
             # No prompt that arrived goes on like this: it follows an answer that was just given.
             tier.store.learn(requests.grown_chains(self._page_tokens))
         tier.back_up(keys)
+        if self._windows is not None and window is not None:
+            self._windows.back_up(window[0])
 
     def hold_back(self) -> None:
         """Publish nothing until the tree has been emptied."""

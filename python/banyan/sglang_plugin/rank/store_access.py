@@ -22,11 +22,14 @@ from banyan.store import open_store as open_named_store
 logger = logging.getLogger("banyan")
 
 
-def open_store(config: Config, *, namespace: bytes, block: BlockGeometry, num_parts: int) -> PageStore:
-    """This rank's door to the store that the flags name. Refuses what the store refuses, naming the flag."""
+def open_store(
+    config: Config, *, namespace: bytes, block: BlockGeometry, num_parts: int, share: float = 1.0
+) -> PageStore:
+    """This rank's door to the store that the flags name, for its ``share`` of a part. Refuses what the store refuses,
+    naming the flag."""
     space = Space(
         quota_bytes=config.store_bytes,
-        share_bytes=config.store_bytes // num_parts,
+        share_bytes=int(config.store_bytes * share) // num_parts,
         read_bytes_per_s=int(config.store_read_mb_per_s * 1e6) or None,
     )
     try:
@@ -49,11 +52,11 @@ def weights_digest(model_path: str, revision: str | None) -> str:
         runtime.refuse(weights_refusal(error))
 
 
-def make_admission(config: Config, *, num_parts: int) -> WriteAdmission:
-    """What this rank may write: its part of the server's budget."""
+def make_admission(config: Config, *, num_parts: int, share: float = 1.0) -> WriteAdmission:
+    """What this rank may write: its part of the server's budget, or its ``share`` of that."""
     budget = None
     if config.store_write_bytes_per_day:
-        per_day = max(1, config.store_write_bytes_per_day // num_parts)
+        per_day = max(1, int(config.store_write_bytes_per_day * share) // num_parts)
         # A twelfth: two hours' worth at once, for conversations come in bursts.
         budget = WriteBudget(bytes_per_day=per_day, burst_bytes=max(1, per_day // 12), now_ns=time.monotonic_ns())
     admission = Admission.FIRST_SIGHT if config.store_admit == "first" else Admission.SECOND_SIGHT

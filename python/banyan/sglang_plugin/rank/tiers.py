@@ -209,6 +209,10 @@ class HostTier:
         for asked in self._asked:
             asked.arrive(rid, keys[num_held:], worth)
 
+    def num_on_node(self, keys: Sequence[str]) -> int:
+        """How many leading pages this node holds, in pools and in the arena."""
+        return self._num_held(keys, 0)
+
     def is_awaited(self, rid: str) -> bool:
         """Whether the store or other nodes were asked for this request's prompt and may still answer."""
         return any(asked.is_awaited(rid) for asked in self._asked)

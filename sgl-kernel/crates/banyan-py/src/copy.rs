@@ -6,18 +6,18 @@ use banyan_shm::courier::{Courier, Parcel};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::peers::Held;
+use crate::peers::SeenHeld;
 
 #[pyclass(frozen, name = "Copy", module = "banyan._native")]
 pub struct PyCopy {
     parcel: Arc<Parcel>,
-    leases: Vec<Held>,
+    leases: Vec<SeenHeld>,
     /// The thread stays while a copy wants it, even when `Peers` is gone.
     _courier: Arc<Courier>,
 }
 
 impl PyCopy {
-    pub fn new(parcel: Arc<Parcel>, leases: Vec<Held>, courier: Arc<Courier>) -> Self {
+    pub fn new(parcel: Arc<Parcel>, leases: Vec<SeenHeld>, courier: Arc<Courier>) -> Self {
         Self {
             parcel,
             leases,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use banyan_shm::courier::Courier;
 use banyan_shm::geometry::Geometry;
@@ -151,7 +151,7 @@ impl PyPeers {
         }
         let plan = Plan::new(home.clone(), wanted).map_err(to_py)?;
         let courier = self.courier()?;
-        let leases = loads.iter().map(|(lease, _)| lease.held.clone()).collect();
+        let leases = loads.iter().map(|(lease, _)| lease.held.seen()).collect();
         Ok(PyCopy::new(courier.send(Box::new(plan)), leases, courier))
     }
 }
@@ -187,8 +187,18 @@ impl PyMatch {
 }
 
 /// The caller's hold on a lease, which `release` and the end of a copy let go. A copy under way has its own.
-#[derive(Clone)]
 pub struct Held(Arc<Mutex<Option<Arc<Lease>>>>);
+
+/// The same for as long as the caller keeps it: a caller that has dropped its lease holds nothing once the copy has ended.
+pub struct SeenHeld(Weak<Mutex<Option<Arc<Lease>>>>);
+
+impl SeenHeld {
+    pub fn release(&self) {
+        if let Some(held) = self.0.upgrade() {
+            Held(held).release();
+        }
+    }
+}
 
 impl Held {
     fn of(lease: Lease) -> Self {
@@ -199,7 +209,11 @@ impl Held {
         self.lock().clone()
     }
 
-    pub fn release(&self) {
+    fn seen(&self) -> SeenHeld {
+        SeenHeld(Arc::downgrade(&self.0))
+    }
+
+    fn release(&self) {
         let lease = self.lock().take();
         drop(lease);
     }

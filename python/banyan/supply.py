@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where pages of one kind come from: the shelves that a rank asks, and behind them what is on its way from the store.
+
+A list of pages is supplied from its beginning: what was matched on the shelves is leased, the rest is taken over from
+reads. All of it or nothing. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from banyan.arena.prefetch import Arrival, Prefetch
+from banyan.core import Run
+from banyan.ports import Copy, Frames, Lease, Match, Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a fetch copies from, and where to: leased pages first, then what is on its way from the store."""
+
+    lease: Lease | None
+    arrivals: Sequence[Arrival]
+    frames: Frames
+
+    @property
+    def num_leased(self) -> int:
+        return 0 if self.lease is None else self.lease.num_pages
+
+
+class Supply:
+    """One rank's.
+
+    Args:
+        slots: the roster slots to ask, the preferred first.
+        prefetch: brings pages up from the store; None without one.
+    """
+
+    def __init__(self, peers: Peers, slots: Sequence[int], prefetch: Prefetch | None) -> None:
+        self._peers = peers
+        self.slots = slots
+        self.prefetch = prefetch
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Differs from the last answer when a page may be found that was not, or the other way round."""
+        return self._peers.version(), self.prefetch.version if self.prefetch is not None else 0
+
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
+        """The leading pages that the shelves hold; of equally long runs the first of ``slots`` supplies."""
+        return self._peers.lookup(keys, self.slots if slots is None else slots)
+
+    def arriving(self, keys: Sequence[str]) -> Sequence[Run]:
+        """The leading pages that are on their way from the store."""
+        return () if self.prefetch is None or not keys else self.prefetch.arriving(keys)
+
+    def num_supplied(self, keys: Sequence[str]) -> int:
+        """The leading pages of ``keys`` that ``hold`` can have now."""
+        num_found = self.lookup(keys).num_pages
+        return num_found + sum(run.num_pages for run in self.arriving(keys[num_found:]))
+
+    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | None:
+        """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
+        num_leased = min(match.num_pages, len(keys))
+        arrivals = self._attach(keys[num_leased:], frames[num_leased:])
+        if arrivals is None:
+            return None
+        lease = self._peers.lease(match, num_leased) if num_leased else None
+        if num_leased and lease is None:
+            self.detach(arrivals)
+            return None
+        return Held(lease, arrivals, frames[:num_leased])
+
+    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
+        """What comes from the store, nothing for no keys, or None when it is not coming."""
+        if not keys:
+            return ()
+        return None if self.prefetch is None else self.prefetch.attach(keys, frames)
+
+    def let_go(self, held: Held) -> None:
+        """It will not be copied."""
+        if held.lease is not None:
+            held.lease.release()
+        self.detach(held.arrivals)
+
+    def detach(self, arrivals: Sequence[Arrival]) -> None:
+        """Their copies have ended, or will not start."""
+        for arrival in arrivals:
+            assert self.prefetch is not None
+            self.prefetch.detach(arrival)
+
+    def start_copy(self, held: Sequence[Held]) -> Copy:
+        """Start to copy all of it into the frames that it was held for."""
+        loads = [(item.lease, item.frames) for item in held if item.lease is not None]
+        arrivals = [arrival for item in held for arrival in item.arrivals]
+        return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
+
+    def are_good(self, arrivals: Sequence[Arrival]) -> bool:
+        """Whether every page was verified. Each is looked at: a page that failed may have been copied as if it were
+        good."""
+        return all([self.prefetch.is_good(item) for item in arrivals if self.prefetch is not None])

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Window pages: the KV of layers that see the last tokens only, on shelves of their own.
+
+Such a layer needs no page that lies behind its window, and SGLang frees it. So a prefix of n pages can be restored only
+where all its full pages are held and the last of its window pages too: the lengths that can be are sparse.
+
+Invariants
+  1. A length is restorable when the last ``num_pages`` window pages before it, or all where it is shorter, are held on
+     the shelves or are on their way from the store.
+  2. Window pages are asked for, leased and copied from the end of a prefix to its beginning. So what is missing of them
+     is their beginning, as what is missing of full pages is their end.
+
+``PrefixCache`` leases full pages and window pages together, or neither. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from banyan.ports import Copy, Frames, OwnShelf
+from banyan.supply import Held, Supply
+
+Holds = Callable[[Sequence[str]], int]
+"""How many of these pages, from the first on, are held."""
+
+
+def window_of(keys: Sequence[str], num_pages: int) -> list[str]:
+    """The last ``num_pages`` of a prefix, from its end to its beginning."""
+    return list(keys[max(0, len(keys) - num_pages) :])[::-1]
+
+
+def longest_restorable(keys: Sequence[str], most: int, num_pages: int, holds: Holds) -> int:
+    """The most leading pages of ``keys``, no more than ``most``, before which ``num_pages`` window pages are held.
+
+    Every length between a missing page and ``num_pages`` behind it needs that page, so it is skipped.
+    """
+    length = min(most, len(keys))
+    while length > 0:
+        window = window_of(keys[:length], num_pages)
+        if holds(window) == len(window):
+            break
+        window.reverse()
+        length = min(length - len(window) + holds(window), length - 1)
+    return length
+
+
+class WindowPages:
+    """The window pages of one rank, and those that it can have.
+
+    Args:
+        num_pages: window pages that a length needs before it.
+        places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
+    """
+
+    def __init__(
+        self,
+        *,
+        shelf: OwnShelf,
+        supply: Supply,
+        num_pages: int,
+        places: Sequence[tuple[int, int]],
+    ) -> None:
+        self._shelf = shelf
+        self.supply = supply
+        self._num_pages = num_pages
+        self._places = places
+
+    def longest(self, keys: Sequence[str], most: int) -> int:
+        """The longest restorable length of up to ``most`` pages; 0 where there is none."""
+        return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
+
+    def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
+        """All restorable lengths, the longest first."""
+        while most := self.longest(keys, most):
+            yield most
+            most -= 1
+
+    def hold(self, keys: Sequence[str], frames: Frames) -> Held | None:
+        """All window pages of ``keys``, or None; given from the end of the prefix on."""
+        return self.supply.hold(self.supply.lookup(keys), keys, frames)
+
+    def joined(self, full: Copy, windows: Copy) -> Copy:
+        """Both copies of a batch as one, whose layers are the model's."""
+        return _JoinedCopy((full, windows), self._places)
+
+    def publish(self, frames: Frames, keys: Sequence[str]) -> None:
+        """Offer complete window pages of this rank's tree to the peers."""
+        self._shelf.publish(frames, keys)
+
+    def retire(self, frames: Frames) -> bytes:
+        """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""
+        return self._shelf.retire(frames)
+
+    def drain(self) -> bytes:
+        """Frames whose readers have gone."""
+        return self._shelf.drain()
+
+    def reset(self) -> None:
+        """Withdraw every page. Nothing is held or copied any more."""
+        self._shelf.reset()
+
+    def move_to(self, join: Callable[[], tuple[OwnShelf, Supply]]) -> None:
+        """Go on in a new namespace; the old shelf and view are let go first."""
+        del self._shelf, self.supply
+        self._shelf, self.supply = join()
+
+
+class _JoinedCopy:
+    """Two copies that end together."""
+
+    def __init__(self, parts: tuple[Copy, Copy], places: Sequence[tuple[int, int]]) -> None:
+        self._parts = parts
+        self._places = places
+
+    def wait_layer(self, layer: int) -> float:
+        part, place = self._places[layer]
+        return self._parts[part].wait_layer(place)
+
+    def finish(self) -> bool:
+        return all([part.finish() for part in self._parts])
+
+    @property
+    def has_ended(self) -> bool:
+        return all(part.has_ended for part in self._parts)
+
+    @property
+    def bytes_fetched(self) -> int:
+        return sum(part.bytes_fetched for part in self._parts)
+
+    @property
+    def bytes_copied(self) -> int:
+        return sum(part.bytes_copied for part in self._parts)
+
+    @property
+    def copy_s(self) -> float:
+        return max(part.copy_s for part in self._parts)
+
+    @property
+    def wait_s(self) -> float:
+        return sum(part.wait_s for part in self._parts)
