@@ -13,9 +13,9 @@ from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 PAGE_TOKENS = 16
-FLAGS = ("--device", "cpu", "--max-total-tokens", "8000", "--sleep-on-idle")
+FLAGS = ("--device", "cpu", "--max-total-tokens", "1600", "--sleep-on-idle")
 ENV = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),)
-TEXT = asking.prompts()[0]
+TEXT, *OTHERS = asking.prompts()
 IN_FRONT = (len(TEXT) // 2) // PAGE_TOKENS * PAGE_TOKENS
 """Tokens of the pages that hold text only, before the picture."""
 
@@ -40,9 +40,9 @@ def servers(alone, tmp_path):
         yield Client(on), Client(off)
 
 
-def ask(client, seed, rank=None):
+def ask(client, seed, rank=None, text=TEXT):
     """``(output ids, cached tokens by where they were)``."""
-    asked = pictures.body(TEXT, seed) | {"kv_hints": MOVE}
+    asked = pictures.body(text, seed) | {"kv_hints": MOVE}
     told = client.post("/generate", asked if rank is None else asked | {"routed_dp_rank": rank})
     answer = asking.answer_of(told)
     return answer.said, {source: count for source, count in answer.cached.items() if count}
@@ -65,3 +65,8 @@ def test_picture_when_another_rank_has_it_then_it_is_fetched_and_another_picture
     while on.total("archived_pages") < WHOLE // PAGE_TOKENS and time.monotonic() < deadline:
         time.sleep(0.2)
     assert on.total("archived_pages") >= WHOLE // PAGE_TOKENS
+    # When all else has been in the pools since, it comes from the arena.
+    for text in OTHERS:
+        for rank in (0, 1):
+            ask(on, 3, rank, text)
+    assert ask(on, 1, rank=0) == (one, {"host": WHOLE})
