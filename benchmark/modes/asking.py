@@ -73,14 +73,14 @@ def _generate(url: str, ids: Sequence[int], rank: int | None, adapter: str | Non
         "routed_dp_rank": rank,
         "lora_path": adapter,
     }
-    return _post(f"{url}/generate", body)
+    return post(f"{url}/generate", body)
 
 
 def vectors(url: str) -> Ask:
     """Asks `url` for the vector of a prompt, which must be equal bit for bit."""
 
     def ask(ids: Sequence[int], rank: int | None) -> Answer:
-        told = _post(f"{url}/encode", {"input_ids": list(ids), "routed_dp_rank": rank})
+        told = post(f"{url}/encode", {"input_ids": list(ids), "routed_dp_rank": rank})
         return Answer(tuple(told["embedding"]), _sources(told["meta_info"]))
 
     return ask
@@ -128,7 +128,8 @@ def _sources(meta: dict[str, Any]) -> dict[str, int]:
     return {name: int(count) for name, count in (meta.get("cached_tokens_details") or {}).items() if name in SOURCES}
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request without the fields that are None."""
     said = {name: value for name, value in body.items() if value is not None}
     request = urllib.request.Request(url, json.dumps(said).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:

@@ -193,17 +193,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def ensure(shape: Shape, folder: Path = FOLDER) -> Path:
     """The folder of the checkpoint; made when it is not there."""
-    return _made(folder / shape.name, lambda scratch: _write(shape, scratch))
+    return made(folder / shape.name, lambda scratch: _write(shape, scratch))
 
 
 def ensure_draft(folder: Path = FOLDER) -> Path:
     """The folder of a draft of the Llama: one layer on its states (EAGLE); made when it is not there."""
-    return _made(folder / "llama-eagle", _write_eagle)
+    return made(folder / "llama-eagle", _write_eagle)
 
 
 def ensure_draft_of_layers(folder: Path = FOLDER) -> Path:
     """The same on the states of three of its layers (EAGLE3)."""
-    return _made(folder / "llama-eagle3", _write_eagle3)
+    return made(folder / "llama-eagle3", _write_eagle3)
 
 
 def _write_eagle(scratch: Path) -> None:
@@ -244,7 +244,7 @@ def _write_draft_layer(scratch: Path, architecture: str, **more: Any) -> dict[st
 
 def ensure_adapter(folder: Path = FOLDER) -> Path:
     """The folder of a LoRA adapter of the Llama, in the form of the library peft; made when it is not there."""
-    return _made(folder / "llama-adapter", _write_adapter)
+    return made(folder / "llama-adapter", _write_adapter)
 
 
 def _write_adapter(scratch: Path) -> None:
@@ -287,7 +287,8 @@ def _write(shape: Shape, scratch: Path) -> None:
         shape.write_more(scratch, model)
 
 
-def _made(target: Path, write: Callable[[Path], None]) -> Path:
+def made(target: Path, write: Callable[[Path], None]) -> Path:
+    """The folder `target`, which `write` fills, or has filled by this recipe before."""
     marker = json.dumps({"recipe": RECIPE})
     if (target / "recipe.json").is_file() and (target / "recipe.json").read_text() == marker:
         return target
@@ -306,5 +307,5 @@ if __name__ == "__main__":
         "llama-eagle3": ensure_draft_of_layers,
         "llama-adapter": ensure_adapter,
     }
-    made = {shape.name: functools.partial(ensure, shape) for shape in SHAPES} | others
-    print(made[sys.argv[1]]().resolve())
+    all_of_them = {shape.name: functools.partial(ensure, shape) for shape in SHAPES} | others
+    print(all_of_them[sys.argv[1]]().resolve())

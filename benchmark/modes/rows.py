@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["served", "refused", "needs"]
-Answer = Literal["tokens", "adapter tokens", "drafted tokens", "vectors", "tokens of a program"]
+Answer = Literal[
+    "tokens", "adapter tokens", "drafted tokens", "vectors", "tokens of a program", "tokens about a picture"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Mode:
     name: str
     flags: tuple[str, ...]
     verdict: Verdict
-    model: Literal["llama", "moe", "mla", "mtp", "window"] = "llama"
+    model: Literal["llama", "moe", "mla", "mtp", "window", "vision"] = "llama"
     num_ranks: int = 2
     answer: Answer = "tokens"
     env: tuple[tuple[str, str], ...] = ()
@@ -152,6 +154,16 @@ def _served() -> tuple[Mode, ...]:
             source="storage",
             answer="adapter tokens",
         ),
+        replicas("images", model="vision", answer="tokens about a picture"),
+        row(
+            "images in the store, after a restart",
+            *("--dp", "2", "--banyan-host-gb", "0.25", "--banyan-store", STORE, "--banyan-store-admit", "first"),
+            alone=ONE_RANK,
+            model="vision",
+            restarted=True,
+            source="storage",
+            answer="tokens about a picture",
+        ),
         replicas("speculation from n-grams", *NGRAMS),
         *_drafting(),
         *_windowed(),
@@ -239,7 +251,7 @@ def _needing() -> tuple[Mode, ...]:
         row("DeepSeek-V4", GPU),
         row("attention sinks beside sliding windows (gpt-oss)", GPU),
         row("state space and linear attention (Qwen3-Next)", GPU),
-        row("images, video, audio", "a tiny model with a vision tower"),
+        row("video, audio", "a tiny model and clips; their keys are made as those of images"),
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("weight updates by RDMA", "an RDMA device"),
         row("prefill/decode pairs", "two servers and a router: pd.md", "--disaggregation-mode", "prefill"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan import config
-from benchmark.modes import asking, models, program
+from benchmark.modes import asking, models, pictures, program
 from benchmark.modes.asking import Answer, Ask
 from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, Mode
 from benchmark.servers import SHARE_FLAGS, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
@@ -108,7 +108,8 @@ def _served(mode: Mode, folder: Path) -> Found:
             fetched = sum(rank["fetched_pages"] for rank in _ranks(on.url)) * PAGE_TOKENS
             ours[0] = replace(ours[0], cached={"peer": fetched})
         if mode.restarted:
-            _wait_stored(mode, on.url, asked)
+            more = pictures.NUM_MORE_TOKENS if mode.answer == "tokens about a picture" else 0
+            _wait_stored(mode, on.url, [len(ids) + more for ids in asked])
     if mode.restarted:
         # Each prompt once, all of them from what the first server left.
         with ForkedServer(replace(specs[0], label="on-again"), _model(mode), folder) as again:
@@ -180,15 +181,17 @@ def _ask(mode: Mode, url: str) -> Ask:
         return asking.vectors(url)
     if mode.answer == "drafted tokens":
         return asking.drafted_tokens(url)
+    if mode.answer == "tokens about a picture":
+        return pictures.tokens(url)
     return asking.tokens(url, adapter="tiny" if mode.answer == "adapter tokens" else None)
 
 
-def _wait_stored(mode: Mode, url: str, asked: Sequence[Sequence[int]]) -> None:
-    """Return when the store holds as many pages as the prompts fill, or STORED_WITHIN_S have passed."""
-    wanted = sum(len(ids) // PAGE_TOKENS for ids in asked)
+def _wait_stored(mode: Mode, url: str, prompt_tokens: Sequence[int]) -> None:
+    """Return when the store holds as many pages as prompts of so many tokens fill, or STORED_WITHIN_S have passed."""
+    wanted = sum(num_tokens // PAGE_TOKENS for num_tokens in prompt_tokens)
     if mode.model == "window":
         # Of window pages SGLang keeps those at the end of each prompt.
-        wanted += len(asked) * (models.WINDOW_TOKENS // PAGE_TOKENS + 1)
+        wanted += len(prompt_tokens) * (models.WINDOW_TOKENS // PAGE_TOKENS + 1)
     deadline_s = time.monotonic() + STORED_WITHIN_S
     while time.monotonic() < deadline_s:
         if sum(rank["archived_pages"] for rank in _ranks(url)) >= wanted:
@@ -227,6 +230,8 @@ def _spec(mode: Mode, flags: Sequence[str], folder: Path, *, shares: bool) -> Se
 
 
 def _model(mode: Mode) -> Path:
+    if mode.model == "vision":
+        return pictures.ensure()
     return models.ensure({shape.name: shape for shape in models.SHAPES}[mode.model])
 
 

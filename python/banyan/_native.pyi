@@ -306,7 +306,8 @@ class PageKeys:
     def of(self, prior: bytes | None, tokens: Frames) -> list[str]:
         """Keys of the whole pages of `tokens`, a buffer of int64 or uint32, chained to the digest `prior`.
 
-        ValueError for a token that does not fit into 32 bits: SGLang hashes such prompts in another way.
+        ValueError for a negative token. One of more than 32 bits, as SGLang writes where an image stands, gives its
+        page a key of the other form that SGLang has for such pages.
         """
 
 class PromptTokens:

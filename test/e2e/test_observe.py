@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from playwright.sync_api import expect
 from test.page.conftest import browser, served  # noqa: F401
 
 from banyan import cli
+from banyan.cli import web
 from banyan.router.app import build
 from banyan.router.settings import Settings
 from banyan.telemetry import DESCRIPTIONS, GAUGES
@@ -63,6 +65,32 @@ def test_page_when_the_router_serves_it_then_a_browser_shows_the_ranks_the_tree_
         tab.keyboard.press("Enter")
         expect(tab.locator("#life .steps li").last).to_have_text("landed")
         expect(tab.locator("#router tbody")).to_contain_text(banyan.server.url)
+        tab.close()
+
+
+def test_page_when_a_running_server_is_asked_something_then_its_figures_go_on_without_a_reload(
+    banyan,
+    prompt,
+    browser,  # noqa: F811
+):
+    banyan.generate(prompt("before anybody looks", 300), rank=0)
+    with served(web.build([banyan.server.url])) as url:
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab.set_default_timeout(60_000)
+        tab.goto(url)
+        expect(tab.locator("#ranks tbody tr")).to_have_count(2, timeout=60_000)
+        before = tab.screenshot()
+        asked = prompt("asked while somebody looks", 800)
+        rids = [banyan.generate(asked, rank=rank)[1]["id"] for rank in (0, 1)]
+        expect(tab.get_by_role("region", name="Recent requests")).to_contain_text(rids[1][:12])
+        expect(tab.locator("#chart polygon")).to_have_count(5)
+        # The page's own sums are the counters of the ranks.
+        ranks = banyan.ranks().values()
+        sources = ("own_tokens", "peer_tokens", "host_tokens", "store_tokens")
+        cached = sum(rank[name] for rank in ranks for name in sources) / sum(rank["prompt_tokens"] for rank in ranks)
+        tile = tab.get_by_role("region", name="Found in a cache").locator(".big")
+        expect(tile).to_have_text(re.compile(rf"^({int(100 * cached)}|{int(100 * cached) + 1})(\.\d+)? %$"))
+        assert tab.screenshot() != before
         tab.close()
 
 

@@ -6,6 +6,7 @@ from array import array
 
 import numpy as np
 import pytest
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_hash_str
 
@@ -36,9 +37,28 @@ def test_namespace_seed_when_keys_start_from_it_then_they_are_sglangs(namespace)
     assert list(ours) == get_hash_str(tokens, seed.hex() if seed else None, page_size=16)
 
 
+def of_text(drawn):
+    return [drawn.randrange(1 << drawn.choice((8, 17, 32))) for _ in range(drawn.randrange(300))]
+
+
+def of_text_and_images(drawn):
+    """Text with an item or two in it, each as SGLang writes it: by the hash of its content or by an identity."""
+    tokens = of_text(drawn)
+    for _ in range(drawn.randrange(1, 3)):
+        item = MultimodalDataItem(modality=Modality.IMAGE)
+        if drawn.random() < 0.5:
+            item.set_hash(drawn.getrandbits(64))
+        else:
+            item.set_identity(drawn.randbytes(32))
+        at = drawn.randrange(len(tokens) + 1)
+        tokens[at:at] = item.padding_sequence(drawn.randrange(1, 100))
+    return tokens
+
+
 @pytest.mark.parametrize("page_tokens", [1, 16, 64])
 @pytest.mark.parametrize("is_bigram", [False, True], ids=["tokens", "bigrams"])
-def test_keys_when_a_prompt_is_drawn_then_they_are_sglangs(page_tokens, is_bigram):
+@pytest.mark.parametrize("draw", [of_text, of_text_and_images])
+def test_keys_when_a_prompt_is_drawn_then_they_are_sglangs(page_tokens, is_bigram, draw):
     drawn = random.Random(page_tokens)
     ahead = page_hash.tokens_ahead(is_eagle=is_bigram)
     # It remembers little, so that chunks are forgotten, and found, between the cases.
@@ -46,10 +66,17 @@ def test_keys_when_a_prompt_is_drawn_then_they_are_sglangs(page_tokens, is_bigra
     prompts = [[]]
     for _ in range(1000 // 3 + 1):
         start = drawn.choice(prompts)[: drawn.randrange(400)] if drawn.random() < 0.5 else []
-        tokens = start + [drawn.randrange(1 << drawn.choice((8, 17, 32))) for _ in range(drawn.randrange(300))]
+        tokens = start + draw(drawn)
         prompts.append(tokens)
         seed = drawn.choice((None, bytes(drawn.randrange(256) for _ in range(32))))
         key = RadixKey(array("q", tokens), is_bigram=is_bigram).page_aligned(page_tokens)
         # SGLang gives one key for nothing, and a list of them for pages.
         theirs = get_hash_str(key, seed.hex() if seed else None, page_size=page_tokens) if len(key) else []
         assert page_keys.of(seed, np.array(tokens, dtype=np.int64)) == list(theirs), (len(tokens), seed)
+
+
+def test_keys_when_a_token_is_negative_then_neither_sglang_nor_banyan_has_one():
+    with pytest.raises(ValueError, match="negative"):
+        _native.PageKeys(16, 8).of(None, np.full(16, -1, dtype=np.int64))
+    with pytest.raises(IndexError):
+        get_hash_str(array("q", [-1] * 16), None, page_size=16)

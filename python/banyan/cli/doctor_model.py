@@ -15,6 +15,11 @@ from banyan.cli.finding import Finding
 
 DESCRIBE = "banyan.sglang_plugin.launcher.model"
 
+MEDIA = (
+    "prompts with images, video or audio share pages too; the dispatcher knows who holds what of them for Qwen3-VL, "
+    "and for Qwen's other models and dots with --mm-preprocess-cache-size-mb 256; of other models it goes by load"
+)
+
 
 def examine_model(model_path: str, draft_path: str | None = None) -> Finding:
     """What a server would say of the model in this folder, or of this name, with this draft or without one."""
@@ -39,4 +44,4 @@ def finding_of(said: dict[str, Any]) -> Finding:
         f"({', '.join(f'{name} {num_bytes}' for name, num_bytes in parts.items())}) over {said['num_layers']} layers "
         f"in {said['dtype']}, {total // page_tokens} bytes a token"
     )
-    return Finding("model", True, detail)
+    return Finding("model", True, detail, hint=MEDIA if said["takes_media"] else "")

@@ -6,6 +6,7 @@ Nothing here refuses: a body that cannot be read is the server's to refuse, in i
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ COMPLETIONS = "/v1/completions"
 CHAT_COMPLETIONS = "/v1/chat/completions"
 PATHS = (GENERATE, COMPLETIONS, CHAT_COMPLETIONS)
 
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 """Fields that pin a rank; the second is the old name of the first."""
 
@@ -28,8 +31,11 @@ RANK_HEADERS = ("x-data-parallel-rank", "x-override-routed-dp-rank")
 
 ROUTING_KEY_HEADER = "x-smg-routing-key"
 
-_BEYOND_TOKENS = ("input_embeds", "image_data", "audio_data", "video_data")
+_MEDIA = ("image_data", "audio_data", "video_data")
 """Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
+
+MEDIUM_BYTES = 1024
+"""For how much text an image, a video or a sound counts, as far as nobody has told its tokens: a small image's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +83,10 @@ def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
     prompt = _chat(fields) if path == CHAT_COMPLETIONS else _completion(fields, "prompt")
     if path == GENERATE:
         prompt = _completion(fields, "input_ids" if fields.get("input_ids") is not None else "text")
-        if any(fields.get(name) is not None for name in _BEYOND_TOKENS):
+        if fields.get("input_embeds") is not None:
             prompt = {}
+        elif any(fields.get(name) is not None for name in _MEDIA):
+            prompt = _with_media(prompt, [fields.get(name) for name in _MEDIA])
     salt = fields.get("cache_salt")
     salt = salt if isinstance(salt, str) else None
     apart = [salt or "", *(str(fields[name]) for name in ("extra_key", "lora_path", "lora_name") if fields.get(name))]
@@ -112,23 +120,49 @@ def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"token_ids": token_ids, "num_others": num_others} if token_ids else {}
 
 
+def _with_media(prompt: Mapping[str, Any], media: list[Any]) -> dict[str, Any]:
+    """A prompt that its tokens do not tell, as text: what is seen and heard first, so that equal words about something
+    else have nothing in common.
+    """
+    words = prompt.get("text")
+    if words is None:
+        words = prompt["token_ids"].tobytes() if "token_ids" in prompt else b""
+    return {"text": _medium(media) + words, "num_others": prompt.get("num_others", 0)}
+
+
+def _medium(content: object) -> bytes:
+    """``MEDIUM_BYTES`` that stand for an image, a video or a sound. The words of their addresses, or of all their
+    bytes, would count for thousands of tokens that nobody computes.
+    """
+    return hashlib.shake_256(_ENCODER.encode(content)).hexdigest(MEDIUM_BYTES // 2).encode()
+
+
 def _chat(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A chat as text that grows at its end from turn to turn, and the fields that decide how it is rendered."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         return {}
-    encode = msgspec.json.Encoder(order="sorted").encode
-    text = b"\n".join(encode(item) for item in (fields.get("tools"), *messages))
+    text = b"\n".join((_ENCODER.encode(fields.get("tools")), *map(_message, messages)))
     # The server reads from the body what it reads from a chat completion, so that both render alike.
     tokenize = {name: value for name, value in fields.items() if name not in ("prompt", "stream", "stream_options")}
     return {"text": text, "tokenize": tokenize if all(map(_is_text_only, messages)) else None}
 
 
+def _message(message: object) -> bytes:
+    """A message of a chat, with what stands for what is seen and heard in it, where it stands."""
+    if not isinstance(message, dict) or _is_text_only(message):
+        return _ENCODER.encode(message)
+    parts = (_ENCODER.encode(part) if _is_text(part) else _medium(part) for part in message["content"])
+    return b"".join((_ENCODER.encode({**message, "content": None}), *parts))
+
+
 def _is_text_only(message: object) -> bool:
     content = message.get("content") if isinstance(message, dict) else None
-    return not isinstance(content, list) or all(
-        isinstance(part, dict) and part.get("type", "text") == "text" for part in content
-    )
+    return not isinstance(content, list) or all(map(_is_text, content))
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text"
 
 
 def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:

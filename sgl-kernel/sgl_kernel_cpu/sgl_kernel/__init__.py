@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 
+from sgl_kernel.named import missing, name_operators
 from sgl_kernel.scalar_type import ScalarType, scalar_types
 from sgl_kernel.speculation import (
     assign_draft_cache_locs_contiguous_cpu,
@@ -72,10 +73,7 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
     if not name.endswith("_cpu"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def missing(*args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            f"sgl_kernel.{name} is not part of the CPU stand-in: turn off the feature that needs it "
-            "(Intel AMX, some kinds of speculative decoding) or install a CPU build of sgl-kernel"
-        )
+    return missing(name)
 
-    return missing
+
+name_operators()

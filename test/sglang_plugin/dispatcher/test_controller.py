@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from sglang.srt.managers.io_struct import FlushCacheReqInput, sock_send
+from sglang.srt.managers.io_struct import FlushCacheReqInput, msgpack_decode, msgpack_encode, sock_send
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
+from test.sglang_plugin.image_prompts import image_prompt
 from test.unit.directory.rig import Rank, frames
 
 from banyan._native import PageKeys, Roster
@@ -21,7 +22,7 @@ from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, session_of
+from banyan.sglang_plugin.dispatcher.placement import FailureLog, is_plain, session_of
 from banyan.sglang_plugin.dispatcher.scout import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
@@ -32,6 +33,7 @@ from banyan.sglang_plugin.dispatcher.scout import (
 from banyan.sglang_plugin.rank import hooks, linker, load_report, requests
 from banyan.telemetry import Counters
 
+PLACE = range(32, 72)
 LAYOUT = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
 
 
@@ -115,12 +117,51 @@ def test_scout_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_co
     assert scout_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
 
 
-@pytest.mark.parametrize("content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}])
+@pytest.mark.parametrize(
+    "content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}, {"need_wait_for_mm_inputs": True}]
+)
 def test_scout_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
     roster, ranks = node
     ids = list(range(32))
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
     assert scout_of(roster).look_up(request(ids, **content)) == Found()
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_scout_when_the_processor_says_what_the_image_becomes_then_the_same_image_is_found_and_no_other(node, ahead):
+    roster, ranks = node
+    ids, sent = image_prompt(1 << 63, num_tokens=120, image=PLACE)
+    keys = page_keys([*sent.padded_input_ids, 5], is_bigram=bool(ahead))
+    ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
+    scout = scout_of(roster, tokens_ahead=ahead)
+    whole = (len(ids) - 1 - ahead) // PAGE * PAGE
+    # As it comes to the dispatcher, in SGLang's own encoding.
+    required = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False}
+    came = msgpack_decode(msgpack_encode(request(ids, mm_inputs=sent, **required)))
+    assert scout.look_up(came).tokens_by_rank == (0, whole)
+    # The text in front of it. Of bigrams the last of its pages depends on the image.
+    in_front = PLACE[0] // PAGE * PAGE - ahead * PAGE
+    other = request(ids, mm_inputs=image_prompt(1 << 62, num_tokens=120, image=PLACE)[1])
+    assert scout.look_up(other).tokens_by_rank == (0, in_front)
+    assert scout.look_up(request(ids)).tokens_by_rank == (0, in_front), "the tokens of the text alone"
+
+
+@pytest.mark.parametrize("padded", [None, []])
+def test_scout_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_not_look(node, padded):
+    roster, ranks = node
+    ids, sent = image_prompt(1, num_tokens=120, image=PLACE)
+    ranks[0].shelf.publish(frames(1, 2), page_keys(ids[:32]))
+    sent.padded_input_ids = padded
+    assert scout_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
+
+
+@pytest.mark.parametrize(
+    "content", [{"mm_inputs": image_prompt(1, num_tokens=120, image=PLACE)[1]}, {"need_wait_for_mm_inputs": True}]
+)
+def test_prompt_when_an_image_is_in_it_then_no_other_rank_computes_it_first(content):
+    """Its prefill there would have the tokens and not the image."""
+    ids, _ = image_prompt(1, num_tokens=120, image=PLACE)
+    assert is_plain(request(ids)) and not is_plain(request(ids, **content))
 
 
 @pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])

@@ -10,6 +10,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model, page_tokens_of
 from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
+from benchmark.modes import pictures
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -68,7 +69,7 @@ def test_page_when_it_is_told_from_the_configuration_then_it_is_that_of_the_pool
     page = page_of_model(model, page_tokens_of(model))
     assert (page_tokens_of(model), page) == (made.page_size, made.banyan_geometry.page)
     said = describe(str(tmp_path))
-    assert said["refused"] is None and said["bytes_by_part"] == page.bytes_by_name
+    assert said["refused"] is None and said["bytes_by_part"] == page.bytes_by_name and not said["takes_media"]
 
 
 def test_model_when_its_index_keys_are_pooled_then_it_is_refused_with_no_weight(tmp_path):
@@ -92,3 +93,7 @@ def test_draft_when_it_keeps_something_else_then_the_pair_is_refused(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     assert "index keys of several tokens" in describe(str(tmp_path / "model"), str(tmp_path / "draft"))["refused"]
+
+
+def test_model_when_it_has_a_vision_tower_then_it_takes_media(tmp_path):
+    assert describe(str(pictures.ensure(tmp_path)))["takes_media"]

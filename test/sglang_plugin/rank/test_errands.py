@@ -80,7 +80,7 @@ def poll(linker, condition):
 
 def ask(servers, rid, reads):
     req = Req(rid, reads)
-    hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None))
+    hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
     return req
 
 

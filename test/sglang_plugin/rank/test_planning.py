@@ -57,7 +57,7 @@ class Rank:
             )
             hints = SimpleNamespace(actions=[hint])
         req = FakeReq(rid, hints, num_tokens)
-        hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None))
+        hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
         self.requests.append(req)
 
     def plan(self, rid, *, num_tail_pages=20, found=FOUND):

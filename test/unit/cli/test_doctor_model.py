@@ -14,6 +14,7 @@ SHARED = {
     "num_layers": 2,
     "dtype": "bfloat16",
     "bytes_by_part": {"latents": 147456, "index keys": 16896},
+    "takes_media": False,
 }
 
 
@@ -21,6 +22,12 @@ def test_model_when_it_is_shared_then_a_page_is_weighed_part_by_part():
     found = doctor_model.finding_of(SHARED)
     assert found.is_ok and "64 tokens weighs 164352 bytes (latents 147456, index keys 16896)" in found.detail
     assert "2568 bytes a token" in found.detail
+
+
+def test_model_when_it_takes_images_then_what_the_dispatcher_knows_of_them():
+    assert not doctor_model.finding_of(SHARED).hint
+    found = doctor_model.finding_of({**SHARED, "takes_media": True})
+    assert found.is_ok and "--mm-preprocess-cache-size-mb" in found.hint
 
 
 def test_model_when_it_is_refused_then_the_reason_and_the_way_out_are_those_of_a_server():

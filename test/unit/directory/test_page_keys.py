@@ -23,7 +23,8 @@ UNBOUNDED = 1 << 30
 def chained(tokens, prior=None):
     keys = []
     for first in range(0, len(tokens) - PAGE + 1, PAGE):
-        page = struct.pack(f"<{PAGE}I", *tokens[first : first + PAGE])
+        words = tokens[first : first + PAGE]
+        page = b"\xff" + struct.pack(f"<{PAGE}Q", *words) if max(words) >= 2**32 else struct.pack(f"<{PAGE}I", *words)
         prior = hashlib.sha256((prior or b"") + page).digest()
         keys.append(prior.hex())
     return keys
@@ -37,9 +38,10 @@ def prompt(tokens, prior=None):
     return PromptTokens(prior, buffer(tokens), PAGE)
 
 
-# Few values and shared beginnings, so that chunks come back, continue and crowd each other out.
-prompts = st.lists(st.integers(0, 3), max_size=3 * CHUNK_TOKENS) | st.builds(
-    lambda length, last: [*range(length), last], st.integers(0, 3 * CHUNK_TOKENS), st.integers(0, 2**32 - 1)
+# Few values and shared beginnings, so that chunks come back, continue and crowd each other out. Some end in a token of
+# more than 32 bits, and some differ in such bits only.
+prompts = st.lists(st.sampled_from([0, 1, 2, 3, 1 << 40, 1 << 50 | 1]), max_size=3 * CHUNK_TOKENS) | st.builds(
+    lambda length, last: [*range(length), last], st.integers(0, 3 * CHUNK_TOKENS), st.integers(0, 2**63 - 1)
 )
 priors = st.sampled_from([None, b"a" * 32])
 
@@ -84,10 +86,18 @@ def test_prefix_lens_of_when_much_is_new_then_it_hashes_a_bounded_part_at_a_time
     assert lens == [0, 32, 64, 100, 100], "what was hashed before is known and costs nothing of the bound"
 
 
-@pytest.mark.parametrize("tokens", [[2**32], [-1]])
-def test_of_when_a_token_is_no_32_bit_number_then_refused(tokens):
-    with pytest.raises(ValueError, match="32 bits"):
-        PageKeys(PAGE, 4).of(None, buffer(tokens * PAGE))
+def test_of_when_a_token_is_negative_then_refused():
+    for make in (PageKeys(PAGE, 4).of, lambda prior, tokens: PromptTokens(prior, tokens, PAGE)):
+        with pytest.raises(ValueError, match="negative"):
+            make(None, buffer([1, 2**40, -1, 0]))
+
+
+def test_trail_when_prompts_differ_above_32_bits_only_then_they_part_there():
+    row = prompt([*range(8), *[1 << 40] * 8]).trail().row()
+    row.appendleft(prompt([*range(8), *[1 << 40] * 8]).trail())
+    assert prompt([*range(8), *[1 << 41] * 8]).trail().most_in_common(row) == 8
+    assert prompt([*range(8), *[0] * 8]).trail().most_in_common(row) == 8
+    assert prompt([*range(8), *[1 << 40] * 8]).trail().most_in_common(row) == 16
 
 
 def test_of_when_the_arguments_cannot_be_right_then_refused():

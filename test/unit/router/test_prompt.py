@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
-from banyan.router.prompt import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, Request, pin, read
+from banyan.router.prompt import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, MEDIUM_BYTES, Request, pin, read
+from banyan.router.sent import PIECE_BYTES, piece_ids
 
 
 def ask(path, headers=None, **fields):
@@ -52,6 +54,37 @@ def test_images_when_sent_then_tokens_would_not_tell():
     assert ask(CHAT_COMPLETIONS, messages=[{"role": "user", "content": parts}]).tokenize is None
     assert ask(CHAT_COMPLETIONS, messages=[{"role": "user", "content": parts[:1]}]).tokenize is not None
     assert ask(GENERATE, input_ids=[1, 2], image_data="x").token_ids is None
+    assert ask(GENERATE, text="what", image_data="x").tokenize is None
+    assert ask(GENERATE, text="what", input_embeds=[[0.5]]).row() is None
+
+
+def about(path, image, words="what is it? " * 100):
+    """A prompt of much text and an image."""
+    if path == GENERATE:
+        return ask(GENERATE, text=words, image_data=image)
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": words}]
+    system = {"role": "system", "content": "be brief. " * 60}
+    return ask(CHAT_COMPLETIONS, messages=[system, {"role": "user", "content": parts}])
+
+
+def pieces_in_common(one, other):
+    both = zip(piece_ids(one.row()), piece_ids(other.row()), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+
+
+@pytest.mark.parametrize(("path", "num_in_front"), [(GENERATE, 0), (CHAT_COMPLETIONS, 600 // PIECE_BYTES)])
+def test_images_when_they_differ_then_equal_words_behind_them_are_not_taken_for_a_prefix(path, num_in_front):
+    one, again, other = (about(path, image) for image in ("data:a", "data:a", "data:b"))
+    assert one.row() == again.row()
+    assert pieces_in_common(one, other) == num_in_front
+    assert pieces_in_common(one, about(path, "data:a", "who is it? " * 100)) >= MEDIUM_BYTES // PIECE_BYTES
+
+
+@pytest.mark.parametrize("path", [GENERATE, CHAT_COMPLETIONS])
+def test_images_when_they_are_large_then_they_do_not_count_for_more_than_small_ones(path):
+    small, large = (about(path, "data:" + "a" * size) for size in (10, 1_000_000))
+    assert len(small.row()) == len(large.row())
+    assert about(GENERATE, None).row() == ask(GENERATE, text="what is it? " * 100).row()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b'{"prompt": 5, "input_ids": {}, "messages": "x"}'])

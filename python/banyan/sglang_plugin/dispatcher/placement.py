@@ -25,7 +25,7 @@ from banyan.routing import (
     report_of,
 )
 from banyan.routing.hint import Decision
-from banyan.sglang_plugin.dispatcher.scout import Found, PrefixScout, is_told_by_tokens
+from banyan.sglang_plugin.dispatcher.scout import Found, PrefixScout
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
 
 logger = logging.getLogger("banyan")
@@ -59,7 +59,7 @@ class Placer:
 
         Raises:
             NoActiveRank: when there is nobody to choose; the request is as it was.
-            ValueError: when the request names a policy that does not exist, or holds tokens beyond 32 bits.
+            ValueError: when the request names a policy that does not exist, or holds a negative token.
         """
         start_ns = time.perf_counter_ns()
         found = self._scout.look_up(req)
@@ -188,8 +188,11 @@ def session_of(req: Any) -> str | None:
 
 def is_plain(req: Any) -> bool:
     """Whether the KV of the prompt's tokens is all that another rank's prefill could spare this request."""
-    return is_told_by_tokens(req) and not (
-        req.session_params is not None
+    return bool(req.input_ids) and not (
+        req.mm_inputs is not None
+        or req.need_wait_for_mm_inputs
+        or req.input_embeds is not None
+        or req.session_params is not None
         or req.return_logprob
         or req.return_hidden_states
         or req.return_routed_experts

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +51,21 @@ class Found:
     prompt: _native.PromptTokens | None = field(default=None, compare=False)
 
 
-def is_told_by_tokens(req: Any) -> bool:
-    """Whether the tokens are the whole prompt: what an image or an embedding becomes is not in them."""
-    return bool(req.input_ids) and req.mm_inputs is None and req.input_embeds is None
+def cached_as(req: Any) -> Sequence[int] | None:
+    """The prompt's tokens as SGLang's caches have them, as many as ``req.input_ids``; None when the request does not
+    say.
+
+    What an image, a video or a sound becomes is numbers made of its content. Some of SGLang's processors send them
+    along with the request, and the rank takes them under the same condition. Otherwise the rank makes them; or an
+    encoder elsewhere sends what it becomes to the rank.
+    """
+    if not req.input_ids or req.input_embeds is not None or req.need_wait_for_mm_inputs:
+        return None
+    if req.mm_inputs is None:
+        tokens: Sequence[int] = req.input_ids
+        return tokens
+    padded: Sequence[int] | None = getattr(req.mm_inputs, "padded_input_ids", None)
+    return array("q", padded) if padded is not None and len(padded) == len(req.input_ids) else None
 
 
 class PrefixScout:
@@ -78,8 +91,8 @@ class PrefixScout:
 
     def look_up(self, req: Any) -> Found:
         """What is held of the prompt; nothing when the tokens do not tell, or before the ranks have met."""
-        met = self._meet()
-        if met is None or not is_told_by_tokens(req):
+        met, tokens = self._meet(), cached_as(req)
+        if met is None or tokens is None:
             return Found()
         peers, page_keys = met
         num_tokens = self.most_cached_tokens(req)
@@ -87,7 +100,7 @@ class PrefixScout:
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
         ahead = self._tokens_ahead
-        prompt = _native.PromptTokens(seed, req.input_ids[: num_tokens + ahead], self._page_tokens, ahead)
+        prompt = _native.PromptTokens(seed, tokens[: num_tokens + ahead], self._page_tokens, ahead)
         pages_by_slot = peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES)
         self._found_nothing = not any(pages_by_slot)
         num_seats = self.layout.num_seats

@@ -99,6 +99,7 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
             "num_layers": len(page.layers),
             "dtype": str(model_config.dtype).removeprefix("torch."),
             "bytes_by_part": page.bytes_by_name,
+            "takes_media": bool(model_config.is_multimodal),
         }
     return said
 

@@ -20,9 +20,9 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
         return
     seen = _hint_of(req.kv_hints)
     _introduce(req, seen, _asked_of(req.kv_hints), _reads_of(req.kv_hints))
-    rank = linker.installed()
-    counters = rank.counters
-    rank.arrive(req.rid)
+    counters = linker.installed().counters
+    if recv_req.mm_inputs is None:
+        _arrive(req)
     if is_detour(req.kv_hints):
         # Another rank answers: SGLang takes the one token of this prefill for delivered.
         req.finished_output = True
@@ -32,10 +32,15 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
 
 
 def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-    """A request of an embedding or reward model: SGLang makes it in another place, and nobody hints at its prefix."""
-    if runtime.is_sharing() and not requests.is_known(req):
+    """A request is queued, once or more often. One of an embedding or reward model SGLang makes in another place, and
+    nobody hints at its prefix. Of one with an image, a video or a sound the tokens are known since it was made.
+    """
+    if not runtime.is_sharing():
+        return
+    if not requests.is_known(req):
         _introduce(req, None, None, None)
-        linker.installed().arrive(req.rid)
+    if not req.banyan_has_arrived:
+        _arrive(req)
 
 
 def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +57,14 @@ def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None, reads: 
     req.banyan_asked = wanted
     req.banyan_reads = reads
     req.banyan_decision = seen.decision if seen is not None else None
+    req.banyan_has_arrived = False
     requests.register(req)
+
+
+def _arrive(req: Any) -> None:
+    """Its tokens are those that SGLang's cache will have."""
+    req.banyan_has_arrived = True
+    linker.installed().arrive(req.rid)
 
 
 def _count_placement(counters: Counters, decision: Decision | None, *, is_pinned: bool) -> None:

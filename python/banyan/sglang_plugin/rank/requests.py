@@ -139,7 +139,7 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
     try:
         return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
     except ValueError:
-        # Image placeholders: such pages have keys of another kind.
+        # A negative token: SGLang has no key for its page.
         return None
 
 

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use banyan_shm::frame::Key;
 use banyan_shm::page_keys::{CHUNK_PAGES, PageKeys, key_of};
+use banyan_shm::words::Tokens;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -33,8 +34,9 @@ impl PyPageKeys {
     fn of(&self, prior: Option<&[u8]>, tokens: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let (mut prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
         let mut page_keys = self.lock();
-        let mut texts = Vec::with_capacity(tokens.len() / page_keys.page_tokens());
-        for chunk in page_keys.chunks(&tokens) {
+        let words = tokens.words();
+        let mut texts = Vec::with_capacity(words.len() / page_keys.page_tokens());
+        for chunk in page_keys.chunks(words) {
             let keys = page_keys.chunk(prior.as_ref(), chunk);
             texts.extend(keys.iter().map(namespace_hex));
             prior = keys.last().copied().or(prior);
@@ -62,8 +64,8 @@ pub fn prior_of(digest: Option<&[u8]>) -> PyResult<Option<Key>> {
     Ok(Some(key_of(digest)))
 }
 
-/// Tokens from a C-contiguous buffer of int64, or uint32. SGLang hashes larger ones in another way.
-pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+/// Tokens from a C-contiguous buffer of int64, none of them negative, or uint32.
+pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     let refuse = || {
         PyValueError::new_err(format!(
             "tokens must be a C-contiguous buffer of int64 or uint32, not {}",
@@ -72,7 +74,7 @@ pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     };
     if tokens.len().is_ok_and(|num_tokens| num_tokens == 0) {
         // An empty array has no address, which is refused as a buffer.
-        return Ok(Vec::new());
+        return Ok(Tokens::default());
     }
     // The engine's are of int64, and its dispatcher counts microseconds: no other kind is tried before.
     let Ok(buffer) = PyBuffer::<i64>::get(tokens) else {
@@ -80,7 +82,7 @@ pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         if words.dimensions() > 1 || !words.is_c_contiguous() {
             return Err(refuse());
         }
-        return words.to_vec(tokens.py());
+        return Ok(Tokens::new(words.to_vec(tokens.py())?, None));
     };
     if buffer.dimensions() > 1 {
         return Err(refuse());
@@ -89,14 +91,16 @@ pub fn tokens_of(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     // SAFETY: the buffer is held, so its memory stays; no Python code runs before the loop ends, so nobody writes.
     let tokens = unsafe { tokens.as_ref() };
     // Without branches, so that the compiler makes vector code of it.
-    let mut high = 0;
-    let mut words = Vec::with_capacity(tokens.len());
-    words.extend(tokens.iter().map(|token| {
-        high |= token >> 32;
+    let mut bits = 0;
+    let mut low = Vec::with_capacity(tokens.len());
+    low.extend(tokens.iter().map(|token| {
+        bits |= *token;
         *token as u32
     }));
-    if high != 0 {
-        return Err(PyValueError::new_err("a token does not fit into 32 bits"));
+    if bits < 0 {
+        return Err(PyValueError::new_err("a token is negative"));
     }
-    Ok(words)
+    let is_wide = bits >> 32 != 0;
+    let high = is_wide.then(|| tokens.iter().map(|token| (token >> 32) as u32).collect());
+    Ok(Tokens::new(low, high))
 }

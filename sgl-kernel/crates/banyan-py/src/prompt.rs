@@ -46,7 +46,11 @@ impl PyPromptTokens {
     }
 
     fn __len__(&self) -> usize {
-        self.prompt.tokens.len().saturating_sub(self.tokens_ahead)
+        self.prompt
+            .tokens
+            .words()
+            .len()
+            .saturating_sub(self.tokens_ahead)
     }
 
     fn trail(&self) -> PyTrail {

@@ -3,7 +3,7 @@
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
-//! `prompt` and `page_keys` (what a prompt's pages are called); then `plan`, `gather` and `courier`
+//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); then `plan`, `gather` and `courier`
 //! (moving bytes). The first four depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -53,3 +53,5 @@ pub mod ring_reads;
 pub mod roster;
 #[cfg(not(loom))]
 pub mod shelf;
+#[cfg(not(loom))]
+pub mod words;

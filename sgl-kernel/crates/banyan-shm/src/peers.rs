@@ -204,7 +204,7 @@ impl Peers {
         let mut lens = vec![0; self.roster.num_slots()];
         let mut holding = self.live();
         let mut prior = prompt.prior;
-        for chunk in page_keys.chunks(&prompt.tokens) {
+        for chunk in page_keys.chunks(prompt.tokens.words()) {
             let Some(keys) = page_keys.chunk_within(prior.as_ref(), chunk, &mut left) else {
                 break;
             };

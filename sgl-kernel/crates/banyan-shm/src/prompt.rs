@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use crate::frame::Key;
 use crate::page_keys::{mix, pages, step};
+use crate::words::Tokens;
 
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
     /// What the first page is chained to. Prompts with different ones have nothing in common.
     pub prior: Option<Key>,
-    pub tokens: Vec<u32>,
+    pub tokens: Tokens,
 }
 
 impl Prompt {
@@ -18,7 +19,7 @@ impl Prompt {
     pub fn trail(&self, page_tokens: usize, tokens_ahead: usize) -> Trail {
         let mut id = self.prior.map_or(1, |key| key[0]);
         Trail {
-            ids: pages(&self.tokens, page_tokens, tokens_ahead)
+            ids: pages(self.tokens.words(), page_tokens, tokens_ahead)
                 .map(|page| {
                     // Only this step waits for the page before; the processor mixes several pages at a time.
                     id = step(id, mix(1, page));
@@ -77,7 +78,7 @@ mod tests {
     const PAGE: usize = 16;
 
     fn trail(tokens: impl IntoIterator<Item = u32>) -> Trail {
-        let tokens = tokens.into_iter().collect();
+        let tokens = Tokens::new(tokens.into_iter().collect(), None);
         Prompt {
             prior: None,
             tokens,
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn pages_of_bigrams_are_in_common_only_with_the_token_behind_them() {
         let trail = |tokens: &[u32]| {
-            let tokens = tokens.to_vec();
+            let tokens = Tokens::new(tokens.to_vec(), None);
             Prompt {
                 prior: None,
                 tokens,
@@ -123,10 +124,27 @@ mod tests {
     }
 
     #[test]
+    fn prompts_of_one_text_part_where_their_images_differ() {
+        let with = |image: u32| {
+            let mut high = vec![0; 64];
+            high[32..40].fill(image);
+            Prompt {
+                prior: None,
+                tokens: Tokens::new((0..64).collect(), Some(high)),
+            }
+            .trail(PAGE, 0)
+        };
+        assert_eq!(with(1).most_in_common([&with(1)]), 4);
+        assert_eq!(with(1).most_in_common([&with(2)]), 2);
+        assert_eq!(with(1).most_in_common([&trail(0..64)]), 2);
+        assert_eq!(with(0).most_in_common([&trail(0..64)]), 4);
+    }
+
+    #[test]
     fn another_start_of_the_chain_is_another_prompt() {
         let salted = Prompt {
             prior: Some([2; 4]),
-            tokens: (0..32).collect(),
+            tokens: Tokens::new((0..32).collect(), None),
         };
         let salted = salted.trail(PAGE, 0);
         assert_eq!(trail(0..32).most_in_common([&salted]), 0);

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts with a picture in them, on a model whose vision tower runs: the same picture is found, fetched and stored,
+and another one behind the same text is not taken for it."""
+
+import time
+
+import pytest
+from test.e2e.conftest import MOVE, Client
+
+from benchmark.modes import asking, pictures
+from benchmark.servers import ServerSpec, cpu_env, wait_ready
+from benchmark.warm import ForkedServer
+
+pytestmark = pytest.mark.e2e
+PAGE_TOKENS = 16
+FLAGS = ("--device", "cpu", "--max-total-tokens", "1600", "--sleep-on-idle")
+ENV = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),)
+TEXT, *OTHERS = asking.prompts()
+IN_FRONT = (len(TEXT) // 2) // PAGE_TOKENS * PAGE_TOKENS
+"""Tokens of the pages that hold text only, before the picture."""
+
+WHOLE = (len(TEXT) + pictures.NUM_MORE_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
+
+
+@pytest.fixture
+def servers(alone, tmp_path):
+    """One that shares, with an arena and a store that takes pages at their second use, and one that does not."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    tiers = ("--banyan-host-gb", "0.25", "--banyan-store", str(folder), "--banyan-store-admit", "second")
+    # With it SGLang knows what a picture becomes before it sends the request on.
+    hashes_early = ("--mm-preprocess-cache-size-mb", "64")
+    specs = (
+        ServerSpec("pictures", 2, "on", (*FLAGS, *hashes_early, *tiers), (*cpu_env(dp=2), *ENV)),
+        ServerSpec("pictures-off", 1, "off", FLAGS, (*cpu_env(dp=1), *ENV)),
+    )
+    on, off = (ForkedServer(spec, pictures.ensure(), tmp_path) for spec in specs)
+    with on, off:
+        wait_ready([on, off])
+        yield Client(on), Client(off)
+
+
+def ask(client, seed, rank=None, text=TEXT):
+    """``(output ids, cached tokens by where they were)``."""
+    asked = pictures.body(text, seed) | {"kv_hints": MOVE}
+    told = client.post("/generate", asked if rank is None else asked | {"routed_dp_rank": rank})
+    answer = asking.answer_of(told)
+    return answer.said, {source: count for source, count in answer.cached.items() if count}
+
+
+def test_picture_when_another_rank_has_it_then_it_is_fetched_and_another_picture_is_not_taken_for_it(servers):
+    on, off = servers
+    one, other = (ask(off, seed)[0] for seed in (1, 2))
+    assert one != other, "the model does not look at the picture"
+    assert ask(on, 1, rank=0) == (one, {})
+    assert ask(on, 1, rank=1) == (one, {"peer": WHOLE})
+    assert ask(on, 2, rank=1) == (other, {"device": IN_FRONT})
+    # SGLang's processor tells the dispatcher what the picture becomes.
+    before = on.total("placed_cache")
+    assert ask(on, 1) == (one, {"device": WHOLE})
+    assert on.total("placed_cache") == before + 1
+    # The second use of its pages at a rank.
+    ask(on, 1, rank=0)
+    deadline = time.monotonic() + 60
+    while on.total("archived_pages") < WHOLE // PAGE_TOKENS and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert on.total("archived_pages") >= WHOLE // PAGE_TOKENS
+    # When all else has been in the pools since, it comes from the arena.
+    for text in OTHERS:
+        for rank in (0, 1):
+            ask(on, 3, rank, text)
+    assert ask(on, 1, rank=0) == (one, {"host": WHOLE})
