@@ -22,7 +22,7 @@ from functools import partial
 from operator import itemgetter
 
 from banyan.arena.prefetch import Arrival, Prefetch, joined
-from banyan.core import Fetch, Offer, Outcome, Run
+from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
 from banyan.planner import FetchPlanner, RequestFacts
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf, Peers
@@ -277,9 +277,10 @@ class PrefixCache:
                 self._planner.moved(batch.fetches, batch.copy.copy_s)
         self._ending = going_on
 
-    def is_elsewhere(self, key: str) -> bool:
-        """Whether one of the shelves that this rank asks holds the page now. A hint, as every lookup."""
-        return self._peers.lookup([key], self._slots).num_pages == 1
+    def copy_of(self, key: str) -> SourceKind | None:
+        """Where this rank could have the page from now: the first of its shelves. A hint, as every lookup."""
+        runs = self._peers.lookup([key], self._slots).runs
+        return self._seats.kind_of(runs[0][0]) if runs else None
 
     # ---- publish and release -----------------------------------------------------------------------------------
 

@@ -20,7 +20,9 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from sglang.srt.runtime_context import get_parallel
 
 from banyan.cache import PrefixCache
+from banyan.core import SourceKind
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
+from banyan.planner.demand import Demand
 from banyan.refusals import pool_refusal
 from banyan.refusals.speculation import draft_pool_refusal
 from banyan.refusals.start import components_refusal, pool_layout_refusal
@@ -34,7 +36,7 @@ from banyan.sglang_plugin.rank.membership import Membership, Places
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, LayerClock, Stopwatch
+from banyan.telemetry import Counters, Dropped, LayerClock, Stopwatch
 
 logger = logging.getLogger("banyan")
 
@@ -82,6 +84,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._shards = Shards(params)
         self._allocator = allocator
         self.counters = Counters()
+        self.demand, self.dropped = Demand(allocator.num_pages), Dropped()
         self._member = Membership(
             server_args=server_args,
             config=config,
@@ -176,19 +179,25 @@ class BanyanLinker(UnifiedCacheLinker):
         """Whether this process alone decides for its rank."""
         return self._shards.is_one
 
-    def is_elsewhere(self, key: str) -> bool:
-        """Whether a peer or the arena holds a page of this rank's tree, where this rank could have it from."""
-        return self._cache.is_elsewhere(key)
+    def copy_of(self, key: str) -> SourceKind | None:
+        """Where this rank could have a page of its tree from once it has left it: a peer or the arena."""
+        return self._cache.copy_of(key)
+
+    def move_share(self, kind: SourceKind) -> float | None:
+        """What that takes, over computing; None while it was not measured."""
+        return self._planner.move_share(kind)
 
     def arrive(self, rid: str) -> None:
-        """A request has come to this rank's queue: let the tiers below prepare for it."""
+        """A request has come to this rank's queue: remember what it asks for, and let the tiers below prepare."""
+        keys = requests.prompt_keys(rid, self._page_tokens)
+        if not keys:
+            return
+        self.demand.asked(keys)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
-        keys = requests.prompt_keys(rid, self._page_tokens)
-        if keys:
-            self._member.lookout.saw(rid, keys)
-            worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
-            self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
+        self._member.lookout.saw(rid, keys)
+        worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
 
     def _is_sent_for(self, rid: str) -> bool:
         return self._member.tier is not None and self._member.tier.is_sent_for(rid)
@@ -235,6 +244,7 @@ class BanyanLinker(UnifiedCacheLinker):
         """Pages have entered SGLang's tree: offer them once they are complete."""
         (transfer,) = transfers
         self._publication.announce(transfer.keys)
+        self.demand.came(transfer.keys)
         return self._access.offload(transfer.device_indices, transfer.keys)
 
     def num_completed_offloads(self) -> int:
@@ -335,6 +345,8 @@ class BanyanLinker(UnifiedCacheLinker):
             **self._member.lookout.state(),
             **self.counters_now().as_dict(),
             **self._planner.state(),
+            "dropped": self.dropped.state(),
+            "again_lasts": round(self.demand.again_lasts, 2),
             "waits_for_errands": self._can_wait,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }
