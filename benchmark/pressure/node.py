@@ -2,7 +2,8 @@
 """A node under a closed loop of clients, in virtual time: trees, fetches, an arena, and Banyan's own policies.
 
 Ranks prefill one request after the other. Computing a token takes ``TOKEN_S``, copying one ``FETCH_S``: SmolLM2 on
-one core, and only their ratio matters to what is found. Decoding is left out.
+one core, and only their ratio matters to what is found. Decoding is left out. Leaves are chosen in Banyan's own walks;
+what a system takes for the loss of a leaf is what sets it apart.
 
 A request: issued -> placed (waiting) -> served -> done; then the next one is issued.
 """
@@ -12,29 +13,32 @@ from __future__ import annotations
 import heapq
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from banyan.core import SourceKind
+from banyan.planner.demand import Demand
+from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks, expected_loss
 from banyan.routing import POLICIES, Query, RankState, place
-from benchmark.pressure.tree import Page, Tree
+from benchmark.pressure.tree import Page, Tree, Victims
 
 PAGE_TOKENS = 16
 TOKEN_S = 1 / 600
 FETCH_S = TOKEN_S / 500
 
-LRU, DUPLICATES_FIRST, RANDOM, BELADY = "lru", "duplicates first", "random", "belady"
+LRU, DUPLICATES_FIRST, LOSS, RANDOM, BELADY = "lru", "duplicates first", "loss", "random", "belady"
+ALL_LEAVES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is compared. ``arena_pages`` are of the node; ``window`` is how many leaves an eviction looks at."""
+    """What is compared. ``arena_pages`` are of the node."""
 
     num_ranks: int
     pool_pages: int
     policy: str = "lmetric"
     fetches: bool = True
     evicts: str = LRU
-    window: int = 64
     arena_pages: int = 0
     counts_displaced: bool = False
     concurrency: int = 4
@@ -67,6 +71,11 @@ class _Work:
     """Pages that it holds locked while it is served."""
 
 
+def _key(page: Page) -> tuple[Page]:
+    """What hashes as well as a page's key does."""
+    return (page,)
+
+
 class Node:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -75,6 +84,7 @@ class Node:
         self._rng = random.Random(setting.seed)
         self._next_use: dict[Page, list[int]] = {}
         self._position = 0
+        self._demands = [Demand(setting.pool_pages) for _ in range(setting.num_ranks)]
         self._trees = [self._tree(rank) for rank in range(setting.num_ranks)]
         self._queues: list[list[_Work]] = [[] for _ in self._trees]
         self._policy = POLICIES[setting.policy]()
@@ -130,6 +140,8 @@ class Node:
         self._turn += 1
         num_new = num_tokens - max(own[rank], fetchable) * PAGE_TOKENS
         self._queues[rank].append(_Work(pages, now_s, num_new))
+        if self._setting.evicts == LOSS:
+            self._demands[rank].asked(list(map(_key, pages)))
         return rank
 
     def _match(self, rank: int, pages: Sequence[Page]) -> int:
@@ -201,31 +213,44 @@ class Node:
     # ---- eviction ----------------------------------------------------------------------------------------------
 
     def _tree(self, rank: int) -> Tree:
-        bit = 1 << rank
-
-        def is_duplicate(page: Page) -> bool:
-            return bool(self._holders.get(page, 0) & ~bit) or page in self._arena
-
         def gone(page: Page) -> None:
             self.outcome.num_evicted += 1
-            self.outcome.num_evicted_last += not is_duplicate(page)
-            self._holders[page] &= ~bit
+            self.outcome.num_evicted_last += self._copy_of(rank, page) is None
+            self._holders[page] &= ~(1 << rank)
 
-        def oldest(leaves: Sequence[Page]) -> Page:
-            return leaves[0]
+        return Tree(self._setting.pool_pages, victims=self._victims(rank), gone=gone)
 
-        def duplicate(leaves: Sequence[Page]) -> Page:
-            return next((page for page in leaves if is_duplicate(page)), leaves[0])
+    def _victims(self, rank: int) -> Victims:
+        age, share = self._demands[rank].age, FETCH_S / TOKEN_S
 
-        def drawn(leaves: Sequence[Page]) -> Page:
-            return self._rng.choice(leaves)
+        def looking(loss: Callable[[Page, SourceKind | None], float], near: int, looks: Looks | None = None) -> Victims:
+            def look(page: Page) -> Leaf:
+                copy = self._copy_of(rank, page)
+                return Leaf(page, "", copy, loss(page, copy))
 
-        chosen = {LRU: oldest, DUPLICATES_FIRST: duplicate, RANDOM: drawn, BELADY: self._latest}[self._setting.evicts]
-        window = {LRU: 1, DUPLICATES_FIRST: self._setting.window}.get(self._setting.evicts, 1 << 30)
-        return Tree(self._setting.pool_pages, choose=chosen, window=window, gone=gone)
+            return Victims(look, near, looks)
 
-    def _latest(self, leaves: Sequence[Page]) -> Page:
-        return max(leaves, key=self._wanted_at)
+        def expected(page: Page, copy: SourceKind | None) -> float:
+            return expected_loss(1.0 if copy is None else share, age(_key(page)))
+
+        match self._setting.evicts:
+            case "lru":
+                return looking(lambda page, copy: 0.0, 1)
+            case "duplicates first":
+                return looking(lambda page, copy: float(copy is None), NEAR_LEAVES)
+            case "loss":
+                return looking(expected, NEAR_LEAVES, Looks())
+            case "random":
+                return looking(lambda page, copy: self._rng.random(), ALL_LEAVES)
+            case "belady":
+                return looking(lambda page, copy: -self._wanted_at(page), ALL_LEAVES)
+            case other:
+                raise ValueError(f"nobody evicts by {other}")
+
+    def _copy_of(self, rank: int, page: Page) -> SourceKind | None:
+        if self._holders.get(page, 0) & ~(1 << rank):
+            return SourceKind.PEER
+        return SourceKind.HOST if page in self._arena else None
 
     def _wanted_at(self, page: Page) -> int:
         """The next prompt that wants it, as far as it may not have been served yet."""

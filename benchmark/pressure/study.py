@@ -12,7 +12,8 @@ so nothing depends on the machine. What the report compares:
     apart NAME    ranks that share nothing, under policy NAME
     lru           ranks that fetch; each evicts its oldest leaf; what a fetch displaces costs nothing
     displacing    as lru, with the cost of what a fetch displaces
-    banyan        as displacing, and each evicts duplicates first: the default
+    duplicates    as displacing, and each evicts duplicates among its oldest leaves first
+    banyan        as displacing, and each evicts what it expects to cost least: the default
     banyan arena  as banyan, with a host arena of four times the pools
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, PAGE_TOKENS, RANDOM, Node, Outcome, Setting
+from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, LOSS, PAGE_TOKENS, RANDOM, Node, Outcome, Setting
 from benchmark.pressure.workloads import Drawn, all_from
 from benchmark.provenance import provenance
 
@@ -42,7 +43,7 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
     pool = total_pages // num_ranks
     alone: dict[str, Any] = {"num_ranks": 1, "pool_pages": pool * num_ranks, "seed": seed}
     ranks: dict[str, Any] = {"num_ranks": num_ranks, "pool_pages": pool, "seed": seed}
-    banyan: dict[str, Any] = {**ranks, "counts_displaced": True, "evicts": DUPLICATES_FIRST}
+    banyan: dict[str, Any] = {**ranks, "counts_displaced": True, "evicts": LOSS}
     return {
         "single": Setting(**alone),
         "belady": Setting(**alone, evicts=BELADY),
@@ -50,6 +51,7 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
         **{f"apart {policy}": Setting(**ranks, fetches=False, policy=policy) for policy in APART},
         "lru": Setting(**ranks),
         "displacing": Setting(**ranks, counts_displaced=True),
+        "duplicates": Setting(**{**banyan, "evicts": DUPLICATES_FIRST}),
         "banyan": Setting(**banyan),
         "banyan arena": Setting(**banyan, arena_pages=ARENA_POOLS * total_pages),
     }

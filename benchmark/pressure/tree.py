@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's pool as a tree of pages, which evicts leaves when it is full.
+"""One rank's pool as a tree of pages, which evicts leaves when it is full: in the walks that Banyan's eviction makes.
 
 Invariants
   1. A page is held only while its parent is: leaves go first.
@@ -13,9 +13,10 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from banyan.planner.victims import Leaf, Looks, Walk
+
 Page = int
-Choose = Callable[[Sequence[Page]], Page]
-"""The victim among leaves that may go, the least recently used first."""
+Look = Callable[[Page], Leaf]
 
 
 @dataclass(slots=True)
@@ -26,13 +27,21 @@ class _Held:
     num_locks: int = 0
 
 
-class Tree:
-    """``gone`` is told every page that leaves; ``window`` is how many leaves ``choose`` sees."""
+@dataclass(slots=True)
+class Victims:
+    """How leaves are chosen: what a look sees, how many are looked at before an eviction, and who looks further."""
 
-    def __init__(self, capacity: int, *, choose: Choose, window: int, gone: Callable[[Page], None]) -> None:
+    look: Look
+    near: int
+    looks: Looks | None = None
+
+
+class Tree:
+    """``gone`` is told every page that leaves."""
+
+    def __init__(self, capacity: int, *, victims: Victims, gone: Callable[[Page], None]) -> None:
         self._capacity = capacity
-        self._choose = choose
-        self._window = window
+        self._victims = victims
         self._gone = gone
         self._held: dict[Page, _Held] = {}
         self._leaves: list[tuple[int, Page]] = []
@@ -61,7 +70,7 @@ class Tree:
         for page in pages:
             held = self._held[page]
             held.used_at = self._now
-        self._offer(pages[-1:])
+        self._offer(pages[-1])
 
     def lock(self, pages: Sequence[Page]) -> None:
         for page in pages:
@@ -70,43 +79,70 @@ class Tree:
     def unlock(self, pages: Sequence[Page]) -> None:
         for page in pages:
             self._held[page].num_locks -= 1
-        self._offer(pages[-1:])
+        if pages:
+            self._offer(pages[-1])
 
     def insert(self, pages: Sequence[Page], num_matched: int) -> int:
         """Hold ``pages`` behind the first ``num_matched``, locked; how many fit."""
         self._now += 1
-        for number in range(num_matched, len(pages)):
-            if self.num_free == 0 and not self._evict():
-                return number
+        missing = len(pages) - num_matched - self.num_free
+        if missing > 0:
+            self._evict(missing)
+        num_held = min(len(pages), num_matched + self.num_free)
+        for number in range(num_matched, num_held):
             parent = pages[number - 1] if number else None
             self._held[pages[number]] = _Held(parent, 0, self._now, num_locks=1)
             if parent is not None:
                 self._held[parent].num_children += 1
-        return len(pages)
+        return num_held
 
-    def _offer(self, pages: Sequence[Page]) -> None:
-        for page in pages:
-            held = self._held[page]
-            if not held.num_children and not held.num_locks:
-                heapq.heappush(self._leaves, (held.used_at, page))
+    def _offer(self, page: Page) -> None:
+        held = self._held[page]
+        if not held.num_children and not held.num_locks:
+            heapq.heappush(self._leaves, (held.used_at, page))
 
-    def _evict(self) -> bool:
-        candidates: list[tuple[int, Page]] = []
-        while self._leaves and len(candidates) < self._window:
-            entry = heapq.heappop(self._leaves)
-            held = self._held.get(entry[1])
-            stays = held is None or held.num_children or held.num_locks or held.used_at != entry[0]
-            if not stays and entry not in candidates[-1:]:
-                candidates.append(entry)
-        if not candidates:
-            return False
-        victim = self._choose([page for _, page in candidates])
-        for entry in candidates:
-            if entry[1] != victim:
-                heapq.heappush(self._leaves, entry)
-        parent = self._held.pop(victim).parent
-        if parent is not None:
-            self._held[parent].num_children -= 1
-            self._offer([parent])
-        self._gone(victim)
-        return True
+    def _evict(self, num_pages: int) -> None:
+        named: dict[Page, int] = {}
+
+        def next_oldest() -> Page | None:
+            while self._leaves:
+                used_at, page = heapq.heappop(self._leaves)
+                held = self._held.get(page)
+                stays = held is None or held.num_children or held.num_locks or held.used_at != used_at
+                if not stays and page not in named:
+                    named[page] = used_at
+                    return page
+            return None
+
+        def put_back() -> None:
+            for page, used_at in named.items():
+                if page in self._held:
+                    heapq.heappush(self._leaves, (used_at, page))
+            named.clear()
+
+        how = self._victims
+        walk = Walk(next_oldest, put_back, how.look, how.looks or Looks(), near=how.near)
+        while num_pages > 0 and (leaf := walk.choose()) is not None:
+            num_gone = self._take(leaf.node, num_pages)
+            if how.looks is not None:
+                how.looks.earn(num_gone)
+            num_pages -= num_gone
+        put_back()
+
+    def _take(self, page: Page, at_most: int) -> int:
+        """Evict a leaf, and the pages before it that were last used with it; how many went."""
+        num_gone, used_at = 0, self._held[page].used_at
+        while True:
+            parent = self._held.pop(page).parent
+            num_gone += 1
+            self._gone(page)
+            if parent is None:
+                return num_gone
+            held = self._held[parent]
+            held.num_children -= 1
+            if held.num_children or held.num_locks:
+                return num_gone
+            if held.used_at != used_at or num_gone == at_most:
+                self._offer(parent)
+                return num_gone
+            page = parent

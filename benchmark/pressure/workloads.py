@@ -22,6 +22,10 @@ DOCUMENT_PAGES = 144
 HOT_SHARE = 4
 """In a scan one prompt in so many is of the hot set."""
 
+SYSTEM_PAGES, FIRST_TURN_PAGES, TURN_PAGES = 30, 40, 8
+LEAST_TURNS, MOST_TURNS, NUM_GOING = 3, 12, 12
+"""Conversations of ``turns``: pages that all begin with, of a first turn, of each other; turns; how many at a time."""
+
 SOURCES: Mapping[str, str] = MappingProxyType(
     {"agents": "lmcache_agent_trace/miniswe.jsonl.gz", "chats": "tau_bench/gpt-4o-airline.jsonl.gz"}
 )
@@ -73,24 +77,57 @@ def recorded(path: Path) -> Callable[[int, int], Drawn]:
 
 def documents(num_prompts: int, seed: int) -> Drawn:
     """Long documents that share nothing."""
-    base = [list(range(number * 1_000, number * 1_000 + DOCUMENT_PAGES)) for number in range(num_prompts)]
-    return twice(base, random.Random(seed))
+    return twice([_document(number) for number in range(num_prompts)], random.Random(seed))
 
 
 def scan(num_prompts: int, seed: int) -> Drawn:
-    """A hot set that is asked over and over, among prompts that never come back."""
+    """A hot set that is asked over and over, among prompts that never come back. What counts is the last quarter."""
+    asked = list(_hot_turns(num_prompts, seed))
+    for turn in range(len(asked)):
+        if turn % HOT_SHARE:
+            asked[turn] = _document(num_prompts + turn)
+    return Drawn(asked, len(asked) // 4)
+
+
+def hot(num_prompts: int, seed: int) -> Drawn:
+    """The hot set of ``scan`` alone: what it would find without the scan."""
+    asked = _hot_turns(num_prompts, seed)[::HOT_SHARE]
+    return Drawn(asked, len(asked) // 4)
+
+
+def _hot_turns(num_prompts: int, seed: int) -> Prompts:
     rng = random.Random(seed)
-    hot = [list(range(number * 1_000, number * 1_000 + DOCUMENT_PAGES)) for number in range(num_prompts // HOT_SHARE)]
+    base = [_document(number) for number in range(num_prompts // HOT_SHARE)]
+    return [rng.choice(base) for _ in range(16 * num_prompts)]
+
+
+def _document(number: int) -> list[Page]:
+    return list(range(number * 1_000, number * 1_000 + DOCUMENT_PAGES))
+
+
+def turns(num_prompts: int, seed: int) -> Drawn:
+    """Conversations that begin alike, grow with each turn and end; a dozen go on at a time. The second half counts."""
+    rng = random.Random(seed)
+    system = list(range(-SYSTEM_PAGES, 0))
     asked: Prompts = []
-    for turn in range(4 * num_prompts):
-        start = (num_prompts + turn) * 1_000
-        asked.append(rng.choice(hot) if turn % HOT_SHARE == 0 else list(range(start, start + DOCUMENT_PAGES)))
-    return Drawn(asked, 2 * num_prompts)
+    going: dict[int, int] = {}
+    number = 0
+    while len(asked) < 4 * num_prompts:
+        while len(going) < NUM_GOING:
+            number += 1
+            going[number] = rng.randrange(LEAST_TURNS, MOST_TURNS)
+        chosen = rng.choice(sorted(going))
+        num_past = sum(1 for prompt in asked if prompt[-1] // 1_000 == chosen)
+        asked.append(system + _document(chosen)[: FIRST_TURN_PAGES + num_past * TURN_PAGES])
+        going[chosen] -= 1
+        if not going[chosen]:
+            del going[chosen]
+    return Drawn(asked, len(asked) // 2)
 
 
 def all_from(folder: Path | None) -> dict[str, Callable[[int, int], Drawn]]:
     """Every workload there is; without a folder of recorded logs those that are made."""
-    kinds: dict[str, Callable[[int, int], Drawn]] = {"documents": documents, "scan": scan}
+    kinds: dict[str, Callable[[int, int], Drawn]] = {"documents": documents, "scan": scan, "hot": hot, "turns": turns}
     for name, file in SOURCES.items():
         if folder is not None and (folder / file).is_file():
             kinds[name] = recorded(folder / file)

@@ -24,7 +24,7 @@ from functools import partial
 from operator import itemgetter
 
 from banyan.arena.prefetch import joined
-from banyan.core import Fetch, Offer, Outcome, Run
+from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
 from banyan.planner import FetchPlanner, RequestFacts
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf
@@ -311,9 +311,10 @@ class PrefixCache:
             if self._windows is not None and item.window is not None:
                 self._windows.supply.detach(item.window.arrivals)
 
-    def is_elsewhere(self, key: str) -> bool:
-        """Whether one of the shelves that this rank asks holds the page now. A hint, as every lookup."""
-        return self._supply.lookup([key]).num_pages == 1
+    def copy_of(self, key: str) -> SourceKind | None:
+        """Where this rank could have the page from now: the first of its shelves. A hint, as every lookup."""
+        runs = self._supply.lookup([key]).runs
+        return self._seats.kind_of(runs[0][0]) if runs else None
 
     # ---- publish and release -----------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     route.set_defaults(run=_route)
     _add_top(commands.add_parser("top", help="watch a running server: hits by source, ranks, store, alerts"))
     _add_web(commands.add_parser("web", help="a page that shows running servers, on 127.0.0.1"))
-    explain = commands.add_parser("explain", help="say why a request was fetched or computed")
-    explain.add_argument("rid", help="the request's id (`meta_info.id` of its answer), or: all")
+    explain = commands.add_parser("explain", help="say why a request was fetched or computed, or pages dropped")
+    explain.add_argument("rid", help="the request's id (`meta_info.id` of its answer), or: all, or: dropped")
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
     explain.add_argument("--json", action="store_true", help="machine-readable")
     explain.set_defaults(run=_explain)
@@ -183,16 +183,19 @@ def _explain(args: argparse.Namespace) -> int:
     from banyan.cli import explain
     from banyan.cli.engine import Engine, EngineError
 
+    is_of_pages = args.rid == explain.DROPPED
     try:
-        found = explain.decisions(Engine(args.url), args.rid)
+        engine = Engine(args.url)
+        found = explain.drops(engine) if is_of_pages else explain.decisions(engine, args.rid)
     except EngineError as error:
         print(f"banyan explain: {error}", file=sys.stderr)
         return 1
-    print(
-        json.dumps(found, indent=2)
-        if args.json
-        else "\n".join(line for one in found for line in explain.sentences(one))
-    )
+    if args.json:
+        print(json.dumps(found, indent=2))
+    elif is_of_pages:
+        print("\n".join(map(explain.drop_sentence, found)) or "no rank has dropped a page to make room")
+    else:
+        print("\n".join(line for one in found for line in explain.sentences(one)))
     return 0
 
 

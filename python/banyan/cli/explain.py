@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``banyan explain RID``: why a request got what it got, from what its rank remembers of it."""
+"""``banyan explain``: why a request got what it got, from what its rank remembers of it; or why pages were dropped."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
 from banyan.observe.life import sentences
 
-__all__ = ["decisions", "sentences"]
+__all__ = ["DROPPED", "decisions", "drop_sentence", "drops", "sentences"]
+
+DROPPED = "dropped"
+"""In place of a request's id."""
 
 
 def decisions(engine: Engine, rid: str) -> list[dict[str, Any]]:
@@ -29,3 +33,16 @@ def decisions(engine: Engine, rid: str) -> list[dict[str, Any]]:
             "or too many others followed it"
         )
     return found
+
+
+def drops(engine: Engine) -> list[dict[str, Any]]:
+    """The last leaves that have left each rank's tree, the latest first."""
+    return [{"dp_rank": rank, **one} for rank, state in engine.ranks().items() for one in state["dropped"]]
+
+
+def drop_sentence(one: Mapping[str, Any]) -> str:
+    """One leaf in words."""
+    why = "the last copy" if one["copy"] is None else f"a duplicate ({one['copy']} had it)"
+    asked = "asked for again before" if one["again"] else "asked for once"
+    when = f"rank {one['dp_rank']}, {one['ago_s']:.1f} s ago"
+    return f"{when}: {one['num_pages']} page(s) up to {one['key']}: {why}, {asked}"

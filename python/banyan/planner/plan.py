@@ -99,6 +99,11 @@ class Pricing:
         forward = self._times.expected((tail.prompt_tokens - tail.own_tokens, tail.own_tokens))
         return None if forward is None else Estimated(0, 0.0, forward[0], forward[0], 0.0)
 
+    def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
+        """What moving a prompt's first tokens takes, over computing them; None while either is not known."""
+        move, forward = self._rates.expected(kind, num_tokens), self._times.expected((num_tokens, 0))
+        return None if move is None or forward is None or forward[0] <= 0 else move[0] / forward[0]
+
     def estimate(self, tail: Tail, num_pages: int, recompute: Estimated) -> Estimated | None:
         """The plan that moves ``num_pages``; None while a rate that it needs is not known.
 

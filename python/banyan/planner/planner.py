@@ -111,6 +111,10 @@ class Planner:
             self.num_computed += 1
         return decision.plan
 
+    def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
+        """What it takes to move so many tokens from ``kind``, over what it takes to compute them; None: not known."""
+        return self._pricing.move_share(kind, num_tokens)
+
     def _plan(self, tail: Tail, asked: Action | None, *, uncut: Collection[SourceKind]) -> Plan:
         found = tail.num_found
         if found == 0:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which leaf of a full pool goes: the least recently used of those that somebody else holds too, within a window.
+"""Which leaf of a full pool goes: the one whose loss is expected to cost least, among those that are looked at.
 
-A page that a peer or the arena also holds costs a copy to have again, the last copy on the node costs a computation. So
-among the oldest leaves those with a duplicate go first. Beyond the window age decides: what nobody has asked for in a
-long time goes, whoever else holds it.
+The loss of a page is what it costs to have it again, by its chance to be wanted. The cost is measured: a copy out of a
+peer's pool or the arena, against a computation. The chance falls with the age (``banyan.planner.demand``). So
+duplicates go before last copies as long as copying is much quicker, and a scan goes before a hot set.
+
+The oldest leaves are always looked at. While none of them is a duplicate, others are looked at too, as many as are paid
+for by the pages that have gone before.
 
 Invariants
   1. Only leaves that the tree offers are chosen, each at most once in a walk.
-  2. A leaf's holders are looked up once in a walk: the cost of a choice is bounded by the window, and of a walk by the
-     leaves that it takes plus the window.
+  2. A leaf is looked at once in a walk. Over all walks no more leaves are looked at than ``NEAR_LEAVES`` for each walk,
+     one for each leaf that goes, and ``LOOKS_PER_PAGE`` for each page that goes.
 
 States of a walk: fresh -> choosing -> over. The tree offers leaves oldest first; when it has none left although more is
 to go, the walk asks it to begin again: parents of leaves that have gone are leaves then.
@@ -16,18 +19,93 @@ to go, the walk asks it to begin again: parents of leaves that have gone are lea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
-WINDOW_LEAVES = 16
-"""Looked at before an eviction. See docs/design/0014."""
+from banyan.core import SourceKind
+
+NEAR_LEAVES = 16
+"""Looked at before an eviction, whatever it takes."""
+
+LOOKS_PER_PAGE = 0.4
+"""A look takes some 5 us, half of it SGLang's own: 2 us for each page that goes. See docs/design/0014."""
+
+MOST_LOOKS = 512
+"""Saved up: 2.5 ms of the scheduler thread in one walk."""
+
+
+UNMEASURED_SHARE = 0.02
+"""Of a copy whose time is not known yet: much less than computing."""
+
+LEAST_SHARE = 0.001
+
+REFRESH_S = 1.0
+
+
+class CostShares:
+    """What a page costs to have again, over computing it, by where else it lies.
+
+    Args:
+        measured: the share of a source; None while it was not measured.
+        clock: seconds.
+    """
+
+    def __init__(self, measured: Callable[[SourceKind], float | None], clock: Callable[[], float]) -> None:
+        self._measured = measured
+        self._clock = clock
+        self._refresh_at_s = -math.inf
+        self._shares: dict[SourceKind, float] = {}
+
+    def refresh(self) -> None:
+        """Take what was measured meanwhile."""
+        now_s = self._clock()
+        if now_s >= self._refresh_at_s:
+            self._refresh_at_s = now_s + REFRESH_S
+            self._shares = {kind: self._share(kind) for kind in (SourceKind.PEER, SourceKind.HOST)}
+
+    def of(self, copy: SourceKind | None) -> float:
+        """1.0 for a last copy, and where copying is no quicker than computing."""
+        return 1.0 if copy is None else self._shares.get(copy, UNMEASURED_SHARE)
+
+    def _share(self, kind: SourceKind) -> float:
+        share = self._measured(kind)
+        return UNMEASURED_SHARE if share is None else min(1.0, max(LEAST_SHARE, share))
 
 
 class Leaf(NamedTuple):
-    """``is_duplicate``: a peer's pool or the arena holds it as well."""
+    """``key``: of the page that it ends with; ``copy``: where else that page lies, None for the node's last copy."""
 
     node: int
-    is_duplicate: bool
+    key: str
+    copy: SourceKind | None
+    loss: float
+
+
+def expected_loss(cost_share: float, age_pages: float) -> float:
+    """Of one page. ``cost_share``: what it takes to have it again, over what it takes to compute it."""
+    return cost_share / (age_pages + 1)
+
+
+@dataclass(slots=True)
+class Looks:
+    """How many leaves may be looked at beyond the nearest."""
+
+    num_saved: float = 0.0
+
+    def earn(self, num_pages: int) -> None:
+        """So many pages have gone."""
+        self.num_saved = min(MOST_LOOKS, self.num_saved + LOOKS_PER_PAGE * num_pages)
+
+    def spend(self) -> bool:
+        """Take one; False when none is left."""
+        if self.num_saved < 1:
+            return False
+        self.num_saved -= 1
+        return True
 
 
 class Walk:
@@ -36,26 +114,30 @@ class Walk:
     Args:
         next_oldest: the tree's next leaf; None when it has none left, or enough has gone.
         begin_again: have the tree offer its leaves anew.
-        is_duplicate: whether somebody else holds a leaf.
+        look: at a leaf.
+        looks: of all walks of the tree.
     """
 
     def __init__(
         self,
         next_oldest: Callable[[], int | None],
         begin_again: Callable[[], None],
-        is_duplicate: Callable[[int], bool],
+        look: Callable[[int], Leaf],
+        looks: Looks,
         *,
-        window: int = WINDOW_LEAVES,
+        near: int = NEAR_LEAVES,
     ) -> None:
         self._next_oldest = next_oldest
         self._begin_again = begin_again
-        self._is_duplicate = is_duplicate
-        self._window = window
-        self._leaves: list[Leaf] = []
-        self._num_taken = 0
+        self._look = look
+        self._looks = looks
+        self._near = near
+        self._leaves: list[tuple[float, int, Leaf]] = []
+        self._numbers = count()
+        self._num_duplicates = self._num_taken = 0
 
     def choose(self) -> Leaf | None:
-        """The leaf to evict now; None when nothing is left."""
+        """The leaf to evict now; None when nothing is left. Of equal ones the oldest."""
         self._fill()
         if not self._leaves and self._num_taken:
             self._begin_again()
@@ -63,13 +145,16 @@ class Walk:
             self._fill()
         if not self._leaves:
             return None
-        chosen = next((number for number, leaf in enumerate(self._leaves) if leaf.is_duplicate), 0)
+        _, _, chosen = heappop(self._leaves)
+        self._num_duplicates -= chosen.copy is not None
         self._num_taken += 1
-        return self._leaves.pop(chosen)
+        return chosen
 
     def _fill(self) -> None:
-        while len(self._leaves) < self._window:
+        while len(self._leaves) < self._near or (not self._num_duplicates and self._looks.spend()):
             node = self._next_oldest()
             if node is None:
                 return
-            self._leaves.append(Leaf(node, self._is_duplicate(node)))
+            leaf = self._look(node)
+            heappush(self._leaves, (leaf.loss, next(self._numbers), leaf))
+            self._num_duplicates += leaf.copy is not None

@@ -3,6 +3,7 @@
 
 from banyan.telemetry.copy_sample import Copies, CopySample
 from banyan.telemetry.counters import DESCRIPTIONS, Counters
+from banyan.telemetry.dropped import Dropped
 from banyan.telemetry.estimate import Estimate
 from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, gauges_of
 from banyan.telemetry.json_lines import log_as_json
@@ -17,6 +18,7 @@ __all__ = [
     "Copies",
     "CopySample",
     "Counters",
+    "Dropped",
     "Estimate",
     "Holding",
     "LayerClock",

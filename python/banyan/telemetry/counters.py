@@ -35,6 +35,8 @@ class Counters:
     evicted_duplicate_pages: int = 0
     evicted_last_pages: int = 0
     displaced_pages: int = 0
+    evict_looks: int = 0
+    evict_us: int = 0
     resets: int = 0
     backed_up_pages: int = 0
     backups_dropped_pages: int = 0
@@ -143,6 +145,8 @@ DESCRIPTIONS = {
     "evicted_duplicate_pages": "pages that left this rank's tree while a peer or the arena held them too",
     "evicted_last_pages": "pages that left this rank's tree and of which the node held no other copy",
     "displaced_pages": "pages that left this rank's tree to make room for a fetch",
+    "evict_looks": "leaves of this rank's tree that were looked at to choose those that left it",
+    "evict_us": "time of the scheduler thread that these choices took, SGLang's own part of them included",
     "backed_up_pages": "pages copied from this rank's pool to the host arena",
     "backups_dropped_pages": "pages not backed up: they had left the pool, or too many waited, when there was room",
     "backups_failed": "copies to the host arena that did not land",

@@ -16,8 +16,10 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
 from test.sglang_plugin.rank.hooked import hooked
 
+from banyan.core import SourceKind
+from banyan.planner.demand import Demand
 from banyan.sglang_plugin.rank import eviction
-from banyan.telemetry import Counters
+from banyan.telemetry import Counters, Dropped
 
 FULL, PAGE = ComponentType.FULL, 16
 
@@ -75,7 +77,14 @@ def prompt(number, num_pages=2):
 def rig(monkeypatch):
     monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
     cache, elsewhere = Cache(), set()
-    linker = SimpleNamespace(is_whole_rank=True, is_elsewhere=elsewhere.__contains__, counters=Counters())
+    linker = SimpleNamespace(
+        is_whole_rank=True,
+        copy_of=lambda key: SourceKind.PEER if key in elsewhere else None,
+        move_share=lambda kind: 0.01,
+        demand=Demand(1_000),
+        dropped=Dropped(),
+        counters=Counters(),
+    )
     eviction.after_init_cache_linker(None, cache, linker)
     return cache, elsewhere, linker
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, RANDOM, Node, Setting
+from banyan.planner.victims import Leaf, Looks
+from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, Node, Setting
 from benchmark.pressure.study import main, table
-from benchmark.pressure.tree import Tree
-from benchmark.pressure.workloads import documents, scan
+from benchmark.pressure.tree import Tree, Victims
+from benchmark.pressure.workloads import HOT_SHARE, documents, hot, scan, turns
 
 PAGES = 10
 
@@ -51,10 +52,11 @@ def test_ranks_when_they_share_nothing_then_a_peers_prefix_is_computed():
 
 def test_ranks_when_one_holds_a_duplicate_then_that_goes_before_a_last_copy():
     """The fourth request copies 0 to rank 1, which holds 1. Then rank 1 needs room, and then 1 is asked for."""
-    turns = replace(TWO, policy="round_robin")
+    by_turns = replace(TWO, policy="round_robin")
     asked = prompts(0, 1, 2, 0, 2, 4, 1)
-    assert play(turns, asked, 1).hits == 0.0
-    assert play(replace(turns, evicts=DUPLICATES_FIRST), asked, 1).hits == 1.0
+    assert play(by_turns, asked, 1).hits == 0.0
+    assert play(replace(by_turns, evicts=DUPLICATES_FIRST), asked, 1).hits == 1.0
+    assert play(replace(by_turns, evicts=LOSS), asked, 1).hits == 1.0
 
 
 def test_arena_when_pages_leave_the_pools_then_they_are_found_there():
@@ -75,11 +77,35 @@ def test_scan_when_drawn_then_one_in_four_comes_back():
     assert sum(seen.count(first) > 1 for first in seen) == len(seen) // 4
 
 
+def test_hot_when_drawn_then_it_is_the_scan_without_what_never_comes_back():
+    drawn, alone = scan(8, seed=1), hot(8, seed=1)
+    assert drawn.prompts[::HOT_SHARE] == alone.prompts
+    assert drawn.num_measured == HOT_SHARE * alone.num_measured
+
+
+def test_turns_when_drawn_then_conversations_grow_from_one_beginning_and_end():
+    drawn = turns(20, seed=1)
+    asked = [prompt[-1] // 1_000 for prompt in drawn.prompts]
+    lengths = [len(prompt) for prompt, one in zip(drawn.prompts, asked, strict=True) if one == asked[0]]
+    assert lengths == sorted(set(lengths)) and len(lengths) > 1
+    assert all(prompt[:30] == drawn.prompts[0][:30] for prompt in drawn.prompts)
+    assert len(set(asked)) > 8
+
+
+def test_one_rank_when_a_scan_runs_beside_a_hot_set_then_loss_keeps_it_and_age_does_not():
+    drawn = scan(40, seed=1)
+    pool = Setting(num_ranks=1, pool_pages=2 * drawn.num_distinct)
+    by_age, by_loss = (Node(replace(pool, evicts=how)).play(drawn.prompts, drawn.num_measured) for how in ("lru", LOSS))
+    assert by_age.hits < 0.15
+    assert by_loss.hits > 0.23
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_tree_when_used_at_random_ten_thousand_times_then_whole_within_bounds_and_locked_pages_stay(seed):
     rng = random.Random(seed)
     held: set[int] = set()
-    tree = Tree(60, choose=rng.choice, window=rng.choice([1, 4, 1 << 30]), gone=lambda page: held.discard(page))
+    victims = Victims(lambda page: Leaf(page, "", None, rng.random()), rng.choice([1, 4, 1 << 30]), Looks())
+    tree = Tree(60, victims=victims, gone=lambda page: held.discard(page))
     locked: list[list[int]] = []
     for _ in range(10_000):
         if locked and (len(locked) > 3 or rng.random() < 0.4):

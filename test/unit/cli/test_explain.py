@@ -6,6 +6,7 @@ import pytest
 from banyan import cli
 from banyan.core import Outcome, Run, SourceKind
 from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
+from banyan.telemetry import Dropped
 
 
 class FakeEngine:
@@ -13,7 +14,17 @@ class FakeEngine:
         self.url = url
 
     def ranks(self):
-        return {0: {"plans": []}, 1: {"plans": made_plans()}}
+        return {0: {"plans": [], "dropped": []}, 1: {"plans": made_plans(), "dropped": made_drops()}}
+
+
+def made_drops():
+    """What a rank tells of three leaves that have left its tree."""
+    seconds = iter((10.0, 11.0, 12.0, 14.5))
+    dropped = Dropped(lambda: next(seconds))
+    dropped.went("a" * 64, 12, None, is_again=False)
+    dropped.went("b" * 64, 3, SourceKind.PEER, is_again=True)
+    dropped.went("c" * 64, 1, SourceKind.HOST, is_again=False)
+    return dropped.state()
 
 
 def made_plans():
@@ -84,3 +95,18 @@ def test_explain_when_json_is_asked_for_then_plain_values(capsys):
 def test_explain_when_nobody_remembers_then_the_reasons_are_said_and_exit_1(capsys):
     assert cli.main(["explain", "other"]) == 1
     assert "no rank remembers other" in capsys.readouterr().err
+
+
+def test_explain_when_pages_were_dropped_then_why_it_was_these(capsys):
+    assert cli.main(["explain", "dropped"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"rank 1, 2.5 s ago: 1 page(s) up to {'c' * 16}: a duplicate (host had it), asked for once",
+        f"rank 1, 3.5 s ago: 3 page(s) up to {'b' * 16}: a duplicate (peer had it), asked for again before",
+        f"rank 1, 4.5 s ago: 12 page(s) up to {'a' * 16}: the last copy, asked for once",
+    ]
+
+
+def test_explain_when_nothing_was_dropped_then_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"dropped": []}})
+    assert cli.main(["explain", "dropped"]) == 0
+    assert "no rank has dropped a page" in capsys.readouterr().out

@@ -7,7 +7,18 @@ import random
 
 import pytest
 
-from banyan.planner.victims import Walk
+from banyan.core import SourceKind
+from banyan.planner.victims import (
+    LOOKS_PER_PAGE,
+    MOST_LOOKS,
+    REFRESH_S,
+    UNMEASURED_SHARE,
+    CostShares,
+    Leaf,
+    Looks,
+    Walk,
+    expected_loss,
+)
 
 
 class Tree:
@@ -48,9 +59,20 @@ class Tree:
         del self.parent[node], self.used_at[node]
 
 
-def walk_of(tree, duplicates, **how):
+def looking(duplicates, losses=None):
+    """A leaf of the tree as a walk sees it: who else has it, and what its loss would cost."""
+
+    def look(node):
+        copy = SourceKind.PEER if node in duplicates else None
+        loss = 1.0 if losses is None else losses[node]
+        return Leaf(node, str(node), copy, loss * (0.01 if copy else 1.0))
+
+    return look
+
+
+def walk_of(tree, duplicates, *, losses=None, looks=None, **how):
     tree.start()
-    return Walk(tree.next, tree.start, duplicates.__contains__, **how)
+    return Walk(tree.next, tree.start, looking(duplicates, losses), looks or Looks(), **how)
 
 
 def evicted(tree, duplicates, num_nodes, **how):
@@ -77,9 +99,36 @@ def test_choose_when_some_are_duplicates_then_these_first_and_then_by_age(flat):
     assert evicted(flat, {2, 4}, 4) == [2, 4, 0, 1]
 
 
-def test_choose_when_a_duplicate_is_beyond_the_window_then_age_decides(flat):
-    assert evicted(flat, {5}, 3, window=3) == [0, 1, 2]
-    assert evicted(flat, {5}, 1, window=3) == [5]
+def test_choose_when_one_is_less_likely_to_be_wanted_then_it_goes_first(flat):
+    assert evicted(flat, set(), 2, losses=[5.0, 4.0, 3.0, 1.0, 3.0, 2.0]) == [3, 5]
+
+
+def test_choose_when_copying_is_as_dear_as_computing_then_a_duplicate_is_no_better(flat):
+    assert evicted(flat, {2}, 3, losses=[1.0, 1.0, 100.0, 1.0, 1.0, 1.0]) == [0, 1, 2]
+
+
+def test_choose_when_a_duplicate_is_beyond_the_nearest_then_age_decides(flat):
+    assert evicted(flat, {5}, 3, near=3) == [0, 1, 2]
+    assert evicted(flat, {5}, 1, near=3) == [5]
+
+
+def test_choose_when_looks_were_earned_then_a_duplicate_is_found_further_on(flat):
+    looks = Looks()
+    looks.earn(round(4 / LOOKS_PER_PAGE))
+    assert evicted(flat, {5}, 2, near=2, looks=looks) == [5, 0]
+    assert not looks.spend()
+
+
+def test_choose_when_a_duplicate_is_near_then_no_look_is_spent(flat):
+    looks = Looks(num_saved=3)
+    assert evicted(flat, {0, 1, 2}, 2, near=2, looks=looks) == [0, 1]
+    assert looks.num_saved == 3
+
+
+def test_looks_when_much_has_gone_then_they_are_bounded():
+    looks = Looks()
+    looks.earn(1_000_000)
+    assert sum(looks.spend() for _ in range(2 * MOST_LOOKS)) == MOST_LOOKS
 
 
 def test_choose_when_children_have_gone_then_their_parent_follows():
@@ -95,13 +144,34 @@ def test_choose_when_everything_is_in_use_then_nothing(flat):
     assert evicted(flat, {1}, 1) == []
 
 
-def test_choose_when_looked_up_then_each_leaf_once(flat):
+def test_choose_when_looked_at_then_each_leaf_once(flat):
     asked = []
     flat.start()
-    walk = Walk(flat.next, flat.start, lambda node: bool(asked.append(node)), window=4)
+    look = looking(set())
+    walk = Walk(flat.next, flat.start, lambda node: asked.append(node) or look(node), Looks(), near=4)
     for _ in range(2):
         flat.evict(walk.choose().node)
     assert asked == [0, 1, 2, 3, 4]
+
+
+def test_loss_when_copying_is_quick_or_a_page_is_old_then_small():
+    shares = CostShares({SourceKind.PEER: 0.01, SourceKind.HOST: 3.0}.get, lambda: 0.0)
+    shares.refresh()
+    assert [shares.of(copy) for copy in (None, SourceKind.PEER, SourceKind.HOST)] == [1.0, 0.01, 1.0]
+    assert expected_loss(0.01, 10) < expected_loss(1.0, 900) < expected_loss(1.0, 10)
+
+
+def test_shares_when_nothing_was_measured_then_copies_are_taken_to_be_quick_until_it_was():
+    measured, now_s = {}, [0.0]
+    shares = CostShares(measured.get, lambda: now_s[0])
+    assert shares.of(SourceKind.PEER) == UNMEASURED_SHARE
+    shares.refresh()
+    measured[SourceKind.PEER] = 0.5
+    shares.refresh()
+    assert shares.of(SourceKind.PEER) == UNMEASURED_SHARE
+    now_s[0] = REFRESH_S
+    shares.refresh()
+    assert shares.of(SourceKind.PEER) == 0.5
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -121,7 +191,8 @@ def test_tree_when_used_at_random_ten_thousand_times_then_leaves_go_and_nothing_
                 tree.locked ^= {node}
             case _ if len(nodes) > 20:
                 free, duplicates = set(nodes) - tree.locked, {node for node in nodes if rng.random() < 0.4}
-                gone = evicted(tree, duplicates, rng.randrange(1, 12), window=rng.choice([1, 4, 16]))
+                how = {"near": rng.choice([1, 4, 16]), "looks": Looks(rng.randrange(20))}
+                gone = evicted(tree, duplicates, rng.randrange(1, 12), **how)
                 assert set(gone) <= free and len(set(gone)) == len(gone)
         tree.locked &= set(tree.parent)
         assert all(parent is None or parent in tree.parent for parent in tree.parent.values())

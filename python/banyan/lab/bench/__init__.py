@@ -13,6 +13,7 @@ from collections.abc import Sequence
 BENCHES = {
     "copy": ("banyan.lab.bench.copy", "page copies against one memcpy of the same bytes"),
     "dispatch": ("banyan.lab.bench.dispatch", "placing one request of 2,000 pages, hashing included"),
+    "evict": ("banyan.lab.bench.evict", "choosing the pages that leave a full pool"),
     "gpu": ("banyan.lab.bench.gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
     "store": ("banyan.lab.bench.store", "the store against its file system and against other stores (--path)"),
     "stores": ("banyan.lab.bench.stores", "any store by its URL: puts and gets as a server makes them (--store)"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's eviction, with the choice of the leaf ours: duplicates before last copies (``banyan.planner.victims``).
+"""SGLang's eviction, with the choice of the leaf ours: the one whose loss costs least (``banyan.planner.victims``).
 
 SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
 the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
@@ -8,14 +8,17 @@ the tree names is passed on, so a locked node, which a running request uses, nev
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from banyan.planner.victims import Leaf, Walk
+from banyan.core import SourceKind
+from banyan.planner.demand import Demand
+from banyan.planner.victims import CostShares, Leaf, Looks, Walk, expected_loss
 from banyan.sglang_plugin import runtime
-from banyan.telemetry import Counters
+from banyan.telemetry import Counters, Dropped, Stopwatch
 
 logger = logging.getLogger("banyan")
 
@@ -34,8 +37,14 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
         logger.info("banyan: SGLang evicts by age: with sliding windows, a leaf is not all that goes")
         return
-    DuplicatesFirst(
-        cache.tree_core, is_elsewhere=linker.is_elsewhere, counters=linker.counters, page_tokens=cache.page_size
+    VictimChoice(
+        cache.tree_core,
+        copy_of=linker.copy_of,
+        shares=CostShares(linker.move_share, time.monotonic),
+        demand=linker.demand,
+        counters=linker.counters,
+        dropped=linker.dropped,
+        page_tokens=cache.page_size,
     )
 
 
@@ -51,31 +60,52 @@ def around_load_back(load_back: Callable[[Any], Any], wrapper: Any, req: Any) ->
         counters.displaced_pages += counters.num_evicted_pages - before
 
 
-class DuplicatesFirst:
+class VictimChoice:
     """Stands between SGLang's cache and its tree core while a walk runs.
 
     Args:
         core: the tree core; its three steps of a walk are replaced on this object.
-        is_elsewhere: whether a peer or the arena holds the page of a key.
+        copy_of: where else the page of a key lies.
+        shares: what a page costs to have again.
     """
 
-    def __init__(self, core: Any, *, is_elsewhere: Callable[[str], bool], counters: Counters, page_tokens: int) -> None:
+    def __init__(
+        self,
+        core: Any,
+        *,
+        copy_of: Callable[[str], SourceKind | None],
+        shares: CostShares,
+        demand: Demand,
+        counters: Counters,
+        dropped: Dropped,
+        page_tokens: int,
+    ) -> None:
         self._core = core
-        self._is_elsewhere = is_elsewhere
+        self._copy_of = copy_of
+        self._shares = shares
+        self._demand = demand
         self._counters = counters
+        self._dropped = dropped
         self._page_tokens = page_tokens
         self._start, self._next, self._end = (
             core.evict_device_start,
             core.evict_device_next_node,
             core.evict_device_end,
         )
+        self._looks = Looks()
         self._walk: Walk | None = None
         self._tracker: dict[Any, int] = {}
         self._steps: dict[int, Any] = {}
         self._last_step: Any = None
         self._num_tokens = self._num_gone = 0
         self._chosen: Leaf | None = None
-        core.evict_device_start, core.evict_device_next_node, core.evict_device_end = self.start, self.next, self.end
+        self._stopwatch = Stopwatch(time.perf_counter_ns)
+        timed = self._stopwatch.wrap
+        core.evict_device_start, core.evict_device_next_node, core.evict_device_end = (
+            timed(self.start),
+            timed(self.next),
+            timed(self.end),
+        )
 
     def start(self, component: Any, num_tokens: int) -> None:
         self._start(component, num_tokens)
@@ -85,7 +115,8 @@ class DuplicatesFirst:
             self._end(component)
             self._start(component, num_tokens)
 
-        self._walk = Walk(lambda: self._next_oldest(component), begin_again, self._is_duplicate)
+        self._shares.refresh()
+        self._walk = Walk(lambda: self._next_oldest(component), begin_again, self._look, self._looks)
 
     def next(self, component: Any, tracker: dict[Any, int]) -> Any:
         """The tree's own step for the leaf that goes now."""
@@ -103,6 +134,7 @@ class DuplicatesFirst:
         self._walk = self._chosen = self._last_step = None
         self._steps.clear()
         self._tracker, self._num_gone = {}, 0
+        self._counters.evict_us = self._stopwatch.elapsed_ns // 1000
 
     def _next_oldest(self, component: Any) -> int | None:
         step = self._next(component, self._tracker)
@@ -112,16 +144,25 @@ class DuplicatesFirst:
         self._steps[step.node_id] = step
         return int(step.node_id)
 
-    def _is_duplicate(self, node: int) -> bool:
+    def _look(self, node: int) -> Leaf:
         """By its last page: whoever holds that holds the pages before it."""
+        self._counters.evict_looks += 1
         key = self._core.get_last_hash_value(node)
-        return key is not None and self._is_elsewhere(key)
+        if key is None:
+            return Leaf(node, "", None, 0.0)
+        copy = self._copy_of(key)
+        return Leaf(node, key, copy, expected_loss(self._shares.of(copy), self._demand.age(key)))
 
     def _count(self, num_tokens: int) -> None:
         """Tokens that have gone since the last step were of the leaf that was chosen then."""
         if self._chosen is not None:
             num_pages = (num_tokens - self._num_gone) // self._page_tokens
-            self._counters.evicted_duplicate_pages += num_pages * self._chosen.is_duplicate
-            self._counters.evicted_last_pages += num_pages * (not self._chosen.is_duplicate)
+            is_duplicate = self._chosen.copy is not None
+            self._counters.evicted_duplicate_pages += num_pages * is_duplicate
+            self._counters.evicted_last_pages += num_pages * (not is_duplicate)
+            self._looks.earn(num_pages)
+            if num_pages:
+                key = self._chosen.key
+                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.is_again(key))
             self._chosen = None
         self._num_gone = num_tokens

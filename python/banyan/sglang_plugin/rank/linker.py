@@ -21,7 +21,9 @@ from sglang.srt.runtime_context import get_parallel
 
 from banyan.arena.prefetch import Worth
 from banyan.cache import PrefixCache
+from banyan.core import SourceKind
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
+from banyan.planner.demand import Demand
 from banyan.refusals import pool_refusal
 from banyan.refusals.speculation import draft_pool_refusal
 from banyan.refusals.start import components_refusal, pool_layout_refusal
@@ -38,7 +40,7 @@ from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.sglang_plugin.rank.tiers import HostTier
 from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
-from banyan.telemetry import Counters, LayerClock, Stopwatch
+from banyan.telemetry import Counters, Dropped, LayerClock, Stopwatch
 
 logger = logging.getLogger("banyan")
 
@@ -85,6 +87,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._shards = Shards(params)
         self._allocator = pools.allocator
         self.counters = Counters()
+        self.demand, self.dropped = Demand(pools.allocator.num_pages), Dropped()
         member = partial(
             Membership,
             server_args=server_args,
@@ -196,22 +199,28 @@ class BanyanLinker(UnifiedCacheLinker):
         """Whether this process alone decides for its rank."""
         return self._shards.is_one
 
-    def is_elsewhere(self, key: str) -> bool:
-        """Whether a peer or the arena holds a page of this rank's tree, where this rank could have it from."""
-        return self._cache.is_elsewhere(key)
+    def copy_of(self, key: str) -> SourceKind | None:
+        """Where this rank could have a page of its tree from once it has left it: a peer or the arena."""
+        return self._cache.copy_of(key)
+
+    def move_share(self, kind: SourceKind) -> float | None:
+        """What that takes, over computing; None while it was not measured."""
+        return self._planner.move_share(kind)
 
     def arrive(self, rid: str) -> None:
-        """A request has come to this rank's queue: let the tiers below prepare for it."""
+        """A request has come to this rank's queue: remember what it asks for, and let the tiers below prepare."""
+        keys = requests.prompt_keys(rid, self._page_tokens)
+        if not keys:
+            return
+        self.demand.asked(keys)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
-        keys = requests.prompt_keys(rid, self._page_tokens)
-        if keys:
-            self._member.lookout.saw(rid, keys)
-            worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
-            if self._windows is not None:
-                self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
-                return
-            self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
+        self._member.lookout.saw(rid, keys)
+        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        if self._windows is not None:
+            self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
+            return
+        self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
 
     def _arrive_with_windows(
         self, rid: str, keys: list[str], worth: Worth, tier: HostTier, windows: RankWindows
@@ -274,6 +283,7 @@ class BanyanLinker(UnifiedCacheLinker):
         # Of a node whose window SGLang has freed there are full pages only.
         chain = (window[0].keys, window[0].device_indices) if window else None
         self._publication.announce(full.keys, chain)
+        self.demand.came(full.keys)
         return self._access.offload(full.device_indices, full.keys)
 
     def num_completed_offloads(self) -> int:
@@ -390,6 +400,8 @@ class BanyanLinker(UnifiedCacheLinker):
             **self.counters_now().as_dict(),
             **self._planner.state(),
             **({} if self._windows is None else {"windows": self._windows.state()}),
+            "dropped": self.dropped.state(),
+            "again_lasts": round(self.demand.again_lasts, 2),
             "waits_for_errands": self._can_wait,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }

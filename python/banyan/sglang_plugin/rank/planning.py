@@ -18,6 +18,9 @@ from banyan.telemetry import Counters
 NUM_SHOWN_FORWARDS = 64
 """Forwards in /server_info: more than `banyan profile` causes between two looks."""
 
+TYPICAL_TOKENS = 512
+"""Of a leaf that an eviction takes: what the planner is asked for to compare copies with computations."""
+
 
 class RankPlanner:
     """Implements ``banyan.planner.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
@@ -71,6 +74,10 @@ class RankPlanner:
         return (
             num_found if tail is None else self._planner.decide_read(request.rid, tail, self._asked(request)).num_pages
         )
+
+    def move_share(self, kind: SourceKind) -> float | None:
+        """What it takes to have an evicted prefix again from ``kind``, over computing it; None while not measured."""
+        return self._planner.move_share(kind, TYPICAL_TOKENS)
 
     def _asked(self, request: RequestFacts) -> Action | None:
         return request.asked or self._default_action
