@@ -81,10 +81,12 @@ class CpuAttention(TorchNativeAttnBackend):
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._is_windowed = self._has_own_pages(layer)
+        k, v = within_range(self.token_to_kv_pool.dtype, k, v)
         return super().forward_extend(q, k, v, layer, *args, **kwargs)
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._is_windowed = self._has_own_pages(layer)
+        k, v = within_range(self.token_to_kv_pool.dtype, k, v)
         return super().forward_decode(q, k, v, layer, *args, **kwargs)
 
     def _has_own_pages(self, layer: Any) -> bool:
@@ -116,16 +118,6 @@ class CpuAttention(TorchNativeAttnBackend):
         return super()._run_sdpa_forward_decode(
             query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *args, **kwargs
         )
-
-    def forward_extend(
-        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        return super().forward_extend(q, *within_range(self.token_to_kv_pool.dtype, k, v), *args, **kwargs)
-
-    def forward_decode(
-        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        return super().forward_decode(q, *within_range(self.token_to_kv_pool.dtype, k, v), *args, **kwargs)
 
     def _run_sdpa_forward_extend(
         self,
