@@ -17,12 +17,14 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.core import SourceKind
 from banyan.disagg import Role
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import hooks, identity
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
+from banyan.sglang_plugin.rank.window_places import BothStores, capped
 
 FILL = "sglang.srt.mem_cache.unified_cache.components.swa.SWAComponent.apply_component_action"
 NUM_SLOTS, TOKENS, WINDOW_TOKENS = 8, 64, 6
@@ -268,6 +270,28 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_full_and_window
     assert torch.equal(second.full_pages(own_full), held[0])
     assert torch.equal(second.window_pages(own_window), held[1])
     second.linker.close()
+
+
+def test_writes_when_there_are_two_stores_then_each_gets_its_share_and_both_stop_and_go():
+    told = []
+
+    class Told:
+        def __init__(self, name):
+            self.pause_writes = lambda: told.append((name, "pause"))
+            self.set_write_budget = lambda num_bytes: told.append((name, num_bytes))
+            self.open_writes = lambda: told.append((name, "open"))
+
+    both = BothStores([(Told("full"), 0.25), (Told("window"), 0.75)])
+    both.pause_writes()
+    both.set_write_budget(1000)
+    both.open_writes()
+    words = [("pause", "pause"), (250, 750), ("open", "open")]
+    assert told == [(name, word) for pair in words for name, word in zip(("full", "window"), pair, strict=True)]
+
+
+@pytest.mark.parametrize("most, read", [(3, 3), (10, 8), (0, 0), (-2, 0)])
+def test_reads_when_only_so_much_can_be_restored_then_no_more_is_worth_reading(most, read):
+    assert capped(lambda num_missing, num_found, kind: min(num_found, 8), most)(20, 9, SourceKind.STORE) == read
 
 
 def test_state_when_a_model_has_windows_then_it_tells_of_them(ranks):
