@@ -17,11 +17,11 @@ from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 PAGE_TOKENS, NUM_TOKENS = 16, 8
-POOL_TOKENS = 2000
+POOL_TOKENS, CHUNK_TOKENS, COMMON_TOKENS = 2000, 128, 160
 COMMON = (
     *("--device", "cpu", "--dtype", "float32", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "2048"),
     # A prompt is computed in several forwards, so that windows slide while it is.
-    *("--chunked-prefill-size", "128", "--sleep-on-idle"),
+    *("--chunked-prefill-size", str(CHUNK_TOKENS), "--sleep-on-idle"),
 )
 KEPT = ("--banyan-host-gb", "0.25", "--banyan-store-admit", "first", "--banyan-plan", "move")
 
@@ -56,10 +56,11 @@ def test_windows_when_prefixes_come_from_anywhere_then_tokens_are_those_of_a_ser
     alone, tmp_path
 ):
     prompts = asking.prompts(4)
-    # A conversation that goes on, and a prompt that leaves another one in the middle.
-    rest = others(2)
-    longer, branch = prompts[0] + rest[0][:100], prompts[1][:170] + rest[1][:90]
-    asked = [*prompts, longer, branch]
+    # A conversation that goes on, and two prompts that leave another one in the middle.
+    rest = others(3)
+    longer = prompts[0] + rest[0][:100]
+    branch, second_branch = (prompts[1][: COMMON_TOKENS + 10] + rest[number][:90] for number in (1, 2))
+    asked = [*prompts, longer, branch, second_branch]
     store = ("--banyan-store", str(tmp_path / "store"))
     with serve(tmp_path, "off", dp=1, share="off") as off, serve(tmp_path, "on", *KEPT, *store, dp=2, share="on") as on:
         wait_ready([off, on])
@@ -75,7 +76,12 @@ def test_windows_when_prefixes_come_from_anywhere_then_tokens_are_those_of_a_ser
             assert came_from(meta, "peer") >= (len(ids) - 1) // PAGE_TOKENS * PAGE_TOKENS - PAGE_TOKENS
         told, meta = client.generate(longer, rank=1, num_tokens=NUM_TOKENS)
         assert told == plain[4] and meta["cached_tokens"] >= len(prompts[0]) // PAGE_TOKENS * PAGE_TOKENS
-        assert client.generate(branch, rank=1, num_tokens=NUM_TOKENS)[0] == plain[5]
+        # The first one finds a window where a chunk ended, and none where it parts: it computes that one, and lets the
+        # other rank have it.
+        told, meta = client.generate(branch, rank=1, num_tokens=NUM_TOKENS)
+        assert told == plain[5] and meta["cached_tokens"] == CHUNK_TOKENS
+        told, meta = client.generate(second_branch, rank=0, num_tokens=NUM_TOKENS)
+        assert told == plain[6] and meta["cached_tokens"] == COMMON_TOKENS and came_from(meta, "peer") > 0
 
         # The pools forget, the arena does not.
         for ids in others(12):

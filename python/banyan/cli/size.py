@@ -74,7 +74,7 @@ def _page_of_config(config: Mapping[str, Any], *, value_bytes: int, page_tokens:
     others = {kind for kind in text.get("layer_types") or () if kind != FULL_ATTENTION}
     others |= {name for name in OTHER_CACHES if text.get(name) is not None}
     if others:
-        raise ValueError(f"{', '.join(sorted(others))}: only models with full attention in every layer are shared")
+        raise ValueError(f"{', '.join(sorted(others))}: this works out pages of full attention in every layer only")
     try:
         return _page_of(text, value_bytes=value_bytes, page_tokens=page_tokens)
     except KeyError as error:

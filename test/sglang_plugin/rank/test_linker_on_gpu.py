@@ -176,8 +176,14 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
 def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, monkeypatch, capsys):
     rank = ranks[0]
     del rank.pool.banyan_geometry
+    params = SimpleNamespace(
+        token_to_kv_pool_allocator=rank.pages,
+        mtp_draft_device_pools=(),
+        mtp_draft_mamba_pools=(),
+        sidecar_draft_device_pools=(),
+    )
     with pytest.raises((SystemExit, rig.module.runtime.Refused)):
-        rig.module._check_shareable({ComponentType.FULL}, rank.pool, rank.pages, ())
+        rig.module._check_shareable({ComponentType.FULL}, params)
     assert "--banyan-share off" in capsys.readouterr().err
 
 

@@ -9,19 +9,24 @@ import torch
 from sglang.srt.mem_cache.allocator import swa
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.cache_action import SWARebuild
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_rank, carried, page
 from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.core import SourceKind
 from banyan.disagg import Role
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
-from banyan.sglang_plugin.rank import identity
+from banyan.sglang_plugin.rank import hooks, identity
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
+from banyan.sglang_plugin.rank.window_places import BothStores, capped
 
+FILL = "sglang.srt.mem_cache.unified_cache.components.swa.SWAComponent.apply_component_action"
 NUM_SLOTS, TOKENS, WINDOW_TOKENS = 8, 64, 6
 """Two pages of window."""
 WINDOWED, FULL = [0, 2, 3], [1]
@@ -162,6 +167,32 @@ def test_prefix_when_sglang_has_freed_windows_then_the_longest_that_has_its_wind
     assert reader.lookup(keys(1, 2, 3, 4, 5, 6), "s") == [6]
 
 
+def test_window_when_a_tombstone_has_been_filled_then_the_node_is_offered_again_with_it(ranks, monkeypatch):
+    owner, reader = ranks
+    names = keys(1, 2)
+    full, _ = owner.offload(names, num_windowed=0)
+    assert reader.lookup(names) == []
+    window = owner.allocator.swa_attn_allocator.alloc(2 * PAGE)
+    owner.allocator.set_full_to_swa_mapping(full, window)
+    nodes = {7: names, 8: []}
+    tree = SimpleNamespace(
+        build_external_linker_offload_transfers=lambda node: ["not offered yet"] if node == 9 else None,
+        get_hash_values=lambda node: nodes[node],
+    )
+    cache = SimpleNamespace(tree_core=tree, page_size=PAGE, token_to_kv_pool_allocator=owner.allocator)
+    monkeypatch.setattr(hooks.linker, "installed", lambda: owner.linker)
+    monkeypatch.setattr(hooks.runtime, "is_sharing", lambda: True)
+    fill = hooked(FILL, lambda component, action: None)
+    for node in (8, 9):  # Without names, and one that SGLang is going to offer.
+        fill(SimpleNamespace(cache=cache), SWARebuild(node, full))
+        assert reader.lookup(names, f"r{node}") == []
+    fill(SimpleNamespace(cache=cache), SWARebuild(7, full))
+    assert reader.lookup(names, "s") == [2]
+    _, own_window = reader.load(names, "s")
+    assert reader.land()
+    assert torch.equal(reader.window_pages(own_window), owner.window_pages(window))
+
+
 def test_window_when_its_pages_are_freed_under_a_reader_then_they_are_not_handed_out(ranks):
     owner, reader = ranks
     names = keys(1, 2)
@@ -239,6 +270,28 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_full_and_window
     assert torch.equal(second.full_pages(own_full), held[0])
     assert torch.equal(second.window_pages(own_window), held[1])
     second.linker.close()
+
+
+def test_writes_when_there_are_two_stores_then_each_gets_its_share_and_both_stop_and_go():
+    told = []
+
+    class Told:
+        def __init__(self, name):
+            self.pause_writes = lambda: told.append((name, "pause"))
+            self.set_write_budget = lambda num_bytes: told.append((name, num_bytes))
+            self.open_writes = lambda: told.append((name, "open"))
+
+    both = BothStores([(Told("full"), 0.25), (Told("window"), 0.75)])
+    both.pause_writes()
+    both.set_write_budget(1000)
+    both.open_writes()
+    words = [("pause", "pause"), (250, 750), ("open", "open")]
+    assert told == [(name, word) for pair in words for name, word in zip(("full", "window"), pair, strict=True)]
+
+
+@pytest.mark.parametrize("most, read", [(3, 3), (10, 8), (0, 0), (-2, 0)])
+def test_reads_when_only_so_much_can_be_restored_then_no_more_is_worth_reading(most, read):
+    assert capped(lambda num_missing, num_found, kind: min(num_found, 8), most)(20, 9, SourceKind.STORE) == read
 
 
 def test_state_when_a_model_has_windows_then_it_tells_of_them(ranks):

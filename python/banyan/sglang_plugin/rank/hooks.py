@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's scheduler calls: a request has come, an embedding forward begins."""
+"""What SGLang's scheduler calls: a request has come, an embedding forward begins, a window has been filled again."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.cache_action import RecoverSWAWithLockedFull, SWARebuild
 
 from banyan.planner import Action, asked
 from banyan.routing import hint
@@ -47,6 +49,21 @@ def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs
     """An embedding forward begins: its layers are to wait for the pages of its batch, as those of any other."""
     if runtime.is_sharing():
         worker.set_hicache_consumer(batch.hicache_consumer_index)
+
+
+def after_apply_component_action(result: None, component: Any, action: Any) -> None:
+    """A node of SGLang's tree has got its window pages. Where it was a tombstone, SGLang has offered it before and does
+    not offer it again."""
+    if not runtime.is_sharing() or not isinstance(action, (SWARebuild, RecoverSWAWithLockedFull)):
+        return
+    tree, node = component.cache.tree_core, action.node_id
+    if tree.build_external_linker_offload_transfers(node) is not None:
+        return
+    keys = list(tree.get_hash_values(node))
+    full = action.source_value if isinstance(action, SWARebuild) else action.kept_full
+    if keys and len(full) == len(keys) * component.cache.page_size:
+        window = component.cache.token_to_kv_pool_allocator.translate_loc_from_full_to_swa(full)
+        linker.installed().offer_again(keys, full, window)
 
 
 def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None, reads: ReadHint | None) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
@@ -285,6 +286,11 @@ class BanyanLinker(UnifiedCacheLinker):
         self._publication.announce(full.keys, chain)
         self.demand.came(full.keys)
         return self._access.offload(full.device_indices, full.keys)
+
+    def offer_again(self, keys: list[str], full: torch.Tensor, window: torch.Tensor) -> None:
+        """A node that was offered before has window pages again, at other slots than before; maybe full pages too."""
+        self._publication.announce(keys, (keys, window))
+        self._publication.publish(self._access.frames(full), keys)
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
