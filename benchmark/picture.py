@@ -38,7 +38,7 @@ FLAGS = (
     # Each request at the next rank: what the others have must come from them.
     *("--banyan-policy", "round_robin", "--banyan-host-gb", "0.25", "--banyan-store-admit", "second"),
 )
-NUM_CLIENTS, CHATS_PER_CLIENT, TURNS = 2, 3, 8
+NUM_CLIENTS, CHATS_PER_CLIENT, TURNS = 2, 2, 12
 WORDS = "river stone harbour road hill market weather boat school house garden winter letter window morning".split()
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--url", help="of a page that is there already")
     parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--wait-s", type=float, default=150.0, help="history before the picture is taken")
+    parser.add_argument("--wait-s", type=float, default=120.0, help="history before the picture is taken")
     asked = parser.parse_args()
     unwind_on_sigterm()
     with contextlib.nullcontext(asked.url) if asked.url else _busy_page() as url:
@@ -61,8 +61,8 @@ def _take(url: str, out: str, scheme: str, wait_s: float) -> None:
         tab.goto(url)
         tab.locator(".branch").first.wait_for(timeout=120_000)
         tab.wait_for_timeout(wait_s * 1000)
-        # A fetch as it went: the latest request that was looked up at the other rank.
-        tab.locator("#recent tbody tr").first.click()
+        # A fetch as it went: the latest one that has landed.
+        tab.locator("#recent tbody tr", has_text="landed").first.click()
         tab.locator("#life .steps").first.wait_for()
         tab.screenshot(path=out, full_page=True)
         browser.close()
@@ -73,11 +73,14 @@ def _take(url: str, out: str, scheme: str, wait_s: float) -> None:
 @contextlib.contextmanager
 def _busy_page() -> Iterator[str]:
     """The address of the page of a server that is at work."""
-    model = ensure_model(DEFAULT_TARGET)
+    # The page shows the folder as it was named.
+    ensure_model(DEFAULT_TARGET)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, port = Path(name), free_port()
         flags = (*FLAGS, "--banyan-store", str(folder / "store"))
-        server = stack.enter_context(Server(ServerSpec("picture", 2, "on", flags, cpu_env(dp=2)), model, folder))
+        server = stack.enter_context(
+            Server(ServerSpec("picture", 2, "on", flags, cpu_env(dp=2)), DEFAULT_TARGET, folder)
+        )
         wait_ready([server])
         ended = threading.Event()
         clients = [threading.Thread(target=_chat, args=(server.url, number, ended)) for number in range(NUM_CLIENTS)]
