@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from banyan.core import SourceKind
+from banyan.lab.sim.tree import Page, Tree, Victims
 from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks, expected_loss
 from banyan.routing import POLICIES, Query, RankState, place
-from benchmark.pressure.tree import Page, Tree, Victims
 
 PAGE_TOKENS = 16
 TOKEN_S = 1 / 600

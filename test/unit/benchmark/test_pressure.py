@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from banyan.lab.sim.tree import Tree, Victims
 from banyan.planner.victims import Leaf, Looks
 from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, Node, Setting
 from benchmark.pressure.study import main, table
-from benchmark.pressure.tree import Tree, Victims
 from benchmark.pressure.workloads import HOT_SHARE, documents, hot, scan, turns
 
 PAGES = 10

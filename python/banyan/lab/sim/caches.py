@@ -1,44 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages lie where, on one node: in the pool of each rank, and in the host arena.
 
-The pool is the engine's own radix cache, least recently used first and leaves before their parents: SGLang's policy,
-not one of Banyan's. The arena's is ``banyan.arena.Residency``, the shipped code, over a shelf that copies nothing.
+A pool is the engine's radix cache. Its leaves go in the shipped walks (``banyan.planner.victims``): by age, as stock
+SGLang evicts, or by their loss, as Banyan does. The arena's eviction is ``banyan.arena.Residency``, the shipped code,
+over a shelf that copies nothing.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from banyan.arena.residency import Residency
+from banyan.core import SourceKind
+from banyan.lab.sim.tree import Tree, Victims
+from banyan.planner.demand import Demand
+from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 
 Page = str
 
 
 class Pool:
-    """Pages in the pool of one rank."""
+    """Pages in the pool of one rank. ``loss`` says where else a page lies and what it costs to lose it; None: by age.
 
-    def __init__(self, num_pages: int) -> None:
-        self._num_pages = num_pages
-        self._pages: OrderedDict[Page, None] = OrderedDict()
+    Pages have numbers here, so that a run does not depend on how strings hash.
+    """
+
+    def __init__(
+        self, num_pages: int, loss: Callable[[Page, float], tuple[SourceKind | None, float]] | None = None
+    ) -> None:
+        self._numbers: dict[Page, int] = {}
+        self._pages: list[Page] = []
+        self._demand = Demand(num_pages)
+        self._loss = loss
+        how = Victims(self._by_age, 1) if loss is None else Victims(self._by_loss, NEAR_LEAVES, Looks())
+        self._tree = Tree(num_pages, victims=how, gone=lambda number: None)
+
+    def __contains__(self, page: Page) -> bool:
+        number = self._numbers.get(page)
+        return number is not None and number in self._tree
+
+    @property
+    def num_free(self) -> int:
+        """Pages that hold nothing."""
+        return self._tree.num_free
 
     def prefix(self, pages: Sequence[Page]) -> int:
         """How many leading pages are here."""
         for number, page in enumerate(pages):
-            if page not in self._pages:
+            if page not in self:
                 return number
         return len(pages)
 
-    def insert(self, pages: Sequence[Page]) -> list[Page]:
-        """Put a prompt's pages here, most recently used; the pages that had to go."""
-        for page in reversed(pages):
-            self._pages[page] = None
-            self._pages.move_to_end(page)
-        gone = []
-        while len(self._pages) > self._num_pages:
-            gone.append(self._pages.popitem(last=False)[0])
-        return gone
+    def asked(self, pages: Sequence[Page]) -> None:
+        """A prompt of these pages was sent to the rank."""
+        if pages:
+            self._demand.asked([(self._number(page),) for page in pages])
+
+    def insert(self, pages: Sequence[Page]) -> None:
+        """Put a prompt's pages here, most recently used, as far as they fit."""
+        numbers = [self._number(page) for page in pages]
+        num_held = self._tree.match(numbers)
+        self._tree.lock(numbers[:num_held])
+        if num_held:
+            self._tree.touch(numbers[:num_held])
+        self._tree.unlock(numbers[: self._tree.insert(numbers, num_held)])
+
+    def _number(self, page: Page) -> int:
+        number = self._numbers.setdefault(page, len(self._pages))
+        if number == len(self._pages):
+            self._pages.append(page)
+        return number
+
+    def _by_age(self, number: int) -> Leaf:
+        return Leaf(number, self._pages[number], None, 0.0)
+
+    def _by_loss(self, number: int) -> Leaf:
+        assert self._loss is not None
+        page = self._pages[number]
+        return Leaf(number, page, *self._loss(page, self._demand.age((number,))))
 
 
 class _Shelf:
@@ -68,6 +108,14 @@ class Arena:
     def __init__(self, num_pages: int) -> None:
         self._shelf = _Shelf()
         self._residency = Residency(self._shelf, num_pages) if num_pages else None
+
+    def __contains__(self, page: Page) -> bool:
+        return self._residency is not None and self._residency.frame(page) is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a page that leaves a pool finds a frame that holds nothing."""
+        return self._residency is not None and self._residency.num_free > 0
 
     def prefix(self, pages: Sequence[Page], start: int) -> int:
         """How many leading pages are here if the first ``start`` come from elsewhere; the others count as used."""

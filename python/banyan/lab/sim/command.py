@@ -119,6 +119,12 @@ def _dp(args: argparse.Namespace) -> Iterable[Figure]:
     return dp.figures(args.trace, seed=args.seed, progress=_say)
 
 
+def _pressure(args: argparse.Namespace) -> Iterable[Figure]:
+    from banyan.lab.sim import pressure
+
+    return pressure.figures(seed=args.seed, progress=_say)
+
+
 def _sweep(args: argparse.Namespace) -> Iterable[Figure]:
     from banyan.lab.sim import sweep
 
@@ -164,6 +170,7 @@ STUDIES: dict[str, tuple[Callable[[argparse.Namespace], Iterable[Figure]], str]]
     "scale": (_scale, "1,152 GPUs and 48K agents (up to ten minutes)"),
     "tutti": (_tutti, "crossover hit rates, bubbles, read/write interference"),
     "dp": (_dp, "data-parallel ranks with prefix sharing on and off, by policy; PD-combined and PD-separated"),
+    "pressure": (_pressure, "8 nodes of 8 GPUs whose pools are too small: hits by who evicts what (minutes)"),
     "pd-ratio": (_pd_ratio, "P/D ratios without a bottleneck, on paper and simulated"),
     "cost": (_cost, "cost per million tokens, drive endurance"),
     "cache-compute": (_ratio, "GB of KV to load for each PFLOP"),

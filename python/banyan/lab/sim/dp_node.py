@@ -14,6 +14,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 
 from banyan.core import Run, SourceKind
 from banyan.lab.sim.batching import attention_cost
@@ -27,6 +29,7 @@ from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.resources import Link
 from banyan.layout import cacheable_tokens
 from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
+from banyan.planner.victims import CostShares, expected_loss
 from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots
 from banyan.routing.dualpath import decode_rank
 
@@ -36,9 +39,19 @@ COPY_BYTES_PER_S = 50e9
 """Between two GPUs of a node, or from host DRAM: PCIe 5.0 x16."""
 
 
+class Evicts(Enum):
+    """Which pages a full pool loses first."""
+
+    BY_AGE = "by age"
+    BY_LOSS = "by loss"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpSite:
-    """Ranks and what they cost. ``num_decode_only`` 0: every rank does both."""
+    """Ranks and what they cost. ``num_decode_only`` 0: every rank does both.
+
+    ``evicts``: by age, with displaced pages that cost nothing, as ranks that know nothing of each other; or as shipped.
+    """
 
     num_ranks: int
     num_decode_only: int
@@ -48,6 +61,7 @@ class DpSite:
     page_tokens: int
     prefill: PrefillModel
     decode: DecodeModel
+    evicts: Evicts = Evicts.BY_LOSS
 
     @property
     def page_bytes(self) -> float:
@@ -87,9 +101,10 @@ class Request:
 class _Rank:
     """One rank: pool, planner, queue, and the link on which its pages leave for peers."""
 
-    def __init__(self, sim: Simulation, site: DpSite, number: int) -> None:
+    def __init__(
+        self, sim: Simulation, site: DpSite, number: int, copy_of: Callable[[int, Page], SourceKind | None]
+    ) -> None:
         self.number = number
-        self.pool = Pool(site.pool_tokens // site.page_tokens)
         self.out = Link(sim, f"rank{number}.out", COPY_BYTES_PER_S)
         self.rates = MoveRates()
         self.planner = Planner(
@@ -98,6 +113,9 @@ class _Rank:
             num_layers=site.prefill.model.num_layers,
             min_pages=1,
         )
+        self.shares = CostShares(lambda kind: self.planner.move_share(kind, site.page_tokens), lambda: sim.now_s)
+        by_loss = None if site.evicts is Evicts.BY_AGE else partial(self._loss, copy_of)
+        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss)
         self.queue: deque[Request] = deque()
         self.busy = False
         self.ongoing_tokens = 0
@@ -105,6 +123,13 @@ class _Rank:
         self.num_requests = 0
         self.computed_tokens = 0
         self.computed_s = 0.0
+
+    def _loss(
+        self, copy_of: Callable[[int, Page], SourceKind | None], page: Page, age_pages: float
+    ) -> tuple[SourceKind | None, float]:
+        self.shares.refresh()
+        copy = copy_of(self.number, page)
+        return copy, expected_loss(self.shares.of(copy), age_pages)
 
 
 def _whole_cost(prefill: PrefillModel) -> PrefillCost:
@@ -126,7 +151,9 @@ class DpNode:
         self._dispatcher = Dispatcher(site.num_ranks - site.num_decode_only, policy, lots=self._lots)
         self._arena = Arena(site.arena_pages)
         self._arena_link = Link(sim, "arena.out", COPY_BYTES_PER_S)
-        self._ranks = [_Rank(sim, site, number) for number in range(site.num_ranks - site.num_decode_only)]
+        self._ranks: list[_Rank] = []
+        for number in range(site.num_ranks - site.num_decode_only):
+            self._ranks.append(_Rank(sim, site, number, self._copy_of))
         self._decode: list[DecodeGroup] = []
         self._num_requests = 0
         self.tokens_from: Counter[SourceKind] = Counter()
@@ -160,6 +187,7 @@ class DpNode:
         )
         choice = self._dispatcher.place(prompt, range(len(self._ranks)), self._sim.now_s)
         rank = self._ranks[choice.rank]
+        rank.pool.asked(pages)
         request.uncached_tokens = prompt_tokens - own[rank.number]
         rank.ongoing_tokens += prompt_tokens + output_tokens
         rank.pending_tokens += request.uncached_tokens
@@ -178,10 +206,35 @@ class DpNode:
             num_waiting=waiting,
             pending_prefill_tokens=rank.pending_tokens,
             ongoing_tokens=rank.ongoing_tokens,
+            unused_tokens=self._unused_tokens(rank),
             total_prefill_tokens=rank.computed_tokens,
             total_prefill_us=round(rank.computed_s * 1e6),
         )
         self._dispatcher.reported(rank.number, report)
+
+    def _unused_tokens(self, rank: _Rank) -> int | None:
+        if self._site.evicts is Evicts.BY_AGE or self._arena.has_room:
+            return None
+        return rank.pool.num_free * self._site.page_tokens
+
+    def _copy_of(self, number: int, page: Page) -> SourceKind | None:
+        if self._site.shares and any(page in rank.pool for rank in self._ranks if rank.number != number):
+            return SourceKind.PEER
+        return SourceKind.HOST if page in self._arena else None
+
+    def longest_prefix(self, pages: Sequence[Page]) -> int:
+        """Leading pages that some rank of the node has, or the arena behind it."""
+        return self._arena.prefix(pages, max(rank.pool.prefix(pages) for rank in self._ranks))
+
+    @property
+    def pending_tokens(self) -> int:
+        """To be computed by all ranks."""
+        return sum(rank.pending_tokens for rank in self._ranks)
+
+    @property
+    def num_requests(self) -> int:
+        """Of all ranks."""
+        return sum(rank.num_requests for rank in self._ranks)
 
     # ---- plan and prefill --------------------------------------------------------------------------------------
 
