@@ -19,7 +19,7 @@ from banyan.disagg import Role
 from banyan.sglang_plugin.pools import device_access, device_start
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool
-from banyan.sglang_plugin.rank import planning
+from banyan.sglang_plugin.rank import planning, shareable
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.transport.cuda_ipc.driver import DriverError
 
@@ -182,8 +182,8 @@ def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, m
         mtp_draft_mamba_pools=(),
         sidecar_draft_device_pools=(),
     )
-    with pytest.raises((SystemExit, rig.module.runtime.Refused)):
-        rig.module._check_shareable({ComponentType.FULL}, params)
+    with pytest.raises((SystemExit, shareable.runtime.Refused)):
+        shareable.check_shareable({ComponentType.FULL}, params)
     assert "--banyan-share off" in capsys.readouterr().err
 
 

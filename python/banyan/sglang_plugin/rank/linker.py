@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_parallel
 
@@ -25,19 +24,16 @@ from banyan.cache import PrefixCache
 from banyan.core import SourceKind
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.planner.demand import Demand
-from banyan.refusals import pool_refusal
-from banyan.refusals.speculation import draft_pool_refusal
-from banyan.refusals.start import components_refusal, pool_layout_refusal
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.choose import POOLS
 from banyan.sglang_plugin.pools.drafts import drafts_of
-from banyan.sglang_plugin.pools.two_pools import Windows, are_apart, pools_of
+from banyan.sglang_plugin.pools.two_pools import Windows, pools_of
 from banyan.sglang_plugin.rank import prefill, report, requests
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
+from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.sglang_plugin.rank.tiers import HostTier
 from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
@@ -75,7 +71,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._began_s = time.monotonic()
         seams.verify("scheduler")
         front = params.token_to_kv_pool_allocator.get_kvcache()
-        _check_shareable(components, params)
+        check_shareable(components, params)
         pools = pools_of(params)
         if params.disable:
             logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
@@ -422,29 +418,3 @@ def _portions(windows: Windows) -> tuple[Portion, Portion]:
         Portion("full", windows.layers, 1.0 - windows.share),
         Portion("window", windows.layers, windows.share),
     )
-
-
-def _check_shareable(components: set[Any], params: Any) -> None:
-    """Refuse what Banyan does not know how to share."""
-    allocator = params.token_to_kv_pool_allocator
-    front, drafts = allocator.get_kvcache(), (*drafts_of(params), *params.mtp_draft_mamba_pools)
-    if components == {ComponentType.FULL, ComponentType.SWA} and are_apart(front, allocator):
-        if drafts:
-            runtime.refuse(draft_pool_refusal("a pool beside sliding windows"))
-        parts = ((front.full_kv_pool, allocator.full_attn_allocator), (front.swa_kv_pool, allocator.swa_attn_allocator))
-    elif components != {ComponentType.FULL}:
-        runtime.refuse(components_refusal([component.name for component in components]))
-    else:
-        parts = ((front, allocator),)
-    for pool, pages in parts:
-        _check_pool(pool, pages)
-    for draft in drafts:
-        if not isinstance(draft, POOLS) or not hasattr(draft, "banyan_geometry"):
-            runtime.refuse(draft_pool_refusal(f"a {type(draft).__name__}"))
-
-
-def _check_pool(pool: Any, allocator: Any) -> None:
-    if not isinstance(pool, POOLS) or not isinstance(allocator, QuarantiningAllocator):
-        runtime.refuse(pool_refusal(pool_class=type(pool).__name__, supported=("MHA", "MLA", "DSA")))
-    if not hasattr(pool, "banyan_geometry"):
-        runtime.refuse(pool_layout_refusal())
