@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -88,15 +89,15 @@ def cut_pulls(nodes: Nodes, how: str, num_faults: int, window_s: float, rng: ran
         took_s, output = _timed(nodes, ids)
         fault.join()
         after = nodes.borrower.ranks()[0]["nodes"]["num_lost_pulls"]
-        rows.append(
-            {
-                "how": how,
-                "delay_s": round(delay_s, 4),
-                "took_s": round(took_s, 4),
-                "num_cut": after - before,
-                "is_identical": output == expected,
-            }
-        )
+        row = {
+            "how": how,
+            "delay_s": round(delay_s, 4),
+            "took_s": round(took_s, 4),
+            "num_cut": after - before,
+            "is_identical": output == expected,
+        }
+        print(f"[faults] {row}", file=sys.stderr, flush=True)
+        rows.append(row)
         if how == "kill":
             nodes.start_lender_again()
         else:
