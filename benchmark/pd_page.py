@@ -50,7 +50,7 @@ DUAL_MARKS = {
 
 def dual_table() -> str:
     """What reading on both sides was worth in the kept run, and where it ran."""
-    return dual_page(json.loads(DUAL_KEPT.read_text()))
+    return dual_page(json.loads(DUAL_KEPT.read_text())) if DUAL_KEPT.exists() else "No run is kept here yet.\n"
 
 
 def dual_page(run: Mapping[str, Any]) -> str:

@@ -22,13 +22,13 @@ ORDINARY = set(
     attention auto backend bad banyan batch below bench best block bound budget cache cacheable capability capacity
     checkpoint choice choose cleared cli clock combination config connection controller copies core corrected correction
     cost counter cpu cuda decision description device doctor drive dry engine entry error estimate estimated event
-    executor explain fact failure fault file finding flag followed forward forwarder float found full gauge given gpu
+    executor explain fact failure fault file finding flag followed forward forwarder float8 found full gauge given gpu
     grid group grown growth hash health host index init io ipc item json kernel kind kv landed launch layer layout
     learned limit line list load local location log long lost main maker memory metal meter metric mha mla mode
     model mooncake move native no node nothing number offline open openai opened order outcome own paced page part
     path peer permitted plot port position prefill prefix pricing probe processor prompt python query queue rate
     ratio read reason recent reference refused remote removed report request rerun resolved result return route row
-    run runtime seen sent server setting severity sglang shape shared sighting size sizing space start stat state
+    run runtime seen sent server setting severity sglang shape shareable shared sighting size sizing space start stat state
     stopwatch stored stream subscription table telemetry time timer token too trans transport tried unanswered
     unavailable unified unreached until upstream usage value verdict view wait waited waiting watch watched wearing
     webpage whole wire write

@@ -33,8 +33,8 @@ from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
-from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.shards import Shards
+from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.tiers import HostTier
 from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
 from banyan.telemetry import Counters, Dropped, LayerClock, Stopwatch
