@@ -28,10 +28,10 @@ ORDINARY = set(
     model mooncake move native no node nothing number offline open openai opened order outcome own paced page part
     path peer permitted plot port position prefill prefix pricing probe processor prompt python query queue rate
     ratio read reason recent reference refused remote removed report request rerun resolved result return route row
-    run runtime seen sent server setting severity sglang shape shareable shared sighting size sizing space start stat state
-    stopwatch stored stream subscription table telemetry time timer token too trans transport tried unanswered
-    unavailable unified unreached until upstream usage value verdict view wait waited waiting watch watched wearing
-    webpage whole wire write
+    run runtime seen sent server setting severity sglang shape shareable shared sighting size sizing space start stat
+    state stopwatch stored stream subscription table telemetry time timer token too trans transport tried
+    unanswered unavailable unified unreached until upstream usage value verdict view wait waited waiting watch watched
+    wearing webpage whole wire write
     complaint folder option
     """.split()
 )
