@@ -108,8 +108,7 @@ def _served(mode: Mode, folder: Path) -> Found:
             fetched = sum(rank["fetched_pages"] for rank in _ranks(on.url)) * PAGE_TOKENS
             ours[0] = replace(ours[0], cached={"peer": fetched})
         if mode.restarted:
-            more = pictures.NUM_MORE_TOKENS if mode.answer == "tokens about a picture" else 0
-            _wait_stored(mode, on.url, [len(ids) + more for ids in asked])
+            _wait_stored(mode, on.url, asked)
     if mode.restarted:
         # Each prompt once, all of them from what the first server left.
         with ForkedServer(replace(specs[0], label="on-again"), _model(mode), folder) as again:
@@ -186,12 +185,13 @@ def _ask(mode: Mode, url: str) -> Ask:
     return asking.tokens(url, adapter="tiny" if mode.answer == "adapter tokens" else None)
 
 
-def _wait_stored(mode: Mode, url: str, prompt_tokens: Sequence[int]) -> None:
-    """Return when the store holds as many pages as prompts of so many tokens fill, or STORED_WITHIN_S have passed."""
-    wanted = sum(num_tokens // PAGE_TOKENS for num_tokens in prompt_tokens)
+def _wait_stored(mode: Mode, url: str, asked: Sequence[Sequence[int]]) -> None:
+    """Return when the store holds as many pages as the prompts fill, or STORED_WITHIN_S have passed."""
+    more = pictures.NUM_MORE_TOKENS if mode.answer == "tokens about a picture" else 0
+    wanted = sum((len(ids) + more) // PAGE_TOKENS for ids in asked)
     if mode.model == "window":
         # Of window pages SGLang keeps those at the end of each prompt.
-        wanted += len(prompt_tokens) * (models.WINDOW_TOKENS // PAGE_TOKENS + 1)
+        wanted += len(asked) * (models.WINDOW_TOKENS // PAGE_TOKENS + 1)
     deadline_s = time.monotonic() + STORED_WITHIN_S
     while time.monotonic() < deadline_s:
         if sum(rank["archived_pages"] for rank in _ranks(url)) >= wanted:
