@@ -192,7 +192,8 @@ class BanyanLinker(UnifiedCacheLinker):
         keys = requests.prompt_keys(rid, self._page_tokens)
         if not keys:
             return
-        self.demand.asked(keys)
+        if self.is_whole_rank:  # Shards of one evict by age.
+            self.demand.asked(keys)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
         self._member.lookout.saw(rid, keys)
@@ -244,7 +245,8 @@ class BanyanLinker(UnifiedCacheLinker):
         """Pages have entered SGLang's tree: offer them once they are complete."""
         (transfer,) = transfers
         self._publication.announce(transfer.keys)
-        self.demand.came(transfer.keys)
+        if self.is_whole_rank:
+            self.demand.came(transfer.keys)
         return self._access.offload(transfer.device_indices, transfer.keys)
 
     def num_completed_offloads(self) -> int:
