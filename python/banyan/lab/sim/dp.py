@@ -10,7 +10,7 @@ from pathlib import Path
 from banyan.core import SourceKind
 from banyan.lab.replay import Skew, Trace, load, skewed_trace
 from banyan.lab.sim.compute import DecodeModel, deepseek_rates, kv_room_bytes
-from banyan.lab.sim.dp_node import DpNode, DpSite, Request
+from banyan.lab.sim.dp_node import DpNode, DpSite, Evicts, Request
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.figures import ELASTIC, Figure
 from banyan.lab.sim.hardware import gpu
@@ -49,7 +49,7 @@ class Served:
 
 
 def site(*, block_tokens: int, shares: bool, num_decode_only: int = 0, arena: bool = False) -> DpSite:
-    """Eight H100s with Llama-3-8B, a replica on each."""
+    """Eight H100s with Llama-3-8B, a replica on each. Ranks that share nothing evict by age, as SGLang's do."""
     model, chip, prefill = llm("llama3-8b"), gpu("H100"), prefill_cost()
     rates = replace(deepseek_rates(), prefill_flops_per_s=prefill.flops_per_s, decode_layer_s=5e-5)
     room = kv_room_bytes(model, chip, num_gpus=1)
@@ -58,6 +58,7 @@ def site(*, block_tokens: int, shares: bool, num_decode_only: int = 0, arena: bo
         num_decode_only=num_decode_only,
         shares=shares,
         arena_pages=int(ARENA_BYTES / (model.kv_bytes_per_token * block_tokens)) if arena else 0,
+        evicts=Evicts.BY_LOSS if shares else Evicts.BY_AGE,
         pool_tokens=int(room / model.kv_bytes_per_token),
         page_tokens=block_tokens,
         prefill=prefill,

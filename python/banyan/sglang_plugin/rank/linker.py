@@ -209,7 +209,8 @@ class BanyanLinker(UnifiedCacheLinker):
         keys = requests.prompt_keys(rid, self._page_tokens)
         if not keys:
             return
-        self.demand.asked(keys)
+        if self.is_whole_rank:  # Shards of one evict by age.
+            self.demand.asked(keys)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
         self._member.lookout.saw(rid, keys)
@@ -280,7 +281,8 @@ class BanyanLinker(UnifiedCacheLinker):
         # Of a node whose window SGLang has freed there are full pages only.
         chain = (window[0].keys, window[0].device_indices) if window else None
         self._publication.announce(full.keys, chain)
-        self.demand.came(full.keys)
+        if self.is_whole_rank:
+            self.demand.came(full.keys)
         return self._access.offload(full.device_indices, full.keys)
 
     def offer_again(self, keys: list[str], full: torch.Tensor, window: torch.Tensor) -> None:
