@@ -73,7 +73,7 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     rows = "\n".join(
         f"| {titles[one['ours']]} | {titles[one['other']]} | {one['trace']} | {one['pool_tokens']:,} | "
         f"{_spread(one['ttft_ratio'])} | {100 * one['hits']['median']:+.1f} points | "
-        f"{'ahead' if one['is_ahead'] else 'not ahead'} |"
+        f"{figures.standing(one)} |"
         for one in report["against"]
     )
     head = (

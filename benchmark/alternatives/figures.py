@@ -14,6 +14,7 @@ OURS = ("banyan", "banyan_store", "banyan_route")
 OTHERS = ("stock", "stock_again", "router", "hicache", "lmcache")
 QUANTILES = ("mean", "p50", "p90", "p99")
 SOURCES = ("device", "peer", "host", "storage", "untold")
+EQUAL_HITS = 0.0005
 
 
 Phase = Literal["cold", "restart"]
@@ -142,6 +143,14 @@ def _pair(runs: Sequence[Run], ours: str, other: str) -> dict[str, Any] | None:
     hits = spread([top["cached_share"] - bottom["cached_share"] for top, bottom in both])
     assert ratio is not None and hits is not None
     return {"ttft_ratio": ratio, "hits": hits, "is_ahead": ratio["median"] < 1 and hits["median"] > 0}
+
+
+def standing(one: Mapping[str, Any]) -> str:
+    """In words: ahead in both, in time alone, or not. Less than a twentieth of a point of hits is no difference."""
+    if one["is_ahead"]:
+        return "ahead"
+    is_quicker, hits = one["ttft_ratio"]["median"] < 1, one["hits"]["median"]
+    return "quicker, with as many hits" if is_quicker and abs(hits) < EQUAL_HITS else "not ahead"
 
 
 def table(report: Mapping[str, Any]) -> str:

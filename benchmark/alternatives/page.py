@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from benchmark.alternatives.figures import QUANTILES, SOURCES, kib
+from benchmark.alternatives.figures import QUANTILES, SOURCES, kib, standing
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.plot import COMPUTED_COLOR, SOURCE_COLORS
 from benchmark.report import STYLE, number, percent
@@ -96,7 +96,7 @@ def _against(report: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<tr><td>{escape(titles[one['ours']])}</td><td>{escape(titles[one['other']])}</td>"
         f"<td>{escape(one['trace'])}, {one['pool_tokens']:,}</td><td>{number(one['ttft_ratio']['median'])}</td>"
-        f"<td>{100 * one['hits']['median']:+.1f} points</td><td>{'ahead' if one['is_ahead'] else 'not ahead'}</td></tr>"
+        f"<td>{100 * one['hits']['median']:+.1f} points</td><td>{standing(one)}</td></tr>"
         for one in report["against"]
     )
     if not rows:

@@ -203,6 +203,19 @@ class TestFigures:
         runs = [run("stock", ttft=2.0, cached=0.5), run("banyan", ttft=ttft, cached=cached)]
         assert [pair["is_ahead"] for pair in figures.against(runs)] == [False]
 
+    @pytest.mark.parametrize(
+        "ratio, hits, told",
+        [
+            (0.5, 0.1, "ahead"),
+            (0.5, 0.0, "quicker, with as many hits"),
+            (0.5, -0.1, "not ahead"),
+            (1.1, 0.0, "not ahead"),
+        ],
+    )
+    def test_standing_when_told_in_words_then_equal_hits_are_no_lead_and_no_loss(self, ratio, hits, told):
+        pair = {"ttft_ratio": {"median": ratio}, "hits": {"median": hits}, "is_ahead": ratio < 1 and hits > 0}
+        assert figures.standing(pair) == told
+
     def test_against_when_a_repetition_lacks_one_then_only_pairs_count(self):
         runs = [run("stock", ttft=2.0), run("stock", ttft=9.0, repetition=2), run("banyan", ttft=1.0)]
         (pair,) = figures.against(runs)
