@@ -41,17 +41,17 @@ class LatePeers:
 
 def install():
     """Make every copy of this process late. SGLang calls it once in each process of a server."""
-    from banyan import cache
+    from banyan import supply
 
-    init = cache.PrefixCache.__init__
+    init = supply.Supply.__init__
     if hasattr(init, "is_late"):
         return
 
-    def init_late(self, *, peers, **others):
-        init(self, peers=LatePeers(peers, float(os.environ.get(DELAY_VARIABLE, "0"))), **others)
+    def init_late(self, peers, *others, **named):
+        init(self, LatePeers(peers, float(os.environ.get(DELAY_VARIABLE, "0"))), *others, **named)
 
     init_late.is_late = True
-    cache.PrefixCache.__init__ = init_late
+    supply.Supply.__init__ = init_late
 
 
 def plugin(folder, *, delay_s=0.0):
