@@ -61,7 +61,7 @@ def test_prompt_when_it_exceeds_the_quota_then_it_is_cut_and_read_as_by_stock(li
     expected = stock.first_token(ids)
     assert token == expected[0]
     # The same prompt in other chunks rounds differently, on stock SGLang too.
-    assert log_probability == pytest.approx(expected[1], abs=0.1)
+    assert log_probability == pytest.approx(expected[1], abs=0.25)
 
 
 def test_quota_when_the_rank_has_learnt_its_times_then_forwards_keep_to_it(limited, prompt):
