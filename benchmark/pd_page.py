@@ -66,12 +66,12 @@ def _dual_conditions(run: Mapping[str, Any]) -> str:
     hardware = where["hardware"]
     errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
     failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
+    command = " ".join(["python -m benchmark.pd --dual", *settings])
     return (
-        f"`python -m benchmark.pd --dual`, commit {where['commit'][:10]}, {where['date'][:10]}, "
-        f"{hardware['cpu_model']} with {hardware['num_cores']} cores. {sizes['num_prompts']} prompts of "
-        f"{sizes['prompt_tokens']} tokens, each asked in {sizes['num_rounds']} rounds, one at a time; where reads are "
-        f"limited, to {sizes['limit_mb_per_s']:g} MB/s. The decode server read for {errands} requests; {failed} such "
-        "reads failed."
+        f"`{command}`, commit {where['commit'][:10]}, {where['date'][:10]}, {hardware['cpu_model']} with "
+        f"{hardware['num_cores']} cores. {sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
+        f"in {sizes['num_rounds']} rounds, one at a time; where reads are limited, to {sizes['limit_mb_per_s']:g} "
+        f"MB/s. The decode server read for {errands} requests; {failed} such reads failed."
     )
 
 
