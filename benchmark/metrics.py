@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -98,6 +98,11 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
     if not values:
         return None
     return {"median": median(values), "min": min(values), "max": max(values), "values": list(values)}
+
+
+def ranged(found: Mapping[str, Any]) -> str:
+    """A `spread` in words."""
+    return f"{found['median']:.2f} ({found['min']:.2f}-{found['max']:.2f})"
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, Any] | None:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.metrics import ranged
+from benchmark.provenance import place_and_time
+
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "pd.json"
 """A ``figures.json`` of ``make pd``."""
 
@@ -62,14 +65,13 @@ def _dual_conditions(run: Mapping[str, Any]) -> str:
     """Command, hardware, workload and commit. All settings are of one run of one command."""
     settings = run["dual_settings"]
     one = next(iter(settings.values()))
-    sizes, where = one["sizes"], one["provenance"]
-    hardware = where["hardware"]
+    sizes = one["sizes"]
     errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
     failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
     command = " ".join(["python -m benchmark.pd --dual", *settings])
     return (
-        f"`{command}`, commit {where['commit'][:10]}, {where['date'][:10]}, {hardware['cpu_model']} with "
-        f"{hardware['num_cores']} cores. {sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
+        f"`{command}`, {place_and_time(one['provenance'])}. "
+        f"{sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
         f"in {sizes['num_rounds']} rounds, one at a time; where reads are limited, to {sizes['limit_mb_per_s']:g} "
         f"MB/s. The decode server read for {errands} requests; {failed} such reads failed."
     )
@@ -77,12 +79,10 @@ def _dual_conditions(run: Mapping[str, Any]) -> str:
 
 def _conditions(run: Mapping[str, Any]) -> str:
     """Command, hardware, workload and commit."""
-    sizes, where = run["sizes"], run["provenance"]
-    hardware = where["hardware"]
+    sizes = run["sizes"]
     ratios = ", ".join(f"{ratio:.2f}" for ratio in run["ttft_no_hit_ratios"])
     sentences = (
-        f"`{' '.join(['python -m benchmark.pd', *_flags(run['config'])])}`, commit {where['commit'][:10]}, "
-        f"{where['date'][:10]}, {hardware['cpu_model']} with {hardware['num_cores']} cores",
+        f"`{' '.join(['python -m benchmark.pd', *_flags(run['config'])])}`, " + place_and_time(run["provenance"]),
         f"{sizes['num_conversations']} conversations of {sizes['num_turns']} turns, first {sizes['first_tokens']} "
         f"tokens, then {sizes['question_tokens']}, answers of {sizes['answer_tokens']}",
         f"Of {run['num_turns_compared']} answers {run['num_turns_identical']} are those of a server alone, and "
@@ -96,7 +96,7 @@ def _conditions(run: Mapping[str, Any]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"{value['median']:.2f} ({value['min']:.2f}-{value['max']:.2f})"
+        return ranged(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def place_and_time(where: Mapping[str, Any]) -> str:
+    """Commit, day and hardware of a kept run, in words."""
+    hardware = where["hardware"]
+    return (
+        f"commit {where['commit'][:10]}, {where['date'][:10]}, {hardware['cpu_model']} with "
+        f"{hardware['num_cores']} cores"
+    )
 
 
 def commit(folder: Path) -> str | None:

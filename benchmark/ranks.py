@@ -32,7 +32,7 @@ from benchmark.compare import Target, across_repetitions, mean_ratio, measure_al
 from benchmark.load import Arrivals
 from benchmark.measure import RunResult, Workload
 from benchmark.metrics import paired_ratio
-from benchmark.modes.models import WIDE, ensure
+from benchmark.modes.models import WIDE, ensure, random_prompt
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import append_lines, write_report
 from benchmark.servers import Server, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
@@ -43,7 +43,6 @@ PAGE_TOKENS = 16
 PROMPT_TOKENS = 600
 OUTPUT_TOKENS = 12
 MIN_PROMPTS = 32
-FIRST_ID, LAST_ID = 10, 300
 START_TIMEOUT_S = 600.0
 KINDS: tuple[Share, ...] = ("off", "on")
 
@@ -53,10 +52,7 @@ class KnownPrompts:
 
     def __init__(self, num_prompts: int, seed: int) -> None:
         rng = random.Random(f"ranks-{seed}")
-        self._ids = {
-            f"prompt-{number}": [rng.randint(FIRST_ID, LAST_ID) for _ in range(PROMPT_TOKENS)]
-            for number in range(num_prompts)
-        }
+        self._ids = {f"prompt-{number}": random_prompt(rng, PROMPT_TOKENS) for number in range(num_prompts)}
 
     @property
     def scripts(self) -> tuple[Script, ...]:
@@ -83,15 +79,15 @@ def pool_tokens(num_ranks: int, loads: Sequence[int]) -> int:
 
 
 def start(share: Share, num_ranks: int, args: argparse.Namespace, model: Path, logs: Path) -> Server:
-    env = dict(cpu_env(dp=1))
-    env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % args.num_cores) for rank in range(num_ranks))
     flags = (
         *(*CPU_ENGINE, "--page-size", str(PAGE_TOKENS), "--context-length", "2048", "--sleep-on-idle"),
         *("--max-total-tokens", str(pool_tokens(num_ranks, args.load))),
         *("--max-running-requests", str(max(args.load) * 4)),
         *(("--banyan-policy", args.policy) if share == "on" and args.policy else ()),
     )
-    return ForkedServer(ServerSpec(share, num_ranks, share, flags, tuple(env.items())), model, logs)
+    return ForkedServer(
+        ServerSpec(share, num_ranks, share, flags, cpu_env(dp=num_ranks, num_cores=args.num_cores)), model, logs
+    )
 
 
 def measure_ranks(num_ranks: int, args: argparse.Namespace, model: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.metrics import ranged
+from benchmark.provenance import place_and_time
+
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "ranks.json"
 """A ``report.json`` of ``make ranks``."""
 
@@ -37,28 +40,23 @@ def _row(row: Mapping[str, Any]) -> str:
         row["requests_per_rank"],
         row["num_prompts"],
         f"{off['cached_share']['median']:.1%}, {on['cached_share']['median']:.1%}",
-        _ratio(row["ttft_ratios"]["1"]),
-        _ratio(row["latency_ratios"]["1"]),
-        _ratio(row["ttft_ratios"]["2"]),
+        ranged(row["ttft_ratios"]["1"]),
+        ranged(row["latency_ratios"]["1"]),
+        ranged(row["ttft_ratios"]["2"]),
         f"{off['ttft_s_mean']['median']:.2f} s, {on['ttft_s_mean']['median']:.2f} s",
-        _ratio(row["tpot_p90_ratio"]),
+        ranged(row["tpot_p90_ratio"]),
         f"{off['completed_per_s']['median']:.1f}, {on['completed_per_s']['median']:.1f}",
         row["num_errors"],
     )
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
-def _ratio(spread: Mapping[str, Any]) -> str:
-    return f"{spread['median']:.2f} ({spread['min']:.2f}-{spread['max']:.2f})"
-
-
 def _conditions(run: Mapping[str, Any]) -> str:
     """Command, hardware, workload and commit."""
-    sizes, where, config = run["sizes"], run["provenance"], run["config"]
-    hardware = where["hardware"]
+    sizes, config = run["sizes"], run["config"]
     return (
-        f"`python -m benchmark.ranks --repetitions {config['repetitions']}`, commit {where['commit'][:10]}, "
-        f"{where['date'][:10]}, {hardware['cpu_model']} with {hardware['num_cores']} cores. Prompts of "
+        f"`python -m benchmark.ranks --repetitions {config['repetitions']}`, "
+        f"{place_and_time(run['provenance'])}. Prompts of "
         f"{sizes['prompt_tokens']} tokens, answers of {sizes['output_tokens']}; medians (and spread) of "
         f"{config['repetitions']} alternations; TPOT over both runs."
     )

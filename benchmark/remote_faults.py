@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.metrics import spread
+from benchmark.modes.models import random_prompt
 from benchmark.remote_nodes import HOST, NUM_OUTPUT_TOKENS, Nodes
 from benchmark.slow_path import SlowPath
 from benchmark.warm import ForkedServer
 
 PROMPT_TOKENS = 3000
-FIRST_ID, LAST_ID = 10, 300
 FAULTS = ("kill", "stop")
 MOST_TRIES = 3
 """For each pull that is to be cut."""
@@ -54,13 +54,9 @@ def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any
     return {**summarise(rows, controls), "rows": rows, "controls": controls, "door": door, "nodes": node}
 
 
-def _prompt(rng: random.Random) -> list[int]:
-    return [rng.randint(FIRST_ID, LAST_ID) for _ in range(PROMPT_TOKENS)]
-
-
 def _control(nodes: Nodes, rng: random.Random) -> dict[str, float]:
     """A prompt from the other node, and computed, undisturbed. It is pulled before the first token."""
-    ids = _prompt(rng)
+    ids = random_prompt(rng, PROMPT_TOKENS)
     nodes.lend(ids)
     times = {}
     for way, salt in (("remote", None), ("compute", f"control-{rng.random()}")):
@@ -79,7 +75,7 @@ def cut_pulls(nodes: Nodes, how: str, num_faults: int, window_s: float, rng: ran
     """One row for each fault, until ``num_faults`` of them have cut a pull short."""
     rows: list[dict[str, Any]] = []
     while sum(row["num_cut"] for row in rows) < num_faults and len(rows) < MOST_TRIES * num_faults:
-        ids = _prompt(rng)
+        ids = random_prompt(rng, PROMPT_TOKENS)
         expected = nodes.lend(ids)
         nodes.hear_lender()
         before = nodes.borrower.ranks()[0]["nodes"]["num_lost_pulls"]

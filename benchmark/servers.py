@@ -59,9 +59,14 @@ class ServerFailed(RuntimeError):
         self.label = label
 
 
-def cpu_env(*, dp: int, cores_per_rank: int = 1, first_core: int = 0) -> tuple[tuple[str, str], ...]:
-    """Variables of SGLang's CPU engine for `dp` ranks on cores of their own, counted from `first_core`."""
-    starts = range(first_core, first_core + dp * cores_per_rank, cores_per_rank)
+def cpu_env(
+    *, dp: int, cores_per_rank: int = 1, first_core: int = 0, num_cores: int | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Variables of SGLang's CPU engine for `dp` ranks on cores of their own, counted from `first_core`; with more ranks
+    than `num_cores`, they share these in turns."""
+    starts = [first_core + rank * cores_per_rank for rank in range(dp)]
+    if num_cores is not None:
+        starts = [start % num_cores for start in starts]
     cores = [str(start) if cores_per_rank == 1 else f"{start}-{start + cores_per_rank - 1}" for start in starts]
     return (
         ("SGLANG_USE_CPU_ENGINE", "1"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives import figures
+from benchmark.metrics import ranged
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PATTERN = "alternatives*.json"
@@ -83,5 +84,4 @@ def _verdicts(report: Mapping[str, Any]) -> str:
 
 
 def _spread(found: Mapping[str, Any]) -> str:
-    middle = f"{found['median']:.2f}"
-    return middle if len(found["values"]) == 1 else f"{middle} ({found['min']:.2f}-{found['max']:.2f})"
+    return f"{found['median']:.2f}" if len(found["values"]) == 1 else ranged(found)

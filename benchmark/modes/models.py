@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,7 @@ ADAPTER_RANK = 4
 MAX_TOKENS = 4096
 VOCABULARY = 320
 FIRST_PLAIN_TOKEN = 3
+FIRST_DRAWN_TOKEN, LAST_DRAWN_TOKEN = 10, 300
 SPECIAL = ("<unk>", "<s>", "</s>")
 
 
@@ -189,6 +191,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=plain, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<unk>"
     )
+
+
+def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
+    """Tokens that stand for bytes, none of them special."""
+    return [rng.randint(FIRST_DRAWN_TOKEN, LAST_DRAWN_TOKEN) for _ in range(num_tokens)]
 
 
 def ensure(shape: Shape, folder: Path = FOLDER) -> Path:

@@ -224,8 +224,7 @@ def _spec(mode: Mode, flags: Sequence[str], folder: Path, *, shares: bool) -> Se
         *("--sleep-on-idle", *PLAN),
     )
     num_processes = dp * (int(rest[rest.index("--tp") + 1]) if "--tp" in rest else 1)
-    env = dict((*cpu_env(dp=1), *ENV, *mode.env))
-    env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(number % NUM_CORES) for number in range(num_processes))
+    env = dict((*cpu_env(dp=num_processes, num_cores=NUM_CORES), *ENV, *mode.env))
     return ServerSpec("on" if shares else "off", dp, "on" if shares else "off", (*common, *rest), tuple(env.items()))
 
 

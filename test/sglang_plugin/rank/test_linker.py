@@ -96,28 +96,39 @@ def make_pool():
     return pool
 
 
-def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=make_pool, drafts_of=lambda pool: ()):
-    be_rank(monkeypatch, rank)
-    monkeypatch.setattr(module.seams, "verify", lambda process: None)
-    monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
-    monkeypatch.setattr(module.runtime, "config", lambda: config)
-    monkeypatch.setattr(module.runtime, "role", lambda: Role.ALONE)
-    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
-    pool = make_pool()
-    allocator = QuarantiningAllocator(
-        size=pool.size, page_size=pool.page_size, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
-    )
-    params = SimpleNamespace(
+def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), **others):
+    """What SGLang hands to a linker."""
+    return SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
-        page_size=pool.page_size,
+        page_size=page_tokens,
         attn_tp_cache_group=None,
         attn_cp_cache_group=None,
         disable=disable,
         is_eagle=False,
         mtp_draft_device_pools=(),
         mtp_draft_mamba_pools=(),
-        sidecar_draft_device_pools=drafts_of(pool),
+        sidecar_draft_device_pools=drafts,
+        **others,
     )
+
+
+def be_started(monkeypatch, roster, rank, config):
+    """This process is the one of a rank, of a server with these flags."""
+    be_rank(monkeypatch, rank)
+    monkeypatch.setattr(module.seams, "verify", lambda process: None)
+    monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module.runtime, "config", lambda: config)
+    monkeypatch.setattr(module.runtime, "role", lambda: Role.ALONE)
+    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
+
+
+def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=make_pool, drafts_of=lambda pool: ()):
+    be_started(monkeypatch, roster, rank, config)
+    pool = make_pool()
+    allocator = QuarantiningAllocator(
+        size=pool.size, page_size=pool.page_size, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
+    )
+    params = parameters_of(allocator, pool.page_size, disable=disable, drafts=drafts_of(pool))
     built = BanyanLinker(SERVER, params, components={ComponentType.FULL}, extra_config={})
     return built, pool, allocator
 

@@ -41,17 +41,7 @@ class GpuRank:
         self.pages = DeviceAllocator(
             size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=self.pool, need_sort=False
         )
-        params = SimpleNamespace(
-            token_to_kv_pool_allocator=self.pages,
-            page_size=PAGE,
-            attn_tp_cache_group=None,
-            attn_cp_cache_group=None,
-            disable=False,
-            is_eagle=False,
-            mtp_draft_device_pools=(),
-            mtp_draft_mamba_pools=(),
-            sidecar_draft_device_pools=tuple(self.drafts),
-        )
+        params = rig.parameters_of(self.pages, PAGE, drafts=tuple(self.drafts))
         monkeypatch.setattr(rig.module.runtime, "role", lambda: Role.ALONE)
         monkeypatch.setattr(BanyanLinker, "record_offload_ready", lambda _linker: self.record_ready())
         forward = SimpleNamespace(cuda_stream=FORWARD)

@@ -12,13 +12,12 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.cache_action import SWARebuild
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from test.sglang_plugin.rank.hooked import hooked
-from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_rank, carried, page
+from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_started, page, parameters_of
 from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
 from banyan.core import SourceKind
-from banyan.disagg import Role
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import hooks, identity
@@ -54,28 +53,12 @@ def parameters(monkeypatch, *, drafts=()):
     allocator = swa.SWATokenToKVPoolAllocator(
         TOKENS, TOKENS // 2, PAGE, torch.bfloat16, "cpu", kvcache=pool, need_sort=False
     )
-    return SimpleNamespace(
-        token_to_kv_pool_allocator=allocator,
-        page_size=PAGE,
-        swa_retain_window=WINDOW_TOKENS,
-        attn_tp_cache_group=None,
-        attn_cp_cache_group=None,
-        disable=False,
-        is_eagle=False,
-        mtp_draft_device_pools=(),
-        mtp_draft_mamba_pools=(),
-        sidecar_draft_device_pools=drafts,
-    )
+    return parameters_of(allocator, PAGE, drafts=drafts, swa_retain_window=WINDOW_TOKENS)
 
 
 class WindowRank:
     def __init__(self, monkeypatch, roster, rank, config, **more):
-        be_rank(monkeypatch, rank)
-        monkeypatch.setattr(module.seams, "verify", lambda process: None)
-        monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
-        monkeypatch.setattr(module.runtime, "config", lambda: config)
-        monkeypatch.setattr(module.runtime, "role", lambda: Role.ALONE)
-        monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
+        be_started(monkeypatch, roster, rank, config)
         params = parameters(monkeypatch, **more)
         self.allocator = params.token_to_kv_pool_allocator
         self.pool = self.allocator.get_kvcache()

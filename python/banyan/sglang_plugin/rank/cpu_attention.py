@@ -80,25 +80,30 @@ class CpuAttention(TorchNativeAttnBackend):
         self._window_slots = None
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._is_windowed = self._has_own_pages(layer)
-        k, v = within_range(self.token_to_kv_pool.dtype, k, v)
-        return super().forward_extend(q, k, v, layer, *args, **kwargs)
+        return super().forward_extend(q, *self._begin(layer, k, v), layer, *args, **kwargs)
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward_decode(q, *self._begin(layer, k, v), layer, *args, **kwargs)
+
+    def _begin(self, layer: Any, *values: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """This layer is computed now; its keys and values as the pool can keep them."""
         self._is_windowed = self._has_own_pages(layer)
-        k, v = within_range(self.token_to_kv_pool.dtype, k, v)
-        return super().forward_decode(q, k, v, layer, *args, **kwargs)
+        return within_range(self.token_to_kv_pool.dtype, *values)
 
     def _has_own_pages(self, layer: Any) -> bool:
         return self.use_sliding_window_kv_pool and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
 
-    def _slots_of_windows(self, slots: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Where the tokens of each request lie in the pool of the windows: [requests, tokens]. What has left the window
-        lies nowhere: it gets slot 0, which no mask lets see."""
+    def _slots(
+        self, slots: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where tokens lie in the pool of the present layer, and each request's row there. What has left the window
+        lies nowhere in the pool of the windows: it gets slot 0, which no mask lets see."""
+        if not self._is_windowed:
+            return slots, rows
         if self._window_slots is None:
             most = int(seq_lens.max())
             self._window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots[rows, :most].long())
-        return self._window_slots
+        return self._window_slots, torch.arange(seq_lens.shape[0])
 
     def _run_sdpa_forward_decode(
         self,
@@ -112,9 +117,7 @@ class CpuAttention(TorchNativeAttnBackend):
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        if self._is_windowed:
-            req_to_token = self._slots_of_windows(req_to_token, req_pool_indices, seq_lens)
-            req_pool_indices = torch.arange(seq_lens.shape[0])
+        req_to_token, req_pool_indices = self._slots(req_to_token, req_pool_indices, seq_lens)
         return super()._run_sdpa_forward_decode(
             query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *args, **kwargs
         )
@@ -139,9 +142,7 @@ class CpuAttention(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
         """Attention of ``query`` [new_tokens, heads, dim] to each request's cached and new keys, into ``output``."""
-        if self._is_windowed:
-            req_to_token = self._slots_of_windows(req_to_token, req_pool_indices, seq_lens)
-            req_pool_indices = torch.arange(seq_lens.shape[0])
+        req_to_token, req_pool_indices = self._slots(req_to_token, req_pool_indices, seq_lens)
         if self._drafts is not None:
             return self._verify(
                 query,

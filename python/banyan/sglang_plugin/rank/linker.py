@@ -196,6 +196,12 @@ class BanyanLinker(UnifiedCacheLinker):
         """Whether this process alone decides for its rank."""
         return self._shards.is_one
 
+    @property
+    def chooses_victims(self) -> bool:
+        """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
+        where a window goes with a leaf."""
+        return self.is_whole_rank and self._windows is None
+
     def copy_of(self, key: str) -> SourceKind | None:
         """Where this rank could have a page of its tree from once it has left it: a peer or the arena."""
         return self._cache.copy_of(key)
@@ -209,7 +215,7 @@ class BanyanLinker(UnifiedCacheLinker):
         keys = requests.prompt_keys(rid, self._page_tokens)
         if not keys:
             return
-        if self.is_whole_rank:  # Shards of one evict by age.
+        if self.chooses_victims:
             self.demand.asked(keys)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
@@ -281,7 +287,7 @@ class BanyanLinker(UnifiedCacheLinker):
         # Of a node whose window SGLang has freed there are full pages only.
         chain = (window[0].keys, window[0].device_indices) if window else None
         self._publication.announce(full.keys, chain)
-        if self.is_whole_rank:
+        if self.chooses_victims:
             self.demand.came(full.keys)
         return self._access.offload(full.device_indices, full.keys)
 
