@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers under pressure: prompts that share what the recorded ones share, systems of one budget, rows."""
+
+import json
+
+import pytest
+
+from benchmark.measure import RunResult
+from benchmark.pressure import engine
+from benchmark.workload.conversation import Message
+
+PAGES = [[1, 2, 3], [1, 2, 4]]
+
+
+def result(label, draw, run, *, ttft_s, share, distinct=None):
+    spread = {"mean": ttft_s, "p50": ttft_s, "p90": ttft_s, "p99": ttft_s}
+    summary = {
+        **dict.fromkeys(("ttft_s", "latency_s", "time_per_output_token_ms", "inter_token_latency_ms"), spread),
+        **{"total_time_s": 4.0, "completed_per_s": 2.0, "prompt_tokens": 600, "cached_tokens": 0},
+        **{"cached_share": share, "cached_by_source": {"peer": 0}, "num_errors": 0, "distinct_share": distinct},
+    }
+    return RunResult(label, run, draw, [], [], summary)
+
+
+def test_prompts_when_pages_are_common_then_so_are_tokens_and_nothing_else_is():
+    prompts = engine.DrawnPrompts(PAGES, draw=0)
+    first, second = (prompts.chat_ids([Message("user", script.id)]) for script in prompts.scripts)
+    shared = 2 * engine.PAGE_TOKENS
+    assert first[:shared] == second[:shared]
+    assert first[shared:] != second[shared:]
+    assert [script.prompt_len for script in prompts.scripts] == [3 * engine.PAGE_TOKENS] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("name", engine.SYSTEMS)
+def test_system_when_it_is_started_then_all_its_ranks_hold_the_same_together(name, num_ranks):
+    system = engine.system_of(name, num_ranks, 40_000, num_cores=2)
+    held = 0
+    for spec in system.specs:
+        flags = dict(zip(spec.args[:-1], spec.args[1:], strict=True))
+        held += spec.dp * int(flags["--max-total-tokens"])
+        assert (flags.get("--banyan-host-gb") == "0") == (name == "banyan no arena")
+    assert 40_000 - num_ranks * engine.PAGE_TOKENS < held <= 40_000
+    assert {spec.share for spec in system.specs} <= {"stock", "off", "index", "on"}
+
+
+def test_row_when_draws_differ_then_ratios_are_within_a_draw():
+    results = [
+        result("single", 0, 1, ttft_s=1.0, share=0.0),
+        result("single", 0, 2, ttft_s=1.0, share=0.5),
+        result("router", 0, 1, ttft_s=2.0, share=0.0),
+        result("router", 0, 2, ttft_s=2.0, share=0.25),
+        result("banyan", 0, 1, ttft_s=1.0, share=0.0),
+        result("banyan", 0, 2, ttft_s=0.5, share=0.5, distinct=0.9),
+        result("single", 1, 2, ttft_s=1.0, share=0.8),
+        result("single", 1, 1, ttft_s=1.0, share=0.1),
+        result("router", 1, 1, ttft_s=8.0, share=0.1),
+        result("router", 1, 2, ttft_s=4.0, share=0.25),
+        result("banyan", 1, 1, ttft_s=2.0, share=0.1),
+        result("banyan", 1, 2, ttft_s=4.0, share=0.6, distinct=0.8),
+    ]
+    row = json.loads(json.dumps(engine.row_of("banyan", results)))
+    assert row["hits_to_single"]["values"] == pytest.approx([1.0, 0.75])
+    assert row["ttft_to_router"]["1"]["values"] == [0.5, 0.25]
+    assert row["ttft_to_router"]["2"]["values"] == [0.25, 1.0]
+    assert row["distinct_share"] == [0.9, 0.8]
+    assert engine.row_of("router", results)["distinct_share"] == []
