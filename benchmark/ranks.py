@@ -37,7 +37,7 @@ from benchmark.processor import CPU_ENGINE
 from benchmark.results import append_lines, write_report
 from benchmark.servers import Server, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.warm import ForkedServer
-from benchmark.workload.conversation import Message, Script, Step
+from benchmark.workload.known import KnownPrompts
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 600
@@ -47,24 +47,12 @@ START_TIMEOUT_S = 600.0
 KINDS: tuple[Share, ...] = ("off", "on")
 
 
-class KnownPrompts:
-    """Prompts by the name that stands for them in a script."""
-
-    def __init__(self, num_prompts: int, seed: int) -> None:
-        rng = random.Random(f"ranks-{seed}")
-        self._ids = {f"prompt-{number}": random_prompt(rng, PROMPT_TOKENS) for number in range(num_prompts)}
-
-    @property
-    def scripts(self) -> tuple[Script, ...]:
-        return tuple(
-            Script(name, (Step((Message("user", name),), OUTPUT_TOKENS),), len(ids)) for name, ids in self._ids.items()
-        )
-
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        return self._ids[messages[0].content]
-
-    def num_tokens(self, text: str) -> int:
-        return len(self._ids[text])
+def prompts_of(num_prompts: int, seed: int) -> KnownPrompts:
+    """Prompts that have nothing in common."""
+    rng = random.Random(f"ranks-{seed}")
+    return KnownPrompts(
+        {f"prompt-{number}": random_prompt(rng, PROMPT_TOKENS) for number in range(num_prompts)}, OUTPUT_TOKENS
+    )
 
 
 def num_prompts_at(num_ranks: int, load: int) -> int:
@@ -115,7 +103,7 @@ def _measure_load(
             file=sys.stderr,
         )
 
-    prompts = KnownPrompts(num_prompts_at(num_ranks, load), args.seed)
+    prompts = prompts_of(num_prompts_at(num_ranks, load), args.seed)
     workload = Workload(prompts.scripts, prompts, Arrivals(concurrency=num_ranks * load), args.seed)
     return asyncio.run(measure_alternately(targets, workload, args.repetitions, finished=finished))
 

@@ -42,7 +42,7 @@ from benchmark.processor import CPU_ENGINE
 from benchmark.results import append_lines, write_report
 from benchmark.servers import ServerSpec, Share, cpu_env, unwind_on_sigterm
 from benchmark.warm import ForkedServer
-from benchmark.workload.conversation import Message, Script, Step
+from benchmark.workload.known import KnownPrompts
 
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
@@ -51,26 +51,13 @@ INDEX_POLICIES = ("affinity", "lmetric")
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
 
 
-class DrawnPrompts:
-    """Prompts of a draw by the name that stands for them in a script. Equal pages have equal tokens."""
-
-    def __init__(self, pages: Sequence[Sequence[int]], draw: int) -> None:
-        self._ids = {
-            f"draw-{draw}-{number}": [token for page in prompt for token in page_tokens(page)]
-            for number, prompt in enumerate(pages)
-        }
-
-    @property
-    def scripts(self) -> tuple[Script, ...]:
-        return tuple(
-            Script(name, (Step((Message("user", name),), OUTPUT_TOKENS),), len(ids)) for name, ids in self._ids.items()
-        )
-
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        return self._ids[messages[0].content]
-
-    def num_tokens(self, text: str) -> int:
-        return len(self._ids[text])
+def prompts_of(pages: Sequence[Sequence[int]], draw: int) -> KnownPrompts:
+    """The prompts of a draw. Equal pages have equal tokens."""
+    ids = {
+        f"draw-{draw}-{number}": [token for page in prompt for token in page_tokens(page)]
+        for number, prompt in enumerate(pages)
+    }
+    return KnownPrompts(ids, OUTPUT_TOKENS)
 
 
 def page_tokens(page: int) -> list[int]:
@@ -218,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         working_tokens = drawn.num_distinct * PAGE_TOKENS
         total_tokens = int(working_tokens / args.ratio)
         sizes.append({"draw": draw, "working_set_tokens": working_tokens, "pool_tokens_of_all_ranks": total_tokens})
-        prompts = DrawnPrompts(drawn.prompts[: drawn.num_measured], draw)
+        prompts = prompts_of(drawn.prompts[: drawn.num_measured], draw)
         workload = Workload(prompts.scripts, prompts, Arrivals(concurrency=args.concurrency), seed=draw)
         results += measure_draw(draw, workload, total_tokens, args)
         # Each draw is written down when it is over: a run of hours that is cut short has lost nothing.

@@ -23,7 +23,7 @@ def result(label, draw, run, *, ttft_s, share, distinct=None):
 
 
 def test_prompts_when_pages_are_common_then_so_are_tokens_and_nothing_else_is():
-    prompts = engine.DrawnPrompts(PAGES, draw=0)
+    prompts = engine.prompts_of(PAGES, draw=0)
     first, second = (prompts.chat_ids([Message("user", script.id)]) for script in prompts.scripts)
     shared = 2 * engine.PAGE_TOKENS
     assert first[:shared] == second[:shared]

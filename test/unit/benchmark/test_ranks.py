@@ -56,7 +56,7 @@ def test_prompts_when_the_load_is_the_highest_then_every_rank_has_its_share_and_
 
 
 def test_prompts_when_they_are_made_again_then_they_are_the_same_and_share_nothing():
-    prompts, again = ranks.KnownPrompts(3, seed=1), ranks.KnownPrompts(3, seed=1)
+    prompts, again = ranks.prompts_of(3, seed=1), ranks.prompts_of(3, seed=1)
     asked = [prompts.chat_ids([Message("user", script.id)]) for script in prompts.scripts]
     assert asked == [again.chat_ids([Message("user", script.id)]) for script in again.scripts]
     assert len({tuple(ids[: ranks.PAGE_TOKENS]) for ids in asked}) == 3
