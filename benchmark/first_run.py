@@ -102,10 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     (args.out / "results.jsonl").unlink(missing_ok=True)
     args.model = ensure_model(args.model)
     with ExitStack() as stack:
-        servers = {label: start(label, args) for label in KINDS}
-        for server in servers.values():
-            stack.callback(server.stop)
-        wait_ready(list(servers.values()))
+        servers = {}
+        for label in KINDS:
+            # One after the other: a server that starts takes what others load meanwhile for its own.
+            servers[label] = stack.enter_context(start(label, args))
+            wait_ready([servers[label]])
         targets = [Target(label, server.url, server) for label, server in servers.items()]
         rows = [measure_length(targets, num_tokens, args) for num_tokens in args.tokens]
         control = control_costs(servers["on"].url)
