@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 from banyan.cli.engine import Engine
 from benchmark.processor import CPU_ENGINE
-from benchmark.servers import Server, ServerSpec, Share, cpu_env, free_port, wait_answers, wait_ready
+from benchmark.servers import Server, ServerSpec, Share, beside, cpu_env, free_port, wait_ready
 
 PAGE_TOKENS = 16
 START_TIMEOUT_S = 600.0
@@ -81,16 +80,9 @@ class Pair:
             command += ["--prefill", server.url]
         command += ["--decode", self.decode.url]
         log = self._logs / f"{self.label}-router-{port}.log"
-        with open(log, "wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            failure = f"the router did not come up: see {log}"
-            wait_answers(f"{url}/health", lambda: process.poll() is None, failure, timeout_s=ROUTER_START_TIMEOUT_S)
+        url = f"http://127.0.0.1:{port}"
+        with beside(command, log, f"{url}/health", timeout_s=ROUTER_START_TIMEOUT_S):
             yield url
-        finally:
-            process.terminate()
-            process.wait(90)
 
     def states(self, server: Server) -> list[dict[str, Any]]:
         """What Banyan tells of the ranks of one of them."""

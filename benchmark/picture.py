@@ -15,7 +15,6 @@ import contextlib
 import json
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,7 +28,7 @@ from playwright.sync_api import sync_playwright
 from banyan.observe.webpage import PATH
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
-from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_ready
+from benchmark.servers import Server, ServerSpec, beside, cpu_env, free_port, unwind_on_sigterm, wait_ready
 
 WIDTH, HEIGHT = 1180, 900
 FLAGS = (
@@ -88,19 +87,10 @@ def _busy_page() -> Iterator[str]:
             client.start()
             stack.callback(client.join)
         stack.callback(ended.set)
-        web = subprocess.Popen([sys.executable, "-m", "banyan.cli", "web", server.url, "--port", str(port)])
-        stack.callback(web.wait)
-        stack.callback(web.terminate)
-        _wait_for(f"http://127.0.0.1:{port}{PATH}")
-        yield f"http://127.0.0.1:{port}{PATH}"
-
-
-def _wait_for(url: str) -> None:
-    for _ in range(300):
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-            return
-        threading.Event().wait(0.2)
-    raise TimeoutError(f"{url} does not answer")
+        web = [sys.executable, "-m", "banyan.cli", "web", server.url, "--port", str(port)]
+        url = f"http://127.0.0.1:{port}{PATH}"
+        stack.enter_context(beside(web, folder / "web.log", url))
+        yield url
 
 
 def _chat(url: str, number: int, ended: threading.Event) -> None:

@@ -17,7 +17,6 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -34,7 +33,7 @@ from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processes import ProcessSession
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
-from benchmark.servers import Server, ServerSpec, cpu_env, free_port, unwind_on_sigterm, wait_answers, wait_ready
+from benchmark.servers import Server, ServerSpec, beside, cpu_env, free_port, unwind_on_sigterm, wait_ready
 from benchmark.workload.generated import random_ids
 
 REQUEST_TIMEOUT_S = 120.0
@@ -64,16 +63,9 @@ def router(urls: Sequence[str], policy: str, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "banyan.cli", "route", "--policy", policy, "--port", str(port)]
     for server in urls:
         command += ["--server", server]
-    with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        failure = f"the router did not come up: see {log}"
-        wait_answers(f"{url}/health", lambda: process.poll() is None, failure, timeout_s=120.0)
+    url = f"http://127.0.0.1:{port}"
+    with beside(command, log, f"{url}/health"):
         yield url
-    finally:
-        process.terminate()
-        process.wait(90)
 
 
 @dataclass

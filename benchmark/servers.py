@@ -19,7 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,6 +36,9 @@ SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
     "stock": (),
 }
 STOP_GRACE_S = 15.0
+BESIDE_GRACE_S = 90.0
+"""A router waits so long for requests that are under way."""
+
 NUM_LOG_LINES = 30
 PORTS = range(15000, 30000, 10)
 
@@ -231,6 +234,29 @@ def unwind_on_sigterm() -> None:
 
 def _exit_by_signal(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def beside(command: Sequence[str], log: Path, url: str, *, timeout_s: float = 120.0) -> Iterator[None]:
+    """A process that stands beside the servers, once a GET of `url` gives 200; ended on the way out, by force after
+    BESIDE_GRACE_S.
+
+    Raises RuntimeError when it does not come up.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        failure = f"{Path(command[0]).name} {' '.join(command[1:4])} did not come up: see {log}"
+        wait_answers(url, lambda: process.poll() is None, failure, timeout_s=timeout_s)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(BESIDE_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def wait_answers(url: str, is_running: Callable[[], bool], failure: str, *, timeout_s: float) -> None:

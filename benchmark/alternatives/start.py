@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from benchmark.alternatives.systems import NO_USAGE_REPORTS, PAGE_TOKENS, LMCacheServer, System
 from benchmark.router_failover import router as banyan_route
-from benchmark.servers import Server, free_port, wait_answers, wait_ready
+from benchmark.servers import Server, beside, free_port, wait_ready
 
 ROUTER_PACKAGE = "sglang-router"
 LMCACHE_PACKAGE = "lmcache"
@@ -74,9 +73,7 @@ def sglang_router(urls: Sequence[str], log: Path) -> Iterator[str]:
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     command += ["--policy", "cache_aware", "--worker-urls", *urls]
     url = f"http://127.0.0.1:{port}"
-    with _process(command, log) as process:
-        failure = f"SGLang's router did not come up: see {log}"
-        wait_answers(f"{url}/readiness", lambda: process.poll() is None, failure, timeout_s=120.0)
+    with beside(command, log, f"{url}/readiness"):
         yield url
 
 
@@ -106,29 +103,8 @@ def lmcache_server(server: LMCacheServer, log: Path) -> Iterator[None]:
     command += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--supported-transfer-mode", "auto"]
     command += ["--chunk-size", str(PAGE_TOKENS), "--l1-size-gb", size, "--l1-init-size-gb", "1"]
     command += ["--eviction-policy", "LRU"]
-    with _process(command, log) as process:
-        failure = f"LMCache's server did not come up: see {log}"
-        wait_answers(
-            f"http://127.0.0.1:{http_port}/healthcheck", lambda: process.poll() is None, failure, timeout_s=60.0
-        )
+    with beside(command, log, f"http://127.0.0.1:{http_port}/healthcheck", timeout_s=60.0):
         yield
-
-
-@contextmanager
-def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stands beside the servers; ended on the way out."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _demand(package: str) -> None:
