@@ -63,7 +63,7 @@ class WindowPages:
         self._shelf = shelf
         self.supply = supply
         self._num_pages = num_pages
-        self._places = places
+        self._reached = _reached(places)
 
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
@@ -81,7 +81,7 @@ class WindowPages:
 
     def joined(self, full: Copy, windows: Copy) -> Copy:
         """Both copies of a batch as one, whose layers are the model's."""
-        return _JoinedCopy((full, windows), self._places)
+        return _JoinedCopy((full, windows), self._reached)
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> None:
         """Offer complete window pages of this rank's tree to the peers."""
@@ -105,16 +105,26 @@ class WindowPages:
         self._shelf, self.supply = join()
 
 
-class _JoinedCopy:
-    """Two copies that end together."""
+def _reached(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each layer of the model, how many layers of either kind there are up to it, itself included."""
+    counts, reached = [0, 0], []
+    for part, place in places:
+        counts[part] = place + 1
+        reached.append((counts[0], counts[1]))
+    return reached
 
-    def __init__(self, parts: tuple[Copy, Copy], places: Sequence[tuple[int, int]]) -> None:
+
+class _JoinedCopy:
+    """Two copies that end together. Who has waited for a layer of the model has all before it, of either copy: a
+    forward that is replayed as one graph waits for the last layer alone."""
+
+    def __init__(self, parts: tuple[Copy, Copy], reached: Sequence[tuple[int, int]]) -> None:
         self._parts = parts
-        self._places = places
+        self._reached = reached
 
     def wait_layer(self, layer: int) -> float:
-        part, place = self._places[layer]
-        return self._parts[part].wait_layer(place)
+        counts = zip(self._parts, self._reached[layer], strict=True)
+        return sum(part.wait_layer(count - 1) for part, count in counts if count)
 
     def finish(self) -> bool:
         return all([part.finish() for part in self._parts])

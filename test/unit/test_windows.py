@@ -91,6 +91,24 @@ def test_fetch_when_full_and_window_pages_are_held_then_both_arrive_layer_by_lay
     assert reader.cache.poll() is None and owner.cache.num_quarantined == 0
 
 
+class Asked:
+    """A copy that notes which of its layers were waited for."""
+
+    def __init__(self):
+        self.layers = []
+
+    def wait_layer(self, layer):
+        self.layers.append(layer)
+        return 0.25
+
+
+@pytest.mark.parametrize(("layer", "full", "window"), [(0, [], [0]), (1, [0], [0]), (2, [0], [1]), (5, [2], [2])])
+def test_wait_when_one_layer_is_asked_for_then_all_before_it_are_there_in_both_copies(ranks, layer, full, window):
+    copies = Asked(), Asked()
+    assert ranks[0].pages.joined(*copies).wait_layer(layer) == 0.25 * len(full + window)
+    assert (copies[0].layers, copies[1].layers) == (full, window)
+
+
 def test_offer_when_the_last_window_is_missing_then_it_ends_where_one_is_held(ranks):
     owner, reader = ranks
     owner.publish([1, 2, 3, 4, 5], windowed=[1, 2, 3])
