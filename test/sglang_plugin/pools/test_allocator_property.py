@@ -145,7 +145,7 @@ class DeviceAllocatorMachine(AllocatorMachine):
     def attach(self):
         self.gpu = FakeGpu()
         lane = ReadbackLane(FakeDriver(self.gpu), stream=5, num_pages=NUM_FRAMES)
-        self.pages.attach_lane(self.cache, lane, list, Reserve(0))
+        self.pages.attach_lane(self.cache, lane, list, Reserve(0), lambda: None)
 
     def bring(self):
         # The fake checks every address, and these lie in torch's memory.

@@ -18,10 +18,11 @@ from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, PageLayout, Seats
 from banyan.layout.page import Part
 from banyan.sglang_plugin.pools import device_access as module
-from banyan.sglang_plugin.pools import device_start
+from banyan.sglang_plugin.pools import device_start, rank_device
 from banyan.sglang_plugin.pools.device_access import DeviceAccess
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceDSAPool, DeviceMHAPool, DeviceMLAPool, describe_buffers
+from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
@@ -92,10 +93,13 @@ class Rank:
             self.driver.adopt(buffer)
         monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
         self.ready = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
+        config = Config(copy_layers_per_launch=2, host_gb=0.0 if arena is None else None)
+        self.device = RankDevice(config, [self.pool])
         self.access = DeviceAccess(
+            device=self.device,
             pool=self.pool,
             page_tokens=PAGE,
-            config=Config(copy_layers_per_launch=2, host_gb=0.0 if arena is None else None),
+            config=config,
             num_slots=4,
             forward_stream=SimpleNamespace(cuda_stream=FORWARD),
             record_ready=self.record_ready,
@@ -107,7 +111,7 @@ class Rank:
         self.roster, self.arena = roster, arena
         self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
         self.cache = make_cache(self.shelf, self.source, slot=slot, slots=[1 - slot, *self.seats.arenas])
-        self.access.attach(self.cache.publish)
+        self.access.attach(lambda frames, names, window: self.cache.publish(frames, names))
         self.pages = DeviceAllocator(
             size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
         )
@@ -134,7 +138,7 @@ class Rank:
     def offload(self, pages, names):
         slots = self.slots(*pages)
         assert self.access.offload(slots, names)
-        for frames in (sent.frames for sent in self.access._published._sent):
+        for frames in numbers_under_way(self.device):
             self.driver.adopt(frames)
 
     def page(self, page):
@@ -152,9 +156,14 @@ def gpu(monkeypatch):
     return gpu
 
 
+def numbers_under_way(device):
+    """Tensors whose numbers are on their way to the host."""
+    return [sent.frames for sent in device.offloads._lane._sent]
+
+
 def be_opened_by(monkeypatch, opener):
     """Peers are opened by this thread, and looked for at every poll."""
-    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda *_args, **_named: opener)
+    monkeypatch.setattr(rank_device, "ThreadPoolExecutor", lambda *_args, **_named: opener)
     monkeypatch.setattr(module, "PRESENCE_PERIOD_S", 0.0)
 
 
@@ -211,7 +220,7 @@ def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_
     assert owner.access.num_completed == 1 and not owner.access.pop_completed()
     gpu.run()
     owner.access._readers.clear()
-    assert owner.access._published.take() is None
+    owner.device.offloads.take()
     assert reader.cache.prepare(request("r"), keys(1)).num_pages == 0
 
 

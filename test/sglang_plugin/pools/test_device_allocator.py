@@ -31,7 +31,7 @@ class Node:
         )
         lane = ReadbackLane(driver, stream=LANE, num_pages=NUM_FRAMES)
         self.events = []
-        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve)
+        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve, lambda: None)
         self.driver = driver
 
     def arrive(self):

@@ -7,7 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from test.sglang_plugin.pools.test_device_access import FORWARD, SCHEDULE, Device, Kernel, Rank, be_opened_by
+from test.sglang_plugin.pools.test_device_access import (
+    FORWARD,
+    SCHEDULE,
+    Device,
+    Kernel,
+    Rank,
+    be_opened_by,
+    numbers_under_way,
+)
 from test.sglang_plugin.rank import test_linker as rig
 from test.unit.directory.rig import keys
 from test.unit.transport.fake_gpu import FakeGpu
@@ -66,7 +74,7 @@ class GpuRank:
     def adopt_lists(self):
         """Page numbers lie in torch's memory, and the fake checks every address."""
         access = self.linker._access
-        lists = [sent.frames for sent in access._published._sent] + self.pages._lane.tags()
+        lists = numbers_under_way(access._rank_device) + self.pages._lane.tags()
         batches = [batch for reader in access._readers for batch in reader._under_way]
         lists += [part.targets for batch in batches for part in batch.leased + batch.arriving]
         for tensor in lists:

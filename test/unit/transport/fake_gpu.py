@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import random
 from array import array
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -148,6 +148,8 @@ class FakeDriver:
         self.refuse: dict[str, int] = {}
         """Call name -> how many calls of that name still succeed."""
         self.mapped: dict[int, bytes] = {}
+        self.num_openings: Counter[int] = Counter()
+        """Of what is mapped: the driver counts how often a process has opened it, and closed it again."""
         self.entered: set[bool] = {False}
         """Threads that have a context: True is the one that opens."""
         self.slow_calls: list[tuple] = []
@@ -238,7 +240,11 @@ class FakeDriver:
         return True
 
     def export_handle(self, base: int) -> bytes:
+        """The same one each time, as long as the allocation lives."""
         self._called("export_handle", base)
+        for handle, exported in self.gpu.exported.items():
+            if exported == base:
+                return handle
         self.gpu.num_handles += 1
         handle = self.gpu.num_handles.to_bytes(64, "little")
         self.gpu.exported[handle] = base
@@ -246,16 +252,18 @@ class FakeDriver:
 
     def open_handle(self, handle: bytes) -> int:
         self._slow("open_handle", handle)
-        assert handle not in self.mapped.values(), "a process opens a handle once"
         if handle not in self.gpu.exported:
             raise DriverError("open_handle", "CUDA_ERROR_MAP_FAILED")
         base = self.gpu.exported[handle]
         self.mapped[base] = handle
+        self.num_openings[base] += 1
         return base
 
     def close_handle(self, base: int) -> None:
         self._called("close_handle", base)
-        del self.mapped[base]
+        self.num_openings[base] -= 1
+        if not self.num_openings[base]:
+            del self.mapped[base]
 
     # ---- Memory
 

@@ -6,21 +6,24 @@ The linker knows ``PoolAccess`` and not the device. All calls come from the sche
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from banyan import _native
-from banyan.cache import PrefixCache
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
-from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator
 
-Publish = Callable[[Any, list[str]], None]
-"""Takes page numbers, an int64 array, and their keys."""
+Window = tuple[Sequence[str], Any]
+"""Keys of a node's window pages, and their slots, or page numbers; of a model that has such. See
+``banyan.sglang_plugin.pools.two_pools``."""
+
+Publish = Callable[[Any, list[str], Window | None], None]
+"""Takes page numbers, an int64 array, and their keys; with them the window pages of the same node."""
 
 
 class DeviceTimer(Protocol):
@@ -52,8 +55,8 @@ class PoolAccess(Protocol):
         """Pages that are complete go to ``publish`` from now on."""
         ...
 
-    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
-        """From now on ``allocator`` withdraws freed pages from ``cache`` before it hands them out."""
+    def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
+        """From now on ``allocator`` withdraws freed pages from ``pages`` before it hands them out."""
         ...
 
     def frames(self, slots: torch.Tensor) -> Any:
@@ -75,8 +78,14 @@ class PoolAccess(Protocol):
         """A view whose copies go down into this rank's part of the host arena."""
         ...
 
-    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
-        """Publish pages as soon as they are complete; False when that cannot be promised."""
+    def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
+        """Publish the pages of a node as soon as they are complete, of both pools at once; False when that cannot be
+        promised. SGLang holds the node until it is told."""
+        ...
+
+    def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
+        """As ``offload``, of a node that nobody holds, and SGLang is not told: pages that are freed meanwhile are
+        withdrawn nevertheless."""
         ...
 
     def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:

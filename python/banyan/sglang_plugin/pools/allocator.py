@@ -103,8 +103,13 @@ class QuarantiningAllocator(PagedTokenToKVPoolAllocator):
         return self._when_readers_let_go(lambda: allocate(*args, **kwargs), READER_PATIENCE_S)
 
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
-        """As upstream's; what a reader has held for long is not counted on."""
-        return super().evict_to_free_tokens(tree_cache, num_tokens + self._num_old() * self.page_size)
+        """As upstream's, with what there is to be beside."""
+        return super().evict_to_free_tokens(tree_cache, self.tokens_to_have(num_tokens))
+
+    def tokens_to_have(self, num_tokens: int) -> int:
+        """How many are to be available before ``num_tokens`` are allocated: what a reader has held for long is not
+        counted on."""
+        return num_tokens + self._num_old() * self.page_size
 
     def _num_old(self) -> int:
         # The shards of a rank must evict alike, and only this one knows how old its pages are.

@@ -18,6 +18,7 @@ from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceDSAPool, DeviceMHAPool, DeviceMLAPool
 from banyan.sglang_plugin.pools.host_access import HostAccess
 from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
 
 HOST_POOLS = (SharedMHAPool, SharedMLAPool, SharedDSAPool)
@@ -50,8 +51,14 @@ def around_get_paged_allocator_cls(original: Callable[..., Any], platform: Any) 
     return DeviceAllocator if runtime.is_on_gpu() else QuarantiningAllocator
 
 
+def open_device(config: Config, pools: Sequence[Any]) -> RankDevice | None:
+    """What all ``pools`` of a rank share of its GPU; None where they lie on the host."""
+    return None if isinstance(pools[0], HOST_POOLS) else RankDevice(config, pools)
+
+
 def open_access(
     *,
+    device: RankDevice | None,
     pool: Any,
     page_tokens: int,
     config: Config,
@@ -62,14 +69,16 @@ def open_access(
     reserve: Reserve,
     devices: Sequence[int],
 ) -> PoolAccess:
-    """The way to ``pool``, and its drafts. ``num_slots`` counts the roster's, ``arena`` is this rank's part of the host
-    arena; ``reserve`` is kept free where a freed page comes late; ``devices`` are those of all seats."""
-    if getattr(pool, "banyan_bytes", None) is not None:
+    """The way to ``pool``, and its drafts. ``device`` as ``open_device`` opened it. ``num_slots`` counts the roster's,
+    ``arena`` is this rank's part of the host arena; ``reserve`` is kept free where a freed page comes late; ``devices``
+    are those of all seats."""
+    if device is None:
         return HostAccess(pool, page_tokens)
     # Imported here: it loads Triton and the driver.
     from banyan.sglang_plugin.pools.device_access import DeviceAccess
 
     return DeviceAccess(
+        device=device,
         pool=pool,
         page_tokens=page_tokens,
         config=config,

@@ -11,36 +11,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 
 from banyan import _native
-from banyan.cache import PrefixCache
 from banyan.config import Config
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
-from banyan.sglang_plugin.pools.access import Publish
-from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S, QuarantiningAllocator
+from banyan.sglang_plugin.pools.access import Publish, Window
+from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S, OwnPages, QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
-from banyan.sglang_plugin.pools.device_start import (
-    LINK_PROBE_BYTES,
-    find_route,
-    measure_link,
-    open_driver,
-    open_ring,
-    pin_arena,
-)
+from banyan.sglang_plugin.pools.device_offloads import NodeKeys
+from banyan.sglang_plugin.pools.device_start import LINK_PROBE_BYTES, find_route, measure_link, open_ring, pin_arena
+from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.capability import Route
 from banyan.transport.cuda_ipc.copies import LayerGroups
-from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
@@ -73,6 +63,7 @@ class DeviceAccess:
     def __init__(
         self,
         *,
+        device: RankDevice,
         pool: Any,
         page_tokens: int,
         config: Config,
@@ -83,8 +74,9 @@ class DeviceAccess:
         reserve: Reserve,
         devices: Sequence[int],
     ) -> None:
-        """``devices`` are those of all seats; ``record_ready`` is the linker's ``record_offload_ready``; ``arena`` this
-        rank's part of the host arena."""
+        """``device`` is shared by all pools of the rank; ``devices`` are those of all seats; ``record_ready`` is the
+        linker's ``record_offload_ready``; ``arena`` this rank's part of the host arena."""
+        self._rank_device = device
         self._reserve = reserve
         self._page_tokens = page_tokens
         self._forward_stream = forward_stream
@@ -93,7 +85,7 @@ class DeviceAccess:
         self._geometry = pool.banyan_geometry
         self._extents = pool.banyan_extents
         self._device = pool.device
-        self._driver = open_driver()
+        self._driver = device.driver
         self._arena_address = None if arena is None else pin_arena(self._driver, arena, config)
         self.pins_arena = arena is None or self._arena_address is not None
         self._has_arena = config.has_arena and self.pins_arena
@@ -105,31 +97,24 @@ class DeviceAccess:
             tuple(len(extents) for extents in self._geometry.layers), config.copy_layers_per_launch
         )
         self._open_streams(config, num_slots)
-        self._published: ReadbackLane[list[str]] = ReadbackLane(
-            self._driver, stream=self._readback_stream, num_pages=self._geometry.num_pages
-        )
         self.link_bytes_per_s = 0.0
         if arena is not None and self._arena_address is not None:
             self.link_bytes_per_s = measure_link(
-                self._driver, self._backup_stream, self._arena_address, min(LINK_PROBE_BYTES, arena.num_bytes)
+                self._driver, device.backup_stream, self._arena_address, min(LINK_PROBE_BYTES, arena.num_bytes)
             )
         self._ring = open_ring(self._driver, stream=self._follow_stream) if config.reads_into_arena else None
         self.follows_reads = self._ring is not None
-        self._completed: deque[bool] = deque()
-        self._publish: Publish | None = None
         self._allocator: DeviceAllocator | None = None
         self._timer: LayerTimer[tuple[Piece, ...]] | None = None
         self._readers: list[CudaPeers] = []
         self._fetches = config.fetches
-        self._opener = ThreadPoolExecutor(1, thread_name_prefix="banyan-open")
         self._next_presence_s = 0.0
 
     def _open_streams(self, config: Config, num_slots: int) -> None:
         driver = self._driver
-        self._readback_stream, self._backup_stream = driver.create_stream(), driver.create_stream()
         self._places = PlaceTable(
             driver,
-            stream=self._readback_stream,
+            stream=self._rank_device.readback_stream,
             num_peers=num_slots + NUM_PROBE_ROWS,
             num_extents=len(self._page_bytes),
         )
@@ -146,7 +131,7 @@ class DeviceAccess:
             num_programs=config.copy_sms,
             on_stream=on_torch_stream,
         )
-        opened = open_copy_streams(driver, num_sms=config.copy_sms, num_streams=2, try_stream=self._try_stream)
+        opened = self._rank_device.take_copy_streams(self._try_stream)
         self._copy_stream, self._follow_stream = opened.streams
         self._kernel.num_programs = opened.num_programs
         self._places.stream = self._copy_stream
@@ -155,7 +140,6 @@ class DeviceAccess:
         self._prober = ProbeReader(driver, self._kernel, self._places, num_bytes=self._page_bytes[0])
         # Once, at the start: what the warm-up and the table's first row were enqueued for is there.
         torch.cuda.synchronize()
-        logger.info("banyan: copies between GPUs on %s", opened.note)
 
     def _try_stream(self, stream: int) -> None:
         """What a copy does, once: a refusal is to come now, not at the first request."""
@@ -169,20 +153,21 @@ class DeviceAccess:
     # ---- PoolAccess --------------------------------------------------------------------------------------------
 
     def attach(self, publish: Publish) -> None:
-        self._publish = publish
+        self._rank_device.offloads.attach(publish)
 
-    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
+    def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
         assert isinstance(allocator, DeviceAllocator)
+        device = self._rank_device
         lane: ReadbackLane[torch.Tensor] = ReadbackLane(
-            self._driver, stream=self._driver.create_stream(), num_pages=self._geometry.num_pages
+            self._driver, stream=device.freed_stream, num_pages=self._geometry.num_pages
         )
         freed = self._driver.create_event()
 
         def freed_events() -> list[int]:
             self._driver.record_event(freed, current_stream())
-            return [freed]
+            return [freed, *device.offloads.before_frees()]
 
-        allocator.attach_lane(cache, lane, freed_events, self._reserve)
+        allocator.attach_lane(pages, lane, freed_events, self._reserve, device.settle)
         self._allocator = allocator
 
     def frames(self, slots: torch.Tensor) -> Any:
@@ -221,7 +206,7 @@ class DeviceAccess:
             announcements=peers,
             own_rows=own_rows,
             wanted_slots=[*pools, *(seats.arenas if reads_arena else ())],
-            executor=self._opener,
+            executor=self._rank_device.opener,
             prober=self._prober,
             visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},
         )
@@ -243,8 +228,8 @@ class DeviceAccess:
         peers = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, block.frame_bytes)
         # What it reads was published, what it writes is leased: there is nothing on the device to wait for.
         order = StreamOrder(
-            copy_stream=self._backup_stream,
-            follow_stream=self._backup_stream,
+            copy_stream=self._rank_device.backup_stream,
+            follow_stream=self._rank_device.backup_stream,
             current_stream=current_stream,
             consumers=tuple,
             ready_events=tuple,
@@ -280,11 +265,24 @@ class DeviceAccess:
             reads=reads,
         )
         self._readers.append(reader)
+        self._rank_device.readers.append(reader)
         return reader
 
-    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
+    def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
+        return self._send(self._rank_device.offloads.send, slots, keys, window)
+
+    def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
+        self._send(self._rank_device.offloads.send_again, slots, keys, window)
+
+    def _send(self, send: Callable[..., None], slots: torch.Tensor, keys: list[str], window: Window | None) -> bool:
+        numbers = self.frames(slots)
+        if len(numbers) != len(keys):
+            raise ValueError(f"{len(numbers)} pages for {len(keys)} keys")
+        if window is not None:
+            numbers = torch.cat((numbers, self.frames(window[1])))
         try:
-            self._published.send(keys, self.frames(slots), behind=self._ready_events())
+            # The events come last: behind what computes the numbers.
+            send(NodeKeys(keys, None if window is None else window[0]), numbers, behind=self._ready_events())
         except DriverError as error:
             logger.error("banyan: pages cannot be published any more: %s", error)
             return False
@@ -297,14 +295,9 @@ class DeviceAccess:
         return self._timer
 
     def poll(self) -> None:
-        assert self._publish is not None and self._allocator is not None
-        while (taken := self._published.take()) is not None:
-            keys, numbers = taken
-            self._publish(np.frombuffer(numbers, dtype=np.int64), keys)
-            self._completed.append(True)
+        assert self._allocator is not None
+        self._rank_device.settle()
         self._allocator.poll()
-        for reader in self._readers:
-            reader.poll()
         if self._ring is not None:
             self._ring.poll()
         if self._timer is not None:
@@ -317,10 +310,10 @@ class DeviceAccess:
 
     @property
     def num_completed(self) -> int:
-        return len(self._completed)
+        return self._rank_device.offloads.num_completed
 
     def pop_completed(self) -> bool:
-        return self._completed.popleft()
+        return self._rank_device.offloads.pop_completed()
 
     def wait_for_copies(self) -> None:
         deadline_s = time.monotonic() + READER_PATIENCE_S
@@ -332,17 +325,17 @@ class DeviceAccess:
             time.sleep(POLL_S)
 
     def leave(self) -> None:
-        self._completed.extend([False] * self._published.forget())
+        self._rank_device.offloads.give_up()
         self.wait_for_copies()
         for reader in self._readers:
+            self._rank_device.readers.remove(reader)
             reader.close()
         self._readers.clear()
         self._mappings.close()
         del self._peers, self._mappings
 
     def forget(self) -> None:
-        self._published.forget()
-        self._completed.clear()
+        self._rank_device.offloads.forget()
 
     # ---- streams -----------------------------------------------------------------------------------------------
 

@@ -12,15 +12,13 @@ the next forward. Pages are therefore evicted a step ahead, into a reserve (``ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
-from banyan.cache import PrefixCache
-from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 
@@ -30,23 +28,27 @@ class DeviceAllocator(QuarantiningAllocator):
 
     _lane: ReadbackLane[torch.Tensor] | None = None
     _freed_events: Callable[[], list[int]]
+    _settle: Callable[[], None]
     _reserve = Reserve(0)
 
     def attach_lane(
         self,
-        cache: PrefixCache,
+        pages: OwnPages,
         lane: ReadbackLane[torch.Tensor],
         freed_events: Callable[[], list[int]],
         reserve: Reserve,
+        settle: Callable[[], None],
     ) -> None:
-        """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed."""
-        self.attach(cache)
-        self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
+        """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed.
 
-    def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
-        """As upstream's, and the reserve beside: what is evicted now is there when the next forward is scheduled."""
-        wanted = self._reserve.tokens_to_have(num_tokens, self.available_size())
-        return super().evict_to_free_tokens(tree_cache, wanted)
+        ``settle`` takes note of what the device has done for this rank: before a page is withdrawn, it publishes what
+        was offered before that page was freed."""
+        self.attach(pages)
+        self._lane, self._freed_events, self._reserve, self._settle = lane, freed_events, reserve, settle
+
+    def tokens_to_have(self, num_tokens: int) -> int:
+        """The reserve beside: what is evicted now is there when the next forward is scheduled."""
+        return super().tokens_to_have(self._reserve.tokens_to_have(num_tokens, self.available_size()))
 
     def poll(self) -> None:
         """Take what has come and what readers have let go of. Called on every scheduling step."""
@@ -76,8 +78,11 @@ class DeviceAllocator(QuarantiningAllocator):
 
     def _take_drained(self) -> bool:
         assert self._lane is not None
+        # This rank's own copies may hold what it waits for.
+        self._settle()
         has_taken = super()._take_drained()
         while (taken := self._lane.take()) is not None:
+            self._settle()
             freed, numbers = taken
             # Nearly always all of them are free now, and `freed` is on the device already.
             PagedTokenToKVPoolAllocator._release_page_ids(self, self._withdraw(np.frombuffer(numbers, np.int64), freed))

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from banyan import _native
-from banyan.cache import PrefixCache
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
-from banyan.sglang_plugin.pools.access import DeviceTimer, Publish
-from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
+from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator, frame_array
 
 
 class HostAccess:
@@ -35,8 +34,8 @@ class HostAccess:
     def attach(self, publish: Publish) -> None:
         self._publish = publish
 
-    def guard(self, allocator: QuarantiningAllocator, cache: PrefixCache) -> None:
-        allocator.attach(cache)
+    def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
+        allocator.attach(pages)
 
     def frames(self, slots: torch.Tensor) -> Any:
         return frame_array(slots[:: self._page_tokens] // self._page_tokens)
@@ -56,11 +55,17 @@ class HostAccess:
     ) -> Peers:
         return _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
 
-    def offload(self, slots: torch.Tensor, keys: list[str]) -> bool:
-        assert self._publish is not None
-        self._publish(self.frames(slots), keys)
+    def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
+        self._publish_now(slots, keys, window)
         self._num_completed += 1
         return True
+
+    def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
+        self._publish_now(slots, keys, window)
+
+    def _publish_now(self, slots: torch.Tensor, keys: list[str], window: Window | None) -> None:
+        assert self._publish is not None
+        self._publish(self.frames(slots), keys, None if window is None else (window[0], self.frames(window[1])))
 
     def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
         return None

@@ -46,6 +46,11 @@ class RankPools:
     allocator: QuarantiningAllocator
     windows: Windows | None
 
+    @property
+    def in_use(self) -> list[Any]:
+        """Every pool that has pages of its own."""
+        return [self.pool] if self.windows is None else [self.pool, self.windows.pool]
+
 
 def are_apart(pool: Any, allocator: Any) -> bool:
     """Whether these are in front of two pools of keys and values, which this module knows to take apart: one has the

@@ -26,6 +26,7 @@ from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.planner.demand import Demand
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.drafts import drafts_of
 from banyan.sglang_plugin.pools.two_pools import Windows, pools_of
 from banyan.sglang_plugin.rank import prefill, report, requests
@@ -90,6 +91,7 @@ class BanyanLinker(UnifiedCacheLinker):
             server_args=server_args,
             config=config,
             carried=runtime.bookkeeping(server_args),
+            device=open_device(config, pools.in_use),
             page_tokens=self._page_tokens,
             forward_stream=forward_stream,
             record_ready=self.record_offload_ready,
@@ -284,17 +286,17 @@ class BanyanLinker(UnifiedCacheLinker):
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Pages have entered SGLang's tree: offer them once they are complete."""
         full, *window = transfers
-        # Of a node whose window SGLang has freed there are full pages only.
-        chain = (window[0].keys, window[0].device_indices) if window else None
-        self._publication.announce(full.keys, chain)
+        self._publication.announce(full.keys)
         if self.chooses_victims:
             self.demand.came(full.keys)
-        return self._access.offload(full.device_indices, full.keys)
+        # Of a node whose window SGLang has freed there are full pages only.
+        behind = (window[0].keys, window[0].device_indices) if window else None
+        return self._access.offload(full.device_indices, full.keys, behind)
 
     def offer_again(self, keys: list[str], full: torch.Tensor, window: torch.Tensor) -> None:
         """A node that was offered before has window pages again, at other slots than before; maybe full pages too."""
-        self._publication.announce(keys, (keys, window))
-        self._publication.publish(self._access.frames(full), keys)
+        self._publication.announce(keys)
+        self._access.offer_again(full, keys, (keys, window))
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
@@ -376,7 +378,8 @@ class BanyanLinker(UnifiedCacheLinker):
     def _quiesce(self) -> None:
         """Nothing of this rank is queued or under way any more."""
         self._cache.quiesce()
-        self._access.wait_for_copies()
+        for member, _ in self._memberships():
+            member.access.wait_for_copies()
         self._cache.poll()
 
     def counters_now(self) -> Counters:

@@ -32,6 +32,7 @@ from banyan.refusals.start import disagreement_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
 from banyan.sglang_plugin.pools.drafts import together
+from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank import arena_memory
 from banyan.sglang_plugin.rank.identity import Identity
@@ -81,6 +82,7 @@ class Membership:
         server_args: Any,
         config: Config,
         carried: Mapping[str, Any],
+        device: RankDevice | None,
         pool: Any,
         drafts: Sequence[Any],
         page_tokens: int,
@@ -89,6 +91,7 @@ class Membership:
         counters: Counters,
         portion: Portion = ALL_LAYERS,
     ) -> None:
+        """``device`` is what the rank's pools share of its GPU, None where they lie on the host."""
         self._server_args = server_args
         self._config = config
         self._portion = portion
@@ -110,6 +113,7 @@ class Membership:
         self.lookout = Lookout(self._roster, self.seats, page_tokens)
         self._arena = self._open_arena() if config.has_arena and self.seats.is_keeper else None
         self.access = open_access(
+            device=device,
             pool=shared,
             page_tokens=page_tokens,
             config=config,

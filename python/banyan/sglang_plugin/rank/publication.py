@@ -15,10 +15,10 @@ empty) -> publishing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from banyan.cache import PrefixCache
+from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank import requests
 from banyan.sglang_plugin.rank.membership import Membership
 from banyan.sglang_plugin.rank.window_places import RankWindows
@@ -36,26 +36,20 @@ class Publication:
         self._member = member
         self._page_tokens = page_tokens
         self._windows = windows
-        self._window: tuple[Sequence[str], Any] | None = None
         self._not_to_keep: set[str] = set()
         self._is_silent = self._has_said = False
 
-    def announce(self, keys: Sequence[str], window: tuple[Sequence[str], Any] | None = None) -> None:
-        """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then.
-
-        ``window``: keys and slots of its window pages. They are published with it, so it is published at once.
-        """
-        self._window = window
+    def announce(self, keys: list[str]) -> None:
+        """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
         if self._member.guards_adapters and not requests.is_lasting(keys[0], self._page_tokens):
             self._not_to_keep.add(keys[0])
 
-    def publish(self, frames: Any, keys: list[str]) -> None:
-        """A chain of complete pages of this rank's tree."""
+    def publish(self, frames: Any, keys: list[str], window: Window | None = None) -> None:
+        """A chain of complete pages of this rank's tree, with its window pages."""
         if self._is_silent:
             self._say_why()
             return
         self._cache.publish(frames, keys)
-        window, self._window = self._window, None
         if self._windows is not None and window is not None:
             self._windows.publish(*window)
         self._member.lookout.published(keys)

@@ -38,17 +38,17 @@ class RankWindows:
         self.member = member
         self.allocator = windows.allocator
         self.pages = WindowPages(shelf=shelf, supply=supply, num_pages=windows.num_pages, places=windows.places)
-        windows.allocator.attach(self.pages)
+        member.access.guard(windows.allocator, self.pages)
 
     # ---- pages of this rank's tree -----------------------------------------------------------------------------
 
     def wanted(self, keys: Sequence[str], slots: torch.Tensor) -> tuple[list[str], Any]:
         """What SGLang wants loaded, as the cache takes it: from the end on."""
-        return list(keys)[::-1], self.member.access.frames(slots)[::-1].copy()
+        return list(keys)[::-1], self.member.access.frames(slots.flip(0))
 
-    def publish(self, keys: Sequence[str], slots: torch.Tensor) -> None:
-        """Offer a chain of pages to the peers. In host memory what enters SGLang's tree is complete."""
-        self.pages.publish(self.member.access.frames(slots), list(keys))
+    def publish(self, keys: Sequence[str], frames: Any) -> None:
+        """Offer a chain of complete pages to the peers."""
+        self.pages.publish(frames, list(keys))
 
     def back_up(self, keys: Sequence[str]) -> None:
         """The same chain, to the tiers below."""
@@ -82,6 +82,7 @@ class RankWindows:
 
     def poll(self) -> None:
         """Collect what copies and I/O have finished. Never waits."""
+        self.member.access.poll()
         if self.member.tier is not None:
             self.member.tier.poll()
 
