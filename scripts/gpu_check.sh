@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [STEP ...]   steps to run (again); without any: all that are not proved for this commit
 #   PYTHON=...                        interpreter (default: .venv, else python3)
 #   OUT_DIR=...                       results (default: build/gpu)
-#   MODEL_PATH=... MLA_MODEL_PATH=... DSA_MODEL_PATH=... DRAFT_MODEL_PATH=...
+#   MODEL_PATH=... MLA_MODEL_PATH=... DSA_MODEL_PATH=... WINDOW_MODEL_PATH=... DRAFT_MODEL_PATH=...
 #                                     models for the server; steps without theirs are named as not possible
 set -euo pipefail
 cd "$(dirname "$0")/.."

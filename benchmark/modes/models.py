@@ -178,7 +178,20 @@ WINDOW = Shape(
         "moe_intermediate_size": 64,
     },
 )
-SHAPES = (LLAMA, MOE, MLA, DSA, MTP, WINDOW)
+# As gpt-oss: windows, and in every layer a sink. SGLang has no kernel for sinks on a CPU.
+SINKS = Shape(
+    "sinks",
+    "gpt_oss",
+    {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "sliding_window": WINDOW_TOKENS,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+)
+SHAPES = (LLAMA, MOE, MLA, DSA, MTP, WINDOW, SINKS)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -249,6 +249,7 @@ def _needing() -> tuple[Mode, ...]:
         ),
         row("DeepSeek sparse attention (V3.2, GLM-5)", GPU),
         row("DeepSeek-V4", GPU),
+        row("sliding windows between GPUs (Gemma 4, Llama 4)", GPU),
         row("attention sinks beside sliding windows (gpt-oss)", GPU),
         row("state space and linear attention (Qwen3-Next)", GPU),
         row("video, audio", "a tiny model and clips; their keys are made as those of images"),

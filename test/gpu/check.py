@@ -5,8 +5,8 @@
 
 Run it again after an interruption: what was proved for this commit is not done again. Named steps are. Results lie in
 ``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH``, ``MLA_MODEL_PATH``,
-``DSA_MODEL_PATH`` and ``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the server. Nothing is
-fetched.
+``DSA_MODEL_PATH``, ``WINDOW_MODEL_PATH`` and ``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the
+server. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def find_facts() -> Facts:
         mla_model_path=os.environ.get("MLA_MODEL_PATH", ""),
         dsa_model_path=os.environ.get("DSA_MODEL_PATH", ""),
         draft_model_path=os.environ.get("DRAFT_MODEL_PATH", ""),
+        window_model_path=os.environ.get("WINDOW_MODEL_PATH", ""),
     )
 
 

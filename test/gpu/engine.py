@@ -68,8 +68,9 @@ def end_on_termination() -> None:
 
 
 ONE_GPU, WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS = "one_gpu", "without_index_keys", "without_draft_rows"
+MIXED_WINDOWS = "mixed_windows"
 """Plugins of SGLang beside this file: all ranks on the first GPU; pages that travel without their index keys, or
-without the rows of their draft."""
+without the rows of their draft; window pages that land in each other's places."""
 
 
 def plugin_paths(folder: Path, *, plugins: Sequence[str] = (ONE_GPU,)) -> list[str]:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import synchronisations
 from comparison import NOISY_DRAFTS, Comparison, compare, divergence, is_near, more_verified
-from engine import ONE_GPU, WITHOUT_DRAFT_ROWS, WITHOUT_INDEX_KEYS, Answer, Server, end_on_termination
+from engine import MIXED_WINDOWS, ONE_GPU, WITHOUT_DRAFT_ROWS, WITHOUT_INDEX_KEYS, Answer, Server, end_on_termination
 
 PAGE_TOKENS = 16
 NUM_TURNS = 3
@@ -115,14 +115,18 @@ class Check:
             server.stop()
 
     def _score(self, server: Server, name: str, *, hit_on: int) -> None:
-        """How far hits on the rank ``hit_on`` are from what rank 0 computes with an empty cache."""
+        """How far hits on the rank ``hit_on`` are from what rank 0 computes with an empty cache. A hit is a prompt with
+        its answer: a model with sliding windows can be restored where a request ended, not in the middle of one."""
         nears = []
         for number in range(NUM_SCORED):
             prompt = turns(number, seed=2)[0]
-            output = server.generate(prompt, 0).tokens
+            known = prompt + server.generate(prompt, 0).tokens
+            output = server.generate(known, 0).tokens
             server.call("/flush_cache")
-            empty, _ = server.score(prompt, output, 0)
-            hit, cached = server.score(prompt, output, hit_on)
+            empty, _ = server.score(known, output, 0)
+            server.call("/flush_cache")
+            server.generate(prompt, 0)
+            hit, cached = server.score(known, output, hit_on)
             if hit_on and not cached.get("peer"):
                 continue  # It was not a hit: there is nothing to learn.
             nears.append(divergence(empty, hit))
@@ -208,8 +212,8 @@ def main() -> int:
     parser.add_argument("--all-gpus", action="store_true", help="rank r on GPU r, not all on the first")
     parser.add_argument(
         "--damaged",
-        choices=(WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS),
-        help="pages travel without these; then tokens must differ, or fewer drafts be accepted",
+        choices=(WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS, MIXED_WINDOWS),
+        help="pages travel without these, or land elsewhere; then tokens must differ, or fewer drafts be accepted",
     )
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--conversations", type=int, default=8)

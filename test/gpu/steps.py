@@ -30,6 +30,7 @@ class Facts:
     mla_model_path: str = ""
     dsa_model_path: str = ""
     draft_model_path: str = ""
+    window_model_path: str = ""
 
     @property
     def key(self) -> str:
@@ -69,6 +70,10 @@ def dsa_model(facts: Facts) -> str | None:
     return None if facts.dsa_model_path else "DSA_MODEL_PATH is not set"
 
 
+def window_model(facts: Facts) -> str | None:
+    return None if facts.window_model_path else "WINDOW_MODEL_PATH is not set"
+
+
 def draft_model(facts: Facts) -> str | None:
     return None if facts.draft_model_path else "DRAFT_MODEL_PATH is not set"
 
@@ -104,11 +109,17 @@ class Step:
             "mla_model": facts.mla_model_path,
             "dsa_model": facts.dsa_model_path,
             "draft_model": facts.draft_model_path,
+            "window_model": facts.window_model_path,
         }
         return [part.format(out=out, **paths) for part in self.command]
 
 
-MODELS: dict[str, Need] = {"{model}": model, "{mla_model}": mla_model, "{dsa_model}": dsa_model}
+MODELS: dict[str, Need] = {
+    "{model}": model,
+    "{mla_model}": mla_model,
+    "{dsa_model}": dsa_model,
+    "{window_model}": window_model,
+}
 
 
 def _served(
@@ -121,6 +132,8 @@ def _served(
 
 
 GRAPHS = "--cuda-graph-backend-decode full --cuda-graph-backend-prefill breakable"
+WHOLE_GRAPHS = "--cuda-graph-backend-decode full --cuda-graph-backend-prefill full"
+"""A prefill in one graph waits for its last layer alone."""
 INDEXED = "--attention-backend dsa --page-size 64 --dtype bfloat16"
 """A model with an indexer. Prompts must be longer than its top-k, or its keys do not matter."""
 
@@ -157,6 +170,14 @@ STEPS = (
     _served("dsa", INDEXED, path="{dsa_model}"),
     _served("dsa-store", INDEXED, path="{dsa_model}", cases="store"),
     _served("dsa-damaged", INDEXED, path="{dsa_model}", check="--damaged without_index_keys"),
+    _served("windows", "", path="{window_model}"),
+    _served("windows-graphs", GRAPHS, path="{window_model}"),
+    _served("windows-whole-graphs", WHOLE_GRAPHS, path="{window_model}"),
+    _served("windows-chunked", "--chunked-prefill-size 512", path="{window_model}"),
+    _served("windows-full-pool", "--max-total-tokens 8192", path="{window_model}"),
+    _served("windows-arena", "--banyan-host-gb 4", path="{window_model}"),
+    _served("windows-store", "", path="{window_model}", cases="store"),
+    _served("windows-damaged", "", path="{window_model}", check="--damaged mixed_windows"),
     _served("drafts", ITSELF),
     _served("drafts-graphs", f"{ITSELF} {GRAPHS}"),
     _served("drafts-store", ITSELF, cases="store"),

@@ -41,7 +41,6 @@ class _Rule:
 
 
 _RULES = (
-    _Rule(lambda f: f.device != "cpu", lambda f: f"on --device {f.device} pages of two pools are not copied yet"),
     _Rule(lambda f: f.device == "cpu" and f.has_sinks, lambda f: "SGLang's attention sinks have no kernel for the CPU"),
     _Rule(
         lambda f: f.algorithm is not None,

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from benchmark.modes import models
 
 
-@pytest.mark.parametrize("shape", [models.LLAMA, models.MOE, models.MLA], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [models.LLAMA, models.MOE, models.MLA, models.SINKS], ids=lambda shape: shape.name)
 def test_checkpoint_when_it_is_made_twice_then_the_weights_are_equal(tmp_path, shape):
     one, two = (load_file(models.ensure(shape, tmp_path / name) / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()

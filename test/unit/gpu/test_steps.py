@@ -18,6 +18,7 @@ MACHINE = Facts(
     mla_model_path="/mla",
     dsa_model_path="/dsa",
     draft_model_path="/draft",
+    window_model_path="/window",
 )
 
 
@@ -42,6 +43,7 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"mla_model_path": ""}, "server-mla", "MLA_MODEL_PATH"),
         ({"dsa_model_path": ""}, "server-dsa-damaged", "DSA_MODEL_PATH"),
         ({"draft_model_path": ""}, "server-eagle", "DRAFT_MODEL_PATH"),
+        ({"window_model_path": ""}, "server-windows-damaged", "WINDOW_MODEL_PATH"),
         ({"modules": EVERYTHING - {"sglang"}}, "server-plain", "no SGLang"),
         ({"modules": EVERYTHING - {"hypothesis"}}, "tests", "hypothesis"),
         ({"modules": EVERYTHING - {"flashinfer"}}, "server-flashinfer", "flashinfer"),

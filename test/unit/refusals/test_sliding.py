@@ -6,7 +6,6 @@ import pytest
 from banyan.refusals.sliding import WindowFacts, window_refusals
 
 BAD = {
-    "device": "cuda",
     "has_sinks": True,
     "algorithm": "EAGLE",
     "disaggregation_mode": "prefill",
@@ -33,6 +32,10 @@ def test_windows_when_several_things_stand_against_them_then_each_has_a_line():
     assert len(window_refusals(WindowFacts(algorithm="NGRAM", keeps_arena=True))) == 2
 
 
-def test_sinks_when_there_is_a_gpu_then_the_device_is_the_reason():
-    (line,) = window_refusals(WindowFacts(device="cuda", has_sinks=True))
-    assert "cuda" in line and "sinks" not in line
+def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_too():
+    assert window_refusals(WindowFacts(device="cuda", has_sinks=True)) == []
+
+
+def test_windows_when_drafts_run_on_a_gpu_then_they_are_refused_as_on_a_cpu():
+    (line,) = window_refusals(WindowFacts(device="cuda", algorithm="EAGLE"))
+    assert "--speculative-algorithm EAGLE" in line
