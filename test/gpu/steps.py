@@ -172,7 +172,12 @@ STEPS = (
     _served("dsa-damaged", INDEXED, path="{dsa_model}", check="--damaged without_index_keys"),
     _served("windows", "", path="{window_model}"),
     _served("windows-graphs", GRAPHS, path="{window_model}"),
-    _served("windows-whole-graphs", WHOLE_GRAPHS, path="{window_model}"),
+    _served(
+        "windows-whole-graphs",
+        f"--attention-backend fa3 {WHOLE_GRAPHS}",
+        module("sgl_kernel.flash_attn"),
+        path="{window_model}",
+    ),
     _served("windows-chunked", "--chunked-prefill-size 512", path="{window_model}"),
     _served("windows-full-pool", "--max-total-tokens 8192", path="{window_model}"),
     _served("windows-arena", "--banyan-host-gb 4", path="{window_model}"),

@@ -28,11 +28,22 @@ NUM_LAYERS = len(WINDOWED) + len(FULL)
 POISON = 77.0
 
 
+class Stretch:
+    """An allocation with so many bytes."""
+
+    def __init__(self, num_bytes):
+        self.num_bytes = num_bytes
+
+    def __len__(self):
+        return self.num_bytes
+
+
 class WindowDevice(Device):
     """Page numbers lie in torch's memory: whatever is copied from there is the device's."""
 
     def copy_async(self, target, source, num_bytes, stream):
-        self.gpu.memory.setdefault(source, bytearray(num_bytes))
+        if isinstance(self.gpu.memory.setdefault(source, Stretch(0)), Stretch):
+            self.gpu.memory[source] = Stretch(max(num_bytes, len(self.gpu.memory[source])))
         super().copy_async(target, source, num_bytes, stream)
 
 
@@ -113,6 +124,11 @@ class GpuWindowRank:
         with self.on(self.schedule):
             return self.linker.num_completed_offloads()
 
+    def poll_copies(self):
+        """What a rank that waits for pages goes on with."""
+        with self.on(self.schedule):
+            self.linker._access._rank_device.settle()
+
     def meet_peers(self):
         """Open who is there, whatever it takes."""
         for _ in range(3):
@@ -151,10 +167,11 @@ class GpuWindowRank:
     def load(self, names, rid="r"):
         """Where the pages go, or None."""
         full, window = self.alloc(len(names), min(WINDOW_PAGES, len(names)))
+        return (full, window) if self.load_into(names, full, window, rid) else None
+
+    def load_into(self, names, full, window, rid="r"):
         with self.on(self.schedule):
-            if not self.linker.load(rid, [transfer(names, full), transfer(names[-len(window) // PAGE :], window)]):
-                return None
-        return full, window
+            return self.linker.load(rid, [transfer(names, full), transfer(names[-len(window) // PAGE :], window)])
 
     def start(self):
         with self.on(self.schedule):
@@ -203,16 +220,6 @@ class GpuWindowRank:
 def in_allocations(driver, buffers):
     for buffer in buffers:
         driver.adopt(buffer)
-
-
-class Stretch:
-    """An allocation with so many bytes."""
-
-    def __init__(self, num_bytes):
-        self.num_bytes = num_bytes
-
-    def __len__(self):
-        return self.num_bytes
 
 
 def in_one_allocation(driver, buffers):
