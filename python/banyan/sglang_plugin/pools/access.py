@@ -19,8 +19,8 @@ from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator
 
 Window = tuple[Sequence[str], Any]
-"""Keys of a node's window pages, and their slots, or page numbers; of a model that has such. See
-``banyan.sglang_plugin.pools.two_pools``."""
+"""Keys of a node's window pages, and their page numbers as ``frames`` of their own pool gives them; of a model that has
+such (``banyan.sglang_plugin.pools.two_pools``)."""
 
 Publish = Callable[[Any, list[str], Window | None], None]
 """Takes page numbers, an int64 array, and their keys; with them the window pages of the same node."""

@@ -279,7 +279,7 @@ class DeviceAccess:
         if len(numbers) != len(keys):
             raise ValueError(f"{len(numbers)} pages for {len(keys)} keys")
         if window is not None:
-            numbers = torch.cat((numbers, self.frames(window[1])))
+            numbers = torch.cat((numbers, window[1]))
         try:
             # The events come last: behind what computes the numbers.
             send(NodeKeys(keys, None if window is None else window[0]), numbers, behind=self._ready_events())

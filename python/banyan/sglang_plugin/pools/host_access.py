@@ -65,7 +65,7 @@ class HostAccess:
 
     def _publish_now(self, slots: torch.Tensor, keys: list[str], window: Window | None) -> None:
         assert self._publish is not None
-        self._publish(self.frames(slots), keys, None if window is None else (window[0], self.frames(window[1])))
+        self._publish(self.frames(slots), keys, window)
 
     def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
         return None

@@ -290,13 +290,16 @@ class BanyanLinker(UnifiedCacheLinker):
         if self.chooses_victims:
             self.demand.came(full.keys)
         # Of a node whose window SGLang has freed there are full pages only.
-        behind = (window[0].keys, window[0].device_indices) if window else None
+        behind = None
+        if window and self._windows is not None:
+            behind = self._windows.node(window[0].keys, window[0].device_indices)
         return self._access.offload(full.device_indices, full.keys, behind)
 
     def offer_again(self, keys: list[str], full: torch.Tensor, window: torch.Tensor) -> None:
         """A node that was offered before has window pages again, at other slots than before; maybe full pages too."""
+        assert self._windows is not None
         self._publication.announce(keys)
-        self._access.offer_again(full, keys, (keys, window))
+        self._access.offer_again(full, keys, self._windows.node(keys, window))
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.

@@ -19,6 +19,7 @@ import torch
 from banyan.arena.prefetch import Worth
 from banyan.core import SourceKind
 from banyan.ports import PageStore
+from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.two_pools import Windows
 from banyan.sglang_plugin.rank.membership import Membership
 from banyan.windows import WindowPages, longest_restorable, window_of
@@ -45,6 +46,10 @@ class RankWindows:
     def wanted(self, keys: Sequence[str], slots: torch.Tensor) -> tuple[list[str], Any]:
         """What SGLang wants loaded, as the cache takes it: from the end on."""
         return list(keys)[::-1], self.member.access.frames(slots.flip(0))
+
+    def node(self, keys: Sequence[str], slots: torch.Tensor) -> Window:
+        """The window pages of a node, as the pools' access takes them."""
+        return keys, self.member.access.frames(slots)
 
     def publish(self, keys: Sequence[str], frames: Any) -> None:
         """Offer a chain of complete pages to the peers."""
