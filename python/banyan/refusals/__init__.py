@@ -6,10 +6,10 @@ The plugin fills ``ServerFacts`` from SGLang's resolved arguments; ``banyan doct
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from banyan import SGLANG_VERSION
+from banyan.refusals.rule import Rule, lines_of
 from banyan.refusals.speculation import DraftFacts, draft_refusals
 
 MAX_SLOTS = 64
@@ -61,118 +61,112 @@ class ServerFacts:
         return self.num_seats * (2 if self.has_arena else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    applies: Callable[[ServerFacts], bool]
-    line: Callable[[ServerFacts], str]
-
-
-_RULES = (
-    _Rule(
+_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
         lambda f: f.sglang_version != SGLANG_VERSION,
         lambda f: (
             f"sglang {f.sglang_version} is installed, Banyan works on {SGLANG_VERSION} only: "
             f"install sglang=={SGLANG_VERSION} or start without --enable-banyan"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.device not in ("cpu", "cuda"),
         lambda f: (
             f"--device {f.device}: pools on this device are not shared: "
             "use --banyan-share off or start without --enable-banyan"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.device == "cuda" and f.expandable_segments and not f.has_arena,
         lambda f: (
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: such memory has no CUDA IPC handle: unset it, "
             "or let pages go through the host arena (--banyan-host-gb)"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.device == "cuda" and f.sizes_pool_after_capture,
         lambda f: (
             "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool grows after Banyan has told the other ranks where it lies: "
             "unset it"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_memory_saver,
         lambda f: (
             "--enable-memory-saver: a pool that is released while peers read it cannot be shared: "
             "start without --enable-memory-saver"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.num_slots > MAX_SLOTS,
         lambda f: (
             f"--dp-size, --tp-size: {f.num_seats} processes {'and --banyan-host-gb ' if f.has_arena else ''}take "
             f"{f.num_slots} places, a node has {MAX_SLOTS}: use fewer{' or no host arena' if f.has_arena else ''}"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.pp_size > 1,
         lambda f: (
             f"--pp-size {f.pp_size}: pipeline stages may disagree about a hit: use --pp-size 1 "
             "(tensor parallelism within a rank is fine)"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.num_nodes > 1,
         lambda f: f"--nnodes {f.num_nodes}: ranks share within one node: start one server on each node with --nnodes 1",
     ),
-    _Rule(
+    Rule(
         lambda f: f.page_size == 1,
         lambda f: "--page-size 1: the unit of sharing is a page of several tokens: use --page-size 16, 32 or 64",
     ),
-    _Rule(
+    Rule(
         lambda f: f.tokenizer_worker_num > 1,
         lambda f: (
             f"--tokenizer-worker-num {f.tokenizer_worker_num}: SGLang loads no plugin in its extra workers: "
             "use --tokenizer-worker-num 1"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.rust_server,
         lambda f: "SGLANG_RUST_SERVER: the Rust server bypasses the dispatcher that Banyan hooks: unset it",
     ),
-    _Rule(
+    Rule(
         lambda f: f.disable_radix_cache,
         lambda f: "--disable-radix-cache: without a radix cache there is no prefix to share: drop that flag",
     ),
-    _Rule(
+    Rule(
         lambda f: f.radix_cache_backend is not None,
         lambda f: (
             f"--radix-cache-backend {f.radix_cache_backend}: Banyan works on SGLang's own radix cache: drop that flag"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_hierarchical_cache or f.hicache_storage_backend is not None,
         lambda f: (
             "--enable-hierarchical-cache / --hicache-storage-backend: HiCache and Banyan would both own the tail "
             "of a prefix: use one of them"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_lmcache,
         lambda f: "--enable-lmcache: LMCache and Banyan would both own the tail of a prefix: use one of them",
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_flexkv,
         lambda f: "--enable-flexkv: FlexKV and Banyan would both own the tail of a prefix: use one of them",
     ),
-    _Rule(
+    Rule(
         lambda f: f.external_linker_backend is not None,
         lambda f: (
             f"--unified-cache-external-linker-backend {f.external_linker_backend}: SGLang takes one linker, "
             "and Banyan is one: drop that flag"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_unified_memory,
         lambda f: "--enable-unified-memory: its pools are not page arrays that a peer could read: drop that flag",
     ),
-    _Rule(
+    Rule(
         lambda f: f.kv_cache_dtype.startswith(("fp4", "mxfp", "nvfp4")),
         lambda f: (
             f"--kv-cache-dtype {f.kv_cache_dtype}: its pools keep scales apart from the pages: use auto, bf16 or fp8"
@@ -181,28 +175,28 @@ _RULES = (
 )
 
 
-_PAIR_RULES = (
-    _Rule(
+_PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
         lambda f: f.disaggregation_transfer_backend != "nixl",
         lambda f: (
             f"--disaggregation-transfer-backend {f.disaggregation_transfer_backend}: only with NIXL is a decode server "
             "told at once when its prefill is given up: use --disaggregation-transfer-backend nixl"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.switches_roles,
         lambda f: (
             "--enable-pd-role-switch: what a server reads and writes is decided by its first role: drop that flag"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.elastic_prefill,
         lambda f: (
             f"--banyan-elastic-prefill-tokens with --disaggregation-mode {f.disaggregation_mode}: a prefill that "
             "the dispatcher makes has no room to meet a decode server in: drop that flag"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.store_admit == "second",
         lambda f: (
             f"--banyan-store-admit second with --disaggregation-mode {f.disaggregation_mode}: an answer is seen "
@@ -211,8 +205,8 @@ _PAIR_RULES = (
     ),
 )
 
-_PREFILL_RULES = (
-    _Rule(
+_PREFILL_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
         lambda f: f.dp_size > 1 and f.policy != "sglang" and f.load_balance_method == "follow_bootstrap_room",
         lambda f: (
             f"--load-balance-method follow_bootstrap_room with --banyan-policy {f.policy}: both would choose the rank: "
@@ -221,22 +215,22 @@ _PREFILL_RULES = (
     ),
 )
 
-_DECODE_RULES = (
-    _Rule(
+_DECODE_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
         lambda f: f.retraction_backup == "host_pool" or f.host_receive_threshold < 1,
         lambda f: (
             "--disaggregation-decode-retraction-backup host_pool, --disaggregation-decode-host-receive-threshold: "
             "SGLang's host pool takes the place of Banyan: drop those flags"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.offloads_decode_kvcache,
         lambda f: (
             "--disaggregation-decode-enable-offload-kvcache: HiCache and Banyan would both keep what is generated: "
             "use one of them"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_hisparse,
         lambda f: "--enable-hisparse: decode servers with it have no radix cache to keep answers in: drop that flag",
     ),
@@ -249,7 +243,7 @@ def refusals(facts: ServerFacts) -> list[str]:
     if facts.disaggregation_mode != "null":
         rules += _PAIR_RULES
         rules += _PREFILL_RULES if facts.disaggregation_mode == "prefill" else _DECODE_RULES
-    return [*(rule.line(facts) for rule in rules if rule.applies(facts)), *draft_refusals(facts.draft)]
+    return [*lines_of(rules, facts), *draft_refusals(facts.draft)]
 
 
 def pool_refusal(*, pool_class: str, supported: tuple[str, ...]) -> str:

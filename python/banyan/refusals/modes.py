@@ -7,8 +7,9 @@ page's key says. SGLang starts all of them with a linker; what came out would be
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+
+from banyan.refusals.rule import Rule, lines_of
 
 OFF = "drop that flag or use --banyan-share off"
 
@@ -30,58 +31,52 @@ class ModeFacts:
     enable_page_major_kv_layout: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    applies: Callable[[ModeFacts], bool]
-    line: Callable[[ModeFacts], str]
-
-
-_RULES = (
-    _Rule(
+_RULES: tuple[Rule[ModeFacts], ...] = (
+    Rule(
         lambda f: f.attn_cp_size > 1 or f.enable_prefill_cp,
         lambda f: (
             "--attn-cp-size, --enable-prefill-cp: the ranks of a context-parallel group may hold other parts of a "
             f"prompt each: {OFF}"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.dcp_size > 1,
         lambda f: f"--dcp-size {f.dcp_size}: a page is spread over the ranks that decode it: {OFF}",
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_pdmux,
         lambda f: f"--enable-pdmux: a split prefill reads pages before they have come: {OFF}",
     ),
-    _Rule(
+    Rule(
         lambda f: f.dllm_algorithm is not None,
         lambda f: (
             f"--dllm-algorithm {f.dllm_algorithm}: diffusion batches take promised pages and never fetch them: {OFF}"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.returns_routed_experts,
         lambda f: (
             f"--enable-return-routed-experts: the experts of fetched tokens were never recorded on this rank: {OFF}"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.returns_indexer_topk,
         lambda f: (
             f"--enable-return-indexer-topk: the choices of fetched tokens were never recorded on this rank: {OFF}"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_mis,
         lambda f: f"--enable-mis: SGLang keeps no radix cache for multi-item scoring, nothing could be shared: {OFF}",
     ),
-    _Rule(
+    Rule(
         lambda f: f.is_deterministic and f.attention_backend == "flashinfer",
         lambda f: (
             "--enable-deterministic-inference with --attention-backend flashinfer: SGLang keeps no radix cache then, "
             "nothing could be shared: use --attention-backend fa3 or triton, or --banyan-share off"
         ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.enable_page_major_kv_layout,
         lambda f: (
             "--enable-page-major-kv-layout: Banyan lays the pool out layer by layer and would pass over that flag: "
@@ -93,7 +88,7 @@ _RULES = (
 
 def mode_refusals(facts: ModeFacts) -> list[str]:
     """One line for each reason why sharing cannot start; empty when it can."""
-    return [rule.line(facts) for rule in _RULES if rule.applies(facts)]
+    return lines_of(_RULES, facts)
 
 
 def no_cache_refusal(*, asked: str, reason: str) -> str:

@@ -7,10 +7,10 @@ of full attention here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from banyan.refusals import MAX_SLOTS
+from banyan.refusals.rule import Rule, lines_of
 
 WAY_OUT = "use --disable-hybrid-swa-memory (which takes more memory)"
 
@@ -33,57 +33,57 @@ class WindowFacts:
     num_slots: int = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    applies: Callable[[WindowFacts], bool]
-    what: Callable[[WindowFacts], str]
-    way_out: str = WAY_OUT
-
-
-_RULES = (
-    _Rule(lambda f: f.device == "cpu" and f.has_sinks, lambda f: "SGLang's attention sinks have no kernel for the CPU"),
-    _Rule(
+_RULES: tuple[Rule[WindowFacts], ...] = (
+    Rule(
+        lambda f: f.device == "cpu" and f.has_sinks,
+        lambda f: f"SGLang's attention sinks have no kernel for the CPU: {WAY_OUT}",
+    ),
+    Rule(
         lambda f: f.algorithm is not None,
-        lambda f: f"--speculative-algorithm {f.algorithm}: drafts of such a model are not verified over two pools yet",
-        "drop that flag, or " + WAY_OUT,
+        lambda f: (
+            f"--speculative-algorithm {f.algorithm}: drafts of such a model are not verified over two pools yet: "
+            f"drop that flag, or {WAY_OUT}"
+        ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.disaggregation_mode != "null",
-        lambda f: f"--disaggregation-mode {f.disaggregation_mode}: pairs hand over pages of one pool",
+        lambda f: f"--disaggregation-mode {f.disaggregation_mode}: pairs hand over pages of one pool: {WAY_OUT}",
     ),
-    _Rule(
+    Rule(
         lambda f: f.steps_together,
-        lambda f: "--enable-dp-attention, --attn-dp-size: ranks in step would wait for two pools' pages",
-        "use --dp N alone, or " + WAY_OUT,
+        lambda f: (
+            "--enable-dp-attention, --attn-dp-size: ranks in step would wait for two pools' pages: "
+            f"use --dp N alone, or {WAY_OUT}"
+        ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.deals_with_nodes,
-        lambda f: "--banyan-listen, --banyan-peers: other nodes are lent pages of one pool",
-        "drop those flags, or " + WAY_OUT,
+        lambda f: (
+            f"--banyan-listen, --banyan-peers: other nodes are lent pages of one pool: drop those flags, or {WAY_OUT}"
+        ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.keeps_arena,
-        lambda f: "--banyan-keep-host-arena: what is kept has pages of one pool",
-        "drop that flag, or " + WAY_OUT,
+        lambda f: f"--banyan-keep-host-arena: what is kept has pages of one pool: drop that flag, or {WAY_OUT}",
     ),
-    _Rule(
+    Rule(
         lambda f: bool(f.asked_store),
-        lambda f: f"--banyan-store {f.asked_store}://: a store that has to be asked is asked for pages of one pool",
-        "name a folder (file://, 3fs://), or " + WAY_OUT,
+        lambda f: (
+            f"--banyan-store {f.asked_store}://: a store that has to be asked is asked for pages of one pool: "
+            f"name a folder (file://, 3fs://), or {WAY_OUT}"
+        ),
     ),
-    _Rule(
+    Rule(
         lambda f: f.num_slots > MAX_SLOTS,
-        lambda f: f"--dp-size, --tp-size: with two pools each the ranks take {f.num_slots} places of {MAX_SLOTS}",
-        "use fewer, or " + WAY_OUT,
+        lambda f: (
+            f"--dp-size, --tp-size: with two pools each the ranks take {f.num_slots} places of {MAX_SLOTS}: "
+            f"use fewer, or {WAY_OUT}"
+        ),
     ),
 )
 
 
 def window_refusals(facts: WindowFacts) -> list[str]:
     """One line for each reason why the pages of this model cannot be shared."""
-    return [
-        f"this model ({facts.architecture}) keeps its sliding windows in a pool of their own; {rule.what(facts)}: "
-        f"{rule.way_out}, or --banyan-share off"
-        for rule in _RULES
-        if rule.applies(facts)
-    ]
+    model = f"this model ({facts.architecture}) keeps its sliding windows in a pool of their own"
+    return [f"{model}; {line}, or --banyan-share off" for line in lines_of(_RULES, facts)]
