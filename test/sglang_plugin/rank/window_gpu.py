@@ -16,6 +16,7 @@ from test.sglang_plugin.rank import test_linker as rig
 from test.unit.transport.fake_gpu import FakeGpu
 
 from banyan import _native
+from banyan.config import Config
 from banyan.sglang_plugin.pools import device_access, device_start
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool
@@ -26,6 +27,7 @@ NUM_SLOTS = 8
 WINDOWED, FULL = [0, 2, 3], [1, 4]
 NUM_LAYERS = len(WINDOWED) + len(FULL)
 POISON = 77.0
+PLAIN = Config(min_fetch_tokens=PAGE, host_gb=0.0, copy_layers_per_launch=1)
 
 
 class Stretch:
@@ -247,3 +249,20 @@ def let_the_device_run(ranks):
     ranks[0].gpu.run()
     for rank in ranks:
         rank.poll()
+
+
+def publish(rank, names, num_windowed=None):
+    """A node whose pages are complete, and where they lie."""
+    full, window = rank.alloc(len(names), len(names) if num_windowed is None else num_windowed)
+    rank.offload(names, full, window if len(window) else None)
+    let_the_device_run([rank])
+    assert rank.linker.pop_completed_offload()
+    return full, window
+
+
+def equal(ours, theirs):
+    return all(map(torch.equal, ours, theirs))
+
+
+def accesses(rank):
+    return rank.linker._access, rank.linker._windows.member.access
