@@ -2,8 +2,10 @@
 """A model with sliding windows: the engine computes what the library transformers does, and a prefix from a peer, the
 arena or the store gives the tokens of a server that shares nothing."""
 
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,11 +25,13 @@ COMMON = (
     # A prompt is computed in several forwards, so that windows slide while it is.
     *("--chunked-prefill-size", str(CHUNK_TOKENS), "--sleep-on-idle"),
 )
+MIXED = Path(__file__).parents[1] / "gpu" / "mixed_windows"
 KEPT = ("--banyan-host-gb", "0.25", "--banyan-store-admit", "first", "--banyan-plan", "move")
 
 
-def serve(folder, label, *flags, dp, share):
-    env = (*cpu_env(dp=dp), *ENV)
+def serve(folder, label, *flags, dp, share, paths=()):
+    found = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    env = (*cpu_env(dp=dp), *ENV, ("PYTHONPATH", found))
     return ForkedServer(ServerSpec(label, dp, share, (*COMMON, *flags), env), models.ensure(models.WINDOW), folder)
 
 
@@ -106,3 +110,17 @@ def test_windows_when_prefixes_come_from_anywhere_then_tokens_are_those_of_a_ser
         # What has been read before a prompt's turn comes is in the arena by then.
         stored = sum(came_from(meta, source) for _, meta in answers[:4] for source in ("storage", "host"))
         assert stored > 0.8 * sum(len(ids) for ids in prompts) and client.total("read_pages") > 0
+
+
+def test_windows_when_their_pages_land_in_each_others_places_then_tokens_differ(alone, tmp_path):
+    """Or nothing here could fail."""
+    with serve(tmp_path, "mixed", "--banyan-plan", "move", dp=2, share="on", paths=[MIXED]) as mixed:
+        wait_ready([mixed])
+        client = Client(mixed)
+        differ = []
+        for ids in asking.prompts(4):
+            tokens, _ = client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
+            again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
+            assert came_from(meta, "peer") > 0
+            differ.append(again != tokens)
+    assert any(differ)

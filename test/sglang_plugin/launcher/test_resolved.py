@@ -68,6 +68,11 @@ def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_w
     assert flags._roster.num_slots == num_slots
 
 
+def test_model_when_it_has_windows_and_ranks_are_on_gpus_then_it_starts(resolve):
+    resolve("--device", "cuda", sliding_window=32, **WINDOWS)
+    assert flags._roster.num_slots == 8
+
+
 def test_model_when_it_has_windows_and_drafts_then_refused_by_its_configuration_with_the_flag_that_helps(
     resolve, capsys
 ):
