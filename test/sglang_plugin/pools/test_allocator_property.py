@@ -16,6 +16,7 @@ from banyan._native import Roster
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 
@@ -145,7 +146,8 @@ class DeviceAllocatorMachine(AllocatorMachine):
     def attach(self):
         self.gpu = FakeGpu()
         lane = ReadbackLane(FakeDriver(self.gpu), stream=5, num_pages=NUM_FRAMES)
-        self.pages.attach_lane(self.cache, lane, list, Reserve(0), lambda: None)
+        order = ReadbackOrder()
+        self.pages.attach_lane(self.cache, lane, list, Reserve(0), order, order.take)
 
     def bring(self):
         # The fake checks every address, and these lie in torch's memory.

@@ -220,7 +220,7 @@ def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_
     assert owner.access.num_completed == 1 and not owner.access.pop_completed()
     gpu.run()
     owner.access._readers.clear()
-    owner.device.offloads.take()
+    owner.device.order.take()
     assert reader.cache.prepare(request("r"), keys(1)).num_pages == 0
 
 

@@ -10,6 +10,7 @@ from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 from banyan._native import Roster
 from banyan.sglang_plugin.pools import allocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 
@@ -31,7 +32,8 @@ class Node:
         )
         lane = ReadbackLane(driver, stream=LANE, num_pages=NUM_FRAMES)
         self.events = []
-        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve, lambda: None)
+        order = ReadbackOrder()
+        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve, order, order.take)
         self.driver = driver
 
     def arrive(self):

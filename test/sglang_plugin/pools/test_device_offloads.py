@@ -5,6 +5,7 @@ import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads, NodeKeys
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 
 STREAM = 7
 
@@ -15,7 +16,8 @@ class Sent:
     def __init__(self):
         self.gpu = FakeGpu()
         self.driver = FakeDriver(self.gpu)
-        self.offloads = DeviceOffloads(self.driver, stream=STREAM, num_pages=8)
+        self.order = ReadbackOrder()
+        self.offloads = DeviceOffloads(self.driver, self.order, stream=STREAM, num_pages=8)
         self.published = []
         self.offloads.attach(self.publish)
 
@@ -25,7 +27,7 @@ class Sent:
 
     def arrive(self):
         self.gpu.run()
-        self.offloads.take()
+        self.order.take()
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def sent():
 def test_node_when_its_numbers_have_come_then_both_kinds_are_published_at_once_and_it_is_told(sent):
     sent.offloads.send(NodeKeys(["a", "b"], ["b"]), sent.gpu.buffer([3, 5, 9]), behind=())
     sent.offloads.send(NodeKeys(["c"], None), sent.gpu.buffer([4]), behind=())
-    sent.offloads.take()
+    sent.order.take()
     assert not sent.published and sent.offloads.num_completed == 0
     sent.arrive()
     assert sent.published == [([3, 5], ["a", "b"], (["b"], [9])), ([4], ["c"], None)]
@@ -47,16 +49,6 @@ def test_node_when_nobody_holds_it_then_it_is_published_and_not_told(sent):
     sent.offloads.send_again(NodeKeys(["a"], ["a"]), sent.gpu.buffer([3, 9]), behind=())
     sent.arrive()
     assert sent.published == [([3], ["a"], (["a"], [9]))] and sent.offloads.num_completed == 0
-
-
-def test_frees_when_something_is_under_way_that_nobody_holds_then_they_come_behind_it(sent):
-    sent.offloads.send(NodeKeys(["a"], None), sent.gpu.buffer([3]), behind=())
-    assert sent.offloads.before_frees() == []
-    sent.offloads.send_again(NodeKeys(["b"], ["b"]), sent.gpu.buffer([4, 9]), behind=())
-    (event,) = sent.offloads.before_frees()
-    assert not sent.driver.is_event_done(event)
-    sent.arrive()
-    assert sent.driver.is_event_done(event) and sent.offloads.before_frees() == []
 
 
 def test_node_when_as_many_are_under_way_as_there_are_pages_then_it_is_not_offered_again(sent):
@@ -74,7 +66,7 @@ def test_nodes_when_they_are_dropped_then_none_is_published(sent, told):
     sent.offloads.send_again(NodeKeys(["b"], ["b"]), sent.gpu.buffer([4, 9]), behind=())
     (sent.offloads.give_up if told else sent.offloads.forget)()
     sent.arrive()
-    assert not sent.published and sent.offloads.before_frees() == []
+    assert not sent.published
     assert sent.offloads.num_completed == told and not (told and sent.offloads.pop_completed())
 
 

@@ -159,15 +159,15 @@ class DeviceAccess:
         assert isinstance(allocator, DeviceAllocator)
         device = self._rank_device
         lane: ReadbackLane[torch.Tensor] = ReadbackLane(
-            self._driver, stream=device.freed_stream, num_pages=self._geometry.num_pages
+            self._driver, stream=device.readback_stream, num_pages=self._geometry.num_pages
         )
         freed = self._driver.create_event()
 
         def freed_events() -> list[int]:
             self._driver.record_event(freed, current_stream())
-            return [freed, *device.offloads.before_frees()]
+            return [freed]
 
-        allocator.attach_lane(pages, lane, freed_events, self._reserve, device.settle)
+        allocator.attach_lane(pages, lane, freed_events, self._reserve, device.order, device.settle)
         self._allocator = allocator
 
     def frames(self, slots: torch.Tensor) -> Any:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 
@@ -28,7 +29,9 @@ class DeviceAllocator(QuarantiningAllocator):
 
     _lane: ReadbackLane[torch.Tensor] | None = None
     _freed_events: Callable[[], list[int]]
+    _order: ReadbackOrder
     _settle: Callable[[], None]
+    _num_taken = 0
     _reserve = Reserve(0)
 
     def attach_lane(
@@ -37,14 +40,15 @@ class DeviceAllocator(QuarantiningAllocator):
         lane: ReadbackLane[torch.Tensor],
         freed_events: Callable[[], list[int]],
         reserve: Reserve,
+        order: ReadbackOrder,
         settle: Callable[[], None],
     ) -> None:
-        """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed.
-
-        ``settle`` takes note of what the device has done for this rank: before a page is withdrawn, it publishes what
-        was offered before that page was freed."""
+        """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed, and
+        are withdrawn when their turn in ``order`` has come. ``settle`` takes note of all that the device has done
+        for this rank."""
         self.attach(pages)
-        self._lane, self._freed_events, self._reserve, self._settle = lane, freed_events, reserve, settle
+        self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
+        self._order, self._settle = order, settle
 
     def tokens_to_have(self, num_tokens: int) -> int:
         """The reserve beside: what is evicted now is there when the next forward is scheduled."""
@@ -66,6 +70,7 @@ class DeviceAllocator(QuarantiningAllocator):
     def clear(self) -> None:
         if self._lane is not None:
             self._lane.forget()
+            self._order.forget(self)
         super().clear()
 
     def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
@@ -75,19 +80,25 @@ class DeviceAllocator(QuarantiningAllocator):
         freed = torch.cat(page_ids).to(torch.int64)
         if freed.numel():
             self._lane.send(freed, freed, behind=self._freed_events())
+            self._order.sent(self)
+
+    def take_next(self) -> bool:
+        """Withdraw the pages that were freed first; False when their numbers have not come."""
+        assert self._lane is not None
+        taken = self._lane.take()
+        if taken is None:
+            return False
+        freed, numbers = taken
+        # Nearly always all of them are free now, and `freed` is on the device already.
+        PagedTokenToKVPoolAllocator._release_page_ids(self, self._withdraw(np.frombuffer(numbers, np.int64), freed))
+        self._num_taken += 1
+        return True
 
     def _take_drained(self) -> bool:
-        assert self._lane is not None
+        num_taken = self._num_taken
         # This rank's own copies may hold what it waits for.
         self._settle()
-        has_taken = super()._take_drained()
-        while (taken := self._lane.take()) is not None:
-            self._settle()
-            freed, numbers = taken
-            # Nearly always all of them are free now, and `freed` is on the device already.
-            PagedTokenToKVPoolAllocator._release_page_ids(self, self._withdraw(np.frombuffer(numbers, np.int64), freed))
-            has_taken = True
-        return has_taken
+        return super()._take_drained() or self._num_taken != num_taken
 
     def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
         pages = torch.from_numpy(frames.copy())

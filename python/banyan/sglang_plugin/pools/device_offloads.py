@@ -7,9 +7,9 @@ the host together, and are published together.
 Invariants
   1. A node is published after everything that was enqueued when it was sent: the forward that writes a stashed chunk
      may still run then. Nodes are published in the order in which they were sent.
-  2. No page is published that has been freed since. SGLang holds a node that it offloads until it is told. Nobody holds
-     one that is offered again: numbers of freed pages come to the host behind its own (``before_frees``), and it is
-     published before they are withdrawn.
+  2. What SGLang freed before a node was sent is withdrawn before it is published, what it frees later is withdrawn
+     afterwards (``readback_order``): SGLang holds a node that it offloads until it is told, but nobody holds one that
+     is offered again.
 
 States of a node: sent -> published -> told, where SGLang waits for it; or sent -> forgotten. Scheduler thread only.
 """
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from banyan.sglang_plugin.pools.access import Publish
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copies import DeviceFrames
 from banyan.transport.cuda_ipc.driver import CopyDriver
 from banyan.transport.cuda_ipc.readback import ReadbackLane
@@ -47,16 +48,14 @@ class _Sent:
 
 
 class DeviceOffloads:
-    """Sent when pages enter the tree, published by ``take`` when their numbers have come."""
+    """Sent when pages enter the tree, published when their numbers have come."""
 
-    def __init__(self, driver: CopyDriver, *, stream: int, num_pages: int) -> None:
+    def __init__(self, driver: CopyDriver, order: ReadbackOrder, *, stream: int, num_pages: int) -> None:
         """``num_pages`` exist in all pools of the rank. ``stream`` carries numbers to the host."""
-        self._driver = driver
-        self._stream = stream
+        self._order = order
         self._num_pages = num_pages
         # Of what SGLang holds no page is under way twice; as much again for what is offered again.
         self._lane: ReadbackLane[_Sent] = ReadbackLane(driver, stream=stream, num_pages=2 * num_pages)
-        self._offered = driver.create_event()
         self._num_unheld = 0
         self._completed: deque[bool] = deque()
         self._publish: Publish | None = None
@@ -87,26 +86,23 @@ class DeviceOffloads:
         if numbers.numel() != sent.keys.num_pages:
             raise ValueError(f"{numbers.numel()} page numbers for {sent.keys.num_pages} keys")
         self._lane.send(sent, numbers, behind=behind)
+        self._order.sent(self)
 
-    def before_frees(self) -> list[int]:
-        """Events that the numbers of pages which are freed now must not overtake."""
-        if not self._num_unheld:
-            return []
-        self._driver.record_event(self._offered, self._stream)
-        return [self._offered]
-
-    def take(self) -> None:
-        """Publish what has come. Never waits."""
-        while (taken := self._lane.take()) is not None:
-            sent, numbers = taken
-            frames, num_full = np.frombuffer(numbers, dtype=np.int64), len(sent.keys.full)
-            window = None if sent.keys.window is None else (sent.keys.window, frames[num_full:])
-            assert self._publish is not None
-            self._publish(frames[:num_full], sent.keys.full, window)
-            if sent.is_held:
-                self._completed.append(True)
-            else:
-                self._num_unheld -= sent.keys.num_pages
+    def take_next(self) -> bool:
+        """Publish the oldest node; False when its numbers have not come."""
+        taken = self._lane.take()
+        if taken is None:
+            return False
+        sent, numbers = taken
+        frames, num_full = np.frombuffer(numbers, dtype=np.int64), len(sent.keys.full)
+        window = None if sent.keys.window is None else (sent.keys.window, frames[num_full:])
+        assert self._publish is not None
+        self._publish(frames[:num_full], sent.keys.full, window)
+        if sent.is_held:
+            self._completed.append(True)
+        else:
+            self._num_unheld -= sent.keys.num_pages
+        return True
 
     @property
     def num_completed(self) -> int:
@@ -128,4 +124,5 @@ class DeviceOffloads:
 
     def _drop(self) -> None:
         self._lane.forget()
+        self._order.forget(self)
         self._num_unheld = 0

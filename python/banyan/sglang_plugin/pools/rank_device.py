@@ -17,6 +17,7 @@ from typing import Any
 from banyan.config import Config
 from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads
 from banyan.sglang_plugin.pools.device_start import open_driver
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
 from banyan.transport.cuda_ipc.peers import CudaPeers
 
@@ -32,10 +33,11 @@ class RankDevice:
     def __init__(self, config: Config, pools: Sequence[Any]) -> None:
         """``pools`` are all that the rank has. Refuses where there is no driver."""
         self.driver = open_driver()
-        streams = (self.driver.create_stream() for _ in range(3))
-        self.readback_stream, self.freed_stream, self.backup_stream = streams
+        self.readback_stream, self.backup_stream = self.driver.create_stream(), self.driver.create_stream()
+        self.order = ReadbackOrder()
         self.offloads = DeviceOffloads(
             self.driver,
+            self.order,
             stream=self.readback_stream,
             num_pages=sum(pool.banyan_geometry.num_pages for pool in pools),
         )
@@ -69,12 +71,12 @@ class RankDevice:
         return replace(self._opened, streams=taken)
 
     def settle(self) -> None:
-        """Take note of what the device has done: publish what has come, give back leases of what was copied. Never
-        waits.
+        """Take note of what the device has done: publish and withdraw what has come, give back leases of what was
+        copied. Never waits.
 
         Whoever waits for pages of any pool calls it: they may be held by copies of this rank, and peers that wait for
         pages of this rank wait for its copies.
         """
-        self.offloads.take()
+        self.order.take()
         for reader in self.readers:
             reader.poll()

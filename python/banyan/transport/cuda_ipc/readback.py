@@ -37,7 +37,7 @@ class _Sent(Generic[Tag]):
 
 
 class ReadbackLane(Generic[Tag]):
-    """Lists of page numbers, first in, first out. One thread; the stream is the lane's own."""
+    """Lists of page numbers, first in, first out. One thread; lanes may share a stream."""
 
     def __init__(self, driver: CopyDriver, *, stream: int, num_pages: int) -> None:
         """``num_pages`` exist in the pool."""
