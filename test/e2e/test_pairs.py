@@ -17,14 +17,15 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+import zmq
 from test.e2e.conftest import MODEL
 from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from benchmark.pd import num_answer_pages, num_found_pages
-from benchmark.pd_servers import PAGE_TOKENS, Pair
-from benchmark.servers import Server, free_port, write_secret
+from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair
+from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret
 from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
@@ -138,6 +139,29 @@ def test_next_turn_when_the_answer_was_generated_on_the_decode_server_then_prefi
     until(lambda: pairs.pair.total(pairs.pair.decode, "num_locked_tokens") == 0)
 
 
+def test_conversation_when_it_goes_on_then_only_what_is_new_is_handed_over_and_its_answers_are_those_of_one_server(
+    pairs, prompt, tmp_path
+):
+    pair, ids = pairs.pair, prompt("brook", 900)
+
+    def total(name):
+        return sum(pair.total(server, name) for server in pair.prefills)
+
+    before = total("handed_over_pages")
+    with drained(pairs, pair.prefills[0]):
+        first = ids_of(pairs.router.generate(ids, num_tokens=8))
+        grown = [*ids, *first, *prompt("ford", 30)]
+        num_first, num_advanced = total("handed_over_pages") - before, total("advanced_pages")
+        second = ids_of(pairs.router.generate(grown, num_tokens=8))
+    # Layers have left before the forward's end, and with it nothing twice.
+    assert num_advanced >= len(ids) // PAGE_TOKENS and num_first == -(-len(ids) // PAGE_TOKENS)
+    assert total("handed_over_pages") - before - num_first <= 4
+    spec = ServerSpec("single", 1, "off", (*SERVER_ARGS, "--max-total-tokens", "4000"), cpu_env(dp=1))
+    with ForkedServer(spec, MODEL, tmp_path) as single:
+        wait_ready([single])
+        assert [ids_of(Engine(single.url).generate(asked, num_tokens=8)) for asked in (ids, grown)] == [first, second]
+
+
 @contextmanager
 def drained(pairs, server: Server) -> Iterator[None]:
     """Requests go elsewhere."""
@@ -170,6 +194,28 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     assert (pair.total(other, "errands_sent"), pair.total(other, "errands_failed")) == (1, 0)
     assert pair.total(pair.decode, "errands") == 1 and pair.total(pair.decode, "read_pages") >= 36
     assert sum(state.get("door", {}).get("num_loans", 0) for state in pair.states(pair.decode)) == 0
+
+
+def control_port(server: Server) -> int:
+    """Where the first rank of a prefill server listens for decode servers."""
+    bootstrap = server.spec.args[server.spec.args.index("--disaggregation-bootstrap-port") + 1]
+    ranks = "&".join(f"{kind}_rank=0" for kind in ("prefill_dp", "prefill_cp", "target_tp", "target_pp"))
+    with urllib.request.urlopen(f"http://127.0.0.1:{bootstrap}/route?{ranks}", timeout=60) as response:
+        return int(json.loads(response.read())["rank_port"])
+
+
+def test_control_port_when_a_thousand_foreign_messages_come_then_requests_go_on(pairs, prompt):
+    pair, context = pairs.pair, zmq.Context()
+    for server in pair.prefills:
+        with context.socket(zmq.PUSH) as socket:
+            socket.connect(f"tcp://127.0.0.1:{control_port(server)}")
+            for number in range(1000):
+                socket.send_multipart([b"GET / HTTP/1.1", b"%d" % number])
+        until(lambda server=server: pair.total(server, "foreign_hand_over_messages") == 1000)
+        others = [other for other in pair.prefills if other is not server]
+        with drained(pairs, others[0]):
+            assert len(ids_of(pairs.router.generate(prompt(f"noise-{server.port}", 60), num_tokens=2))) == 2
+    context.term()
 
 
 def test_request_when_its_page_is_damaged_on_the_way_then_its_answer_is_right_and_computed_whole(pairs, prompt):

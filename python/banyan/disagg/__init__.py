@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and decode servers: what each of the two does, and how a request is brought to both. Pure."""
 
+from banyan.disagg.advance import Advance, Forwards, layers_of_regions
 from banyan.disagg.answer_pages import Answers
 from banyan.disagg.arrivals import Arrivals
 from banyan.disagg.orphans import Orphans
 from banyan.disagg.others import Others
 from banyan.disagg.roles import Role, environment, notes
 
-__all__ = ["Answers", "Arrivals", "Orphans", "Others", "Role", "environment", "notes"]
+__all__ = [
+    "Advance",
+    "Answers",
+    "Arrivals",
+    "Forwards",
+    "Orphans",
+    "Others",
+    "Role",
+    "environment",
+    "layers_of_regions",
+    "notes",
+]

@@ -67,6 +67,8 @@ class Counters:
     archive_refused_pages: int = 0
     archive_failed_pages: int = 0
     handed_over_pages: int = 0
+    advanced_pages: int = 0
+    foreign_hand_over_messages: int = 0
     forwards: int = 0
     forward_us: int = 0
     control_us: int = 0
@@ -176,6 +178,8 @@ DESCRIPTIONS = {
     "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
     "archive_failed_pages": "pages that the store could not write",
     "handed_over_pages": "pages that this prefill server's rank has passed to decode servers",
+    "advanced_pages": "pages of these whose first layers left while later ones were computed",
+    "foreign_hand_over_messages": "messages at a prefill server's control socket that no decode server sends, dropped",
     "resets": "flushes of this rank's cache",
     "forwards": "forward passes timed by the per-layer clock",
     "forward_us": "time of these forward passes, from the first to the last layer's KV read",

@@ -6,13 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from banyan.cache import NOTHING_QUEUED, PrefixCache
+from banyan.disagg import Forwards
 from banyan.sglang_plugin.pools.access import DeviceTimer
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.telemetry import LayerClock
 
 
 class LayerWait:
-    """What SGLang's pools call before they read a layer: the copy's progress and the per-layer clock.
+    """What SGLang's pools call before they read a layer: the copy's progress, the per-layer clock, and who hears of
+    completed layers (``forwards``).
 
     A draft runs behind the model's last layer: whoever waits for that waits for ``num_page_layers``, all that a page
     has. ``timer`` is None where the forward runs on the calling thread.
@@ -26,6 +28,7 @@ class LayerWait:
         num_layers: int,
         num_page_layers: int,
         timer: DeviceTimer | None,
+        forwards: Forwards,
     ) -> None:
         self.num_layers = num_layers
         self.consumer_index = NOTHING_QUEUED
@@ -33,6 +36,7 @@ class LayerWait:
         self._clock = clock
         self._planner = planner
         self._timer = timer
+        self._forwards = forwards
         self._last_page_layer = num_page_layers - 1
         self._copy: Any = None
 
@@ -41,6 +45,7 @@ class LayerWait:
         self.consumer_index = index
         self._copy = self._cache.moving(index)
         self._planner.forward_begins()
+        self._forwards.begin()
         self._clock.begin()
         if self._timer is not None:
             pieces = self._planner.pieces_running
@@ -48,6 +53,7 @@ class LayerWait:
 
     def wait_until(self, layer: int) -> None:
         """Return once ``layer`` of the current batch is in place."""
+        self._forwards.completed(layer)
         waited_s = 0.0
         if self._copy is not None:
             waited_s = self._copy.wait_layer(layer if layer < self.num_layers - 1 else self._last_page_layer)

@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.arena.prefetch import Worth
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
+from banyan.disagg import Forwards
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
 from banyan.planner.demand import Demand
 from banyan.sglang_plugin import page_hash, runtime, seams
@@ -167,7 +168,10 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         # A draft's layers lie behind the model's in a page.
         num_page_layers = pool.layer_num if self._windows is not None else len(self._member.block.layer_bytes)
-        self.layer_done_counter = LayerWait(self._cache, clock, self._planner, pool.layer_num, num_page_layers, timer)
+        self.forwards = Forwards()
+        self.layer_done_counter = LayerWait(
+            self._cache, clock, self._planner, pool.layer_num, num_page_layers, timer, self.forwards
+        )
 
     def _pace_writes(self) -> None:
         store, block_bytes = self._member.store, self._member.block.block_bytes
@@ -197,6 +201,16 @@ class BanyanLinker(UnifiedCacheLinker):
     def is_whole_rank(self) -> bool:
         """Whether this process alone decides for its rank."""
         return self._shards.is_one
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model; a draft's are not among them."""
+        return self.layer_done_counter.num_layers
+
+    @property
+    def completes_layers_in_order(self) -> bool:
+        """Whether all layers lie in one pool, and a forward passes through them one by one."""
+        return self._windows is None
 
     @property
     def chooses_victims(self) -> bool:

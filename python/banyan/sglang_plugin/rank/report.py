@@ -33,6 +33,20 @@ def handed_over(num_pages: int) -> None:
         linker.counters.handed_over_pages += num_pages
 
 
+def advanced(num_pages: int) -> None:
+    """The first layers of so many pages leave while later ones are computed. Scheduler thread."""
+    linker = _linker() if _linker is not None else None
+    if linker is not None:
+        linker.counters.advanced_pages += num_pages
+
+
+def foreign() -> None:
+    """A message at the hand-over's control socket was dropped. That socket's thread."""
+    linker = _linker() if _linker is not None else None
+    if linker is not None:
+        linker.counters.foreign_hand_over_messages += 1
+
+
 def tick() -> None:
     """Called on every scheduling step: brings /metrics up to date about once a second."""
     if _exporter is not None:

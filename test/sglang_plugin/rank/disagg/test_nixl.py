@@ -26,6 +26,7 @@ DECODE = ("10.0.0.2", 4242)
 def manager():
     """SGLang's tables, and a list of what decode servers were told."""
     made = nixl.BanyanNixl.__new__(nixl.BanyanNixl)
+    made.prepare_advances()
     made._given_up, made._given_up_lock = {}, threading.Lock()
     made.request_status, made.transfer_infos, made.failure_records = {}, {}, {}
     made.failure_lock = threading.Lock()

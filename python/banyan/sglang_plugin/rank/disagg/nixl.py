@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's NIXL hand-over, with four differences: pools in DRAM are registered as such, whoever waits is told, replicas
-are found, and on a CPU nobody spins.
+"""SGLang's NIXL hand-over, with six differences: pools in DRAM are registered as such, whoever waits is told, replicas
+are found, foreign messages stop nothing (``control_port``), on a CPU nobody spins, and there layers leave when they are
+complete (``layerwise``).
 
 SGLang's sender tells nobody that it was aborted: the decode server waits for 300 s. Here it tells the decode server at
 once; one that has not asked yet is told when it asks.
@@ -11,10 +12,12 @@ cores that compute, also while the server is idle. Here it waits for an event be
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import KVPoll
@@ -22,6 +25,10 @@ from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVSender
 
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import report
+from banyan.sglang_plugin.rank.disagg.control_port import ScreenedSocket, is_foreign
+from banyan.sglang_plugin.rank.disagg.layerwise import LayerwiseSender
+
+logger = logging.getLogger("banyan")
 
 MAX_GIVEN_UP = 4096
 """Rooms remembered: of requests whose decode server has not asked yet, which takes it milliseconds."""
@@ -58,11 +65,12 @@ def rank_to_name(manager: Any) -> int:
     return int(manager.system_dp_rank if manager.system_dp_size > 1 else manager.attn_dp_rank)
 
 
-class BanyanNixl(NixlKVManager):
+class BanyanNixl(LayerwiseSender, NixlKVManager):
     """States of a room given up: told at once, or remembered until its decode server asks -> told."""
 
     def __init__(self, args: Any, *more: Any, **named: Any) -> None:
-        # The bootstrap thread starts in here.
+        # The threads start in here.
+        self.prepare_advances()
         self._given_up: dict[int, None] = {}
         self._given_up_lock = threading.Lock()
         if runtime.is_on_gpu():
@@ -78,6 +86,25 @@ class BanyanNixl(NixlKVManager):
         if bootstrap_room in self.transfer_infos:
             report.handed_over(len(kv_indices))
         return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)
+
+    def _start_bootstrap_thread(self) -> None:
+        self.server_socket = ScreenedSocket(
+            self.server_socket, partial(is_foreign, stages=self.enable_staging), report.foreign
+        )
+        super()._start_bootstrap_thread()
+
+    def _add_remote_peer(self, decode_kv_args: Any) -> None:
+        """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
+        try:
+            super()._add_remote_peer(decode_kv_args)
+        except Exception:
+            self.decode_kv_args_table.pop(decode_kv_args.agent_name, None)
+            logger.exception("banyan: the decode server at %s does not fit: not taken in", decode_kv_args.endpoint)
+
+    def _await_handles(self, handles: Any, *, failure_seen: bool) -> Any:
+        if not failure_seen and not runtime.is_on_gpu():
+            self.settle(handles)
+        return super()._await_handles(handles, failure_seen=failure_seen)
 
     def give_up(self, room: int) -> None:
         """Nothing more is sent in this room; its decode server learns it now, or when it asks."""
@@ -105,10 +132,18 @@ class BanyanNixl(NixlKVManager):
 
 
 class BanyanKVSender(NixlKVSender):
-    """One request's sender; an abort reaches the other side."""
+    """One request's sender; an abort reaches the other side. ``advanced_tokens``: up to where of its prompt advances
+    have begun."""
+
+    advanced_tokens = 0
+
+    def clear(self) -> None:
+        super().clear()
+        self.kv_mgr.forget_advances(self.bootstrap_room)
 
     def abort(self) -> None:
         has_sent = KVPoll.Success in (self.conclude_state, self.kv_mgr.request_status.get(self.bootstrap_room))
         super().abort()
+        self.kv_mgr.forget_advances(self.bootstrap_room)
         if not has_sent:
             self.kv_mgr.give_up(self.bootstrap_room)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of a hand-over that leave while later ones are still computed.
+
+SGLang sends a chunk of a prompt when its forward has ended. An advance sends the layers that are complete before: the
+scheduler's thread says how many there are, and the sender's thread takes them in turns of its queue, as many as have
+come together since the turn before. What is left is sent with the chunk itself.
+
+Invariants
+  1. A layer is taken once, in order, and after it is complete.
+  2. No more than one turn waits in the queue, so that a slow network gets few large turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+LEAST_TURN_BYTES = 256 << 10
+"""A smaller turn costs more than it brings: of a short prompt nothing is sent in advance."""
+
+
+class Advance:
+    """One request's pages in one forward. The scheduler's thread calls ``completed``, the sender's the others.
+
+    States: waiting for layers -> a turn is asked for -> taken -> waiting ... The chunk sends what ``num_taken`` leaves.
+    """
+
+    def __init__(self, *, layer_bytes: int) -> None:
+        """``layer_bytes``: of all its pages in one layer."""
+        self._least_layers = max(1, -(-LEAST_TURN_BYTES // max(1, layer_bytes)))
+        self._num_complete = 0
+        self._turn_waits = False
+        self.num_taken = 0
+
+    def completed(self, num_layers: int) -> bool:
+        """The first ``num_layers`` are complete. Whether a turn is to be put into the queue: once for each True."""
+        self._num_complete = max(self._num_complete, num_layers)
+        if self._turn_waits or self._num_complete - self.num_taken < self._least_layers:
+            return False
+        self._turn_waits = True
+        return True
+
+    def take(self) -> range:
+        """A turn has come: the layers that it sends."""
+        # In this order: a layer that is completed in between finds that no turn waits, and asks for another.
+        self._turn_waits = False
+        layers = range(self.num_taken, self._num_complete)
+        self.num_taken = layers.stop
+        return layers
+
+
+def layers_of_regions(
+    num_regions: int, *, num_layers: int, num_draft_regions: int, parts_per_layer: int
+) -> tuple[int, ...] | None:
+    """Which layer each region of a pool belongs to, where SGLang registers part by part, each over all layers (all
+    keys, then all values), and a draft's behind them: these count as behind the last layer. None where the regions are
+    others than that."""
+    if num_regions - num_draft_regions != parts_per_layer * num_layers:
+        return None
+    return (*list(range(num_layers)) * parts_per_layer, *[num_layers] * num_draft_regions)
+
+
+class Forwards:
+    """Who is to hear how many layers a prefill forward has completed. The scheduler's thread.
+
+    States: nothing -> announced (a batch was chosen) -> running (its forward has begun) -> announced ...
+    """
+
+    def __init__(self) -> None:
+        self._announced: Sequence[Callable[[int], None]] = ()
+        self._running: Sequence[Callable[[int], None]] = ()
+
+    def announce(self, listeners: Sequence[Callable[[int], None]]) -> None:
+        """The forward that begins next is for these; each is told a number of layers."""
+        self._announced = listeners
+
+    def begin(self) -> None:
+        """A forward begins. One that was not announced completes nothing of anybody's."""
+        self._running, self._announced = self._announced, ()
+
+    def completed(self, num_layers: int) -> None:
+        """The running forward has completed its first ``num_layers``."""
+        for listener in self._running:
+            listener(num_layers)

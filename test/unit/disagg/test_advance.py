@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers leave when, without a sender."""
+
+import random
+
+import pytest
+
+from banyan.disagg import Advance, Forwards, layers_of_regions
+from banyan.disagg.advance import LEAST_TURN_BYTES
+
+
+def test_layers_when_they_are_complete_then_each_is_taken_once_and_in_order():
+    advance = Advance(layer_bytes=LEAST_TURN_BYTES)
+    assert not advance.completed(0)
+    assert advance.completed(1)
+    assert not advance.completed(2), "one turn waits already"
+    assert advance.take() == range(0, 2)
+    assert advance.completed(3) and advance.take() == range(2, 3)
+    assert advance.num_taken == 3
+
+
+def test_turn_when_a_layer_is_small_then_it_waits_for_others():
+    advance = Advance(layer_bytes=LEAST_TURN_BYTES // 3)
+    assert [advance.completed(layer) for layer in range(1, 5)] == [False, False, False, True]
+
+
+def test_layers_when_they_are_told_twice_then_nothing_is_asked_for_again():
+    advance = Advance(layer_bytes=LEAST_TURN_BYTES)
+    advance.completed(3)
+    advance.take()
+    assert not advance.completed(3) and not advance.completed(1)
+
+
+def test_turns_when_forward_and_sender_take_turns_at_random_then_none_is_lost_and_none_is_empty():
+    rng = random.Random(4)
+    for _ in range(200):
+        advance, waiting, taken = Advance(layer_bytes=LEAST_TURN_BYTES), 0, []
+        for layer in range(1, 31):
+            waiting += advance.completed(layer)
+            assert waiting <= 1
+            while waiting and rng.random() < 0.4:
+                waiting -= 1
+                layers = advance.take()
+                assert layers
+                taken += layers
+        assert taken == list(range(advance.num_taken))
+        assert advance.num_taken == 30 or waiting == 1
+
+
+def test_forward_when_it_was_not_announced_then_it_completes_nothing():
+    forwards, heard = Forwards(), []
+    forwards.completed(1)
+    forwards.announce([heard.append])
+    forwards.completed(2)
+    forwards.begin()
+    forwards.completed(3)
+    forwards.begin()
+    forwards.completed(4)
+    assert heard == [3]
+
+
+@pytest.mark.parametrize(
+    ("num_regions", "num_draft_regions", "parts_per_layer", "layers"),
+    [
+        (6, 0, 2, (0, 1, 2, 0, 1, 2)),
+        (8, 2, 2, (0, 1, 2, 0, 1, 2, 3, 3)),
+        (3, 0, 1, (0, 1, 2)),
+        (4, 0, 2, None),
+        (3, 0, 2, None),
+        (6, 0, 1, None),
+    ],
+)
+def test_regions_when_they_are_not_part_by_part_over_all_layers_then_they_are_unknown(
+    num_regions, num_draft_regions, parts_per_layer, layers
+):
+    found = layers_of_regions(
+        num_regions, num_layers=3, num_draft_regions=num_draft_regions, parts_per_layer=parts_per_layer
+    )
+    assert found == layers
