@@ -27,7 +27,6 @@ with 1 when a figure that does not depend on time misses its mark.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import shutil
@@ -39,8 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from benchmark import pd_dual
-from benchmark.client import NativeClient, open_session
+from benchmark import pd_dual, pd_slow
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
 from benchmark.pd_checks import (
@@ -50,6 +48,7 @@ from benchmark.pd_checks import (
     hand_over_ratio,
     killed_decode,
     locked_when_idle,
+    ttft_s,
 )
 from benchmark.pd_servers import PAGE_TOKENS, START_TIMEOUT_S, Pair
 from benchmark.results import write_report
@@ -144,27 +143,16 @@ def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> li
     return rows
 
 
-async def _ttft_s(url: str, ids: Sequence[int]) -> float:
-    async with open_session(600.0) as session:
-        answer = await NativeClient(session, url).answer((), ids, 1)
-    if answer.error or answer.ttft_s is None:
-        raise RuntimeError(f"{url}: {answer.error}")
-    return answer.ttft_s
-
-
 def time_first_tokens(urls: Mapping[str, str], sizes: Sizes, seed: int) -> dict[str, list[float]]:
     """Times to the first token of prompts that nobody has seen: one median for each round and kind."""
     rng = random.Random(f"first-{seed}")
     medians: dict[str, list[float]] = {kind: [] for kind in urls}
     for kind in urls:
         # The first forwards of this size allocate: no lesson.
-        asyncio.run(_ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens)))
+        ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens))
     for number in range(sizes.num_rounds):
         for kind in sorted(urls, reverse=number % 2 == 1):
-            times = [
-                asyncio.run(_ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens)))
-                for _ in range(sizes.prompts_per_round)
-            ]
+            times = [ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens)) for _ in range(sizes.prompts_per_round)]
             medians[kind].append(statistics.median(times))
     return medians
 
@@ -257,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=list(pd_dual.LIMITED),
         help="only what reading on both sides is worth, in these settings; none named: in all",
     )
+    parser.add_argument("--slow", action="store_true", help="only what is seen of hand-overs over a slow network: root")
     parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="shards of each server")
     parser.add_argument("--seed", type=int, default=0)
@@ -265,6 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     unwind_on_sigterm()
     if args.dual is not None:
         return _measure_dual(args)
+    if args.slow:
+        _add(args.out, pd_slow.measure(args.out, args.seed))
+        return 0
     sizes = QUICK if args.quick else Sizes()
     if args.conversations is not None:
         sizes = replace(sizes, num_conversations=args.conversations)
@@ -282,19 +274,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if missed else 0
 
 
+def _add(out: Path, figures: Mapping[str, Any]) -> None:
+    """Put these figures beside those of earlier runs, and show them."""
+    report = out / "report.json"
+    before = json.loads(report.read_text()) if report.exists() else {}
+    report.write_text(json.dumps({**before, **figures}, indent=1) + "\n")
+    print(json.dumps(figures, indent=2))
+
+
 def _measure_dual(args: argparse.Namespace) -> int:
     """Write what the dual path is worth beside what was found before in other settings, and add the figures to the
     report of the other runs, if there is one."""
-    kept, report = args.out / "dual.json", args.out / "report.json"
+    kept = args.out / "dual.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
     found |= pd_dual.measure(ensure(LLAMA), args.out, args.seed, args.dual or list(pd_dual.LIMITED))
     kept.write_text(json.dumps(found, indent=1) + "\n")
     figures = pd_dual.figures(found)
     # What docs/benchmarks/pd_dual.json is a copy of.
     (args.out / "dual_figures.json").write_text(json.dumps(figures, indent=1) + "\n")
-    before = json.loads(report.read_text()) if report.exists() else {}
-    report.write_text(json.dumps({**before, **figures}, indent=1) + "\n")
-    print(json.dumps(figures, indent=2))
+    _add(args.out, figures)
     return 0 if figures["dual_outputs_identical"] else 1
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
+from benchmark.client import NativeClient, open_session
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, START_TIMEOUT_S, Pair
 from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 from benchmark.store_server import prompts
@@ -35,6 +37,19 @@ def compare_with_alone(rows: Sequence[dict[str, Any]], model: Path, logs: Path, 
         for row in rows:
             answer = Engine(server.url).generate(row.pop("asked"), num_tokens=len(row["answer"]))
             row["is_as_alone"] = answer["output_ids"] == row.pop("answer")
+
+
+def ttft_s(url: str, ids: Sequence[int]) -> float:
+    """The time to the first token of this prompt, streamed."""
+    return asyncio.run(_ttft_s(url, ids))
+
+
+async def _ttft_s(url: str, ids: Sequence[int]) -> float:
+    async with open_session(600.0) as session:
+        answer = await NativeClient(session, url).answer((), ids, 1)
+    if answer.error or answer.ttft_s is None:
+        raise RuntimeError(f"{url}: {answer.error}")
+    return answer.ttft_s
 
 
 def hand_over_ratio(pair: Pair, url: str, model: Path, num_tokens: int, seed: int) -> float:

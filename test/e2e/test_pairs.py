@@ -196,22 +196,23 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     assert sum(state.get("door", {}).get("num_loans", 0) for state in pair.states(pair.decode)) == 0
 
 
-def control_port(server: Server) -> int:
+def control_address(server: Server) -> str:
     """Where the first rank of a prefill server listens for decode servers."""
     bootstrap = server.spec.args[server.spec.args.index("--disaggregation-bootstrap-port") + 1]
     ranks = "&".join(f"{kind}_rank=0" for kind in ("prefill_dp", "prefill_cp", "target_tp", "target_pp"))
     with urllib.request.urlopen(f"http://127.0.0.1:{bootstrap}/route?{ranks}", timeout=60) as response:
-        return int(json.loads(response.read())["rank_port"])
+        found = json.loads(response.read())
+    return f"tcp://{found['rank_ip']}:{found['rank_port']}"
 
 
 def test_control_port_when_a_thousand_foreign_messages_come_then_requests_go_on(pairs, prompt):
     pair, context = pairs.pair, zmq.Context()
     for server in pair.prefills:
         with context.socket(zmq.PUSH) as socket:
-            socket.connect(f"tcp://127.0.0.1:{control_port(server)}")
+            socket.connect(control_address(server))
             for number in range(1000):
                 socket.send_multipart([b"GET / HTTP/1.1", b"%d" % number])
-        until(lambda server=server: pair.total(server, "foreign_hand_over_messages") == 1000)
+            until(lambda server=server: pair.total(server, "foreign_hand_over_messages") == 1000)
         others = [other for other in pair.prefills if other is not server]
         with drained(pairs, others[0]):
             assert len(ids_of(pairs.router.generate(prompt(f"noise-{server.port}", 60), num_tokens=2))) == 2

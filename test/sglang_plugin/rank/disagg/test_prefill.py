@@ -72,7 +72,8 @@ def test_pages_when_there_are_none_then_nothing_begins(rank):
     assert announced(rank, request(rank, extend_end=3)) == []
     assert announced(rank, request(rank, is_waiting=True)) == []
     other = request(rank)
-    other.disagg_kv_sender = SimpleNamespace()
+    # As SGLang's health checks have it.
+    other.disagg_kv_sender = SimpleNamespace(kv_mgr=rank.manager, bootstrap_room=ROOM)
     assert announced(rank, other) == []
 
 

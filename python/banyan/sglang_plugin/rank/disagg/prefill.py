@@ -29,7 +29,9 @@ def _listener(req: Any, scheduler: Any, num_layers: int) -> Callable[[int], None
     """What is to hear of the layers of this request; None where its pages leave with their chunk only."""
     sender = req.disagg_kv_sender
     manager = getattr(sender, "kv_mgr", None)
-    if req.pending_bootstrap or not isinstance(manager, LayerwiseSender) or not manager.knows_layers(num_layers):
+    # SGLang's own health checks have a sender of another kind.
+    is_ours = isinstance(manager, LayerwiseSender) and hasattr(sender, "advanced_tokens")
+    if req.pending_bootstrap or not is_ours or not manager.knows_layers(num_layers):
         return None
     allocator = scheduler.token_to_kv_pool_allocator
     begin, end = _tokens_to_send(req, sender.advanced_tokens, allocator.page_size)

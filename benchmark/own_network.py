@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network of one's own: a loopback that only this program and its children see, with a slow class of ports.
+
+Needs root, `unshare` and `tc`. What uses ports of ``SLOW_PORTS`` shares one class of a rate that can be changed; all
+else is not limited. Nothing of the machine's own network is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+SLOW_PORTS = range(30720, 31744)
+"""As many as one mask names, below those that connections begin from."""
+
+DEVICE = "lo"
+FAST_MBIT = 20_000
+SLOW_CLASS, OTHER_CLASS = "1:20", "1:10"
+
+
+def run_inside(module: str, args: Sequence[str]) -> int:
+    """Run ``python -m module args`` in a network of its own; its exit status."""
+    return subprocess.run(["unshare", "--net", sys.executable, "-m", module, *args]).returncode
+
+
+class SlowPorts:
+    """The class of ``SLOW_PORTS`` on this network's loopback. Made once, by the program that ``run_inside`` has run.
+
+    Raises:
+        RuntimeError: when this is the machine's own network, which has other devices.
+    """
+
+    def __init__(self) -> None:
+        if [link["ifname"] for link in json.loads(_output("ip", "-j", "link"))] != [DEVICE]:
+            raise RuntimeError("this network is not its own: run it by way of run_inside")
+        _run("ip", "link", "set", DEVICE, "up")
+        _run("tc", "qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "10")
+        for name in (OTHER_CLASS, SLOW_CLASS):
+            _run(*_class("add", name, FAST_MBIT))
+        port, mask = hex(SLOW_PORTS.start), hex(0xFFFF & -len(SLOW_PORTS))
+        for side in ("sport", "dport"):
+            chosen = ("u32", "match", "ip", side, port, mask, "flowid", SLOW_CLASS)
+            _run("tc", "filter", "add", "dev", DEVICE, "parent", "1:", "protocol", "ip", "prio", "1", *chosen)
+
+    def limit(self, mbit_per_s: float) -> None:
+        """Let all of them together have so much."""
+        _run(*_class("change", SLOW_CLASS, mbit_per_s))
+
+    def num_bytes(self) -> int:
+        """What has passed, headers included."""
+        # This tc has no JSON for its statistics.
+        told = _output("tc", "-s", "class", "show", "dev", DEVICE)
+        found = re.search(rf"class htb {SLOW_CLASS} .*?Sent (\d+) bytes", told, re.DOTALL)
+        if found is None:
+            raise RuntimeError(f"tc tells nothing of class {SLOW_CLASS}")
+        return int(found[1])
+
+
+def _class(verb: str, name: str, mbit_per_s: float) -> tuple[str, ...]:
+    # Segments of a loopback are up to 64 KiB: a smaller burst would cost rate.
+    rate = ("rate", f"{mbit_per_s}mbit", "burst", "256k", "cburst", "256k", "quantum", "60000")
+    return ("tc", "class", verb, "dev", DEVICE, "parent", "1:", "classid", name, "htb", *rate)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
