@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network of one's own: a loopback that only this program and its children see, with a slow class of ports.
+"""A network of one's own: a loopback that only this program and its children see, with a slow class of ports, or a
+low class of marked packets.
 
-Needs root, `unshare` and `tc`. What uses ports of ``SLOW_PORTS`` shares one class of a rate that can be changed; all
-else is not limited. Nothing of the machine's own network is touched.
+Needs root, `unshare` and `tc`. Nothing of the machine's own network is touched.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ def run_inside(module: str, args: Sequence[str]) -> int:
     return subprocess.run(["unshare", "--net", sys.executable, "-m", module, *args]).returncode
 
 
+def _begin() -> None:
+    """
+    Raises:
+        RuntimeError: when this is the machine's own network, which has other devices.
+    """
+    if [link["ifname"] for link in json.loads(_output("ip", "-j", "link"))] != [DEVICE]:
+        raise RuntimeError("this network is not its own: run it by way of run_inside")
+    _run("ip", "link", "set", DEVICE, "up")
+
+
 class SlowPorts:
     """The class of ``SLOW_PORTS`` on this network's loopback. Made once, by the program that ``run_inside`` has run.
 
@@ -34,9 +44,7 @@ class SlowPorts:
     """
 
     def __init__(self) -> None:
-        if [link["ifname"] for link in json.loads(_output("ip", "-j", "link"))] != [DEVICE]:
-            raise RuntimeError("this network is not its own: run it by way of run_inside")
-        _run("ip", "link", "set", DEVICE, "up")
+        _begin()
         _run("tc", "qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "10")
         for name in (OTHER_CLASS, SLOW_CLASS):
             _run(*_class("add", name, FAST_MBIT))
@@ -57,6 +65,28 @@ class SlowPorts:
         if found is None:
             raise RuntimeError(f"tc tells nothing of class {SLOW_CLASS}")
         return int(found[1])
+
+
+class TrafficClasses:
+    """This network's loopback as a path of ``link_mbit`` with two classes: packets marked ``low_dscp`` get what all
+    others leave. In packets of a wire's size: one of 64 KiB would hold the others up for half a millisecond.
+
+    Raises:
+        RuntimeError: as ``SlowPorts``.
+    """
+
+    def __init__(self, *, link_mbit: int, low_dscp: int) -> None:
+        _begin()
+        _run("ip", "link", "set", DEVICE, "mtu", "1500", "gso_max_segs", "1")
+        _run("tc", "qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "10")
+        add = ("tc", "class", "add", "dev", DEVICE, "parent")
+        whole, most = ("rate", f"{link_mbit}mbit"), ("ceil", f"{link_mbit}mbit")
+        _run(*add, "1:", "classid", "1:1", "htb", *whole, *most)
+        high, low = (f"{link_mbit * percent / 100:g}mbit" for percent in (99, 1))
+        _run(*add, "1:1", "classid", "1:10", "htb", "rate", high, *most, "prio", "0")
+        _run(*add, "1:1", "classid", "1:20", "htb", "rate", low, *most, "prio", "1")
+        marked = ("u32", "match", "ip", "tos", hex(low_dscp << 2), "0xfc", "flowid", "1:20")
+        _run("tc", "filter", "add", "dev", DEVICE, "parent", "1:", "protocol", "ip", "prio", "1", *marked)
 
 
 def _class(verb: str, name: str, mbit_per_s: float) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from benchmark import pd_dual, pd_slow
+from benchmark import pd_classes, pd_dual, pd_slow
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
 from benchmark.pd_checks import (
@@ -246,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="only what reading on both sides is worth, in these settings; none named: in all",
     )
     parser.add_argument("--slow", action="store_true", help="only what is seen of hand-overs over a slow network: root")
+    parser.add_argument("--classes", action="store_true", help="only what a traffic class is worth: root")
     parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="shards of each server")
     parser.add_argument("--seed", type=int, default=0)
@@ -256,6 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _measure_dual(args)
     if args.slow:
         _add(args.out, pd_slow.measure(args.out, args.seed))
+        return 0
+    if args.classes:
+        _add(args.out, pd_classes.measure(args.out))
         return 0
     sizes = QUICK if args.quick else Sizes()
     if args.conversations is not None:

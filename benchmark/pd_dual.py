@@ -52,6 +52,10 @@ CALM_LOOKS, MOST_LOOKS = 4, 120
 LIMITED = {"dual": ("prefill",), "split": ("prefill", "decode"), "unlimited": ()}
 """Whose reads are limited, by setting."""
 
+DECODE_HOST_GB = {"dual": "0.016", "split": "0.008", "unlimited": "0.016"}
+"""The decode server's arena, by setting: four times its part of one prompt, as it lends a quarter at most, and less
+than its parts of the prompts that are asked in between. It would read nothing of what its arena still has."""
+
 KINDS = ("on", "off")
 
 
@@ -87,7 +91,7 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         ),
         decode_args=(
             *common,
-            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", "0.016"),
+            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", DECODE_HOST_GB[name]),
             *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             *(limit if "decode" in LIMITED[name] else ()),
         ),

@@ -40,6 +40,8 @@ NUM_PROMPTS = 3
 POOL_TOKENS = 16_000
 QUESTION_TOKENS = 40
 ENV = (
+    # Which SGLang would ask the network for.
+    ("SGLANG_HOST_IP", "127.0.0.1"),
     ("UCX_TLS", "tcp"),
     ("UCX_NET_DEVICES", DEVICE),
     ("UCX_TCP_PORT_RANGE", f"{SLOW_PORTS.start}-{SLOW_PORTS.stop - 1}"),

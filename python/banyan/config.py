@@ -17,7 +17,7 @@ from typing import Any
 from banyan import knob_file, knobs
 from banyan.core import Address
 from banyan.knob_file import KnobTable
-from banyan.knobs import above_zero, at_least, check, knob, zero_or_more
+from banyan.knobs import above_zero, at_least, check, from_zero_to, knob, zero_or_more
 from banyan.refusals.combinations import FlagFacts, combination_refusal
 
 SHARING, TIERS, NODES, GPU = "sharing", "tiers", "nodes", "gpu"
@@ -276,6 +276,27 @@ class Config:
         metavar="PATH",
         parse=os.path.abspath,
         unset="none",
+    )
+    dscp: int | None = knob(
+        None,
+        "--banyan-dscp",
+        NODES,
+        """Mark the KV that travels between servers with this DSCP, for switches that know traffic classes: loans over
+        TCP, and hand-overs of a pair over RoCE.""",
+        metavar="N",
+        parse=int,
+        check=from_zero_to(63),
+        unset="none",
+    )
+    ib_service_level: int | None = knob(
+        None,
+        "--banyan-ib-service-level",
+        NODES,
+        "Hand-overs of a pair over InfiniBand travel on this service level (SL).",
+        metavar="N",
+        parse=int,
+        check=from_zero_to(15),
+        unset="UCX's",
     )
     copy_sms: int = knob(
         16,

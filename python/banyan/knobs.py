@@ -156,6 +156,11 @@ def at_least(least: float, unit: str = "") -> Check:
     return lambda value: None if value >= least else f"at least {least:g}{' ' if unit else ''}{unit}"
 
 
+def from_zero_to(most: int) -> Check:
+    """A whole number in this range."""
+    return lambda value: None if 0 <= value <= most else f"from 0 to {most}"
+
+
 def above_zero(what: str) -> Check:
     """A finite amount above 0."""
     return lambda value: None if 0 < value < float("inf") else f"{what}, above 0"

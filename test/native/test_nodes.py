@@ -30,6 +30,7 @@ class Interrupted(TcpCarrier):
     """Lets something happen when the first layer has come."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.happens: Callable[[], None] = lambda: None
 
     def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:

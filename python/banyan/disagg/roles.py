@@ -45,9 +45,16 @@ class Role(StrEnum):
         return self is Role.PREFILL
 
 
-def environment(role: Role, *, on_gpu: bool) -> Mapping[str, str]:
+def environment(
+    role: Role, *, on_gpu: bool, dscp: int | None = None, ib_service_level: int | None = None
+) -> Mapping[str, str]:
     """What the server's processes inherit, where the user has set nothing else."""
     variables = {}
+    if role.is_paired and dscp is not None:
+        # RoCE's traffic class is the byte that has the DSCP in its upper six bits.
+        variables["UCX_IB_TRAFFIC_CLASS"] = str(dscp << 2)
+    if role.is_paired and ib_service_level is not None:
+        variables["UCX_IB_SL"] = str(ib_service_level)
     if role is Role.DECODE:
         variables["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] = str(DEFERRED_RELEASE_S)
     if role.is_paired and not on_gpu:

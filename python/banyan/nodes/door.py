@@ -72,9 +72,10 @@ class Door:
         *,
         max_pages: int,
         num_layers: int,
+        dscp: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``max_pages``: lent at once.
+        """``max_pages``: lent at once. ``dscp``: marks the bytes of loans.
 
         Raises:
             OSError: when the address, or the port behind it, cannot be listened on.
@@ -88,7 +89,8 @@ class Door:
         self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
         self._has_ended = False
         self._context = zmq.Context()
-        self._source = TcpSource(Address(address.host, address.port + 1), self.lending.loans, num_layers=num_layers)
+        behind = Address(address.host, address.port + 1)
+        self._source = TcpSource(behind, self.lending.loans, num_layers=num_layers, dscp=dscp)
         try:
             self._listen(keys)
         except zmq.ZMQError as error:

@@ -47,14 +47,29 @@ class Carrier(Protocol):
 
 
 class TcpCarrier:
-    """The reader's end."""
+    """The reader's end. ``dscp``: what both ends mark their packets with."""
+
+    def __init__(self, dscp: int | None = None) -> None:
+        self._dscp = dscp
 
     def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
         with socket.create_connection((source.host, source.port), timeout=STALL_S) as connection:
+            mark(connection, self._dscp)
             connection.sendall(token)
             for layer in range(num_layers):
                 _receive(connection, target.layer(layer))
                 yield layer
+
+
+def mark(connection: socket.socket, dscp: int | None) -> None:
+    """Give the packets of a socket this DSCP; None: the network's own."""
+    if dscp is None:
+        return
+    # The field's lower two bits are for congestion marks.
+    if connection.family == socket.AF_INET6:
+        connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2)
+    else:
+        connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
 
 
 def _receive(connection: socket.socket, views: list[memoryview]) -> None:
@@ -89,13 +104,14 @@ def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 class TcpSource:
     """The lender's end: listens, and sends what is lent. A thread for each connection, `MAX_CONNECTIONS` at most."""
 
-    def __init__(self, address: Address, loans: Loans, *, num_layers: int) -> None:
+    def __init__(self, address: Address, loans: Loans, *, num_layers: int, dscp: int | None = None) -> None:
         """
         Raises:
             OSError: when the address cannot be listened on.
         """
         self._loans = loans
         self._num_layers = num_layers
+        self._dscp = dscp
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._sending = threading.Condition()
         self._num_sending = 0
@@ -133,6 +149,7 @@ class TcpSource:
         try:
             with connection:
                 connection.settimeout(STALL_S)
+                mark(connection, self._dscp)
                 self._send_loan(connection, _token(connection))
         except OSError as error:
             # The reader has left, or stands still: its loan runs out.

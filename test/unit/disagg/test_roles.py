@@ -33,6 +33,14 @@ def test_environment_when_there_is_no_gpu_then_no_early_send_and_one_thread():
     assert EARLY_SEND not in environment(Role.PREFILL, on_gpu=True)
 
 
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_environment_when_the_hand_over_has_a_class_then_ucx_is_told(role):
+    variables = environment(role, on_gpu=True, dscp=8, ib_service_level=3)
+    assert (variables["UCX_IB_TRAFFIC_CLASS"], variables["UCX_IB_SL"]) == ("32", "3")
+    assert not [name for name in environment(role, on_gpu=True) if name.startswith("UCX_")]
+    assert environment(Role.ALONE, on_gpu=True, dscp=8, ib_service_level=3) == {}
+
+
 @pytest.mark.parametrize(("role", "said"), [(Role.DECODE, "not kept"), (Role.PREFILL, "computed again")])
 def test_notes_when_a_pair_has_no_store_then_one_line_says_what_is_lost(role, said):
     (line,) = notes(role, has_store=False, tp_size=1)

@@ -141,7 +141,8 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
         args.prefill_decode_interval = 1
     role = Role(args.disaggregation_mode)
-    config.inherit(environment(role, on_gpu=device_of(args) != "cpu"))
+    marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
+    config.inherit(environment(role, on_gpu=device_of(args) != "cpu", **marks))
     carried: dict[str, Any] = {"config": wanted.as_dict()}
     if wanted.shares:
         _take_role(role, args, wanted)

@@ -63,7 +63,7 @@ class NodeAccess:
                 self._keys,
                 namespace=namespace,
                 block=self._block,
-                carrier=TcpCarrier(),
+                carrier=TcpCarrier(self._config.dscp),
             )
         return self._borrower
 
@@ -77,6 +77,7 @@ class NodeAccess:
                     self._keys,
                     max_pages=max(1, num_frames // MAX_LENT_SHARE),
                     num_layers=len(self._block.layer_bytes),
+                    dscp=self._config.dscp,
                 )
             except OSError as error:
                 runtime.refuse(door_refusal(address=address, error=error))

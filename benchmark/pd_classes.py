@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a traffic class is worth: small messages beside pulls that fill the path.
+
+    python -m benchmark.pd --classes          needs root, `unshare` and `tc`
+
+On a loopback of its own, limited to `LINK_MBIT`, 64 bytes go to and fro, in the high class; and a loan is pulled again
+and again, by the code that pulls pages of other nodes, with `--banyan-dscp`'s mark, which puts it into the low class,
+and without it. The small messages' processes go before the others on the processor: what is measured is the path.
+
+* `high_class_p99_ratio`: the messages' p99 beside marked pulls, to that with nothing beside them;
+  `high_class_p99_ratio_unmarked`: beside pulls that share their class. Medians over rounds.
+* `pulls_path_share`: the rate of the marked pulls' bytes, to the path's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from banyan.core import Address
+from banyan.nodes.loans import Loans
+from banyan.nodes.tcp import TcpCarrier, TcpSource
+from banyan.nodes.wire import TOKEN_BYTES
+from benchmark.own_network import TrafficClasses, run_inside
+from benchmark.provenance import provenance
+from benchmark.servers import unwind_on_sigterm
+
+LINK_MBIT = 1000
+LOW_DSCP = 8
+NUM_ROUNDS = 3
+ROUND_S = 6.0
+SETTLE_S = 1.0
+MESSAGE_BYTES = 64
+PIECE_BYTES, NUM_PIECES = 1 << 18, 16
+NUM_LAYERS = 30
+HOST = "127.0.0.1"
+
+
+class _Pages:
+    """What is lent, or where it comes: the same bytes for every layer."""
+
+    def __init__(self) -> None:
+        memory = memoryview(bytearray(PIECE_BYTES * NUM_PIECES))
+        self._views = [memory[place * PIECE_BYTES : (place + 1) * PIECE_BYTES] for place in range(NUM_PIECES)]
+
+    def layer(self, layer: int) -> list[memoryview]:
+        return list(self._views)
+
+
+def _lend(ports: Any, dscp: int | None) -> None:
+    _stand_back()
+    loans = SimpleNamespace(find=lambda token: SimpleNamespace(goods=pages))
+    pages = _Pages()
+    source = TcpSource(Address(HOST, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp)
+    ports.send(source.port)
+    ports.recv()
+
+
+def _pull(port: int, dscp: int | None, num_bytes: Synchronized[int]) -> None:
+    _stand_back()
+    pages, carrier = _Pages(), TcpCarrier(dscp)
+    while True:
+        for _ in carrier.pull(Address(HOST, port), b"t" * TOKEN_BYTES, pages, NUM_LAYERS):
+            num_bytes.value += PIECE_BYTES * NUM_PIECES
+
+
+def _echo(ports: Any) -> None:
+    _stand_before()
+    with socket.create_server((HOST, 0)) as listener:
+        ports.send(listener.getsockname()[1])
+        connection, _ = listener.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while message := connection.recv(MESSAGE_BYTES):
+                connection.sendall(message)
+
+
+def _stand_back() -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _stand_before() -> None:
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextlib.contextmanager
+def _child(target: Callable[..., None], *args: Any) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+@contextlib.contextmanager
+def pulling(dscp: int | None) -> Iterator[Synchronized[int]]:
+    """Pulls that fill the path; the number of bytes that have come."""
+    num_bytes = cast("Synchronized[int]", multiprocessing.get_context("spawn").Value("q", 0))
+    here, there = multiprocessing.Pipe()
+    with _child(_lend, there, dscp), _child(_pull, here.recv(), dscp, num_bytes):
+        while not num_bytes.value:
+            time.sleep(0.1)
+        time.sleep(SETTLE_S)
+        yield num_bytes
+
+
+class Messages:
+    """A connection on which 64 bytes go to and fro. Use it as a context manager."""
+
+    def __enter__(self) -> Messages:
+        here, there = multiprocessing.Pipe()
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(_child(_echo, there))
+        self._connection = self._stack.enter_context(socket.create_connection((HOST, here.recv())))
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def times_us(self, for_s: float) -> list[float]:
+        """How long each took there and back, one after the other."""
+        times = []
+        end_s = time.perf_counter() + for_s
+        while (start_s := time.perf_counter()) < end_s:
+            self._connection.sendall(b"m" * MESSAGE_BYTES)
+            if len(self._connection.recv(MESSAGE_BYTES)) != MESSAGE_BYTES:
+                raise ConnectionError("a message came back in parts")
+            times.append((time.perf_counter() - start_s) * 1e6)
+            time.sleep(0.001)
+        return times
+
+
+def measure_round() -> dict[str, Any]:
+    """Nothing, marked pulls and unmarked pulls beside the messages, in turns."""
+    row: dict[str, Any] = {}
+    with Messages() as messages:
+        row["idle_p99_us"] = _p99(messages.times_us(ROUND_S))
+        for name, dscp in (("marked", LOW_DSCP), ("unmarked", None)):
+            with pulling(dscp) as num_bytes:
+                before, start_s = num_bytes.value, time.perf_counter()
+                row[f"{name}_p99_us"] = _p99(messages.times_us(ROUND_S))
+                row[f"{name}_bytes_per_s"] = (num_bytes.value - before) / (time.perf_counter() - start_s)
+    return row
+
+
+def _p99(times_us: Sequence[float]) -> float:
+    return round(float(np.percentile(times_us, 99)), 1)
+
+
+def figures(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    def ratio(name: str) -> float:
+        return round(statistics.median(row[f"{name}_p99_us"] / row["idle_p99_us"] for row in rows), 4)
+
+    rate = statistics.median(row["marked_bytes_per_s"] for row in rows)
+    return {
+        "high_class_p99_ratio": ratio("marked"),
+        "high_class_p99_ratio_unmarked": ratio("unmarked"),
+        "pulls_path_share": round(rate * 8 / (LINK_MBIT * 1e6), 4),
+        "classes": {
+            "rows": list(rows),
+            "sizes": {"link_mbit": LINK_MBIT, "num_rounds": NUM_ROUNDS, "round_s": ROUND_S},
+            "provenance": provenance(),
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.pd_classes", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(argv)
+    unwind_on_sigterm()
+    TrafficClasses(link_mbit=LINK_MBIT, low_dscp=LOW_DSCP)
+    _stand_before()
+    found = figures([measure_round() for _ in range(NUM_ROUNDS)])
+    (args.out / "classes_figures.json").write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def measure(out: Path) -> dict[str, Any]:
+    """Run this in a network of its own.
+
+    Raises:
+        RuntimeError: when it did not end well; what it has said stands before.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if run_inside("benchmark.pd_classes", ["--out", str(out)]):
+        raise RuntimeError("classes were not measured: see the lines above")
+    found: dict[str, Any] = json.loads((out / "classes_figures.json").read_text())
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
