@@ -8,7 +8,9 @@ Needs root, `unshare` and `tc`. Nothing of the machine's own network is touched.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,11 @@ SLOW_PORTS = range(30720, 31744)
 DEVICE = "lo"
 FAST_MBIT = 20_000
 SLOW_CLASS, OTHER_CLASS = "1:20", "1:10"
+
+
+def is_possible() -> bool:
+    """Whether this program may make one."""
+    return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("unshare", "tc", "ip"))
 
 
 def run_inside(module: str, args: Sequence[str]) -> int:

@@ -20,7 +20,8 @@ only (`--banyan-share off`), among them that its pools are registered as DRAM, w
 5. The decode server is killed while the prompt of a request is computed, and started again: whether the request, which
    waits in the router, has the right answer.
 
-`--quick` leaves out whether one request gets the whole pool, and the killed server. Writes build/pd/report.json. Exits
+After that, where this may make networks of its own: what `--slow` and `--classes` measure. `--quick` leaves these out,
+and whether one request gets the whole pool, and the killed server. Writes build/pd/report.json. Exits
 with 1 when a figure that does not depend on time misses its mark.
 """
 
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from benchmark import pd_classes, pd_dual, pd_slow
+from benchmark import own_network, pd_classes, pd_dual, pd_slow
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
 from benchmark.pd_checks import (
@@ -72,6 +73,9 @@ class Sizes:
     hand_over_tokens: int = 1900
     prefill_pool_tokens: int = 24_000
 
+
+LONG_PARTS = ("rows", "counters", "slow", "classes")
+"""Of a report; the figures are what is left."""
 
 QUICK = Sizes(
     num_conversations=2,
@@ -267,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The other model's heads cannot be divided.
     model = ensure(LLAMA) if args.tp > 1 else ensure_model(DEFAULT_TARGET)
     report = measure(model, args.out, sizes, args.seed, is_quick=args.quick, num_shards=args.tp)
-    figures = {name: value for name, value in report.items() if name not in ("rows", "counters")}
+    if not args.quick and own_network.is_possible():
+        report |= {**pd_slow.measure(args.out, args.seed), **pd_classes.measure(args.out)}
+    figures = {name: value for name, value in report.items() if name not in LONG_PARTS}
     write_report(args.out / "report.json", {**report, "sizes": asdict(sizes)}, args)
     # What docs/benchmarks/pd.json is a copy of.
     write_report(args.out / "figures.json", {**figures, "sizes": asdict(sizes)}, args)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,54 @@ def dual_table() -> str:
 def dual_page(run: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in DUAL_MARKS.items() if name in run)
     return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(_dual_conditions(run), COLUMNS)}\n"
+
+
+SLOW_KEPT, CLASSES_KEPT = KEPT.with_name("pd_slow.json"), KEPT.with_name("pd_classes.json")
+"""What ``make pd ARGS=--slow`` and ``--classes`` write as ``*_figures.json``."""
+
+SLOW_MARKS = {
+    "exposed_transfer_share": "<= 0.15",
+    "exposed_transfer_share_stock": "",
+    "handover_wire_ratio": "<= 0.10",
+}
+CLASSES_MARKS = {"high_class_p99_ratio": "<= 1.3", "high_class_p99_ratio_unmarked": "", "pulls_path_share": ">= 0.9"}
+
+
+def slow_table() -> str:
+    """What was seen of hand-overs over a slow network, and where it ran."""
+    return slow_page(json.loads(SLOW_KEPT.read_text())) if SLOW_KEPT.exists() else "No run is kept here yet.\n"
+
+
+def slow_page(run: Mapping[str, Any]) -> str:
+    found, sizes = run["slow"], run["slow"]["sizes"]
+    times = [statistics.median(found["kinds"]["on"][name]) for name in ("fast_ttft_s", "slow_ttft_s")]
+    conditions = (
+        f"`python -m benchmark.pd --slow`, {place_and_time(found['provenance'])}. {sizes['num_prompts']} cold prompts "
+        f"of {sizes['prompt_tokens']} tokens with a fast network and with one of {sizes['link_mbit']} Mbit/s, NIXL "
+        f"over TCP; one at a time. With Banyan the first token took {times[0]:.2f} s with the fast one, "
+        f"{times[1]:.2f} s with the slow one, where sending took {found['kinds']['on']['transfer_s']:.2f} s."
+    )
+    return _page(run, SLOW_MARKS, conditions)
+
+
+def classes_table() -> str:
+    """What a traffic class was worth in the kept run, and where it ran."""
+    return classes_page(json.loads(CLASSES_KEPT.read_text())) if CLASSES_KEPT.exists() else "No run is kept here yet.\n"
+
+
+def classes_page(run: Mapping[str, Any]) -> str:
+    sizes = run["classes"]["sizes"]
+    conditions = (
+        f"`python -m benchmark.pd --classes`, {place_and_time(run['classes']['provenance'])}. "
+        f"{sizes['num_rounds']} rounds of {sizes['round_s']:g} s each with nothing, with marked and with unmarked "
+        f"pulls, on a loopback limited to {sizes['link_mbit']} Mbit/s."
+    )
+    return _page(run, CLASSES_MARKS, conditions)
+
+
+def _page(run: Mapping[str, Any], marks: Mapping[str, str], conditions: str) -> str:
+    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in marks.items())
+    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
 
 
 def _dual_conditions(run: Mapping[str, Any]) -> str:

@@ -30,6 +30,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
     "pd figures": pd_page.table,
     "dual figures": pd_page.dual_table,
+    "slow figures": pd_page.slow_table,
+    "classes figures": pd_page.classes_table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,
 }

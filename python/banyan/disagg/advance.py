@@ -2,47 +2,49 @@
 """Layers of a hand-over that leave while later ones are still computed.
 
 SGLang sends a chunk of a prompt when its forward has ended. An advance sends the layers that are complete before: the
-scheduler's thread says how many there are, and the sender's thread takes them in turns of its queue, as many as have
-come together since the turn before. What is left is sent with the chunk itself.
+scheduler's thread says how many there are, and the sender's thread takes them in instalments, entries of its queue: as
+many as have come together since the one before. What is left is sent with the chunk itself.
 
 Invariants
   1. A layer is taken once, in order, and after it is complete.
-  2. No more than one turn waits in the queue, so that a slow network gets few large turns.
+  2. No more than one instalment waits in the queue, so that a slow network gets few large ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-LEAST_TURN_BYTES = 256 << 10
-"""A smaller turn costs more than it brings: of a short prompt nothing is sent in advance."""
+LEAST_INSTALMENT_BYTES = 256 << 10
+"""A smaller one costs more than it brings: of a short prompt nothing is sent in advance."""
 
 
 class Advance:
     """One request's pages in one forward. The scheduler's thread calls ``completed``, the sender's the others.
 
-    States: waiting for layers -> a turn is asked for -> taken -> waiting ... The chunk sends what ``num_taken`` leaves.
+    States: waiting for layers -> an instalment is asked for -> taken -> waiting ... The chunk sends what ``num_taken``
+    leaves.
     """
 
     def __init__(self, *, layer_bytes: int) -> None:
         """``layer_bytes``: of all its pages in one layer."""
-        self._least_layers = max(1, -(-LEAST_TURN_BYTES // max(1, layer_bytes)))
+        self._least_layers = max(1, -(-LEAST_INSTALMENT_BYTES // max(1, layer_bytes)))
         self._num_complete = 0
-        self._turn_waits = False
+        self._instalment_waits = False
         self.num_taken = 0
 
     def completed(self, num_layers: int) -> bool:
-        """The first ``num_layers`` are complete. Whether a turn is to be put into the queue: once for each True."""
+        """The first ``num_layers`` are complete. Whether an instalment is to be put into the queue: one for
+        each True."""
         self._num_complete = max(self._num_complete, num_layers)
-        if self._turn_waits or self._num_complete - self.num_taken < self._least_layers:
+        if self._instalment_waits or self._num_complete - self.num_taken < self._least_layers:
             return False
-        self._turn_waits = True
+        self._instalment_waits = True
         return True
 
     def take(self) -> range:
-        """A turn has come: the layers that it sends."""
-        # In this order: a layer that is completed in between finds that no turn waits, and asks for another.
-        self._turn_waits = False
+        """An instalment is due: the layers that it sends."""
+        # In this order: a layer that is completed in between finds that none waits, and asks for another.
+        self._instalment_waits = False
         layers = range(self.num_taken, self._num_complete)
         self.num_taken = layers.stop
         return layers

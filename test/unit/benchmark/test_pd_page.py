@@ -63,3 +63,36 @@ def test_dual_page_when_a_run_is_kept_then_ratios_have_their_spread_and_failures
     assert "| `dual_outputs_identical` | true | true |" in page
     assert "split_ratio" not in page
     assert "read for 20 requests; 1 such reads failed" in " ".join(page.split())
+
+
+def test_slow_page_when_a_run_is_kept_then_its_figures_stand_with_what_was_sent_over_what():
+    found = {"fast_ttft_s": [3.0, 3.1, 9.0], "slow_ttft_s": [3.2], "transfer_s": 1.5}
+    run = {
+        "exposed_transfer_share": 0.06,
+        "exposed_transfer_share_stock": 0.9,
+        "handover_wire_ratio": 0.03,
+        "slow": {
+            "kinds": {"on": found},
+            "sizes": {"link_mbit": 200, "prompt_tokens": 1600, "num_prompts": 3},
+            "provenance": RUN["provenance"],
+        },
+    }
+    page = pd_page.slow_page(run)
+    assert "| `exposed_transfer_share` | 0.06 | <= 0.15 |" in page
+    assert "took 3.10 s with the fast one, 3.20 s with the slow one, where sending took 1.50 s" in " ".join(
+        page.split()
+    )
+
+
+def test_classes_page_when_a_run_is_kept_then_its_figures_stand_beside_their_aims():
+    run = {
+        "high_class_p99_ratio": 1.2,
+        "high_class_p99_ratio_unmarked": 9.0,
+        "pulls_path_share": 0.91,
+        "classes": {
+            "sizes": {"link_mbit": 1000, "num_rounds": 3, "round_s": 6.0},
+            "provenance": RUN["provenance"],
+        },
+    }
+    page = pd_page.classes_page(run)
+    assert "| `high_class_p99_ratio` | 1.2 | <= 1.3 |" in page and "1000 Mbit/s" in page

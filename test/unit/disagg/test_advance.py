@@ -6,35 +6,35 @@ import random
 import pytest
 
 from banyan.disagg import Advance, Forwards, layers_of_regions
-from banyan.disagg.advance import LEAST_TURN_BYTES
+from banyan.disagg.advance import LEAST_INSTALMENT_BYTES
 
 
 def test_layers_when_they_are_complete_then_each_is_taken_once_and_in_order():
-    advance = Advance(layer_bytes=LEAST_TURN_BYTES)
+    advance = Advance(layer_bytes=LEAST_INSTALMENT_BYTES)
     assert not advance.completed(0)
     assert advance.completed(1)
-    assert not advance.completed(2), "one turn waits already"
+    assert not advance.completed(2), "one waits already"
     assert advance.take() == range(0, 2)
     assert advance.completed(3) and advance.take() == range(2, 3)
     assert advance.num_taken == 3
 
 
-def test_turn_when_a_layer_is_small_then_it_waits_for_others():
-    advance = Advance(layer_bytes=LEAST_TURN_BYTES // 3)
+def test_instalment_when_a_layer_is_small_then_it_waits_for_others():
+    advance = Advance(layer_bytes=LEAST_INSTALMENT_BYTES // 3)
     assert [advance.completed(layer) for layer in range(1, 5)] == [False, False, False, True]
 
 
 def test_layers_when_they_are_told_twice_then_nothing_is_asked_for_again():
-    advance = Advance(layer_bytes=LEAST_TURN_BYTES)
+    advance = Advance(layer_bytes=LEAST_INSTALMENT_BYTES)
     advance.completed(3)
     advance.take()
     assert not advance.completed(3) and not advance.completed(1)
 
 
-def test_turns_when_forward_and_sender_take_turns_at_random_then_none_is_lost_and_none_is_empty():
+def test_instalments_when_forward_and_sender_go_on_at_random_then_none_is_lost_and_none_is_empty():
     rng = random.Random(4)
     for _ in range(200):
-        advance, waiting, taken = Advance(layer_bytes=LEAST_TURN_BYTES), 0, []
+        advance, waiting, taken = Advance(layer_bytes=LEAST_INSTALMENT_BYTES), 0, []
         for layer in range(1, 31):
             waiting += advance.completed(layer)
             assert waiting <= 1

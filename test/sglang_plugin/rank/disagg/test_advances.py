@@ -10,7 +10,7 @@ from test.sglang_plugin.rank.disagg.hand_over_rig import NUM_LAYERS, DecodeSide,
 from banyan.disagg import Forwards
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import linker
-from banyan.sglang_plugin.rank.disagg import prefill
+from banyan.sglang_plugin.rank.disagg import advances
 
 PAGE_TOKENS = 4
 ROOM = 5
@@ -47,7 +47,7 @@ def announced(rank, *requests):
     """``(first place, pages)`` of each advance that the next forward has."""
     plan = SimpleNamespace(batch_to_run=SimpleNamespace(reqs=list(requests)))
     before = len(rank.manager._advances.get(ROOM, ()))
-    prefill.after_get_next_disagg_prefill_batch_to_run(plan, rank.scheduler)
+    advances.after_get_next_disagg_prefill_batch_to_run(plan, rank.scheduler)
     return [(ahead.first, ahead.pages.tolist()) for ahead in rank.manager._advances.get(ROOM, ())[before:]]
 
 
@@ -78,7 +78,7 @@ def test_pages_when_there_are_none_then_nothing_begins(rank):
 
 
 def test_batch_when_there_is_none_or_layers_are_not_passed_in_order_then_nothing_begins(rank, monkeypatch):
-    prefill.after_get_next_disagg_prefill_batch_to_run(SimpleNamespace(batch_to_run=None), rank.scheduler)
+    advances.after_get_next_disagg_prefill_batch_to_run(SimpleNamespace(batch_to_run=None), rank.scheduler)
     rank.installed.completes_layers_in_order = False
     assert announced(rank, request(rank)) == []
     rank.installed.completes_layers_in_order = True
@@ -86,7 +86,7 @@ def test_batch_when_there_is_none_or_layers_are_not_passed_in_order_then_nothing
     assert announced(rank, request(rank)) == []
 
 
-def test_layers_when_the_forward_completes_them_then_its_senders_queue_has_turns(rank):
+def test_layers_when_the_forward_completes_them_then_its_senders_queue_has_an_instalment(rank):
     announced(rank, request(rank))
     rank.installed.forwards.begin()
     rank.installed.forwards.completed(1)
