@@ -5,7 +5,7 @@
 
 On a loopback of its own, limited to `LINK_MBIT`, 64 bytes go to and fro, in the high class; and a loan is pulled again
 and again, by the code that pulls pages of other nodes, with `--banyan-dscp`'s mark, which puts it into the low class,
-and without it. The small messages' processes go before the others on the processor: what is measured is the path.
+and without it. The small messages' processes have the first core, the pulls' the others: what is measured is the path.
 
 * `high_class_p99_ratio`: the messages' p99 beside marked pulls, to that with nothing beside them;
   `high_class_p99_ratio_unmarked`: beside pulls that share their class. Medians over rounds.
@@ -79,8 +79,7 @@ def _pull(port: int, dscp: int | None, num_bytes: Synchronized[int]) -> None:
 
 
 def _echo(ports: Any) -> None:
-    _stand_before()
-    with socket.create_server((HOST, 0)) as listener:
+    with _standing_before(), socket.create_server((HOST, 0)) as listener:
         ports.send(listener.getsockname()[1])
         connection, _ = listener.accept()
         with connection:
@@ -90,11 +89,24 @@ def _echo(ports: Any) -> None:
 
 
 def _stand_back() -> None:
+    """Leave the first core, where there is another."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    _, *others = sorted(os.sched_getaffinity(0))
+    if others:
+        os.sched_setaffinity(0, others)
 
 
-def _stand_before() -> None:
+@contextlib.contextmanager
+def _standing_before() -> Iterator[None]:
+    """Have the first core, and go before others there."""
+    policy, cores = os.sched_getscheduler(0), os.sched_getaffinity(0)
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 @contextlib.contextmanager
@@ -136,15 +148,16 @@ class Messages:
 
     def times_us(self, for_s: float) -> list[float]:
         """How long each took there and back, one after the other."""
-        times = []
-        end_s = time.perf_counter() + for_s
+        with _standing_before():
+            return list(self._times_us(time.perf_counter() + for_s))
+
+    def _times_us(self, end_s: float) -> Iterator[float]:
         while (start_s := time.perf_counter()) < end_s:
             self._connection.sendall(b"m" * MESSAGE_BYTES)
             if len(self._connection.recv(MESSAGE_BYTES)) != MESSAGE_BYTES:
                 raise ConnectionError("a message came back in parts")
-            times.append((time.perf_counter() - start_s) * 1e6)
+            yield (time.perf_counter() - start_s) * 1e6
             time.sleep(0.001)
-        return times
 
 
 def measure_round() -> dict[str, Any]:
@@ -187,7 +200,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     unwind_on_sigterm()
     TrafficClasses(link_mbit=LINK_MBIT, low_dscp=LOW_DSCP)
-    _stand_before()
     found = figures([measure_round() for _ in range(NUM_ROUNDS)])
     (args.out / "classes_figures.json").write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -22,9 +22,9 @@ def test_exposed_share_when_one_hides_the_other_then_zero_and_when_none_does_the
     assert pd_slow.exposed_share(ttft_s=ttft_s, compute_s=compute_s, transfer_s=transfer_s) == pytest.approx(share)
 
 
-def test_figures_when_both_kinds_were_asked_then_medians_and_bytes_are_compared():
+def test_figures_when_both_kinds_were_asked_then_neighbours_and_bytes_are_compared():
     kinds = {
-        "on": found(fast=[3.9, 4.0, 9.0], slow=[4.2, 4.1, 7.0], transfer_s=2.0, next_turn_bytes=50),
+        "on": found(fast=[4.0, 4.0, 5.0], slow=[4.2, 4.0, 6.0], transfer_s=2.0, next_turn_bytes=50),
         "off": found(fast=[4.0], slow=[6.0], transfer_s=2.0, next_turn_bytes=1000),
     }
     figures = pd_slow.figures(kinds)
