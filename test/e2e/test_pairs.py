@@ -31,6 +31,9 @@ from benchmark.warm import ForkedServer
 pytestmark = pytest.mark.e2e
 
 ANSWER_TOKENS = 40
+CHUNKS = ("--chunked-prefill-size", "512")
+"""So that long prompts are computed, and handed over, in several chunks."""
+
 LATE_WRITE_S = 5
 """Instead of minutes: how long pages stay unused that a killed prefill server may still write into."""
 
@@ -47,7 +50,7 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         prefill_ranks=(2, 1),
         decode_ranks=2,
         store=folder / "store",
-        prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move", *secret, "--banyan-peers", door),
+        prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move", *secret, "--banyan-peers", door, *CHUNKS),
         decode_args=("--max-total-tokens", "6000", *secret, "--banyan-listen", door),
         kind=ForkedServer,
         env=(("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", str(LATE_WRITE_S)),),
@@ -153,10 +156,10 @@ def test_conversation_when_it_goes_on_then_only_what_is_new_is_handed_over_and_i
         grown = [*ids, *first, *prompt("ford", 30)]
         num_first, num_advanced = total("handed_over_pages") - before, total("advanced_pages")
         second = ids_of(pairs.router.generate(grown, num_tokens=8))
-    # Layers have left before the forward's end, and with it nothing twice.
+    # Layers of both chunks have left before their forward's end, and with it nothing twice.
     assert num_advanced >= len(ids) // PAGE_TOKENS and num_first == -(-len(ids) // PAGE_TOKENS)
     assert total("handed_over_pages") - before - num_first <= 4
-    spec = ServerSpec("single", 1, "off", (*SERVER_ARGS, "--max-total-tokens", "4000"), cpu_env(dp=1))
+    spec = ServerSpec("single", 1, "off", (*SERVER_ARGS, "--max-total-tokens", "4000", *CHUNKS), cpu_env(dp=1))
     with ForkedServer(spec, MODEL, tmp_path) as single:
         wait_ready([single])
         assert [ids_of(Engine(single.url).generate(asked, num_tokens=8)) for asked in (ids, grown)] == [first, second]
