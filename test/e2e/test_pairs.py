@@ -150,11 +150,11 @@ def test_conversation_when_it_goes_on_then_only_what_is_new_is_handed_over_and_i
     def total(name):
         return sum(pair.total(server, name) for server in pair.prefills)
 
-    before = total("handed_over_pages")
+    before, before_advanced = total("handed_over_pages"), total("advanced_pages")
     with drained(pairs, pair.prefills[0]):
         first = ids_of(pairs.router.generate(ids, num_tokens=8))
         grown = [*ids, *first, *prompt("ford", 30)]
-        num_first, num_advanced = total("handed_over_pages") - before, total("advanced_pages")
+        num_first, num_advanced = total("handed_over_pages") - before, total("advanced_pages") - before_advanced
         second = ids_of(pairs.router.generate(grown, num_tokens=8))
     # Layers of both chunks have left before their forward's end, and with it nothing twice.
     assert num_advanced >= len(ids) // PAGE_TOKENS and num_first == -(-len(ids) // PAGE_TOKENS)
