@@ -76,7 +76,7 @@ class SlowPorts:
 
 class TrafficClasses:
     """This network's loopback as a path of ``link_mbit`` with two classes: packets marked ``low_dscp`` get what all
-    others leave. In packets of a wire's size: one of 64 KiB would hold the others up for half a millisecond.
+    others leave. In packets of a wire's size, jumbo frames: two cores cannot fill a fast path with smaller ones.
 
     Raises:
         RuntimeError: as ``SlowPorts``.
@@ -84,7 +84,7 @@ class TrafficClasses:
 
     def __init__(self, *, link_mbit: int, low_dscp: int) -> None:
         _begin()
-        _run("ip", "link", "set", DEVICE, "mtu", "1500", "gso_max_segs", "1")
+        _run("ip", "link", "set", DEVICE, "mtu", "9000", "gso_max_segs", "1")
         _run("tc", "qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "10")
         add = ("tc", "class", "add", "dev", DEVICE, "parent")
         whole, most = ("rate", f"{link_mbit}mbit"), ("ceil", f"{link_mbit}mbit")
