@@ -212,6 +212,12 @@ def test_start_when_the_user_set_a_variable_then_it_stays(clean_environment):
     assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "1"
 
 
+def test_start_when_the_hand_over_has_a_class_then_its_processes_inherit_it(clean_environment):
+    marks = ["--banyan-dscp", "8", "--banyan-ib-service-level", "3"]
+    prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "decode", *marks])
+    assert (os.environ["UCX_IB_TRAFFIC_CLASS"], os.environ["UCX_IB_SL"]) == ("32", "3")
+
+
 def test_start_when_the_room_chooses_the_rank_then_sglang_places_requests(clean_environment):
     asked = [*PAIRED, "prefill", "--load-balance-method", "follow_bootstrap_room"]
     args = prepare_server_args([*BASE, "--enable-banyan", *asked])
