@@ -191,7 +191,45 @@ SINKS = Shape(
         "num_experts_per_tok": 2,
     },
 )
-SHAPES = (LLAMA, MOE, MLA, DSA, MTP, WINDOW, SINKS)
+
+
+def _remember(scratch: Path, model: torch.nn.Module) -> None:
+    """States that last: as they are drawn, they forget all but the last few tokens."""
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            torch.nn.init.constant_(layer.linear_attn.A_log, LASTING_DECAY_LOG)
+    model.save_pretrained(scratch)
+
+
+LASTING_DECAY_LOG = -5.0
+# Two layers of linear attention, whose state is a matrix for each head, and two that attend to all tokens.
+STATE = Shape(
+    "state",
+    "qwen3_next",
+    {
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+    _remember,
+)
+STATE_TOKENS = 64
+"""SGLang keeps states at multiples of it."""
+
+STATE_ENV = (("SGLANG_MAMBA_CONV_DTYPE", "float32"),)
+"""For a server that computes in float32: SGLang rounds what a convolution keeps to bf16 otherwise, so that a forward
+behind kept inputs differs from one that has all of them, with SGLang's own cache too."""
+SHAPES = (LLAMA, MOE, MLA, DSA, MTP, WINDOW, SINKS, STATE)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -23,7 +23,7 @@ class Mode:
     name: str
     flags: tuple[str, ...]
     verdict: Verdict
-    model: Literal["llama", "moe", "mla", "mtp", "window", "vision"] = "llama"
+    model: Literal["llama", "moe", "mla", "mtp", "window", "state", "vision"] = "llama"
     num_ranks: int = 2
     answer: Answer = "tokens"
     env: tuple[tuple[str, str], ...] = ()
@@ -53,6 +53,7 @@ NGRAMS = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-bread
 """Chains of drafts: SGLang verifies trees in pages of several tokens with one backend only, which is not the CPU's."""
 
 
+NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 """Chains for the same reason."""
 STANDALONE = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", MODEL, *CHAIN)
@@ -123,6 +124,31 @@ def _windowed() -> tuple[Mode, ...]:
     )
 
 
+FEW_STATES = ("--max-mamba-cache-size", "60")
+"""SGLang gives states the larger part of the memory that it finds, and the arena is divided as the pools are."""
+
+
+def _stateful() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str, alone: tuple[str, ...] = (), **other: object) -> Mode:
+        """``alone``: flags of the server of one rank, besides."""
+        own = {"model": "state", "alone": (*ONE_RANK, *FEW_STATES, *alone), **other}
+        return Mode(name=name, flags=("--dp", "2", *FEW_STATES, *flags), verdict="served", **own)  # type: ignore[arg-type]
+
+    chunks, shards, arena = ("--chunked-prefill-size", "128"), ("--tp", "2"), ("--banyan-host-gb", "0.25")
+    return (
+        row("state space"),
+        row("state space, prefills in chunks", *chunks, alone=chunks),
+        row("state space of ranks of two shards", *shards, alone=shards),
+        row("state space through the host arena", *arena, pool_tokens=900, source="host"),
+        row(
+            "state space in the store, after a restart",
+            *(*arena, "--banyan-store", STORE, "--banyan-store-admit", "first"),
+            restarted=True,
+            source="storage",
+        ),
+    )
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -167,6 +193,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("speculation from n-grams", *NGRAMS),
         *_drafting(),
         *_windowed(),
+        *_stateful(),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
@@ -221,6 +248,9 @@ def _refused() -> tuple[Mode, ...]:
         ),
         row("sliding windows with drafts", *two, *NGRAMS, model="window"),
         row("sliding windows of ranks in step", *IN_STEP_TOO, model="window"),
+        row("state space with drafts", *two, *NGRAMS, model="state"),
+        row("state space of ranks in step", *IN_STEP_TOO, model="state"),
+        row("state space without states at the ends of pages", *two, *NO_BUFFER, model="state"),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),
@@ -251,7 +281,7 @@ def _needing() -> tuple[Mode, ...]:
         row("DeepSeek-V4", GPU),
         row("sliding windows between GPUs (Gemma 4, Llama 4)", GPU),
         row("attention sinks beside sliding windows (gpt-oss)", GPU),
-        row("state space and linear attention (Qwen3-Next)", GPU),
+        row("state space and linear attention of other kinds (Mamba 2, Kimi Linear)", GPU),
         row("video, audio", "a tiny model and clips; their keys are made as those of images"),
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("weight updates by RDMA", "an RDMA device"),

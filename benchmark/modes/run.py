@@ -189,6 +189,9 @@ def _wait_stored(mode: Mode, url: str, asked: Sequence[Sequence[int]]) -> None:
     """Return when the store holds as many pages as the prompts fill, or STORED_WITHIN_S have passed."""
     more = pictures.NUM_MORE_TOKENS if mode.answer == "tokens about a picture" else 0
     wanted = sum((len(ids) + more) // PAGE_TOKENS for ids in asked)
+    if mode.model == "state":
+        # SGLang keeps a prompt as far as there is a state, and that state.
+        wanted = sum(len(ids) // models.STATE_TOKENS * (models.STATE_TOKENS // PAGE_TOKENS) + 1 for ids in asked)
     if mode.model == "window":
         # Of window pages SGLang keeps those at the end of each prompt.
         wanted += len(asked) * (models.WINDOW_TOKENS // PAGE_TOKENS + 1)

@@ -8,8 +8,8 @@ Invariants
   3. Frames enter ``publish`` only when their content is complete, and leave through ``retire`` before reuse.
   4. After ``reset`` nothing that was looked up, queued or published before it is used again.
   5. This is the only book of a fetch. The planner is told of every step, and keeps none.
-  6. Of a model with sliding windows, a prefix is promised only at a length that can be restored (``banyan.windows``),
-     and its window pages are leased, copied and given back with the others.
+  6. Of a model with sliding windows, or states, a prefix is promised only at a length that can be restored
+     (``banyan.windows``), and its window pages, or its state, are leased, copied and given back with the others.
 
 A request's fetch: prepared -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
 (``poll``): it is detached from the reads of the store. ``cancel`` takes a queued one back. All calls come from the
@@ -80,7 +80,7 @@ class PrefixCache:
 
     Args:
         supply: where full pages come from.
-        windows: the window pages of a model that has such.
+        windows: the window pages, or the states, of a model that has such.
         is_sent_for: whether another node is reading for a request of this id, which reads nothing itself then.
         agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """

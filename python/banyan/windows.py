@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Window pages: the KV of layers that see the last tokens only, on shelves of their own.
+"""Window pages: the KV of layers that see the last tokens only, on shelves of their own. And states, which layers of
+other kinds keep of all tokens before them: a state is a window of one page, which lies in one slot.
 
 Such a layer needs no page that lies behind its window, and SGLang frees it. So a prefix of n pages can be restored only
 where all its full pages are held and the last of its window pages too: the lengths that can be are sparse.
@@ -36,11 +37,12 @@ def longest_restorable(keys: Sequence[str], most: int, num_pages: int, holds: Ho
     """
     length = min(most, len(keys))
     while length > 0:
-        window = window_of(keys[:length], num_pages)
+        window = list(keys[max(0, length - num_pages) : length])[::-1]
         if holds(window) == len(window):
             break
         window.reverse()
-        length = min(length - len(window) + holds(window), length - 1)
+        num_leading = holds(window) if len(window) > 1 else 0
+        length = min(length - len(window) + num_leading, length - 1)
     return length
 
 

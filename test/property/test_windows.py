@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations over two shelves: a leased page is never handed out, and no length comes without its window."""
+"""Random operations over two shelves: a leased page is never handed out, and no length comes without its window, or
+without its state."""
 
 import random
 
+import pytest
 from test.unit.cache_rig import request
 from test.unit.directory.rig import NUM_FRAMES, frames, ids, key
-from test.unit.test_windows import NUM_PAGES, WindowRank
+from test.unit.test_windows import WindowRank
 
 from banyan._native import Roster
 
@@ -47,10 +49,11 @@ class Shelf:
 class Node:
     """An owner, whose pages come and go, and a reader."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, num_pages):
+        """A length needs ``num_pages`` of the second kind before it: of a window several, of states one."""
         roster = Roster.create(8)
-        self.random = random.Random(seed)
-        self.owner, self.reader = (WindowRank(roster, slot) for slot in range(2))
+        self.random, self.num_pages = random.Random(seed), num_pages
+        self.owner, self.reader = (WindowRank(roster, slot, num_pages) for slot in range(2))
         cache, pages = self.owner.cache, self.owner.pages
         self.full = Shelf(cache.publish, cache.retire, cache.drain)
         self.window = Shelf(pages.publish, pages.retire, pages.drain)
@@ -95,7 +98,7 @@ class Node:
         length = self.random.choice(lengths)
         if self.random.random() < 0.3:  # Something happens between the lookup and the lease.
             self.random.choice((self.full, self.window)).retire(self.some(chain))
-        window = chain[:length][-NUM_PAGES:][::-1]
+        window = chain[:length][-self.num_pages :][::-1]
         wanted = ([key(number) for number in window], frames(*range(8, 8 + len(window))))
         could = self.is_restorable(chain, length)
         fetch = self.reader.cache.admit(rid, names[:length], frames(*range(length)), wanted)
@@ -116,7 +119,7 @@ class Node:
 
     def is_restorable(self, chain, length):
         held = all(number in self.full.frame_of for number in chain[:length])
-        return held and all(number in self.window.frame_of for number in chain[:length][-NUM_PAGES:])
+        return held and all(number in self.window.frame_of for number in chain[:length][-self.num_pages :])
 
     def let_go(self, rid):
         for shelf, numbers in zip((self.full, self.window), self.queued.pop(rid), strict=True):
@@ -143,8 +146,9 @@ class Node:
         self.let_go(rid)
 
 
-def test_pages_when_anything_happens_in_any_order_then_no_leased_one_goes_and_no_window_is_missing():
-    node = Node(seed=11)
+@pytest.mark.parametrize("num_pages", [2, 1], ids=["windows", "states"])
+def test_pages_when_anything_happens_in_any_order_then_no_leased_one_goes_and_no_window_is_missing(num_pages):
+    node = Node(seed=11, num_pages=num_pages)
     for _ in range(NUM_OPERATIONS):
         node.step()
     # It was not all refusals, nor all grants.

@@ -26,3 +26,7 @@ def test_operator_when_somebody_has_defined_it_then_it_stays(monkeypatch):
     monkeypatch.setattr(torch.ops.sgl_kernel, named.NAMED[0], own)
     named.name_operators()
     assert getattr(torch.ops.sgl_kernel, named.NAMED[0]) is own
+
+
+def test_operator_when_it_is_there_then_sglang_takes_it_by_its_name():
+    assert {getattr(torch.ops.sgl_kernel, operator.__name__) for operator in named.OPERATORS} == set(named.OPERATORS)

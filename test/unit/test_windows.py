@@ -19,12 +19,12 @@ PLACES = ((1, 0), (0, 0), (1, 1), (0, 1), (1, 2), (0, 2))
 class WindowRank:
     """A rank with full pages in one pool, and window pages in another one."""
 
-    def __init__(self, roster, slot):
+    def __init__(self, roster, slot, num_pages=NUM_PAGES):
         behind = LAYOUT.first_window_slot
         self.full, self.window = Rank(roster, slot), Rank(roster, behind + slot, namespace=WINDOWS)
         self.counters = Counters()
         supply = Supply(self.window.peers, [behind + 1 - slot], None)
-        self.pages = WindowPages(shelf=self.window.shelf, supply=supply, num_pages=NUM_PAGES, places=PLACES)
+        self.pages = WindowPages(shelf=self.window.shelf, supply=supply, num_pages=num_pages, places=PLACES)
         self.cache = make_cache(self.full.shelf, self.full.peers, slot=slot, counters=self.counters, windows=self.pages)
 
     def publish(self, numbers, windowed=None):
@@ -70,6 +70,17 @@ def test_length_when_every_window_page_is_missing_then_whole_windows_are_skipped
 
     assert longest_restorable(range(800), 800, 8, holds) == 0
     assert len(asked) <= 2 * 100
+
+
+def test_length_when_a_state_is_wanted_then_each_page_is_asked_for_once_from_the_end_on():
+    asked = []
+
+    def holds(window):
+        asked.append(*window)
+        return int(window == [3])
+
+    assert longest_restorable(range(9), 8, 1, holds) == 4
+    assert asked == [7, 6, 5, 4, 3]
 
 
 def test_fetch_when_full_and_window_pages_are_held_then_both_arrive_layer_by_layer(ranks):

@@ -42,6 +42,18 @@ def finding_of(said: dict[str, Any]) -> Finding:
     detail = (
         f"{said['architecture']} is shared; a page of {page_tokens} tokens weighs {total} bytes "
         f"({', '.join(f'{name} {num_bytes}' for name, num_bytes in parts.items())}) over {said['num_layers']} layers "
-        f"in {said['dtype']}, {total // page_tokens} bytes a token"
+        f"in {said['dtype']}, {total // page_tokens} bytes a token{_of_a_state(said)}"
     )
     return Finding("model", True, detail, hint=MEDIA if said["takes_media"] else "")
+
+
+def _of_a_state(said: dict[str, Any]) -> str:
+    """What a prefix takes besides its pages, of a model that keeps states."""
+    parts = said.get("state_bytes_by_part")
+    if parts is None:
+        return ""
+    return (
+        f"; a state, which goes with the end of a prefix, weighs {sum(parts.values())} bytes "
+        f"({', '.join(f'{name} {num_bytes}' for name, num_bytes in parts.items())}) over {said['num_state_layers']} "
+        "other layers"
+    )

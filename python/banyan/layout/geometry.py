@@ -65,6 +65,27 @@ class PoolGeometry:
             end = base
         return cls(page, tuple(layers))
 
+    @classmethod
+    def by_part(cls, page: PageLayout, num_pages: int) -> PoolGeometry:
+        """The same part of all layers in one extent, layer after layer, and the parts one behind the other: SGLang has
+        one tensor for each part of a state.
+
+        Raises:
+            ValueError: when there is no page, or layers have other parts than the first.
+        """
+        if num_pages < 1 or any(layer != page.layers[0] for layer in page.layers):
+            raise ValueError(f"no pool of {num_pages} pages whose layers are alike")
+        columns, end = [], 0
+        for part in page.layers[0]:
+            base = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            extents = [
+                Extent(base + layer * num_pages * part.page_bytes, part.page_bytes, num_pages)
+                for layer in range(len(page.layers))
+            ]
+            end = extents[-1].end_bytes
+            columns.append(extents)
+        return cls(page, tuple(zip(*columns, strict=True)))
+
     def followed_by(self, drafts: Sequence[PoolGeometry]) -> PoolGeometry:
         """The layers of this pool, and behind them those of its drafts, each where it lies.
 

@@ -24,7 +24,8 @@ class Namespace:
     ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
 
     ``draft`` says whose KV lies behind the model's in each page; empty where no draft's does. ``window`` says which
-    layers' KV a page has, of a model that keeps sliding windows apart; empty where a page has that of all layers.
+    layers' KV a page has, or whose states, of a model that keeps sliding windows or states apart; empty where a page
+    has that of all layers.
 
     The last four say which part of a token's KV the process holds: its shard's heads, by attention TP, and its shard's
     tokens, by CP. Where KV is replicated over attention TP they are 1 and 0 on all shards.

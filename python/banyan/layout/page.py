@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What belongs to a page: for each layer its extents, by name and size.
 
+A state is a page too, of a pool of its own: of one slot instead of several tokens.
+
 Everything that depends on it reads this one description: where extents lie in a pool, what travels between pools, how
 large a frame of the arena and a record of the store are, which pages may be exchanged, and what is said of a model
 before it is loaded. An extent's buffers have the page's own number: page p of the pool is page p of each of them.
@@ -9,10 +11,11 @@ before it is loaded. An extent's buffers have the page's own number: page p of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 KEYS, VALUES, LATENTS, INDEX_KEYS = "keys", "values", "latents", "index keys"
+RECURRENT_STATES, CONVOLUTION_INPUTS = "recurrent states", "convolution inputs"
 DRAFT = "draft"
 INDEX_SCALE_BYTES = 4
 INDEX_BLOCK = 128
@@ -67,6 +70,18 @@ class PageLayout:
         if index_dim:
             key_bytes = index_dim + index_dim // INDEX_BLOCK * INDEX_SCALE_BYTES
             parts.append(Part(INDEX_KEYS, page_tokens // tokens_per_index_key * key_bytes))
+        return cls.of_layers(num_layers, *parts)
+
+    @classmethod
+    def of_states(cls, *, num_layers: int, recurrent_bytes: int, convolution_bytes: Sequence[int]) -> PageLayout:
+        """Linear attention or a state space: one state of each layer, whatever the tokens before it. Some models have
+        no recurrent part, and some several convolutions."""
+        parts = [Part(RECURRENT_STATES, recurrent_bytes)] if recurrent_bytes else []
+        single = len(convolution_bytes) == 1
+        parts += [
+            Part(CONVOLUTION_INPUTS if single else f"{CONVOLUTION_INPUTS} {number}", num_bytes)
+            for number, num_bytes in enumerate(convolution_bytes)
+        ]
         return cls.of_layers(num_layers, *parts)
 
     def followed_by(self, drafts: Iterable[PageLayout]) -> PageLayout:

@@ -100,7 +100,7 @@ class Layout:
 
     @property
     def num_slots_with_windows(self) -> int:
-        """Roster slots where window pages have a pool, and a part of the arena, of their own."""
+        """Roster slots where window pages, or states, have a pool, and a part of the arena, of their own."""
         return 2 * self.first_window_slot
 
     def words(self) -> str:

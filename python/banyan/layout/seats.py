@@ -18,7 +18,7 @@ class Seats:
     """One process's view of the roster: seat ``s`` has its pool in slot ``s``, its part of the arena ``num_seats`` on.
 
     ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP). ``first_slot``: seats of window
-    pages lie behind those of the others.
+    pages, or of states, lie behind those of the others.
     """
 
     layout: Layout
@@ -43,7 +43,7 @@ class Seats:
         return self.first_slot + dp_rank * self.layout.num_shards + shard
 
     def of_windows(self) -> Seats:
-        """The same process's seats for its window pages."""
+        """The same process's seats for its window pages, or its states."""
         return replace(self, first_slot=self.layout.first_window_slot)
 
     def rank_of(self, slot: int) -> int:

@@ -85,14 +85,24 @@ class Pricing:
     """Prices plans of one rank from its measured times.
 
     Where ``num_in_step`` ranks step together, all of them wait for a move that is not hidden behind the forward: that
-    part is charged once for each.
+    part is charged once for each. Every move brings ``fixed_tokens`` besides, whatever its length, where its last page
+    is: a model's state, as many tokens' KV as weigh the same. It pays above some length only.
     """
 
-    def __init__(self, *, times: PrefillTimes, rates: MoveRates, num_layers: int, num_in_step: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        times: PrefillTimes,
+        rates: MoveRates,
+        num_layers: int,
+        num_in_step: int = 1,
+        fixed_tokens: float = 0.0,
+    ) -> None:
         self._times = times
         self._rates = rates
         self._num_layers = num_layers
         self._num_in_step = num_in_step
+        self._fixed_tokens = round(fixed_tokens)
 
     def recompute(self, tail: Tail) -> Estimated | None:
         """The plan that moves nothing; None while prefill times are not known."""
@@ -101,7 +111,8 @@ class Pricing:
 
     def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
         """What moving a prompt's first tokens takes, over computing them; None while either is not known."""
-        move, forward = self._rates.expected(kind, num_tokens), self._times.expected((num_tokens, 0))
+        move = self._rates.expected(kind, num_tokens + self._fixed_tokens)
+        forward = self._times.expected((num_tokens, 0))
         return None if move is None or forward is None or forward[0] <= 0 else move[0] / forward[0]
 
     def estimate(self, tail: Tail, num_pages: int, recompute: Estimated) -> Estimated | None:
@@ -114,7 +125,7 @@ class Pricing:
         assert forward is not None, "known for recomputing, known for every length"
         compute_us, compute_error_us = forward
         move_us = move_error_us = 0.0
-        for kind, num_tokens in _tokens_by_kind(tail, num_pages):
+        for kind, num_tokens in self._brought(tail, num_pages):
             move = self._rates.expected(kind, num_tokens)
             if move is None:
                 return None
@@ -127,6 +138,14 @@ class Pricing:
         compute_error = compute_error_us / compute_us if compute_us > 0 else 1.0
         error_us = move_error_us + abs(recompute.total_us - compute_us) * compute_error
         return Estimated(num_pages, move_us, compute_us, total_us, error_us)
+
+    def _brought(self, tail: Tail, num_pages: int) -> list[tuple[SourceKind, int]]:
+        """What a move of the first ``num_pages`` brings, by source."""
+        brought = list(_tokens_by_kind(tail, num_pages))
+        if self._fixed_tokens and brought:
+            kind, num_tokens = brought[-1]
+            brought[-1] = kind, num_tokens + self._fixed_tokens
+        return brought
 
     def best(
         self, tail: Tail, recompute: Estimated, *, min_pages: int, uncut: Collection[SourceKind] = ()

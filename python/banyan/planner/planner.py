@@ -70,11 +70,15 @@ class Planner:
         num_layers: int,
         min_pages: int,
         num_in_step: int = 1,
+        fixed_tokens: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``num_in_step`` ranks wait when this one does. ``clock``: seconds since the epoch, for what is told."""
+        """``num_in_step`` ranks wait when this one does. A move brings ``fixed_tokens`` besides those that it is of.
+        ``clock``: seconds since the epoch, for what is told."""
         self._clock = clock
-        self._pricing = Pricing(times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step)
+        self._pricing = Pricing(
+            times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step, fixed_tokens=fixed_tokens
+        )
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
         self._decisions: dict[str, _Decision] = {}

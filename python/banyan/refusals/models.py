@@ -15,6 +15,8 @@ class ModelFacts:
     has_window: bool = False
     has_sinks: bool = False
     has_states: bool = False
+    has_side_states: bool = False
+    """Whether more than a state goes with a request, in the same slots."""
     has_pooled_index_keys: bool = False
     has_compressed_kv: bool = False
     has_sparse_kv: bool = False
@@ -26,7 +28,8 @@ SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
 
 
 def model_refusal(facts: ModelFacts) -> str | None:
-    """The line for a model that caches more than the KV of attention, or None. Of windows alone see ``sliding``."""
+    """The line for a model that caches more than the KV of attention, or None. Of windows alone see
+    ``sliding``, of states alone ``states``."""
     if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (
             f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "
@@ -44,11 +47,11 @@ def model_refusal(facts: ModelFacts) -> str | None:
         )
         if is_kept
     ]
-    if not kept or kept == ["sliding-window KV"]:
+    if not kept or kept in (["sliding-window KV"], ["state-space states"]):
         return None
     return (
-        f"this model ({facts.architecture}) caches {' and '.join(kept)}; only full attention, and windows beside it, "
-        "are shared: use --banyan-share off"
+        f"this model ({facts.architecture}) caches {' and '.join(kept)}; only full attention, and windows or states "
+        "beside it, are shared: use --banyan-share off"
     )
 
 

@@ -129,7 +129,7 @@ DESCRIPTIONS = {
     "store_tokens": "of these, tokens read from the store",
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
-    "windowless_pages": "pages found at the end of a tail whose window pages nobody held: they were computed",
+    "windowless_pages": "pages found at the end of a tail whose window pages, or state, nobody held: computed",
     "plans_moved": "plans that move at least one page",
     "plans_computed": "plans that compute a tail although a peer held pages of it",
     "fetches": "leases granted, one for each request that fetched",

@@ -12,6 +12,11 @@ from typing import NoReturn
 
 import torch
 
+from sgl_kernel.mamba import fused_gdn_gating_cpu, fused_sigmoid_gating_delta_rule_update_cpu
+
+OPERATORS = (fused_gdn_gating_cpu, fused_sigmoid_gating_delta_rule_update_cpu)
+"""Of linear attention: here, and taken by name as well."""
+
 NAMED = (
     "fused_qk_gemma_rmsnorm_cpu",
     "fused_qk_gemma_rmsnorm_with_gate_cpu",
@@ -33,8 +38,11 @@ def missing(name: str) -> Callable[..., NoReturn]:
 
 
 def name_operators() -> None:
-    """Let ``torch.ops.sgl_kernel`` have a name for each of ``NAMED`` that nobody has defined."""
+    """Let ``torch.ops.sgl_kernel`` have ``OPERATORS``, and a name for each of ``NAMED``, where nobody has defined them."""
     operators = torch.ops.sgl_kernel
+    for operator in OPERATORS:
+        if not hasattr(operators, operator.__name__):
+            setattr(operators, operator.__name__, operator)
     for name in NAMED:
         if not hasattr(operators, name):
             setattr(operators, name, missing(name))

@@ -10,7 +10,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model, page_tokens_of
 from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
-from benchmark.modes import pictures
+from benchmark.modes import models, pictures
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -97,3 +97,18 @@ def test_draft_when_it_keeps_something_else_then_the_pair_is_refused(tmp_path):
 
 def test_model_when_it_has_a_vision_tower_then_it_takes_media(tmp_path):
     assert describe(str(pictures.ensure(tmp_path)))["takes_media"]
+
+
+def test_model_when_it_keeps_states_then_a_page_and_a_state_are_weighed(tmp_path):
+    said = describe(str(models.ensure(models.STATE)))
+    # Two layers attend to all tokens, and two have four matrices of 32 x 32 in float32 and the inputs of three taps.
+    assert said["refused"] is None and said["num_layers"] == said["num_state_layers"] == 2
+    assert said["bytes_by_part"] == {"keys": 4096, "values": 4096}
+    assert said["state_bytes_by_part"] == {
+        "recurrent states": 2 * 4 * 32 * 32 * 4,
+        "convolution inputs": 2 * (2 + 2 + 4) * 32 * 3 * 2,
+    }
+    assert (
+        "drafts beside states"
+        in describe(str(models.ensure(models.STATE)), str(models.ensure(models.LLAMA)))["refused"]
+    )

@@ -87,6 +87,38 @@ def test_model_when_it_has_windows_and_drafts_then_refused_by_its_configuration_
     assert "MellumForCausalLM" in line and "--disable-hybrid-swa-memory" in line
 
 
+STATES = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    **{"head_dim": 32, "full_attention_interval": 2, "num_experts": 2, "num_experts_per_tok": 1},
+    **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+}
+
+
+def test_model_when_it_has_states_then_sglang_keeps_them_and_the_ranks_meet_where_there_is_room(resolve):
+    resolve(**STATES)
+    assert flags._roster.num_slots == 8
+
+
+def test_model_when_it_has_states_and_nothing_is_shared_then_sglang_keeps_them_on_the_cpu_all_the_same(resolve):
+    resolve("--banyan-share", "off", **STATES)
+
+
+@pytest.mark.parametrize(
+    "asked, named",
+    [
+        (["--mamba-radix-cache-strategy", "no_buffer"], "no_buffer"),
+        (["--enable-int8-mamba-checkpoint"], "--enable-int8-mamba-checkpoint"),
+        (["--tp", "2", "--enable-dp-attention"], "--enable-dp-attention"),
+    ],
+)
+def test_model_when_its_states_are_kept_in_another_way_then_refused_with_the_flag(resolve, capsys, asked, named):
+    with pytest.raises(SystemExit):
+        resolve(*asked, **STATES)
+    assert named in refusal(capsys)
+
+
 def test_model_when_it_makes_vectors_or_rewards_then_it_starts(resolve):
     resolve("--is-embedding")
     resolve(architectures=["LlamaForSequenceClassification"])

@@ -11,6 +11,7 @@ from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 from banyan._native import Roster
 from banyan.sglang_plugin.pools import allocator as module
+from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 
 PAGE_TOKENS = 4
@@ -74,7 +75,8 @@ def test_alloc_when_the_pool_is_short_then_it_waits_for_the_reader(node):
 
 def test_alloc_when_a_reader_never_lets_go_then_it_fails_after_its_patience(node, monkeypatch, caplog):
     pages, cache, peers, *_ = node
-    monkeypatch.setattr(module, "READER_PATIENCE_S", 0.02)
+    for user in (module, quarantine):
+        monkeypatch.setattr(user, "READER_PATIENCE_S", 0.02)
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
     lease = peers.lease(peers.lookup(keys(1)), 1)

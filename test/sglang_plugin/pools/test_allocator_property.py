@@ -14,6 +14,7 @@ from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan._native import Roster
 from banyan.sglang_plugin.pools import allocator as module
+from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
@@ -179,9 +180,10 @@ class Clock:
 )
 def test_allocator_when_called_in_any_order_then_no_page_is_twice_or_read(monkeypatch, machine, allocator, need_sort):
     clock = Clock()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
-    monkeypatch.setattr(module, "READER_PATIENCE_S", 3 * module.POLL_S)
-    monkeypatch.setattr(module.logger, "error", lambda *_: None)
+    for user in (module, quarantine):
+        monkeypatch.setattr(user, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+        monkeypatch.setattr(user, "READER_PATIENCE_S", 3 * quarantine.POLL_S)
+    monkeypatch.setattr(quarantine.logger, "error", lambda *_: None)
 
     def start():
         clock.machine = type("Machine", (machine,), {"allocator_class": allocator, "need_sort": need_sort})()

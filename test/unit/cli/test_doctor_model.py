@@ -24,6 +24,13 @@ def test_model_when_it_is_shared_then_a_page_is_weighed_part_by_part():
     assert "2568 bytes a token" in found.detail
 
 
+def test_model_when_it_keeps_states_then_one_of_them_is_weighed_too():
+    assert "state" not in doctor_model.finding_of(SHARED).detail
+    states = {"state_bytes_by_part": {"recurrent states": 32768, "convolution inputs": 3072}, "num_state_layers": 2}
+    detail = doctor_model.finding_of({**SHARED, **states}).detail
+    assert "weighs 35840 bytes (recurrent states 32768, convolution inputs 3072) over 2 other layers" in detail
+
+
 def test_model_when_it_takes_images_then_what_the_dispatcher_knows_of_them():
     assert not doctor_model.finding_of(SHARED).hint
     found = doctor_model.finding_of({**SHARED, "takes_media": True})

@@ -54,3 +54,15 @@ def test_geometry_when_a_draft_has_fewer_pages_or_lies_in_the_model_then_it_is_r
     for draft in (PoolGeometry.stacked(page([8]), 2, base_bytes=front.num_bytes), PoolGeometry.stacked(page([8]), 3)):
         with pytest.raises(ValueError, match="does not lie behind 3 pages"):
             front.followed_by([draft])
+
+
+def test_by_part_when_layers_are_alike_then_each_part_of_all_of_them_is_one_run_of_bytes():
+    geometry = PoolGeometry.by_part(page([100, 40], [100, 40]), 3)
+    assert geometry.table() == [[(0, 100), (4096, 40)], [(300, 100), (4216, 40)]]
+    assert geometry.num_bytes == 4096 + 2 * 3 * 40 and geometry.num_pages == 3
+
+
+@pytest.mark.parametrize("layers, num_pages", [(([4], [4]), 0), (([4], [5]), 3)])
+def test_by_part_when_layers_differ_or_there_are_no_pages_then_it_is_refused(layers, num_pages):
+    with pytest.raises(ValueError, match="no pool of"):
+        PoolGeometry.by_part(page(*layers), num_pages)

@@ -45,3 +45,10 @@ def test_page_when_drafts_follow_it_then_their_layers_lie_behind_and_are_told_fr
     # A draft of the model's own sizes is no further layers of the model.
     assert page.followed_by([page]).identity() != PageLayout.of_heads(**{**GQA, "num_layers": 4}).identity()
     assert page.followed_by([]) == page
+
+
+def test_states_when_a_model_has_several_convolutions_or_no_recurrence_then_each_part_has_its_name():
+    plain = PageLayout.of_states(num_layers=2, recurrent_bytes=64, convolution_bytes=[8])
+    assert plain.bytes_by_name == {"recurrent states": 128, "convolution inputs": 16}
+    several = PageLayout.of_states(num_layers=1, recurrent_bytes=0, convolution_bytes=[8, 4])
+    assert several.bytes_by_name == {"convolution inputs 0": 8, "convolution inputs 1": 4}

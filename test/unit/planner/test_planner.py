@@ -43,10 +43,8 @@ def rates_of(**per_token_us):
     return rates
 
 
-def planner(rates, *, times=None, min_pages=1, num_in_step=1):
-    return Planner(
-        times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, min_pages=min_pages, num_in_step=num_in_step
-    )
+def planner(rates, *, times=None, min_pages=1, **more):
+    return Planner(times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, min_pages=min_pages, **more)
 
 
 def test_plan_when_eight_ranks_would_wait_for_a_move_then_only_what_hides_is_moved():
@@ -204,6 +202,25 @@ def test_best_when_every_number_of_pages_is_tried_then_the_cut_is_within_a_tenth
     best = pricing.best(one, recompute, min_pages=1)
     every = min(pricing.estimate(one, num_pages, recompute).total_us for num_pages in range(1, one.num_found + 1))
     assert every <= best.total_us <= 1.1 * every
+
+
+@pytest.mark.parametrize("num_pages, is_moved", [(10, False), (100, True)])
+def test_plan_when_a_move_brings_a_state_then_it_pays_above_some_length_only(num_pages, is_moved):
+    one = tail((PEER, num_pages), new=1)
+    assert planner(rates_of(PEER=20.0)).decide("r", one).num_pages > 0
+    stateful = planner(rates_of(PEER=20.0), fixed_tokens=4000.4)
+    plan = stateful.decide("r", one)
+    assert (plan.num_pages > 0) == is_moved
+    # As many tokens more as weigh the same, once for each move.
+    assert plan.best.move_us == pytest.approx((plan.best.num_pages * one.page_tokens + 4000) * 20.0)
+
+
+def test_share_when_a_move_brings_a_state_then_that_is_charged_too():
+    plain, stateful = (
+        Pricing(times=PrefillTimes(COST), rates=rates_of(PEER=20.0), num_layers=LAYERS, fixed_tokens=fixed)
+        for fixed in (0.0, 512.0)
+    )
+    assert stateful.move_share(SourceKind.PEER, 512) == pytest.approx(2 * plain.move_share(SourceKind.PEER, 512))
 
 
 def test_explain_when_a_decision_was_made_then_its_figures_and_outcome_are_plain_values():

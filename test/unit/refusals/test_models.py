@@ -8,7 +8,7 @@ import pytest
 from banyan.refusals.models import ModelFacts, index_refusal, model_refusal
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
-CACHES = [name for name in CACHES if name not in ("has_window", "has_sinks")]
+CACHES = [name for name in CACHES if name not in ("has_window", "has_sinks", "has_states", "has_side_states")]
 
 
 def test_model_when_it_has_full_attention_alone_then_it_is_not_refused():
@@ -24,6 +24,10 @@ def test_model_when_it_caches_more_then_one_line_names_it_and_the_way_out(cache)
 
 def test_model_when_windows_are_all_that_it_has_beside_full_attention_then_it_is_not_refused_here():
     assert model_refusal(ModelFacts(architecture="SomeModel", has_window=True, has_sinks=True)) is None
+
+
+def test_model_when_states_are_all_that_it_has_beside_full_attention_then_it_is_not_refused_here():
+    assert model_refusal(ModelFacts(architecture="SomeModel", has_states=True, has_side_states=True)) is None
 
 
 def test_model_when_its_vocabulary_is_split_then_it_is_refused_for_ranks_in_step_on_the_cpu_alone():

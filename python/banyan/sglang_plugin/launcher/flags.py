@@ -35,6 +35,7 @@ from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.sliding import WindowFacts
 from banyan.refusals.speculation import DraftFacts
+from banyan.refusals.states import StateFacts
 from banyan.sglang_plugin import runtime, seams
 from banyan.store.location import MOONCAKE, NIXL_POSIX, StoreLocation
 
@@ -273,9 +274,29 @@ def windows(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> Win
     )
 
 
+def states(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> StateFacts:
+    """What decides whether a model's states can be shared."""
+    scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
+    return StateFacts(
+        architecture=model.architecture,
+        device=device_of(args),
+        strategy=args.mamba_radix_cache_strategy,
+        has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
+        replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,
+        has_side_states=model.has_side_states,
+        algorithm=args.speculative_algorithm,
+        disaggregation_mode=args.disaggregation_mode,
+        steps_together=layout.steps_together,
+        deals_with_nodes=wanted.deals_with_nodes,
+        keeps_arena=bool(wanted.keep_host_arena),
+        asked_store=scheme if scheme in (MOONCAKE, NIXL_POSIX) else "",
+        num_slots=layout.num_slots_with_windows,
+    )
+
+
 def seat_windows(carried: dict[str, Any]) -> None:
-    """The model keeps its windows apart: the ranks meet at a roster with places for window pages. No rank has been
-    started yet."""
+    """The model keeps its windows, or states, apart: the ranks meet at a roster with places for these too. No rank has
+    been started yet."""
     global _roster
     if _roster is None or _roster.path != carried["roster"]:
         # Another process than the one that made it.

@@ -8,6 +8,7 @@ A server asks when it has resolved its flags. ``banyan doctor MODEL`` asks ahead
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
@@ -21,12 +22,14 @@ from sglang.srt.configs.model_config import (
     is_deepseek_v4,
     is_minimax_sparse,
 )
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils import is_cpu
 
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.layout import PageLayout
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.sliding import WindowFacts, window_refusals
+from banyan.refusals.states import StateFacts, state_refusals
 
 INDEXED_PAGE_TOKENS = 64
 """What SGLang makes of every page size where an indexer has keys."""
@@ -34,13 +37,14 @@ INDEXED_PAGE_TOKENS = 64
 
 def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts:
     """What SGLang will build pools for, as far as the configuration tells."""
-    hf_config = model_config.hf_config
+    hf_config, stateful = model_config.hf_config, mambaish_config(model_config)
     return ModelFacts(
         architecture=(hf_config.architectures or ["?"])[0],
         steps_together_on_cpu=steps_together_on_cpu,
         has_window=model_config.is_hybrid_swa,
         has_sinks=model_config.has_attention_sinks,
-        has_states=mambaish_config(model_config) is not None,
+        has_states=stateful is not None,
+        has_side_states=bool(getattr(stateful, "short_conv_layer_ids", None)),
         has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
         has_compressed_kv=is_deepseek_v4(hf_config),
         has_sparse_kv=is_minimax_sparse(hf_config),
@@ -58,7 +62,8 @@ def page_of_model(model_config: Any, page_tokens: int) -> PageLayout:
     """What belongs to a page of so many tokens, where one shard has all heads and KV has the model's own type."""
     element_bytes, hf_config = model_config.dtype.itemsize, model_config.hf_config
     # Of a checkpoint that has both, the draft is the layers behind the model's.
-    num_layers = model_config.num_attention_layers
+    stateful = mambaish_config(model_config)
+    num_layers = model_config.num_attention_layers if stateful is None else len(stateful.full_attention_layer_ids)
     if model_config.is_draft_model:
         num_layers = model_config.num_nextn_predict_layers or num_layers
     if model_config.attention_arch is AttentionArch.MLA:
@@ -79,6 +84,20 @@ def page_of_model(model_config: Any, page_tokens: int) -> PageLayout:
     )
 
 
+def state_of_model(model_config: Any) -> PageLayout | None:
+    """What belongs to a state, where one shard has all heads; None for a model without."""
+    stateful = mambaish_config(model_config)
+    if stateful is None:
+        return None
+    with get_parallel().override(attn_tp_size=1, enable_cp_tp_group_sharing=False):
+        kept = stateful.mamba2_cache_params
+    return PageLayout.of_states(
+        num_layers=len(kept.layers),
+        recurrent_bytes=math.prod(kept.shape.temporal) * kept.dtype.temporal.itemsize,
+        convolution_bytes=[math.prod(shape) * kept.dtype.conv.itemsize for shape in kept.shape.conv],
+    )
+
+
 def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     """What ``banyan doctor`` says of a model, and of its draft: a refusal, or what a page of both weighs."""
     model_config = ModelConfig(model_path)
@@ -88,6 +107,8 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     lines = [model_refusal(facts), *(model_refusal(model_facts(one, steps_together_on_cpu=False)) for one in drafts)]
     if facts.has_window:
         lines += window_refusals(_of_windows(facts, has_draft=bool(drafts)))
+    if facts.has_states:
+        lines += state_refusals(_of_states(facts, has_draft=bool(drafts)))
     line = next((line for line in lines if line is not None), None)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:
@@ -101,6 +122,9 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
             "bytes_by_part": page.bytes_by_name,
             "takes_media": bool(model_config.is_multimodal),
         }
+        state = state_of_model(model_config)
+        if state is not None:
+            said |= {"state_bytes_by_part": state.bytes_by_name, "num_state_layers": len(state.layers)}
     return said
 
 
@@ -110,6 +134,16 @@ def _of_windows(facts: ModelFacts, *, has_draft: bool) -> WindowFacts:
         architecture=facts.architecture,
         device="cpu" if is_cpu() else "cuda",
         has_sinks=facts.has_sinks,
+        algorithm="of a draft model" if has_draft else None,
+    )
+
+
+def _of_states(facts: ModelFacts, *, has_draft: bool) -> StateFacts:
+    """As well."""
+    return StateFacts(
+        architecture=facts.architecture,
+        device="cpu" if is_cpu() else "cuda",
+        has_side_states=facts.has_side_states,
         algorithm="of a draft model" if has_draft else None,
     )
 

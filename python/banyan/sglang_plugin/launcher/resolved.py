@@ -17,15 +17,24 @@ from banyan.refusals import refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.refusals.sliding import window_refusals
+from banyan.refusals.states import kept_states_refusal, state_refusals
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import flags
+from banyan.sglang_plugin.launcher import cpu_states, flags
 from banyan.sglang_plugin.launcher.model import model_facts
 
 
 def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
     flags.take_environment(server_args)
     carried = runtime.bookkeeping(server_args)
-    if carried is None or not Config.from_dict(carried["config"]).shares:
+    if carried is None:
+        original(server_args)
+        return
+    with cpu_states.resolved_for_banyan():
+        _resolve(original, server_args, carried)
+
+
+def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[str, Any]) -> None:
+    if not Config.from_dict(carried["config"]).shares:
         original(server_args)
         return
     try:
@@ -35,11 +44,15 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
         if "--enable-unified-cache-external-linker" not in str(error):
             raise
         runtime.refuse(no_cache_refusal(asked=_asked(resolved_view(server_args)), reason=str(error)))
+    except AssertionError as error:
+        if "no_buffer" not in str(error):
+            raise
+        runtime.refuse(kept_states_refusal(str(error)))
     model = _model(server_args, carried)
     reasons = _reasons(server_args, carried, model)
     if reasons:
         runtime.refuse(*reasons)
-    if model is not None and model.has_window:
+    if model is not None and (model.has_window or model.has_states):
         flags.seat_windows(carried)
 
 
@@ -63,6 +76,8 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
         return [*reasons, line]
     if model is not None and model.has_window:
         reasons += window_refusals(flags.windows(view, wanted, layout, model))
+    if model is not None and model.has_states:
+        reasons += state_refusals(flags.states(view, wanted, layout, model))
     return reasons
 
 

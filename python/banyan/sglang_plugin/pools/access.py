@@ -16,7 +16,8 @@ from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
-from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.quarantine import OwnPages
 
 Window = tuple[Sequence[str], Any]
 """Keys of a node's window pages, and their page numbers as ``frames`` of their own pool gives them; of a model that has

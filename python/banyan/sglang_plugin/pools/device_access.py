@@ -23,10 +23,11 @@ from banyan.layout.seats import Seats
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.access import Publish, Window
-from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S, OwnPages, QuarantiningAllocator
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_offloads import NodeKeys
 from banyan.sglang_plugin.pools.device_start import LINK_PROBE_BYTES, find_route, measure_link, open_ring, pin_arena
+from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S, OwnPages
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.capability import Route

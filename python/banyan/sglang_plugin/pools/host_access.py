@@ -14,7 +14,8 @@ from banyan.layout.seats import Seats
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
-from banyan.sglang_plugin.pools.allocator import OwnPages, QuarantiningAllocator, frame_array
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.quarantine import OwnPages, frame_array
 
 
 class HostAccess:

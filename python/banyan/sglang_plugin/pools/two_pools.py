@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two pools of a model that keeps its sliding windows apart, and how its layers divide among them.
+"""The two pools of a model that keeps its sliding windows, or states, apart, and how its layers divide among them.
 
-SGLang makes both of the classes that Banyan chooses, with an allocator each, and puts one pool and one allocator in
-front. A token's slot in the pool of the windows is another one than in the pool of the other layers.
+Of windows SGLang makes both of the classes that Banyan chooses, with an allocator each, and puts one pool and one
+allocator in front. A token's slot in the pool of the windows is another one than in the pool of the other layers.
+States lie beside the requests (``state_pool``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.state_pool import States, have_states, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,17 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class RankPools:
-    """What a rank keeps KV in. ``pool`` has all layers, or all but the windows'."""
+    """What a rank keeps KV in. ``pool`` has all ``num_layers``, or all but those of ``beside``."""
 
     pool: Any
     allocator: QuarantiningAllocator
-    windows: Windows | None
+    num_layers: int
+    beside: Windows | States | None
 
     @property
     def in_use(self) -> list[Any]:
         """Every pool that has pages of its own."""
-        return [self.pool] if self.windows is None else [self.pool, self.windows.pool]
+        return [self.pool] if self.beside is None else [self.pool, self.beside.pool]
 
 
 def are_apart(pool: Any, allocator: Any) -> bool:
@@ -65,14 +68,18 @@ def pools_of(params: Any) -> RankPools:
     """From the parameters that SGLang hands to a linker; what is not to be shared has been refused before."""
     allocator = params.token_to_kv_pool_allocator
     pool = allocator.get_kvcache()
+    if have_states(pool, params):
+        full, allocator, states = states_of(params)
+        return RankPools(full, allocator, len(states.places), states)
     if not are_apart(pool, allocator):
-        return RankPools(pool, allocator, None)
+        return RankPools(pool, allocator, pool.layer_num, None)
     full, window = pool.full_kv_pool, pool.swa_kv_pool
     full_bytes, window_bytes = (part.banyan_geometry.page.page_bytes for part in (full, window))
     numbers = {layer: (int(is_windowed), number) for layer, (number, is_windowed) in pool.layers_mapping.items()}
     return RankPools(
         full,
         allocator.full_attn_allocator,
+        pool.layer_num,
         Windows(
             pool=window,
             allocator=allocator.swa_attn_allocator,

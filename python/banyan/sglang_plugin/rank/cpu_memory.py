@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-ins for the CPU engine: pinned memory where no CUDA driver is, and slots that SGLang looks up with Triton.
 
-SGLang asks for pinned memory while it sets adapters (LoRA) up, on every device. Pinned memory speeds copies to a GPU
-up, and torch refuses it without a driver. Here such requests give plain memory; with a driver, and on a GPU, nothing
-changes.
+SGLang asks for pinned memory while it sets adapters (LoRA) up, and where it keeps states, on every device. Pinned
+memory speeds copies to a GPU up, and torch refuses it without a driver. Here such requests give plain memory; with a
+driver, and on a GPU, nothing changes.
 """
 
 from __future__ import annotations

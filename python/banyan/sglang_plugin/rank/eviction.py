@@ -35,7 +35,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         logger.info("banyan: SGLang evicts by age: a rank of several shards takes no notice of what its peers hold")
         return
     if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
-        logger.info("banyan: SGLang evicts by age: with sliding windows, a leaf is not all that goes")
+        logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
     VictimChoice(
         cache.tree_core,

@@ -12,7 +12,7 @@ import logging
 import time
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -29,6 +29,7 @@ from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.drafts import drafts_of
+from banyan.sglang_plugin.pools.state_pool import States
 from banyan.sglang_plugin.pools.two_pools import Windows, pools_of
 from banyan.sglang_plugin.rank import prefill, report, requests
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
@@ -72,7 +73,6 @@ class BanyanLinker(UnifiedCacheLinker):
         global _installed
         self._began_s = time.monotonic()
         seams.verify("scheduler")
-        front = params.token_to_kv_pool_allocator.get_kvcache()
         check_shareable(components, params)
         pools = pools_of(params)
         if params.disable:
@@ -100,19 +100,20 @@ class BanyanLinker(UnifiedCacheLinker):
         )
         self._windows: RankWindows | None = None
         portion = ALL_LAYERS
-        if pools.windows is not None:
-            self.pools[PoolName.SWA] = pools.windows.pool
-            portion, behind = _portions(pools.windows)
-            window_member = member(pool=pools.windows.pool, drafts=(), portion=behind)
-            self._windows = RankWindows(pools.windows, window_member)
+        if pools.beside is not None:
+            is_window = isinstance(pools.beside, Windows)
+            self.pools[PoolName.SWA if is_window else PoolName.MAMBA] = pools.beside.pool
+            portion, behind = _portions(pools.beside)
+            self._windows = RankWindows(pools.beside, member(pool=pools.beside.pool, drafts=(), portion=behind))
         self._member = member(pool=pools.pool, drafts=drafts_of(params), portion=portion)
         self._access = self._member.access
         self._seats = self._member.seats
         self._planner = RankPlanner(
-            num_layers=front.layer_num,
+            num_layers=pools.num_layers,
             page_tokens=self._page_tokens,
             min_pages=-(-config.min_fetch_tokens // self._page_tokens),
             num_in_step=self._seats.layout.attn_dp,
+            fixed_tokens=self._state_tokens() if isinstance(pools.beside, States) else 0.0,
         )
         self._cache = self._make_cache()
         if self._seats.layout.steps_together:
@@ -120,7 +121,10 @@ class BanyanLinker(UnifiedCacheLinker):
         self._can_wait = self._shards.is_one and self._member.follows_reads
         if self._can_wait:  # Shards of one rank would have to agree on when to go on.
             prefill.hold_back(self._is_awaited)
-        self._time_forwards(front)
+        self._time_forwards(pools.num_layers)
+        if isinstance(pools.beside, States):
+            # SGLang tells the pool of keys and values alone whom to wait for.
+            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self._time_control()
         requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
         self._publication = Publication(self._cache, self._member, self._page_tokens, self._windows)
@@ -143,6 +147,11 @@ class BanyanLinker(UnifiedCacheLinker):
             windows=self._windows.pages if self._windows is not None else None,
         )
 
+    def _state_tokens(self) -> float:
+        """How many tokens' keys and values weigh as much as the state that a fetch brings besides."""
+        assert self._windows is not None
+        return self._windows.member.block.block_bytes * self._page_tokens / self._member.block.block_bytes
+
     def _step_together(self, allocator: QuarantiningAllocator) -> None:
         """Hold to the rules of ``banyan.pacing.lockstep``."""
         token_bytes = self._member.block.block_bytes // self._page_tokens
@@ -155,22 +164,22 @@ class BanyanLinker(UnifiedCacheLinker):
         if waits_briefly:
             allocator.load_patience_s = LOAD_PATIENCE_S
 
-    def _time_forwards(self, pool: Any) -> None:
+    def _time_forwards(self, num_layers: int) -> None:
         """Measure layers and moves, and let the store write beside them."""
         self._pace_writes()
-        timer = self._access.time_layers(pool.layer_num, self._planner.forward_took)
+        timer = self._access.time_layers(num_layers, self._planner.forward_took)
         clock = LayerClock(
-            num_layers=pool.layer_num,
+            num_layers=num_layers,
             counters=self.counters,
             clock=time.perf_counter_ns,
             # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
             ended=self._planner.forward_ended if timer is None else None,
         )
         # A draft's layers lie behind the model's in a page.
-        num_page_layers = pool.layer_num if self._windows is not None else len(self._member.block.layer_bytes)
+        num_page_layers = num_layers if self._windows is not None else len(self._member.block.layer_bytes)
         self.forwards = Forwards()
         self.layer_done_counter = LayerWait(
-            self._cache, clock, self._planner, pool.layer_num, num_page_layers, timer, self.forwards
+            self._cache, clock, self._planner, num_layers, num_page_layers, timer, self.forwards
         )
 
     def _pace_writes(self) -> None:
@@ -182,7 +191,7 @@ class BanyanLinker(UnifiedCacheLinker):
             return
         window = self._windows.member
         whole_bytes = block_bytes + window.block.block_bytes
-        shares = ((store, block_bytes / whole_bytes), (window.store, window.block.block_bytes / whole_bytes))
+        shares = ((store, self._member.share), (window.store, window.share))
         self._planner.pace_writes(BothStores(shares), block_bytes=whole_bytes)
 
     def _time_control(self) -> None:
@@ -309,11 +318,12 @@ class BanyanLinker(UnifiedCacheLinker):
             behind = self._windows.node(window[0].keys, window[0].device_indices)
         return self._access.offload(full.device_indices, full.keys, behind)
 
-    def offer_again(self, keys: list[str], full: torch.Tensor, window: torch.Tensor) -> None:
-        """A node that was offered before has window pages again, at other slots than before; maybe full pages too."""
+    def offer_again(self, keys: list[str], full: torch.Tensor, window: tuple[list[str], torch.Tensor]) -> None:
+        """A node that was offered before has a state, or window pages again, at other slots than before; maybe full
+        pages too."""
         assert self._windows is not None
         self._publication.announce(keys)
-        self._access.offer_again(full, keys, self._windows.node(keys, window))
+        self._access.offer_again(full, keys, self._windows.node(*window))
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
@@ -429,7 +439,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self._member.lookout.state(),
             **self.counters_now().as_dict(),
             **self._planner.state(),
-            **({} if self._windows is None else {"windows": self._windows.state()}),
+            **({} if self._windows is None else {self._windows.told_as: self._windows.state()}),
             "dropped": self.dropped.state(),
             "again_lasts": round(self.demand.again_lasts, 2),
             "waits_for_errands": self._can_wait,
@@ -440,9 +450,7 @@ class BanyanLinker(UnifiedCacheLinker):
         return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
 
 
-def _portions(windows: Windows) -> tuple[Portion, Portion]:
-    """Of full pages and of window pages; what the flags give a rank is divided so that as many fit of either kind."""
-    return (
-        Portion("full", windows.layers, 1.0 - windows.share),
-        Portion("window", windows.layers, windows.share),
-    )
+def _portions(beside: Windows | States) -> tuple[Portion, Portion]:
+    """Of full pages, and of window pages or states; what the flags give a rank is divided between both kinds."""
+    kind: Literal["window", "state"] = "window" if isinstance(beside, Windows) else "state"
+    return Portion("full", beside.layers, 1.0 - beside.share), Portion(kind, beside.layers, beside.share)

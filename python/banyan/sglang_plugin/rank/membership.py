@@ -34,6 +34,7 @@ from banyan.sglang_plugin.pools.choose import HOST_POOLS, open_access
 from banyan.sglang_plugin.pools.drafts import together
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import reserve_for
+from banyan.sglang_plugin.pools.state_pool import SharedStates
 from banyan.sglang_plugin.rank import arena_memory
 from banyan.sglang_plugin.rank.identity import Identity
 from banyan.sglang_plugin.rank.lookout import Lookout
@@ -50,14 +51,14 @@ Places = tuple[OwnShelf, Supply]
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Which of a rank's pages a membership is for. A model with sliding windows has two kinds, and a rank of it two
-    memberships: of its full pages, and of its window pages.
+    """Which of a rank's pages a membership is for. A model with sliding windows, or states, has two kinds, and a rank
+    of it two memberships: of its full pages, and of its window pages or states.
 
     ``layers`` says in words which layers a page has, where not all. ``share``: of what the flags give one rank, in the
     arena and in the store.
     """
 
-    kind: Literal["all", "full", "window"] = "all"
+    kind: Literal["all", "full", "window", "state"] = "all"
     layers: tuple[str, ...] = ()
     share: float = 1.0
 
@@ -67,7 +68,11 @@ class Portion:
         return () if self.kind == "all" else (self.kind, *self.layers)
 
     def seats(self, seats: Seats) -> Seats:
-        return seats.of_windows() if self.kind == "window" else seats
+        return seats.of_windows() if self.kind in ("window", "state") else seats
+
+    def slots_of_a_page(self, page_tokens: int) -> int:
+        """In the pool: a state is one slot, however many tokens it is of."""
+        return 1 if self.kind == "state" else page_tokens
 
 
 ALL_LAYERS = Portion()
@@ -98,7 +103,7 @@ class Membership:
         self._identity = Identity(server_args, config, server=carried["server"], pool=pool, drafts=drafts)
         shared = together(pool, drafts)
         self._pool_bytes = shared.banyan_geometry.num_bytes
-        self._is_on_host = isinstance(pool, HOST_POOLS)
+        self._is_on_host = isinstance(pool, (*HOST_POOLS, SharedStates))
         self._page_tokens = page_tokens
         self._counters = counters
         self.weights_epoch = 0
@@ -115,7 +120,7 @@ class Membership:
         self.access = open_access(
             device=device,
             pool=shared,
-            page_tokens=page_tokens,
+            page_tokens=portion.slots_of_a_page(page_tokens),
             config=config,
             num_slots=self.seats.layout.num_slots(has_arena=True),
             forward_stream=forward_stream,
@@ -163,6 +168,11 @@ class Membership:
             block=self.block,
             namespace=self._namespace().digest(),
         )
+
+    @property
+    def share(self) -> float:
+        """Of what the flags give this rank."""
+        return self._portion.share
 
     @property
     def guards_adapters(self) -> bool:

@@ -25,7 +25,10 @@ TYPICAL_TOKENS = 512
 class RankPlanner:
     """Implements ``banyan.planner.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
 
-    def __init__(self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1) -> None:
+    def __init__(
+        self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1, fixed_tokens: float = 0.0
+    ) -> None:
+        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state."""
         config, profiled = runtime.config(), learned_times.loaded_profile()
         line = None if profiled is None else profile.mismatch(profiled, num_layers=num_layers)
         if line is not None:
@@ -41,7 +44,9 @@ class RankPlanner:
             num_layers=num_layers,
             min_pages=min_pages,
             num_in_step=num_in_step,
+            fixed_tokens=fixed_tokens,
         )
+        self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
         self._pieces_running: tuple[Piece, ...] = ()
         self._stored_tokens_prepared = 0
@@ -95,7 +100,13 @@ class RankPlanner:
 
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         if copy_s > 0:
-            self._rates.observe_batch(sum((fetch.tokens for fetch in fetches), Counter()), copy_s * 1e6)
+            self._rates.observe_batch(sum((self._moved_by(fetch) for fetch in fetches), Counter()), copy_s * 1e6)
+
+    def _moved_by(self, fetch: Fetch) -> Counter[SourceKind]:
+        tokens = fetch.tokens
+        if self._fixed_tokens and fetch.runs:
+            tokens[fetch.runs[-1].kind] += round(self._fixed_tokens)
+        return tokens
 
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""

@@ -6,7 +6,7 @@ Invariants
   2. What outlives the server holds no page of a LoRA adapter that was not told by its content: its keys mean nothing
      to the next server, or another adapter.
 
-  3. Window pages go where the full pages of their chain go, and not further.
+  3. Window pages, and states, go where the full pages of their chain go, and not further.
 
 States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
 empty) -> publishing.

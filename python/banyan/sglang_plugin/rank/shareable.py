@@ -14,6 +14,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import POOLS
 from banyan.sglang_plugin.pools.drafts import drafts_of
+from banyan.sglang_plugin.pools.state_pool import have_states
 from banyan.sglang_plugin.pools.two_pools import are_apart
 
 
@@ -21,7 +22,11 @@ def check_shareable(components: set[Any], params: Any) -> None:
     """Refuse what Banyan does not know how to share. ``components``: of SGLang's tree; ``params``: its own."""
     allocator = params.token_to_kv_pool_allocator
     front, drafts = allocator.get_kvcache(), (*drafts_of(params), *params.mtp_draft_mamba_pools)
-    if components == {ComponentType.FULL, ComponentType.SWA} and are_apart(front, allocator):
+    if components == {ComponentType.FULL, ComponentType.MAMBA} and have_states(front, params):
+        if drafts:
+            runtime.refuse(draft_pool_refusal("a pool beside states"))
+        parts: tuple[tuple[Any, Any], ...] = ((front.full_kv_pool, allocator),)
+    elif components == {ComponentType.FULL, ComponentType.SWA} and are_apart(front, allocator):
         if drafts:
             runtime.refuse(draft_pool_refusal("a pool beside sliding windows"))
         parts = ((front.full_kv_pool, allocator.full_attn_allocator), (front.swa_kv_pool, allocator.swa_attn_allocator))

@@ -31,7 +31,7 @@ from banyan.nodes.errands import Errands
 from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
 from banyan.routing.hint import ReadHint
-from banyan.sglang_plugin.pools.allocator import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.store import KeyedStore, asked_store
 from banyan.telemetry import Counters

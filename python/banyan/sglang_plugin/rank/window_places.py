@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's window pages: a second membership beside that of its full pages, with shelves, arena and store of its own.
+"""A rank's window pages, or its states: a second membership beside that of its full pages, with shelves, arena and
+store of its own. A state is a window of one page.
 
-Below the pool they go from the end of a prefix to its beginning (``banyan.windows``): the arena gives up a chain's
-first page last, and the store finds a page behind the one before it. So what is kept longest is what a conversation
-goes on from.
+Below the pool window pages go from the end of a prefix to its beginning (``banyan.windows``): the arena gives up a
+chain's first page last, and the store finds a page behind the one before it. So what is kept longest is what a
+conversation goes on from.
 
 Scheduler thread only.
 """
@@ -20,6 +21,7 @@ from banyan.arena.prefetch import Worth
 from banyan.core import SourceKind
 from banyan.ports import PageStore
 from banyan.sglang_plugin.pools.access import Window
+from banyan.sglang_plugin.pools.state_pool import States
 from banyan.sglang_plugin.pools.two_pools import Windows
 from banyan.sglang_plugin.rank.membership import Membership
 from banyan.windows import WindowPages, longest_restorable, window_of
@@ -33,7 +35,7 @@ def all_of_it(num_missing: int, num_found: int, kind: SourceKind, /) -> int:
 class RankWindows:
     """One rank's. ``pages`` is what its cache knows of it."""
 
-    def __init__(self, windows: Windows, member: Membership) -> None:
+    def __init__(self, windows: Windows | States, member: Membership) -> None:
         shelf, supply = member.join()
         self._windows = windows
         self.member = member
@@ -95,8 +97,13 @@ class RankWindows:
         """Go on under the namespace of weights that have just changed; the old one has been left."""
         self.pages.move_to(self.member.rejoin)
 
+    @property
+    def told_as(self) -> str:
+        """What they are called in ``/server_info``."""
+        return "states" if isinstance(self._windows, States) else "windows"
+
     def state(self) -> dict[str, Any]:
-        """This rank's windows, for ``/server_info``."""
+        """This rank's windows, or states, for ``/server_info``."""
         return {
             "num_window_pages": self._windows.num_pages,
             "num_pool_pages": self.allocator.num_pages,

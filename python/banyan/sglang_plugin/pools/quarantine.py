@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quarantine of an allocator: what is freed while a peer reads it is not handed out.
+
+A page, or the slot of a state, is always in exactly one place: handed out, free (upstream's lists), or in quarantine.
+The set kept here equals the shelf's quarantine; it exists because upstream's leak check wants numbers. A copy ends by
+itself: an allocation that runs short waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+logger = logging.getLogger("banyan")
+T = TypeVar("T")
+
+READER_PATIENCE_S = 60.0
+"""A copy takes milliseconds, but it may be queued behind a long forward of its reader. A reader that holds a page for
+longer is stuck, and then the pool really is short."""
+
+POLL_S = 0.0002
+
+
+def frame_array(page_ids: torch.Tensor) -> NDArray[np.int64]:
+    """Page numbers in the form the native core takes."""
+    return page_ids.to(torch.int64).contiguous().numpy()
+
+
+class OwnPages(Protocol):
+    """What an allocator asks before it hands a freed page out. Frames come back as bytes of int64."""
+
+    def retire(self, frames: Any) -> bytes:
+        """Withdraw pages; those that nobody reads."""
+        ...
+
+    def drain(self) -> bytes:
+        """Those that have been let go since."""
+        ...
+
+
+class Quarantine:
+    """What an allocator with a quarantine has besides upstream's. ``device`` is upstream's."""
+
+    device: Any
+    _cache: OwnPages | None = None  # set by the linker; upstream's constructor already calls clear()
+    _quarantine: Mapping[int, float] = MappingProxyType({})
+    """Page -> since when, in seconds of ``time.monotonic``."""
+    wait_us = 0
+    """How long allocations have waited for pages that were free but not handed out yet."""
+
+    def attach(self, cache: OwnPages) -> None:
+        """From now on freed pages are withdrawn from ``cache`` before reuse."""
+        self._cache = cache
+
+    @property
+    def _num_held(self) -> int:
+        """Pages that are free but not handed out yet."""
+        return len(self._quarantine)
+
+    def _put_back(self, page_ids: torch.Tensor) -> None:
+        """Nobody reads these any more: into upstream's list."""
+        raise NotImplementedError
+
+    def wait_for_readers(self) -> None:
+        """Wait until no page is in quarantine.
+
+        Raises:
+            RuntimeError: when a reader does not let go.
+        """
+        self._wait_until(lambda: not self._num_held, READER_PATIENCE_S)
+        if self._num_held:
+            raise RuntimeError(f"peers have held {self._num_held} page(s) for over {READER_PATIENCE_S:g} s")
+
+    def _withdraw(self, frames: NDArray[np.int64], page_ids: torch.Tensor) -> torch.Tensor:
+        """Withdraw pages, given as numbers and as SGLang has them; the ones to free now. Others go to quarantine."""
+        assert self._cache is not None
+        reusable = np.frombuffer(self._cache.retire(frames), dtype=np.int64)
+        if len(reusable) == len(frames):
+            return page_ids
+        held = set(frames.tolist()).difference(reusable.tolist())
+        self._quarantine = {**self._quarantine, **dict.fromkeys(held, time.monotonic())}
+        return self._page_ids(reusable)
+
+    def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
+        """Page numbers as SGLang keeps them."""
+        return torch.tensor(frames, dtype=torch.int64, device=self.device)
+
+    def _quarantined_ids(self) -> torch.Tensor:
+        return self._page_ids(np.array(sorted(self._quarantine), dtype=np.int64))
+
+    def _when_readers_let_go(self, allocate: Callable[[], T | None], patience_s: float) -> T | None:
+        """Allocate; when the pool is short, take pages out of quarantine as their readers finish, and try again."""
+        slots = allocate()
+        if slots is not None or not self._num_held:
+            return slots
+
+        def retry() -> bool:
+            nonlocal slots
+            slots = allocate()
+            return slots is not None
+
+        began_s = time.monotonic()
+        self._wait_until(retry, patience_s)
+        self.wait_us += round((time.monotonic() - began_s) * 1e6)
+        if slots is None and self._num_held:
+            logger.error(
+                "banyan: the pool is short and peers have held %d page(s) for over %g s: is a rank stopped?",
+                self._num_held,
+                patience_s,
+            )
+        return slots
+
+    def _wait_until(self, enough: Callable[[], bool], patience_s: float) -> None:
+        """Free pages as they leave quarantine until ``enough``, or nothing is left in it, or patience ends."""
+        deadline = time.monotonic() + patience_s
+        while self._num_held and time.monotonic() < deadline:
+            if not self._take_drained():
+                time.sleep(POLL_S)
+            elif enough():
+                return
+
+    def _take_drained(self) -> bool:
+        assert self._cache is not None
+        drained = np.frombuffer(self._cache.drain(), dtype=np.int64)
+        if len(drained) == 0:
+            return False
+        gone = set(drained.tolist())
+        self._quarantine = {page: since_s for page, since_s in self._quarantine.items() if page not in gone}
+        self._put_back(self._page_ids(drained))
+        return True
