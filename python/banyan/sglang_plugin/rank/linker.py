@@ -123,8 +123,7 @@ class BanyanLinker(UnifiedCacheLinker):
             prefill.hold_back(self._is_awaited)
         self._time_forwards(pools.num_layers)
         if isinstance(pools.beside, States):
-            # SGLang tells the pool of keys and values alone whom to wait for.
-            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
+            self._let_states_wait(params.req_to_token_pool)
         self._time_control()
         requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
         self._publication = Publication(self._cache, self._member, self._page_tokens, self._windows)
@@ -132,6 +131,10 @@ class BanyanLinker(UnifiedCacheLinker):
         self._access.guard(pools.allocator, self._cache)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
+
+    def _let_states_wait(self, pool: Any) -> None:
+        """SGLang tells the pool of keys and values alone whom to wait for."""
+        pool.register_layer_transfer_counter(self.layer_done_counter)
 
     def _make_cache(self) -> PrefixCache:
         shelf, supply = self._member.join()
