@@ -160,7 +160,7 @@ class GpuWindowRank:
 
     def offer_again(self, names, full, window):
         with self.on(self.schedule):
-            self.linker.offer_again(names, full, window)
+            self.linker.offer_again(names, full, (names[-len(window) // PAGE :], window))
 
     def lookup(self, names, rid="r"):
         with self.on(self.schedule):
