@@ -62,6 +62,12 @@ def test_runbook_when_it_names_counters_then_somebody_counts_them():
     assert missing == []
 
 
+def test_pages_when_they_are_read_then_each_begins_with_its_title_and_says_something():
+    texts = {path: path.read_text() for path in DOCS.rglob("*.md")}
+    assert sorted(path.name for path, text in texts.items() if not text.startswith(("# ", "---\n"))) == []
+    assert sorted(path.name for path, text in texts.items() if len(text.split()) < 50) == []
+
+
 def test_pages_when_they_name_a_command_then_it_is_there(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
