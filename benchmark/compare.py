@@ -106,14 +106,18 @@ def _only_awake(target: Target, targets: Sequence[Target]) -> None:
         target.processes.awake()
 
 
+TIMES = ("ttft_s", "latency_s", "latency_per_token_ms", "time_per_output_token_ms", "inter_token_latency_ms")
+TOTALS = ("total_time_s", "completed_per_s", "served_tokens", "prompt_tokens", "cached_tokens", "cached_share")
+
+
 def across_repetitions(results: Sequence[RunResult], label: str, run: int) -> dict[str, Any]:
     """Median and spread over repetitions of the figures that comparisons are made of."""
     summaries = [result.summary for result in results if result.label == label and result.run == run]
     figures: dict[str, Any] = {"num_repetitions": len(summaries)}
-    for name in ("ttft_s", "latency_s", "time_per_output_token_ms", "inter_token_latency_ms"):
+    for name in TIMES:
         for quantile in ("mean", "p50", "p90", "p99"):
             figures[f"{name}_{quantile}"] = spread([s[name][quantile] for s in summaries if s[name]])
-    for name in ("total_time_s", "completed_per_s", "prompt_tokens", "cached_tokens", "cached_share"):
+    for name in TOTALS:
         figures[name] = spread([s[name] for s in summaries if s[name] is not None])
     figures["cached_by_source"] = {
         source: spread([s["cached_by_source"][source] for s in summaries])

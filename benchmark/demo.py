@@ -4,7 +4,7 @@ on.
 
     python -m benchmark.demo --quick    # a first impression in a few minutes: stock against Banyan, once
     python -m benchmark.demo            # the short form, at most 15 minutes on two cores
-    python -m benchmark.demo --full     # at least 200 requests, three alternations, both modes
+    python -m benchmark.demo --full     # as the published benchmark of this sharing: history 20, 32 at a time
 
 Servers come up in two groups, so that no more than two of them hold memory at once: first the single rank and
 stock SGLang, which are only stood beside the others, then sharing off and on, which are measured alternately.
@@ -36,6 +36,7 @@ from benchmark.provenance import provenance
 from benchmark.report import NAMES, RUNS, build_report, compared_with, number, percent, render_html
 from benchmark.results import append_lines
 from benchmark.servers import Server, ServerFailed, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
+from benchmark.source_table import WHAT, cells_of, difference
 from benchmark.workload.conversation import ChatTokenizer, Conversation
 from benchmark.workload.generated import GENERATED, ChatShape, generate_conversations
 from benchmark.workload.scripts import ScriptLimits, history_scripts, session_scripts
@@ -58,6 +59,9 @@ class DemoPlan:
     output_len: int
     pool_tokens: int
     modes: tuple[str, ...]
+    # One at a time where outputs are compared to the last token: torch rounds a matrix times one row and times several
+    # rows differently now and then.
+    concurrency: int = 1
     groups: tuple[tuple[str, ...], ...] = (("single", "stock"), ("off", "on"))
 
 
@@ -84,14 +88,15 @@ QUICK = DemoPlan(
     groups=(("stock", "on"),),
 )
 FULL = DemoPlan(
-    num_prompts=200,
+    num_prompts=150,
     repetitions=3,
     stock_repetitions=1,
-    history_turns=5,
-    mean_answer_words=120,
-    output_len=16,
+    history_turns=20,
+    mean_answer_words=90,
+    output_len=32,
     pool_tokens=98_304,
-    modes=("history", "session"),
+    modes=("history",),
+    concurrency=32,
 )
 
 
@@ -124,7 +129,7 @@ def make_workloads(args: argparse.Namespace, plan: DemoPlan, tokenizer: ChatToke
     """One workload per mode. Raises DatasetError when no conversation fits."""
     limits = ScriptLimits(plan.num_prompts, plan.history_turns, 8192 - 64, plan.output_len)
     conversations = _conversations(args, plan)
-    arrivals = Arrivals(concurrency=args.concurrency)
+    arrivals = Arrivals(concurrency=plan.concurrency)
     workloads = {}
     for mode in plan.modes:
         make = history_scripts if mode == "history" else session_scripts
@@ -260,6 +265,19 @@ def result_table(report: dict[str, Any], title: str) -> Table:
     return table
 
 
+def source_rows(report: dict[str, Any]) -> Table:
+    """The published figures and those of this run, for the terminal."""
+    title = f"published: {WHAT}; here: {difference(report['config'])}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("off, on, on/off")
+    for column in ("published, run 1", "published, run 2", "here, run 1", "here, run 2"):
+        table.add_column(column, justify="right")
+    for row in report["beside_the_source"]:
+        cells = cells_of(row)
+        table.add_row(row["metric"], *("  ".join(cells[at : at + 3]) for at in range(0, len(cells), 3)))
+    return table
+
+
 def write_report(demo: Demo, about: dict[str, Any], out: Path) -> dict[str, Any]:
     """Write report.json and report.html to `out`; the first mode's figures are at the top level."""
     modes = list(demo.results)
@@ -277,15 +295,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="stock against Banyan, once, a few chats (some minutes)")
-    size.add_argument("--full", action="store_true", help="the full table instead of the short form (about an hour)")
+    size.add_argument("--full", action="store_true", help="the published benchmark instead of the short form (35 min)")
     parser.add_argument("--num-prompts", type=int, help="conversations")
     parser.add_argument("--repetitions", type=int, help="alternations of sharing off and on")
     parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
     parser.add_argument("--pool-tokens", type=int, help="KV pool of one of the two ranks, in tokens")
-    # One by default: torch rounds a matrix times one row and times several rows differently now and then, so outputs of
-    # two servers can be compared to the last token only when no request is decoded beside another.
-    parser.add_argument("--concurrency", type=int, default=1, help="conversations at a time")
-    parser.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file, or `generated`")
+    parser.add_argument("--concurrency", type=int, help="conversations at a time")
+    parser.add_argument("--mode", action="append", choices=("history", "session"), help="default: history")
+    parser.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file or its folder, or `generated`")
     parser.add_argument("--model", type=Path, default=DEFAULT_TARGET, help="folder of the checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="default: build/demo, with --full build/bench")
@@ -297,13 +314,14 @@ def plan_of(args: argparse.Namespace) -> DemoPlan:
     plan = FULL if args.full else QUICK if args.quick else SHORT
     changes = {
         name: value
-        for name in ("num_prompts", "repetitions", "output_len", "pool_tokens")
+        for name in ("num_prompts", "repetitions", "output_len", "pool_tokens", "concurrency")
         if (value := getattr(args, name)) is not None
     }
     for name, value in changes.items():
         if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-    return DemoPlan(**{**plan.__dict__, **changes})
+    modes = {"modes": tuple(dict.fromkeys(args.mode))} if args.mode else {}
+    return DemoPlan(**{**plan.__dict__, **changes, **modes})
 
 
 def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Workload]) -> dict[str, Any]:
@@ -312,7 +330,6 @@ def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Wor
         "model": args.model.name,
         "dataset": Path(args.dataset).name,
         "seed": args.seed,
-        "concurrency": args.concurrency,
         "page_size": PAGE_SIZE,
         "mean_prompt_tokens": round(sum(script.prompt_len for script in scripts) / len(scripts)),
         **{
@@ -353,6 +370,8 @@ def show(report: dict[str, Any], out: Path) -> None:
     printer.print(result_table(report, "history: one request per chat"))
     if "session" in report:
         printer.print(result_table(report["session"], "session: every turn a request"))
+    if report.get("config", {}).get("concurrency", 1) > 1 and report["beside_the_source"]:
+        printer.print(source_rows(report))
     outputs = report["outputs"]["on_against_stock"]
     base, first, second = compared_with(report)
     printer.print(

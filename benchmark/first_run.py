@@ -30,10 +30,13 @@ from benchmark.modes.models import random_prompt
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import append_lines, write_report
 from benchmark.servers import Server, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
+from benchmark.warm import ForkedServer
 from benchmark.workload.known import KnownPrompts
 
 NUM_RANKS = 2
 OUTPUT_TOKENS = 4
+POOL_TOKENS = 16_000
+"""Of a rank: twice what it is asked in a turn, and little enough that four servers fit into the memory."""
 KINDS: dict[str, Share] = {"off": "off", "on": "on", "off_again": "off", "stock": "stock"}
 BASELINE = "off"
 
@@ -46,9 +49,9 @@ def prompts_of(num_prompts: int, num_tokens: int, seed: int) -> KnownPrompts:
 
 
 def start(label: str, args: argparse.Namespace) -> Server:
-    flags = (*CPU_ENGINE, "--page-size", "16", "--max-total-tokens", "40000", "--context-length", "4096")
+    flags = (*CPU_ENGINE, "--page-size", "16", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096")
     spec = ServerSpec(label, NUM_RANKS, KINDS[label], (*flags, "--sleep-on-idle"), cpu_env(dp=NUM_RANKS))
-    return Server(spec, args.model, args.out / "logs")
+    return ForkedServer(spec, args.model, args.out / "logs")
 
 
 def measure_length(targets: Sequence[Target], num_tokens: int, args: argparse.Namespace) -> dict[str, Any]:

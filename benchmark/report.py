@@ -12,6 +12,7 @@ from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.compare import across_repetitions, mean_ttft_ratio
 from benchmark.measure import RunResult
 from benchmark.outputs import compare_outputs, disagreements_between_runs
+from benchmark.source_table import beside_the_source, source_section
 
 RUNS = (1, 2)
 NAMES = {
@@ -49,6 +50,7 @@ def build_report(results: Sequence[RunResult], about: Mapping[str, Any]) -> dict
         )
     }
     outputs = compare_outputs(results, "on", "stock")
+    figures = {label: {f"run_{run}": across_repetitions(results, label, run) for run in RUNS} for label in labels}
     return {
         "ttft_ratio_first_run": _median_of(ratios["on_to_off_first_run"]),
         "ttft_ratio_second_run": _median_of(ratios["on_to_off_second_run"]),
@@ -66,7 +68,8 @@ def build_report(results: Sequence[RunResult], about: Mapping[str, Any]) -> dict
             "disagreements_with_itself": {label: disagreements_between_runs(results, label) for label in labels},
         },
         "ttft_ratios": ratios,
-        "labels": {label: {f"run_{run}": across_repetitions(results, label, run) for run in RUNS} for label in labels},
+        "labels": figures,
+        "beside_the_source": beside_the_source(figures),
         **about,
     }
 
@@ -90,6 +93,8 @@ def render_html(report: Mapping[str, Any]) -> str:
     ]
     if report.get("session"):
         parts.append(_workload_section(report["session"], "Session: every turn a request, on the model's own answers"))
+    if report.get("config", {}).get("concurrency", 1) > 1:
+        parts.append(source_section(report.get("beside_the_source", []), report["config"]))
     parts.append(_about(report))
     body = "\n".join(parts)
     return f"""<!doctype html>

@@ -200,8 +200,17 @@ def describe(result: RunResult) -> str:
     return "\n".join(lines)
 
 
+def spelled(argv: Sequence[str]) -> list[str]:
+    """`argv` with dashes in the names of options: other ShareGPT scripts write `--use_openai_api`."""
+    names = (argument.partition("=") for argument in argv)
+    return [
+        name.replace("_", "-") + sign + value if name.startswith("--") else name + sign + value
+        for name, sign, value in names
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = build_parser().parse_args(spelled(sys.argv[1:] if argv is None else argv))
     try:
         from benchmark.workload.tokenizer import HuggingFaceTokenizer
 

@@ -54,7 +54,18 @@ def openings(conversations: Iterable[Conversation]) -> list[Conversation]:
     ]
 
 
+def _file(path: Path) -> Path:
+    """``path``, or what a folder has of ShareGPT."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.rglob("*[sS]hare[gG][pP][tT]*.json*"))
+    if not found:
+        raise DatasetError(f"{path}: no file there is called sharegpt*.json, .jsonl or .gz")
+    return found[0]
+
+
 def _entries(path: Path) -> Iterator[Any]:
+    path = _file(path)
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from bench_fakes import WordTokenizer
 
-from benchmark.sharegpt_multiturn import build_parser, make_workload, parse_targets, text_or_file
+from benchmark.sharegpt_multiturn import build_parser, make_workload, parse_targets, spelled, text_or_file
 from benchmark.workload.sharegpt import DatasetError
 
 
@@ -43,3 +43,10 @@ def test_system_prompt_when_a_file_is_named_then_its_text(tmp_path: Path) -> Non
     assert text_or_file(str(path)) == "be kind"
     assert text_or_file("just text") == "just text"
     assert text_or_file("long " * 2000).startswith("long")
+
+
+def test_options_when_written_with_underscores_then_taken_as_others_write_them() -> None:
+    written = ["--use_openai_api", "--dataset=./Share_GPT.json", "--tokenizer", "a_b", "--num-prompts", "500"]
+    args = build_parser().parse_args(spelled(written))
+    assert args.use_openai_api and args.num_prompts == 500
+    assert args.dataset == "./Share_GPT.json" and args.tokenizer == "a_b"

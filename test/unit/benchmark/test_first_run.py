@@ -2,16 +2,16 @@
 """What Banyan costs where it cannot help: prompts nobody has seen, and ratios beside those of equal servers."""
 
 from benchmark import first_run
+from benchmark.compare import TIMES, TOTALS
 from benchmark.measure import RunResult
 from benchmark.workload.conversation import Message
 
 
 def result(label, repetition, ttft_s):
     times = dict.fromkeys(("mean", "p50", "p90", "p99"), ttft_s)
-    names = ("ttft_s", "latency_s", "time_per_output_token_ms", "inter_token_latency_ms")
     summary = {
-        **dict.fromkeys(names, times),
-        **{"total_time_s": 1.0, "completed_per_s": 1.0, "prompt_tokens": 1, "cached_tokens": 0, "cached_share": 0.0},
+        **dict.fromkeys(TIMES, times),
+        **dict.fromkeys(TOTALS, 1.0),
         **{"cached_by_source": {}, "num_errors": label == "stock"},
     }
     return RunResult(label, 1, repetition, [], [], summary)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from benchmark.compare import TIMES, TOTALS
 from benchmark.measure import RunResult
 from benchmark.pressure import engine
 from benchmark.workload.conversation import Message
@@ -15,8 +16,8 @@ PAGES = [[1, 2, 3], [1, 2, 4]]
 def result(label, draw, run, *, ttft_s, share, distinct=None):
     spread = {"mean": ttft_s, "p50": ttft_s, "p90": ttft_s, "p99": ttft_s}
     summary = {
-        **dict.fromkeys(("ttft_s", "latency_s", "time_per_output_token_ms", "inter_token_latency_ms"), spread),
-        **{"total_time_s": 4.0, "completed_per_s": 2.0, "prompt_tokens": 600, "cached_tokens": 0},
+        **dict.fromkeys(TIMES, spread),
+        **{**dict.fromkeys(TOTALS, 1.0), "total_time_s": 4.0, "prompt_tokens": 600},
         **{"cached_share": share, "cached_by_source": {"peer": 0}, "num_errors": 0, "distinct_share": distinct},
     }
     return RunResult(label, run, draw, [], [], summary)

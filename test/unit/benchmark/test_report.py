@@ -11,6 +11,7 @@ from benchmark.control import costs_in
 from benchmark.measure import RunResult
 from benchmark.provenance import provenance
 from benchmark.report import build_report, render_html
+from benchmark.source_table import cells_of
 
 KEYS = {
     "ttft_ratio_first_run",
@@ -140,3 +141,20 @@ def test_plan_when_quick_is_asked_for_then_one_group_and_it_has_banyan() -> None
     assert plan_of(build_parser().parse_args(["--quick"])) == QUICK
     assert plan_of(build_parser().parse_args([])) == SHORT
     assert QUICK.groups == (("stock", "on"),)
+
+
+def test_source_when_off_and_on_were_measured_then_the_seven_metrics_stand_beside_the_published_ones() -> None:
+    report = build_report(results(), {})
+    rows = report["beside_the_source"]
+    assert len(rows) == 7
+    first_token = next(row for row in rows if "first token" in row["metric"])
+    assert first_token["here"] == [0.5, 0.5, 0.4, pytest.approx(0.15)]
+    assert cells_of(first_token)[-3:] == ["0.40", "0.15", "0.38"]
+    assert all(None not in row["here"] for row in rows), "a figure that the summaries do not have"
+    assert build_report([result for result in results() if result.label == "on"], {})["beside_the_source"] == []
+
+
+def test_html_when_many_at_a_time_then_shows_the_published_figures_and_what_differs() -> None:
+    page = render_html(build_report(results(), {"config": {"concurrency": 32, "num_prompts": 150, "dataset": "chats"}}))
+    assert "Beside the published figures" in page and "150 conversations of chats" in page
+    assert "Beside the published figures" not in render_html(build_report(results(), {"config": {"concurrency": 1}}))

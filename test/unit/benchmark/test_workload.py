@@ -46,6 +46,16 @@ def test_load_when_missing_then_dataset_error(tmp_path: Path) -> None:
         load_conversations(tmp_path / "nowhere.json")
 
 
+def test_load_when_a_folder_then_its_file_and_else_the_error_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="sharegpt"):
+        load_conversations(tmp_path)
+    (tmp_path / "chats").mkdir()
+    entry = {"id": "a_0", "conversations": [{"from": "human", "value": "hi"}]}
+    (tmp_path / "chats" / "ShareGPT_V3.json").write_text(json.dumps([entry]))
+    (tmp_path / "other.json").write_text("[]")
+    assert [conversation.id for conversation in load_conversations(tmp_path)] == ["a_0"]
+
+
 def test_history_when_long_then_the_last_messages_before_the_last_answer() -> None:
     conversation = chat("a", *(f"{word} b c d e" for word in ("q1", "a1", "q2", "a2", "q3", "a3", "q4")))
     (script,) = history_scripts([conversation], WordTokenizer(), ScriptLimits(5, history_turns=4, output_len=3 + 1))
