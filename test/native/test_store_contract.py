@@ -164,6 +164,19 @@ def test_put_when_repeated_then_said_so(store: PageStore, memory: SharedBytes) -
     assert found(store, keys(0, 1)).num_pages == 2
 
 
+def test_writes_when_they_are_durable_then_their_bytes_and_their_time_are_counted(
+    store: PageStore, memory: SharedBytes
+) -> None:
+    assert (store.stats()["written_bytes"], store.stats()["writing_us"]) == (0, 0)
+    begun_s = time.monotonic()
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    store.sync()
+    took_us = (time.monotonic() - begun_s) * 1e6
+    until(lambda: store.stats()["writing_us"] > 0)
+    assert store.stats()["written_bytes"] >= 2 * FRAME_BYTES
+    assert store.stats()["writing_us"] <= took_us + 50_000
+
+
 def test_put_when_too_much_waits_then_the_rest_is_not_taken(store: PageStore, memory: SharedBytes) -> None:
     store.pause_writes()
     answers: list[str] = []

@@ -13,13 +13,11 @@ States: open -> ``begin_prefill`` -> paused or limited -> ``end`` -> open. Calle
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from banyan.pacing.corrected_table import LayerTimes
 from banyan.pacing.slack_table import ForwardShape
-
-FIRST_WRITE_BYTES_PER_US = 500.0
-"""Taken for granted until writes were measured: a quarter of what one NVMe drive took as durable appends (fio)."""
 
 
 class PermittedStore(Protocol):
@@ -32,6 +30,13 @@ class PermittedStore(Protocol):
     def open_writes(self) -> None: ...
 
 
+class CountingStore(PermittedStore, Protocol):
+    """A store that says what it has written."""
+
+    def stats(self) -> dict[str, int]:
+        """``written_bytes`` that are durable, and ``writing_us``: microseconds in which something was being written."""
+
+
 class WritePermits:
     """Tells one store."""
 
@@ -42,11 +47,12 @@ class WritePermits:
         times: LayerTimes | None,
         num_layers: int,
         block_bytes: int,
-        write_bytes_per_us: float = FIRST_WRITE_BYTES_PER_US,
+        write_bytes_per_us: Callable[[], float],
     ) -> None:
-        """``times`` None: nothing was profiled. ``block_bytes``: the smallest write; less than that is a pause."""
-        if write_bytes_per_us <= 0 or block_bytes < 1 or num_layers < 1:
-            raise ValueError(f"rate {write_bytes_per_us}, block {block_bytes}, layers {num_layers}: above 0")
+        """``times`` None: nothing was profiled. ``block_bytes``: the smallest write; less than that is a pause.
+        ``write_bytes_per_us``: what the drive takes, as far as is known; asked before each prefill."""
+        if block_bytes < 1 or num_layers < 1:
+            raise ValueError(f"block {block_bytes}, layers {num_layers}: above 0")
         self._store = store
         self._times = times
         self._num_layers = num_layers
@@ -66,7 +72,7 @@ class WritePermits:
     def _bytes_during(self, shape: ForwardShape) -> int:
         if self._times is None:
             return 0
-        return int(self._times.safe_us(shape) * self._num_layers * self._write_bytes_per_us)
+        return int(self._times.safe_us(shape) * self._num_layers * self._write_bytes_per_us())
 
     def end(self) -> None:
         """The prefill has ended. Also called after decode steps, which changes nothing."""

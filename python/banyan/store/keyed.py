@@ -247,6 +247,7 @@ class KeyedStore:
         return {
             **{name: self._counts[name] for name in COUNTED},
             **self._values.stats(),
+            "writing_us": self._writes.writing_us,
             "backlog_pages": self._writes.num_waiting,
             "known_pages": len(self._known),
             "stalls": self._watch.num_stalls,

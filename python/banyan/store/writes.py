@@ -13,6 +13,7 @@ library does not answer for.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class Writes:
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
+        self.writing_us = 0
+        """Microseconds in which the library was writing."""
         self._thread = threading.Thread(target=self._run, name="banyan-store-write", daemon=True)
         self._thread.start()
 
@@ -149,6 +152,7 @@ class Writes:
                 if not batch:
                     self._changed.wait(LOOK_S)
                     continue
+            begun_ns = time.monotonic_ns()
             try:
                 outcomes = self._write(batch)
             except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
@@ -157,6 +161,7 @@ class Writes:
                 with self._changed:
                     batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
+            self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
             self._end(batch, outcomes)
             with self._changed:
                 self._num_writing = 0

@@ -205,6 +205,9 @@ class Store:
     def open_writes(self):
         self.told.append("open")
 
+    def stats(self):
+        return {"written_bytes": 0, "writing_us": 0}
+
 
 def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes_and_within_prefills(rank):
     store = Store()

@@ -22,7 +22,7 @@ class Store:
 
 
 def permits(store, *, times=TIMES, block_bytes=1000):
-    return WritePermits(store, times=times, num_layers=10, block_bytes=block_bytes, write_bytes_per_us=5.0)
+    return WritePermits(store, times=times, num_layers=10, block_bytes=block_bytes, write_bytes_per_us=lambda: 5.0)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class TieredGpu:
             times=LayerTimes(slack_table(cost)),
             num_layers=self._num_layers,
             block_bytes=WRITE_BLOCK_BYTES,
-            write_bytes_per_us=tier.drive.write_bytes_per_s / 1e6,
+            write_bytes_per_us=lambda: tier.drive.write_bytes_per_s / 1e6,
         )
         self._backlog: deque[int] = deque()
         self.backlog_bytes = 0

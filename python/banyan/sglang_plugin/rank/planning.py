@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
-from banyan.pacing import ForwardShape, LayerTimes, PermittedStore, WritePermits
+from banyan.pacing import CountingStore, ForwardShape, LayerTimes, WritePermits, WriteRate
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, RequestFacts, profile
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import learned_times, prefill
@@ -54,10 +54,19 @@ class RankPlanner:
         self._permits: WritePermits | None = None
         self.spans = Spans()
 
-    def pace_writes(self, store: PermittedStore, *, block_bytes: int) -> None:
+    def pace_writes(self, store: CountingStore, *, block_bytes: int) -> None:
         """From now on, tell ``store`` before each prefill what it may write. A second store replaces the first."""
+
+        def counted() -> tuple[int, int]:
+            figures = store.stats()
+            return figures["written_bytes"], figures["writing_us"]
+
         self._permits = WritePermits(
-            store, times=self._layer_times, num_layers=self._num_layers, block_bytes=block_bytes
+            store,
+            times=self._layer_times,
+            num_layers=self._num_layers,
+            block_bytes=block_bytes,
+            write_bytes_per_us=WriteRate(counted).bytes_per_us,
         )
 
     # ---- plan --------------------------------------------------------------------------------------------------

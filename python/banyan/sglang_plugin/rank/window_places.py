@@ -138,3 +138,8 @@ class BothStores:
     def open_writes(self) -> None:
         for store, _ in self._stores:
             store.open_writes()
+
+    def stats(self) -> dict[str, int]:
+        """What `WriteRate` reads, of both: they write to one drive, mostly one after the other."""
+        figures = [store.stats() for store, _ in self._stores]
+        return {name: sum(of[name] for of in figures) for name in ("written_bytes", "writing_us")}

@@ -106,6 +106,8 @@ counters! {
     write_operations,
     written_pages,
     written_bytes,
+    /// Microseconds in which something was being written or made durable.
+    writing_us,
     write_failures,
     commits,
     manifest_rewrites,

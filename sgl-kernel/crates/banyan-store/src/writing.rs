@@ -156,6 +156,9 @@ pub struct Writer {
     commit: Commit,
     /// Places of records whose entries may or may not have reached the log.
     limbo: Vec<Place>,
+    /// For how long records have been going down or being made durable, up to the last step, and since when they are again.
+    busy: Duration,
+    busy_since: Option<Instant>,
     no_growth_until: Option<Instant>,
     stopped_until: Option<Instant>,
     _lock: Lock,
@@ -188,6 +191,8 @@ impl Writer {
             distrusted: HashMap::new(),
             commit: Commit::Idle,
             limbo: Vec::new(),
+            busy: Duration::ZERO,
+            busy_since: None,
             no_growth_until: None,
             stopped_until: None,
             _lock: opened.lock,
@@ -227,7 +232,17 @@ impl Writer {
         self.take_manifest(around);
         self.start_writes(around);
         self.start_commit(around);
+        self.clock();
         self.tell(around);
+    }
+
+    /// Counts up to now, also while writes go on and on.
+    fn clock(&mut self) {
+        let now = Instant::now();
+        if let Some(since) = self.busy_since {
+            self.busy += now - since;
+        }
+        self.busy_since = (self.num_running > 0 || self.is_committing()).then_some(now);
     }
 
     fn wake_up(&mut self, around: &mut Surroundings<'_>) {
@@ -260,6 +275,7 @@ impl Writer {
         let mut state = around.shared.lock();
         let in_hand = self.ready.len() + self.running.iter().flatten().map(Vec::len).sum::<usize>();
         state.num_unsettled = in_hand + self.batch.len() + in_commit;
+        state.counters.writing_us = self.busy.as_micros() as u64;
         if state.is_drained() {
             around.shared.changed.notify_all();
         }
