@@ -34,7 +34,7 @@ fmt: setup ## format Python and Rust
 	@.venv/bin/ruff check --fix -q python benchmark test; .venv/bin/ruff format -q python benchmark test
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all
 
-bench: setup ## the published benchmark of sharing between ranks, 35 minutes: make bench DATA=sharegpt.jsonl.gz [ARGS="--num-prompts 500"]
+bench: setup ## the published benchmark of sharing between ranks, half an hour: make bench DATA=sharegpt.jsonl.gz [ARGS="--num-prompts 500"]
 	@$(PY) -m benchmark.demo --full $(if $(DATA),--dataset $(DATA)) $(ARGS)
 
 pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick, or --dual

@@ -88,12 +88,12 @@ QUICK = DemoPlan(
     groups=(("stock", "on"),),
 )
 FULL = DemoPlan(
-    num_prompts=150,
+    num_prompts=48,
     repetitions=3,
     stock_repetitions=1,
     history_turns=20,
     mean_answer_words=90,
-    output_len=32,
+    output_len=16,
     pool_tokens=98_304,
     modes=("history",),
     concurrency=32,
@@ -295,7 +295,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="stock against Banyan, once, a few chats (some minutes)")
-    size.add_argument("--full", action="store_true", help="the published benchmark instead of the short form (35 min)")
+    size.add_argument("--full", action="store_true", help="the published benchmark instead of the short form (half an hour)")
     parser.add_argument("--num-prompts", type=int, help="conversations")
     parser.add_argument("--repetitions", type=int, help="alternations of sharing off and on")
     parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
