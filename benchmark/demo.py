@@ -295,7 +295,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="stock against Banyan, once, a few chats (some minutes)")
-    size.add_argument("--full", action="store_true", help="the published benchmark instead of the short form (half an hour)")
+    size.add_argument("--full", action="store_true", help="the published benchmark instead (half an hour)")
     parser.add_argument("--num-prompts", type=int, help="conversations")
     parser.add_argument("--repetitions", type=int, help="alternations of sharing off and on")
     parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
