@@ -239,13 +239,15 @@ class Config:
         parse=float,
         check=zero_or_more("a rate", "no limit"),
     )
-    store_layers_per_read: int = knob(
-        1,
+    store_layers_per_read: int | None = knob(
+        None,
         "--banyan-store-layers-per-read",
         TIERS,
-        "Layers in one submission: 1 streams layer by layer, 0 reads whole pages before the forward pass.",
+        """Layers in one submission: 1 streams layer by layer, 0 reads whole pages before the forward pass. auto: as few
+        as make 128 KiB of a page.""",
         metavar="LAYERS",
-        parse=int,
+        parse=lambda text: None if text == AUTO else int(text),
+        unset="auto",
         check=at_least(0),
     )
     listen: str = knob(

@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from banyan import _native
+from banyan.arena.read_steps import layers_per_read
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace, Seats
@@ -232,7 +233,7 @@ class Membership:
             nodes=self._nodes.join(namespace, self._arena.memory) if self._nodes is not None else None,
             errands=self._nodes.errands if self._nodes is not None else None,
             admission=make_admission(self._config, num_parts=self.seats.num_parts, share=self._portion.share),
-            layers_per_read=self._config.store_layers_per_read,
+            layers_per_read=layers_per_read(self._config.store_layers_per_read, self.block.layer_bytes),
             role=runtime.role(),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._counters,

@@ -114,7 +114,6 @@ class HostTier:
         link_bytes_per_s: float,
         counters: Counters,
     ) -> None:
-        """``layers_per_read`` of 0: whole pages."""
         most_bytes = partial(window_bytes, link_bytes_per_s=link_bytes_per_s, arena_bytes=arena.memory.num_bytes)
         memory, block, num_frames = arena.memory, arena.block, arena.num_frames
         frame_bytes = block.frame_bytes
@@ -145,7 +144,7 @@ class HostTier:
             memory=memory,
             frame_bytes=frame_bytes,
             max_pages=max(1, most_bytes(LEAST_READ_BYTES) // frame_bytes),
-            layers_per_read=layers_per_read or len(block.layer_bytes),
+            layers_per_read=layers_per_read,
             counters=counters,
         )
         self.store: StoreTier | None = None
