@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from banyan.lab.sim.batching import attention_cost, by_quota, by_tokens
 from banyan.lab.sim.decode import DecodeGroup, DecodeRank
+from banyan.lab.sim.dram_pool import DramPool
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.nodes import Network, Node
 from banyan.lab.sim.placement import ReadSides, places
@@ -50,9 +51,11 @@ class Cluster:
         self.decode_nodes: list[Node] = []
         self.prefill_groups: list[PrefillGroup] = []
         self.decode_groups: list[DecodeGroup] = []
+        self.num_agents = 0
         self.num_turns = 0
         self.num_under_way = 0
         self.written_bytes = 0.0
+        self.pool = DramPool(system.pool_bytes * site.num_nodes, site.model.kv_bytes_per_token)
         self._kv_bytes = site.model.kv_bytes_per_token
         self._on_turn = on_turn
         self._held: deque[Turn] = deque()
@@ -98,7 +101,8 @@ class Cluster:
 
     def start(self, trajectory: Trajectory, from_turn: int = 0) -> None:
         """An agent begins now, or goes on from a later turn whose context lies in storage."""
-        agent = Agent(trajectory, self.sim.now_s)
+        agent = Agent(trajectory, self.num_agents, self.sim.now_s)
+        self.num_agents += 1
         agent.next_turn = from_turn
         agent.context_tokens = sum(trajectory.appends[:from_turn]) + sum(trajectory.outputs[:from_turn])
         self._submit(agent)
@@ -134,9 +138,10 @@ class Cluster:
         if self.system.reads is Reads.NOBODY:
             turn.prefill_rank.group.enqueue(turn)
             return
+        turn.pooled_tokens = self.pool.held_tokens(turn)
         far_tokens = turn.decode_side_tokens = self._sides.decode_tokens(turn)
         near, far = turn.prefill_rank.node, turn.decode_rank.node
-        near_tokens = turn.cached_tokens - far_tokens
+        near_tokens = turn.stored_tokens - far_tokens
         near.read_queue_tokens += near_tokens
         turn.prefill_rank.group.read_queue_tokens += near_tokens
         far.read_queue_tokens += far_tokens
@@ -153,6 +158,7 @@ class Cluster:
             turn.prefill_rank.group.enqueue(turn)
 
     def _read(self, turn: Turn, node: Node, tokens: int) -> None:
+        turn.reading_s = self.sim.now_s
         node.storage_in.start(tokens * self._kv_bytes, self._was_read, turn, node, tokens)
 
     def _was_read(self, turn: Turn, node: Node, tokens: int) -> None:
@@ -166,7 +172,8 @@ class Cluster:
         if self.system.layerwise:
             enqueue(turn)
         else:
-            self.network.load(node, tokens * self._kv_bytes, enqueue, turn)
+            # What the pool had comes over the same NIC as what was read.
+            self.network.load(node, turn.cached_tokens * self._kv_bytes, enqueue, turn)
 
     # ---- prefill and hand over ---------------------------------------------------------------------------------
 
@@ -178,7 +185,7 @@ class Cluster:
             turn.decode_rank.room.take(self._decode_bytes(turn), turn.decode_rank.group.join, turn)
         elif self.system.layerwise:
             # Layers were handed over while later ones were computed.
-            near_tokens = turn.cached_tokens - turn.decode_side_tokens
+            near_tokens = turn.stored_tokens - turn.decode_side_tokens
             if near_tokens:
                 rank.node.buffer.give(near_tokens * self._kv_bytes)
             rank.release(turn)
@@ -212,6 +219,7 @@ class Cluster:
         turn.decode_rank.release(turn)
         self.written_bytes += (turn.new_tokens + turn.output_tokens) * self._kv_bytes
         self.num_under_way -= 1
+        self.pool.keep(turn)
         self._on_turn(turn, self.sim.now_s)
         agent = turn.agent
         agent.context_tokens += turn.new_tokens + turn.output_tokens

@@ -10,7 +10,8 @@ from pathlib import Path
 from banyan.core import SourceKind
 from banyan.lab.replay import Skew, Trace, load, skewed_trace
 from banyan.lab.sim.compute import DecodeModel, deepseek_rates, kv_room_bytes
-from banyan.lab.sim.dp_node import DpNode, DpSite, Evicts, Request
+from banyan.lab.sim.dp_node import DpNode
+from banyan.lab.sim.dp_rank import DpSite, Evicts, Request
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.figures import ELASTIC, Figure
 from banyan.lab.sim.hardware import gpu

@@ -11,131 +11,22 @@ meanwhile) -> decoding -> done. A rank prefills one request at a time, in order.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from functools import partial
 
 from banyan.core import Run, SourceKind
-from banyan.lab.sim.batching import attention_cost
-from banyan.lab.sim.caches import Arena, Page, Pool
-from banyan.lab.sim.compute import DecodeModel, PrefillModel
+from banyan.lab.sim.caches import Arena, Page
 from banyan.lab.sim.decode import DecodeGroup, DecodeRank
+from banyan.lab.sim.dp_rank import DpSite, Evicts, Rank, Request
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.hardware import node as node_spec
 from banyan.lab.sim.nodes import Join, Node
 from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.resources import Link
 from banyan.layout import cacheable_tokens
-from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
-from banyan.planner.victims import CostShares, expected_loss
+from banyan.planner import Tail
 from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots
 from banyan.routing.dualpath import decode_rank
-
-CHUNK_TOKENS = 8192
-"""SGLang's default for a GPU of this size."""
-COPY_BYTES_PER_S = 50e9
-"""Between two GPUs of a node, or from host DRAM: PCIe 5.0 x16."""
-
-
-class Evicts(Enum):
-    """Which pages a full pool loses first."""
-
-    BY_AGE = "by age"
-    BY_LOSS = "by loss"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DpSite:
-    """Ranks and what they cost. ``num_decode_only`` 0: every rank does both.
-
-    ``evicts``: by age, with displaced pages that cost nothing, as ranks that know nothing of each other; or as shipped.
-    """
-
-    num_ranks: int
-    num_decode_only: int
-    shares: bool
-    arena_pages: int
-    pool_tokens: int
-    page_tokens: int
-    prefill: PrefillModel
-    decode: DecodeModel
-    evicts: Evicts = Evicts.BY_LOSS
-
-    @property
-    def page_bytes(self) -> float:
-        return self.page_tokens * self.prefill.model.kv_bytes_per_token
-
-
-class Request:
-    """One prompt as pages, and its answer. Also what the decode side counts."""
-
-    __slots__ = (
-        "arrived_s",
-        "begun_decode_s",
-        "decode_rank",
-        "number",
-        "output_tokens",
-        "pages",
-        "prefilled_s",
-        "prompt_tokens",
-        "session",
-        "uncached_tokens",
-    )
-
-    decode_rank: DecodeRank
-
-    def __init__(
-        self, number: int, session: str, pages: Sequence[Page], prompt_tokens: int, output_tokens: int, now_s: float
-    ) -> None:
-        self.number = number
-        self.session = session
-        self.pages = pages
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.uncached_tokens = prompt_tokens
-        self.arrived_s = self.prefilled_s = self.begun_decode_s = now_s
-
-
-class _Rank:
-    """One rank: pool, planner, queue, and the link on which its pages leave for peers."""
-
-    def __init__(
-        self, sim: Simulation, site: DpSite, number: int, copy_of: Callable[[int, Page], SourceKind | None]
-    ) -> None:
-        self.number = number
-        self.out = Link(sim, f"rank{number}.out", COPY_BYTES_PER_S)
-        self.rates = MoveRates()
-        self.planner = Planner(
-            times=PrefillTimes(_whole_cost(site.prefill)),
-            rates=self.rates,
-            num_layers=site.prefill.model.num_layers,
-            min_pages=1,
-        )
-        self.shares = CostShares(lambda kind: self.planner.move_share(kind, site.page_tokens), lambda: sim.now_s)
-        by_loss = None if site.evicts is Evicts.BY_AGE else partial(self._loss, copy_of)
-        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss)
-        self.queue: deque[Request] = deque()
-        self.busy = False
-        self.ongoing_tokens = 0
-        self.pending_tokens = 0
-        self.num_requests = 0
-        self.computed_tokens = 0
-        self.computed_s = 0.0
-
-    def _loss(
-        self, copy_of: Callable[[int, Page], SourceKind | None], page: Page, age_pages: float
-    ) -> tuple[SourceKind | None, float]:
-        self.shares.refresh()
-        copy = copy_of(self.number, page)
-        return copy, expected_loss(self.shares.of(copy), age_pages)
-
-
-def _whole_cost(prefill: PrefillModel) -> PrefillCost:
-    """What ``banyan profile`` would have fitted here: all of a forward, not its attention only."""
-    attention = attention_cost(prefill)
-    return replace(attention, token_us=attention.token_us + prefill.linear_s(1) * 1e6)
 
 
 class DpNode:
@@ -150,10 +41,10 @@ class DpNode:
         self._lots = SeededLots(sim.seed)
         self._dispatcher = Dispatcher(site.num_ranks - site.num_decode_only, policy, lots=self._lots)
         self._arena = Arena(site.arena_pages)
-        self._arena_link = Link(sim, "arena.out", COPY_BYTES_PER_S)
-        self._ranks: list[_Rank] = []
+        self._arena_link = Link(sim, "arena.out", site.copy_bytes_per_s)
+        self._ranks: list[Rank] = []
         for number in range(site.num_ranks - site.num_decode_only):
-            self._ranks.append(_Rank(sim, site, number, self._copy_of))
+            self._ranks.append(Rank(sim, site, number, self._copy_of))
         self._decode: list[DecodeGroup] = []
         self._num_requests = 0
         self.tokens_from: Counter[SourceKind] = Counter()
@@ -195,7 +86,7 @@ class DpNode:
         rank.queue.append(request)
         self._prefill_next(rank)
 
-    def _report(self, rank: _Rank) -> None:
+    def _report(self, rank: Rank) -> None:
         """What the rank says of itself whenever something begins or ends there; all that was sent to it is in it."""
         waiting = len(rank.queue) + rank.busy
         now_s = self._sim.now_s
@@ -212,7 +103,7 @@ class DpNode:
         )
         self._dispatcher.reported(rank.number, report)
 
-    def _unused_tokens(self, rank: _Rank) -> int | None:
+    def _unused_tokens(self, rank: Rank) -> int | None:
         if self._site.evicts is Evicts.BY_AGE or self._arena.has_room:
             return None
         return rank.pool.num_free * self._site.page_tokens
@@ -238,7 +129,7 @@ class DpNode:
 
     # ---- plan and prefill --------------------------------------------------------------------------------------
 
-    def _prefill_next(self, rank: _Rank) -> None:
+    def _prefill_next(self, rank: Rank) -> None:
         if rank.busy or not rank.queue:
             return
         rank.busy = True
@@ -270,7 +161,7 @@ class DpNode:
             self.tokens_from[kind] += num_pages * page_tokens
             link.start(num_pages * self._site.page_bytes, self._moved, rank, kind, num_pages, self._sim.now_s, join)
 
-    def _found(self, rank: _Rank, pages: Sequence[Page], own: int) -> tuple[list[Run], list[Link]]:
+    def _found(self, rank: Rank, pages: Sequence[Page], own: int) -> tuple[list[Run], list[Link]]:
         """Where the tail's leading pages are: at the peer that has most, behind it in the arena."""
         runs: list[Run] = []
         links: list[Link] = []
@@ -289,22 +180,22 @@ class DpNode:
             links.append(self._arena_link)
         return runs, links
 
-    def _interfere(self, rank: _Rank, work_s: float, new_tokens: int) -> float:
+    def _interfere(self, rank: Rank, work_s: float, new_tokens: int) -> float:
         """Chunks and decode steps alternate on a rank that does both: each waits for the other."""
         if self._site.num_decode_only:
             return work_s
         group = self._decode[rank.number]
-        num_chunks = -(-new_tokens // CHUNK_TOKENS)
+        num_chunks = -(-new_tokens // self._site.chunk_tokens)
         if group.num_running:
             work_s += num_chunks * group.own_step_s
         group.set_pause(work_s / num_chunks)
         return work_s
 
-    def _moved(self, rank: _Rank, kind: SourceKind, num_pages: int, began_s: float, join: Join) -> None:
+    def _moved(self, rank: Rank, kind: SourceKind, num_pages: int, began_s: float, join: Join) -> None:
         rank.rates.observe(kind, num_pages * self._site.page_tokens, (self._sim.now_s - began_s) * 1e6)
         join()
 
-    def _prefilled(self, rank: _Rank, request: Request) -> None:
+    def _prefilled(self, rank: Rank, request: Request) -> None:
         rank.busy = False
         rank.pending_tokens -= request.uncached_tokens
         request.prefilled_s = self._sim.now_s
@@ -319,7 +210,7 @@ class DpNode:
         self._report(rank)
         self._prefill_next(rank)
 
-    def _hand_over(self, rank: _Rank, request: Request) -> None:
+    def _hand_over(self, rank: Rank, request: Request) -> None:
         states = [
             RankState(rank=number, ongoing_tokens=group.ongoing_tokens, free_tokens=self._site.pool_tokens)
             for number, group in enumerate(self._decode)
@@ -344,7 +235,7 @@ class DpNode:
             self._report(self._ranks[number])
         self._done(request, self._sim.now_s)
 
-    def _release(self, rank: _Rank, request: Request) -> None:
+    def _release(self, rank: Rank, request: Request) -> None:
         rank.ongoing_tokens -= request.prompt_tokens + request.output_tokens
         rank.num_requests -= 1
 

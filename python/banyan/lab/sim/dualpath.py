@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from banyan.lab.sim import lengths, pooled
 from banyan.lab.sim.figures import DUALPATH, Figure, relative
 from banyan.lab.sim.offline import Outcome, run_offline
 from banyan.lab.sim.online import capacity, serve
-from banyan.lab.sim.systems import SYSTEMS, Deployment, deployment
+from banyan.lab.sim.systems import SYSTEMS, Deployment, System, deployment
 from banyan.lab.sim.workload import AgentSet, agent_set
 
 Progress = Callable[[str], None]
@@ -41,11 +42,11 @@ class DualPathStudy:
         key = (system, model, f"{sizes[0]}P{sizes[1]}D", workload)
         if key not in self._runs:
             site = deployment(model, prefill_nodes=sizes[0], decode_nodes=sizes[1])
-            self._runs[key] = self._offline(system, site, agent_set(workload), self.num_agents)
+            self._runs[key] = self._offline(SYSTEMS[system], site, agent_set(workload), self.num_agents)
         return self._runs[key]
 
-    def _offline(self, system: str, site: Deployment, workload: AgentSet, num_agents: int) -> Outcome:
-        outcome = run_offline(SYSTEMS[system], site, workload, num_agents=num_agents, seed=self.seed)
+    def _offline(self, system: System, site: Deployment, workload: AgentSet, num_agents: int) -> Outcome:
+        outcome = run_offline(system, site, workload, num_agents=num_agents, seed=self.seed)
         self.progress(
             f"{site.model.title} {outcome.site} {outcome.system}: {num_agents} agents, {outcome.job_s:.0f} s simulated"
         )
@@ -175,21 +176,12 @@ class DualPathStudy:
         )
 
     def lengths(self) -> Iterator[Figure]:
-        """Longer appends bring compute back; longer answers stretch the time between reads."""
         site = deployment("deepseek-v3-2", prefill_nodes=2, decode_nodes=4)
-        base = agent_set("agents-64k")
-        for title, workload in (
-            ("append x2", base.scaled(append=2.0)),
-            ("output x2", base.scaled(output=2.0)),
-        ):
-            jobs = [self._offline(s, site, workload, max(1, self.num_agents // 4)).job_s for s in ("basic", "dualpath")]
-            yield Figure(
-                name=f"660B 2P4D 64K, {title}: speed-up of DualPath over Basic",
-                published=None,
-                simulated=jobs[0] / jobs[1],
-                unit="x",
-                source=f"{DUALPATH}: falls towards 1 with longer appends and outputs",
-            )
+        return lengths.figures(lambda system, workload: self._offline(SYSTEMS[system], site, workload, self.num_agents))
+
+    def pooled(self) -> Iterator[Figure]:
+        site, workload = deployment("deepseek-v3-2", prefill_nodes=2, decode_nodes=4), agent_set("agents-64k")
+        return pooled.figures(lambda system: self._offline(system, site, workload, self.num_agents))
 
     # ---- online ------------------------------------------------------------------------------------------------
 
@@ -264,7 +256,7 @@ class DualPathStudy:
         for groups in (1, num_groups):
             site = deployment("deepseek-v3-2", prefill_nodes=2, decode_nodes=4, num_groups=groups)
             agents = self.scale_agents * groups // num_groups
-            jobs[groups] = self._offline("dualpath", site, agent_set("agents-32k"), agents)
+            jobs[groups] = self._offline(SYSTEMS["dualpath"], site, agent_set("agents-32k"), agents)
         for outcome, published in zip(jobs.values(), (3167.0, 3201.0), strict=True):
             yield Figure(
                 name=f"660B 32K {outcome.site}, {outcome.num_agents} agents: job time",

@@ -9,6 +9,7 @@ from typing import Any
 DUALPATH = "DualPath, arXiv 2602.21548"
 TUTTI = "Tutti, arXiv 2605.03375"
 ELASTIC = "Elastic P2P vs PD-Combined, 2026-05"
+DYNAMO = "Dynamo, disaggregated communication guide"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,36 +3,17 @@
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from banyan.lab.sim.cluster import Cluster
 from banyan.lab.sim.engine import Simulation
+from banyan.lab.sim.latencies import Latencies
 from banyan.lab.sim.nodes import Node
 from banyan.lab.sim.systems import Deployment, System
-from banyan.lab.sim.turn import Turn
 from banyan.lab.sim.workload import AgentSet
 from banyan.routing.dualpath import DualPath
 
 BEGINNING_SHARE = 0.05
-
-
-@dataclass(slots=True)
-class Latencies:
-    """Of every finished turn, in seconds. TPOT is the mean time of a turn's tokens after the first."""
-
-    ttft_s: array[float] = field(default_factory=lambda: array("d"))
-    ttst_s: array[float] = field(default_factory=lambda: array("d"))
-    tpot_s: array[float] = field(default_factory=lambda: array("d"))
-    submitted_s: array[float] = field(default_factory=lambda: array("d"))
-
-    def add(self, turn: Turn, now_s: float) -> None:
-        self.submitted_s.append(turn.submitted_s)
-        self.ttft_s.append(turn.prefilled_s - turn.submitted_s)
-        if turn.output_tokens > 1:
-            tpot_s = (now_s - turn.begun_decode_s) / (turn.output_tokens - 1)
-            self.tpot_s.append(tpot_s)
-            self.ttst_s.append(turn.begun_decode_s - turn.prefilled_s + tpot_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +34,7 @@ class Outcome:
     read_bytes: float
     written_bytes: float
     mean_ttft_s: float
+    pooled_share: float
 
 
 def run_offline(
@@ -96,7 +78,8 @@ def describe(cluster: Cluster, latencies: Latencies, num_agents: int) -> Outcome
         / len(groups),
         read_bytes=sum(read),
         written_bytes=cluster.written_bytes,
-        mean_ttft_s=sum(latencies.ttft_s) / max(1, len(latencies.ttft_s)),
+        mean_ttft_s=latencies.ttft_s,
+        pooled_share=cluster.pool.found_tokens / max(1, cluster.pool.asked_tokens),
     )
 
 

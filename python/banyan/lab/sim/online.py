@@ -9,11 +9,12 @@ submitted during the first half is not counted.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from banyan.lab.sim.cluster import Cluster
 from banyan.lab.sim.engine import Simulation
-from banyan.lab.sim.offline import Latencies
+from banyan.lab.sim.latencies import Latencies, Part
 from banyan.lab.sim.systems import Deployment, System
 from banyan.lab.sim.workload import AgentSet, poisson_arrivals
 
@@ -23,17 +24,24 @@ WARM_S, RUN_S = 700.0, 1_400.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Means over the turns that were submitted in the counted part and got their first token."""
+    """Means over the turns that were submitted in the counted part; those without a first token with their wait."""
 
     agents_per_s: float
     num_turns: int
     ttft_s: float
     ttst_s: float
     tpot_s: float
+    hand_over_s: float
+    parts_s: Mapping[Part, float]
 
     @property
     def meets_slo(self) -> bool:
-        return self.ttft_s <= TTFT_SLO_S and self.tpot_s <= TPOT_SLO_S
+        return self.num_turns > 0 and self.ttft_s <= TTFT_SLO_S and self.tpot_s <= TPOT_SLO_S
+
+    @property
+    def queued_s(self) -> float:
+        """The time to the first token without reading and computing."""
+        return self.parts_s[Part.RANK] + self.parts_s[Part.MEMORY] + self.parts_s[Part.PASS]
 
 
 def serve(
@@ -48,7 +56,7 @@ def serve(
 ) -> Service:
     """Play arrivals at this rate for ``run_s`` seconds, and count what is submitted after ``warm_s``."""
     sim = Simulation(seed)
-    latencies = Latencies()
+    latencies = Latencies(since_s=warm_s)
     cluster = Cluster(sim, site, system, on_turn=latencies.add)
     chance = sim.chance("trajectories")
     for _ in range(round(agents_per_s * _life_s(site, workload))):
@@ -58,18 +66,15 @@ def serve(
         sim.at(time_s, cluster.start, workload.draw(chance))
     sim.run(until_s=run_s)
     cluster.audit()
-    counted = [i for i, submitted_s in enumerate(latencies.submitted_s) if submitted_s >= warm_s]
-    if not counted:
-        return Service(agents_per_s, 0, math.inf, math.inf, math.inf)
-    # Turns still waiting count with the time they have waited: else an overloaded system looks quick.
-    waiting = [run_s - turn.submitted_s for turn in cluster.waiting_turns() if turn.submitted_s >= warm_s]
-    ttft_s = [latencies.ttft_s[i] for i in counted] + waiting
+    latencies.add_waiting(cluster.waiting_turns(), run_s)
     return Service(
         agents_per_s,
-        len(counted),
-        sum(ttft_s) / len(ttft_s),
-        sum(latencies.ttst_s) / max(1, len(latencies.ttst_s)),
-        sum(latencies.tpot_s) / max(1, len(latencies.tpot_s)),
+        latencies.num_turns,
+        latencies.ttft_s,
+        latencies.ttst_s,
+        latencies.tpot_s,
+        latencies.hand_over_s,
+        latencies.mean_parts_s,
     )
 
 
@@ -80,14 +85,28 @@ def _life_s(site: Deployment, workload: AgentSet) -> float:
 
 
 def capacity(
-    system: System, site: Deployment, workload: AgentSet, *, low: float, high: float, steps: int = 5, seed: int = 0
+    system: System,
+    site: Deployment,
+    workload: AgentSet,
+    *,
+    low: float,
+    high: float,
+    steps: int = 5,
+    seed: int = 0,
+    warm_s: float = WARM_S,
+    run_s: float = RUN_S,
 ) -> float:
     """The most agents per second that meet the SLO, by bisection between a rate that does and one that does not."""
-    while not serve(system, site, workload, agents_per_s=low, seed=seed).meets_slo:
+
+    def does(rate: float) -> bool:
+        run = serve(system, site, workload, agents_per_s=rate, seed=seed, warm_s=warm_s, run_s=run_s)
+        return run.meets_slo
+
+    while not does(low):
         low, high = low / 2, low
     for _ in range(steps):
         middle = math.sqrt(low * high)
-        if serve(system, site, workload, agents_per_s=middle, seed=seed).meets_slo:
+        if does(middle):
             low = middle
         else:
             high = middle

@@ -170,17 +170,17 @@ class ReadSides:
         self._sides = Circle(2)
 
     def decode_tokens(self, turn: Turn) -> int:
-        """How many of the turn's cached tokens the decode side reads; the prefill side reads the others."""
+        """How many of the turn's stored tokens the decode side reads; the prefill side reads the others."""
         if self._reads in (Reads.PREFILL, Reads.NOBODY):
             return 0
         if self._reads is Reads.EVEN:
-            return round(turn.cached_tokens * self._even_share)
+            return round(turn.stored_tokens * self._even_share)
         if self._reads is Reads.IN_TURN:
-            return turn.cached_tokens * self._sides.next(turn)
+            return turn.stored_tokens * self._sides.next(turn)
         # All nodes have the same storage NICs: their rates are equal, whatever they are.
         near = ReadQueue(turn.prefill_rank.node.read_queue_tokens)
         far = ReadQueue(turn.decode_rank.node.read_queue_tokens)
         if self._reads is Reads.SPLIT:
-            return split_read(turn.cached_tokens, prefill=near, decode=far)
-        side = read_side(turn.cached_tokens, prefill=near, decode=far)
-        return turn.cached_tokens if side is ReadSide.DECODE else 0
+            return split_read(turn.stored_tokens, prefill=near, decode=far)
+        side = read_side(turn.stored_tokens, prefill=near, decode=far)
+        return turn.stored_tokens if side is ReadSide.DECODE else 0

@@ -142,6 +142,7 @@ class PrefillGroup:
     def enqueue(self, turn: Turn) -> None:
         """The turn's KV is at hand; it joins the next pass that has room for it."""
         turn.ready_s = self._sim.now_s
+        turn.reading_s = min(turn.reading_s, turn.ready_s)
         turn.prefill_rank.ready.append(turn)
         if not self._in_pass:
             self._in_pass = True
@@ -164,6 +165,7 @@ class PrefillGroup:
                 new_tokens += extend
                 if prefix == turn.cached_tokens:
                     loaded_tokens += prefix
+                    turn.computing_s = self._sim.now_s
             pieces += batch
             sum_s += attention_s
             slowest_s = max(slowest_s, attention_s)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from banyan.core import SourceKind
 from banyan.lab.replay import Skew, Trace, skewed_trace
 from banyan.lab.sim import dp
-from banyan.lab.sim.dp_node import DpNode, DpSite, Evicts, Request
+from banyan.lab.sim.dp_node import DpNode
+from banyan.lab.sim.dp_rank import DpSite, Evicts, Request
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.figures import Figure
 from banyan.lab.sim.prompts import PagedPrompt

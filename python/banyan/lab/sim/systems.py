@@ -51,6 +51,7 @@ class System:
         layerwise: HBM of the prefill side holds one layer's KV of a request at a time, and loading hides behind
             compute; else all layers, from the start of the read to the end of the hand-over.
         quota_s: attention time that one rank may spend in a pass; None: passes are cut by tokens only.
+        pool_bytes: DRAM of each node that is part of one pool of KV in front of storage; 0: there is none.
     """
 
     title: str
@@ -58,10 +59,14 @@ class System:
     reads: Reads
     placement: Placement
     quota_s: float | None
+    pool_bytes: float = 0.0
 
 
 QUOTA_S = 0.3
 """Published as the example of a compute quota."""
+
+POOL_BYTES = 1.5e12
+"""Of each node for a pool such as Mooncake's, published by DualPath."""
 
 SYSTEMS = {
     "basic": System(title="Basic", layerwise=False, reads=Reads.PREFILL, placement=Placement.ROUND_ROBIN, quota_s=None),
@@ -84,6 +89,22 @@ SYSTEMS = {
     ),
     "split": System(
         title="+ split reads", layerwise=True, reads=Reads.SPLIT, placement=Placement.DUALPATH, quota_s=QUOTA_S
+    ),
+    "sgl-mc": System(
+        title="SGL(MC)",
+        layerwise=False,
+        reads=Reads.PREFILL,
+        placement=Placement.ROUND_ROBIN,
+        quota_s=None,
+        pool_bytes=POOL_BYTES,
+    ),
+    "dualpath-pool": System(
+        title="DualPath and a pool",
+        layerwise=True,
+        reads=Reads.SHORTER_QUEUE,
+        placement=Placement.DUALPATH,
+        quota_s=QUOTA_S,
+        pool_bytes=POOL_BYTES,
     ),
     "oracle": System(title="Oracle", layerwise=True, reads=Reads.NOBODY, placement=Placement.DUALPATH, quota_s=QUOTA_S),
 }
@@ -115,8 +136,12 @@ class Deployment:
         return f"{self.prefill_nodes * self.num_groups}P{self.decode_nodes * self.num_groups}D"
 
     @property
+    def num_nodes(self) -> int:
+        return (self.prefill_nodes + self.decode_nodes) * self.num_groups
+
+    @property
     def num_gpus(self) -> int:
-        return (self.prefill_nodes + self.decode_nodes) * self.num_groups * self.spec.num_gpus
+        return self.num_nodes * self.spec.num_gpus
 
 
 def deployment(

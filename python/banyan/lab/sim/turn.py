@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from banyan.lab.sim.workload import Trajectory
@@ -12,13 +13,18 @@ if TYPE_CHECKING:
     from banyan.lab.sim.prefill import PrefillRank
 
 
+UNREACHED = math.inf
+"""When a turn reaches a stage that it has not reached."""
+
+
 class Agent:
     """One trajectory being played: its turns follow each other without a pause."""
 
-    __slots__ = ("context_tokens", "next_turn", "started_s", "trajectory")
+    __slots__ = ("context_tokens", "next_turn", "number", "started_s", "trajectory")
 
-    def __init__(self, trajectory: Trajectory, started_s: float) -> None:
+    def __init__(self, trajectory: Trajectory, number: int, started_s: float) -> None:
         self.trajectory = trajectory
+        self.number = number
         self.next_turn = 0
         self.context_tokens = 0
         self.started_s = started_s
@@ -27,14 +33,17 @@ class Agent:
 class Turn:
     """A request: ``cached_tokens`` lie in storage, ``new_tokens`` are computed, ``output_tokens`` are answered.
 
-    Submitted -> placed -> reading -> ready -> in passes until ``left_tokens`` is 0 -> handed over -> decoding -> done.
+    ``pooled_tokens`` of the cached ones lie in DRAM as well, when the system has a pool.
+
+    Submitted -> placed -> reading, as soon as there is memory for it -> ready -> computing, in passes until
+    ``left_tokens`` is 0 -> prefilled -> handed over -> decoding -> done. Who has nothing to read is ready when placed.
     """
 
     __slots__ = (
         "agent",
         "begun_decode_s",
-        "buffered_bytes",
         "cached_tokens",
+        "computing_s",
         "decode_rank",
         "decode_side_tokens",
         "left_tokens",
@@ -43,8 +52,10 @@ class Turn:
         "number",
         "output_tokens",
         "placed_s",
+        "pooled_tokens",
         "prefill_rank",
         "prefilled_s",
+        "reading_s",
         "ready_s",
         "submitted_s",
     )
@@ -62,10 +73,16 @@ class Turn:
         self.left_tokens = self.new_tokens
         self.decode_side_tokens = 0
         self.num_reads_left = 0
-        self.buffered_bytes = 0.0
+        self.pooled_tokens = 0
         self.submitted_s = now_s
-        self.placed_s = self.ready_s = self.prefilled_s = self.begun_decode_s = now_s
+        self.placed_s = self.reading_s = self.ready_s = UNREACHED
+        self.computing_s = self.prefilled_s = self.begun_decode_s = UNREACHED
 
     @property
     def prompt_tokens(self) -> int:
         return self.cached_tokens + self.new_tokens
+
+    @property
+    def stored_tokens(self) -> int:
+        """Cached tokens that only storage has."""
+        return self.cached_tokens - self.pooled_tokens

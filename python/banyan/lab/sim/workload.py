@@ -19,7 +19,7 @@ import math
 import random
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from banyan.lab.sim.hardware import table
@@ -71,6 +71,17 @@ class AgentSet:
             self.mean_output_tokens * output,
             self.mean_total_tokens * factor,
             self.mean_context_tokens * factor,
+        )
+
+    def lengthened(self, *, append: float = 1.0, output: float = 1.0) -> AgentSet:
+        """The same context lengths from other turns: the totals stay, and the number of turns gives way."""
+        grown = self.scaled(append=append, output=output)
+        factor = grown.mean_total_tokens / self.mean_total_tokens
+        return replace(
+            self,
+            mean_turns=self.mean_turns / factor,
+            mean_append_tokens=grown.mean_append_tokens,
+            mean_output_tokens=grown.mean_output_tokens,
         )
 
     def draw(self, chance: random.Random) -> Trajectory:

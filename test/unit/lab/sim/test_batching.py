@@ -14,7 +14,7 @@ from banyan.planner import PrefillCost
 def rank(*new_tokens, cached_tokens=0):
     turns = []
     for number, new in enumerate(new_tokens):
-        agent = Agent(Trajectory(array("i", [new]), array("i", [1])), 0.0)
+        agent = Agent(Trajectory(array("i", [new]), array("i", [1])), number, 0.0)
         agent.context_tokens = cached_tokens
         turns.append(Turn(agent, number, 0.0))
     return SimpleNamespace(ready=deque(turns))

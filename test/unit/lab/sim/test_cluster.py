@@ -30,8 +30,9 @@ def test_cluster_when_it_plays_agents_then_every_turn_ends_and_all_books_balance
     added = [[a + o for a, o in zip(t.appends, t.outputs, strict=True)] for t in drawn]
     assert outcome.written_bytes == pytest.approx(sum(map(sum, added)) * kv_bytes)
     contexts = sum(sum(sum(tokens[:turn]) for turn in range(len(tokens))) for tokens in added)
-    expected = 0 if SYSTEMS[name].reads is Reads.NOBODY else contexts * kv_bytes
+    expected = 0 if SYSTEMS[name].reads is Reads.NOBODY else contexts * kv_bytes * (1 - outcome.pooled_share)
     assert outcome.read_bytes == pytest.approx(expected)
+    assert (outcome.pooled_share > 0) == (SYSTEMS[name].pool_bytes > 0)
 
 
 @pytest.mark.parametrize("name", sorted(SYSTEMS))

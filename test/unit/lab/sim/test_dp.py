@@ -5,7 +5,7 @@ import pytest
 
 from banyan.core import SourceKind
 from banyan.lab.replay import Skew, skewed_trace
-from banyan.lab.sim import caches, dp, dp_node
+from banyan.lab.sim import caches, dp, dp_rank
 from banyan.lab.sim.caches import Arena, Pool
 from banyan.lab.sim.dp_node import DpNode
 from banyan.lab.sim.engine import Simulation
@@ -120,7 +120,7 @@ def test_node_when_tokens_come_from_somewhere_then_they_are_counted_by_source():
         sim.at(10.0 * number, node.submit, f"s{number}", pages, 4096, 4)
     sim.run()
     assert node.tokens_from[SourceKind.PEER] + node.tokens_from[SourceKind.OWN] >= 2 * 4096 - 2
-    assert dp_node.Planner is Planner
+    assert dp_rank.Planner is Planner
 
 
 def test_node_when_the_dispatcher_is_taken_away_then_it_stops(monkeypatch):

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DualPath's online figure at scale: from 0.4 agents/s on 2P4D to 8.8 on 44P88D, with stable latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from banyan.lab.sim.figures import DUALPATH, Figure, relative
+from banyan.lab.sim.online import Service, capacity, serve
+from banyan.lab.sim.systems import SYSTEMS, Deployment, deployment
+from banyan.lab.sim.workload import agent_set
+
+NUM_GROUPS = 22
+SMALL_RATE, LARGE_RATE = 0.4, 8.8
+WARM_S, RUN_S = 300.0, 600.0
+"""Shorter than a run of one group, whose queues say less: 44P88D serves 22 times as many turns a second."""
+
+SOURCE = f"{DUALPATH}, large scale: 22x, 0.4 to 8.8 agents/s from 2P4D to 44P88D, latency stable"
+
+
+@dataclass(frozen=True)
+class OnlineScale:
+    """``num_groups`` of 2P4D against one. The source does not say which set was served: 64K is assumed."""
+
+    num_groups: int = NUM_GROUPS
+    warm_s: float = WARM_S
+    run_s: float = RUN_S
+    steps: int = 4
+    seed: int = 0
+    workload: str = "agents-64k"
+    progress: Callable[[str], None] = lambda line: None
+
+    def _site(self, num_groups: int) -> Deployment:
+        return deployment("deepseek-v3-2", prefill_nodes=2, decode_nodes=4, num_groups=num_groups)
+
+    def served(self, num_groups: int, agents_per_s: float) -> Service:
+        run = serve(
+            SYSTEMS["dualpath"],
+            self._site(num_groups),
+            agent_set(self.workload),
+            agents_per_s=agents_per_s,
+            seed=self.seed,
+            warm_s=self.warm_s,
+            run_s=self.run_s,
+        )
+        self.progress(
+            f"{self._site(num_groups).title}, {agents_per_s:.2f} agents/s: TTFT {run.ttft_s:.3f} s, "
+            f"TPOT {1e3 * run.tpot_s:.1f} ms, {run.num_turns} turns simulated"
+        )
+        return run
+
+    def most(self, num_groups: int) -> float:
+        """Agents per second within the SLO, between 0.5 and 1 for each group."""
+        return capacity(
+            SYSTEMS["dualpath"],
+            self._site(num_groups),
+            agent_set(self.workload),
+            low=0.5 * num_groups,
+            high=1.0 * num_groups,
+            steps=self.steps,
+            seed=self.seed,
+            warm_s=self.warm_s,
+            run_s=self.run_s,
+        )
+
+    def figures(self) -> Iterator[Figure]:
+        per_group = LARGE_RATE / NUM_GROUPS
+        small, large = self.served(1, SMALL_RATE), self.served(self.num_groups, per_group * self.num_groups)
+        title = self._site(self.num_groups).title
+        for name, ratio in (
+            ("TTFT", large.ttft_s / small.ttft_s),
+            ("TTST", large.ttst_s / small.ttst_s),
+            ("TPOT", large.tpot_s / small.tpot_s),
+        ):
+            yield Figure(
+                name=f"660B: mean {name}, {title} at {large.agents_per_s:.2f} over 2P4D at {SMALL_RATE} agents/s",
+                published=1.0,
+                simulated=ratio,
+                unit="x",
+                source=SOURCE,
+                within=0.15,
+                note=f"TTFT {small.ttft_s:.3f} s to {large.ttft_s:.3f} s; 'stable', no number is published",
+            )
+        rates = {number: self.most(number) for number in (1, self.num_groups)}
+        yield Figure(
+            name=f"660B: agents per second within the SLO, {title} over 2P4D",
+            published=float(NUM_GROUPS) if self.num_groups == NUM_GROUPS else None,
+            simulated=rates[self.num_groups] / rates[1],
+            unit="x",
+            source=SOURCE,
+            within=relative(NUM_GROUPS, 0.15),
+            note=f"{rates[1]:.2f} and {rates[self.num_groups]:.1f} agents/s",
+        )
+        yield Figure(
+            name=f"660B {title}: agents per second within the SLO",
+            published=LARGE_RATE if self.num_groups == NUM_GROUPS else None,
+            simulated=rates[self.num_groups],
+            unit="1/s",
+            source=SOURCE,
+            within=relative(LARGE_RATE, 0.15),
+            note="absolute rates hinge on the achieved prefill rate, as those of 2P4D do",
+        )
