@@ -49,8 +49,8 @@ compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the sam
 ranks: setup ## 1, 2, 4 and 8 ranks, 1 to 16 requests a rank, on against off; leaves build/ranks/report.json
 	@$(PY) -m benchmark.ranks $(ARGS)
 
-sim: setup ## all studies of the simulator (about ten minutes); tables here, pictures in build/sim
-	@for study in cache-compute pd-ratio tutti cost dp dualpath; do \
+sim: setup ## studies of the simulator (about twenty minutes); tables here, pictures in build/sim
+	@for study in cache-compute pd-ratio tutti cost break-even h20 dp dualpath rates; do \
 	    $(PY) -m banyan.cli sim $$study --plot build/sim $(ARGS) || exit 1; done
 
 modes: setup ## start SGLang in every mode, with tiny models: who is served, who refused; build/modes/report.json

@@ -14,6 +14,7 @@ from banyan.lab.sim.figures import Figure
 
 FULL_AGENTS = 1024
 FULL_SCALE_AGENTS = 48 * 1024
+FULL_GROUPS = 22
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale-agents", type=int, default=FULL_SCALE_AGENTS, help="scale: agents of the large cluster"
     )
+    parser.add_argument(
+        "--groups", type=int, default=FULL_GROUPS, help=f"online-scale: groups of 2P4D (the source: {FULL_GROUPS})"
+    )
     return parser
 
 
@@ -79,7 +83,16 @@ def _dualpath(args: argparse.Namespace) -> Iterable[Figure]:
     from banyan.lab.sim.dualpath import DualPathStudy
 
     study = DualPathStudy(num_agents=args.agents, scale_agents=args.scale_agents, seed=args.seed, progress=_say)
-    for part in (study.ablation, study.balance, study.speedups, study.ratios, study.lengths, study.online, study.split):
+    for part in (
+        study.ablation,
+        study.balance,
+        study.speedups,
+        study.ratios,
+        study.lengths,
+        study.pooled,
+        study.online,
+        study.split,
+    ):
         yield from part()
 
 
@@ -87,6 +100,30 @@ def _scale(args: argparse.Namespace) -> Iterable[Figure]:
     from banyan.lab.sim.dualpath import DualPathStudy
 
     return DualPathStudy(scale_agents=args.scale_agents, seed=args.seed, progress=_say).scale()
+
+
+def _rates(args: argparse.Namespace) -> Iterable[Figure]:
+    from banyan.lab.sim.rates import RateSweep
+
+    return RateSweep(seed=args.seed, progress=_say).figures()
+
+
+def _online_scale(args: argparse.Namespace) -> Iterable[Figure]:
+    from banyan.lab.sim.online_scale import OnlineScale
+
+    return OnlineScale(num_groups=args.groups, seed=args.seed, progress=_say).figures()
+
+
+def _break_even(args: argparse.Namespace) -> Iterable[Figure]:
+    from banyan.lab.sim import break_even
+
+    return break_even.figures()
+
+
+def _h20(args: argparse.Namespace) -> Iterable[Figure]:
+    from banyan.lab.sim import h20
+
+    return h20.figures(seed=args.seed, progress=_say)
 
 
 def _tutti(args: argparse.Namespace) -> Iterable[Figure]:
@@ -166,8 +203,12 @@ def _needed(folder: Path | None) -> Path:
 
 
 STUDIES: dict[str, tuple[Callable[[argparse.Namespace], Iterable[Figure]], str]] = {
-    "dualpath": (_dualpath, "ablation, speed-up, P/D ratios, online capacity (minutes)"),
+    "dualpath": (_dualpath, "ablation, speed-up, P/D ratios, turn lengths, a DRAM pool, online capacity (minutes)"),
     "scale": (_scale, "1,152 GPUs and 48K agents (up to ten minutes)"),
+    "rates": (_rates, "parts of the time to the first token, and the second and further ones, by arrival rate"),
+    "online-scale": (_online_scale, "44P88D online against 2P4D (up to an hour; less with --groups)"),
+    "break-even": (_break_even, "separated against combined workers by prompt length"),
+    "h20": (_h20, "eight H20s under coding agents, as in the Elastic P2P report"),
     "tutti": (_tutti, "crossover hit rates, bubbles, read/write interference"),
     "dp": (_dp, "data-parallel ranks with prefix sharing on and off, by policy; PD-combined and PD-separated"),
     "pressure": (_pressure, "8 nodes of 8 GPUs whose pools are too small: hits by who evicts what (minutes)"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from banyan.core import SourceKind
-from banyan.lab.replay import Skew, Trace, load, skewed_trace
+from banyan.lab.replay import Skew, Trace, TraceRequest, load, skewed_trace
 from banyan.lab.sim.compute import DecodeModel, deepseek_rates, kv_room_bytes
 from banyan.lab.sim.dp_node import DpNode
 from banyan.lab.sim.dp_rank import DpSite, Evicts, Request
@@ -43,10 +43,61 @@ class Served:
     """One run."""
 
     mean_ttft_s: float
+    p50_ttft_s: float
     p90_ttft_s: float
+    p50_tpot_s: float
     p90_tpot_s: float
     hit_share: float
     moved_share: float
+
+
+class Run:
+    """One node under one policy, and the latencies of what ended there."""
+
+    def __init__(self, here: DpSite, policy: str, *, seed: int = 0) -> None:
+        self._sim = Simulation(seed)
+        self._pool_tokens = here.pool_tokens
+        self._node = DpNode(self._sim, here, POLICIES[policy](), done=self._done)
+        self._ttft_s: list[float] = []
+        self._tpot_s: list[float] = []
+        self._then: dict[int, Callable[[], None]] = {}
+
+    def at_its_pace(self, trace: Trace) -> None:
+        """Every request at its time."""
+        for request in trace.requests[:MAX_REQUESTS]:
+            self._sim.at(request.at_s, self.submit, trace, request)
+
+    def submit(self, trace: Trace, request: TraceRequest, then: Callable[[], None] = lambda: None) -> None:
+        """Now; ``then`` runs when it has ended, or at once when no pool can hold it, which leaves it out."""
+        if request.num_input_tokens >= self._pool_tokens:
+            then()
+            return
+        pages = [f"{request.scope}/{block}" for block in request.block_ids()]
+        pages = pages[: request.num_input_tokens // trace.block_tokens]
+        number = self._node.submit(request.session, pages, request.num_input_tokens, request.num_output_tokens)
+        self._then[number] = then
+
+    def _done(self, request: Request, now_s: float) -> None:
+        self._ttft_s.append(request.prefilled_s - request.arrived_s)
+        if request.output_tokens > 1:
+            self._tpot_s.append((now_s - request.prefilled_s) / (request.output_tokens - 1))
+        self._sim.after(0.0, self._then.pop(request.number))
+
+    def served(self) -> Served:
+        """Play until nothing is left."""
+        self._sim.run()
+        self._node.audit()
+        node, ttft_s, tpot_s = self._node, sorted(self._ttft_s), sorted(self._tpot_s) or [0.0]
+        moved = node.tokens_from[SourceKind.PEER] + node.tokens_from[SourceKind.HOST]
+        return Served(
+            mean_ttft_s=sum(ttft_s) / len(ttft_s),
+            p50_ttft_s=ttft_s[len(ttft_s) // 2],
+            p90_ttft_s=ttft_s[len(ttft_s) * 9 // 10],
+            p50_tpot_s=tpot_s[len(tpot_s) // 2],
+            p90_tpot_s=tpot_s[len(tpot_s) * 9 // 10],
+            hit_share=sum(node.tokens_from.values()) / node.prompt_tokens,
+            moved_share=moved / node.prompt_tokens,
+        )
 
 
 def site(*, block_tokens: int, shares: bool, num_decode_only: int = 0, arena: bool = False) -> DpSite:
@@ -69,35 +120,9 @@ def site(*, block_tokens: int, shares: bool, num_decode_only: int = 0, arena: bo
 
 def serve(trace: Trace, here: DpSite, policy: str, *, seed: int = 0) -> Served:
     """Play the trace at its own pace."""
-    sim = Simulation(seed)
-    ttft_s: list[float] = []
-    tpot_s: list[float] = []
-
-    def done(request: Request, now_s: float) -> None:
-        ttft_s.append(request.prefilled_s - request.arrived_s)
-        if request.output_tokens > 1:
-            tpot_s.append((now_s - request.prefilled_s) / (request.output_tokens - 1))
-
-    node = DpNode(sim, here, POLICIES[policy](), done=done)
-    for request in trace.requests[:MAX_REQUESTS]:
-        pages = [f"{request.scope}/{block}" for block in request.block_ids()]
-        pages = pages[: request.num_input_tokens // trace.block_tokens]
-        if request.num_input_tokens < here.pool_tokens:
-            sim.at(
-                request.at_s, node.submit, request.session, pages, request.num_input_tokens, request.num_output_tokens
-            )
-    sim.run()
-    node.audit()
-    ttft_s.sort()
-    tpot_s.sort()
-    moved = node.tokens_from[SourceKind.PEER] + node.tokens_from[SourceKind.HOST]
-    return Served(
-        sum(ttft_s) / len(ttft_s),
-        ttft_s[len(ttft_s) * 9 // 10],
-        tpot_s[len(tpot_s) * 9 // 10] if tpot_s else 0.0,
-        sum(node.tokens_from.values()) / node.prompt_tokens,
-        moved / node.prompt_tokens,
-    )
+    run = Run(here, policy, seed=seed)
+    run.at_its_pace(trace)
+    return run.served()
 
 
 def figures(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from banyan.core import Run, SourceKind
 from banyan.lab.sim.caches import Arena, Page
 from banyan.lab.sim.decode import DecodeGroup, DecodeRank
-from banyan.lab.sim.dp_rank import DpSite, Evicts, Rank, Request
+from banyan.lab.sim.dp_rank import CHUNK_TOKENS, DpSite, Evicts, Rank, Request
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.hardware import node as node_spec
 from banyan.lab.sim.nodes import Join, Node
@@ -62,8 +62,8 @@ class DpNode:
 
     # ---- route -------------------------------------------------------------------------------------------------
 
-    def submit(self, session: str, pages: Sequence[Page], prompt_tokens: int, output_tokens: int) -> None:
-        """A request arrives now."""
+    def submit(self, session: str, pages: Sequence[Page], prompt_tokens: int, output_tokens: int) -> int:
+        """A request arrives now; its number, which no other has."""
         request = Request(self._num_requests, session, pages, prompt_tokens, output_tokens, self._sim.now_s)
         self._num_requests += 1
         own = {rank.number: rank.pool.prefix(pages) * self._site.page_tokens for rank in self._ranks}
@@ -85,6 +85,7 @@ class DpNode:
         rank.num_requests += 1
         rank.queue.append(request)
         self._prefill_next(rank)
+        return request.number
 
     def _report(self, rank: Rank) -> None:
         """What the rank says of itself whenever something begins or ends there; all that was sent to it is in it."""
@@ -181,11 +182,15 @@ class DpNode:
         return runs, links
 
     def _interfere(self, rank: Rank, work_s: float, new_tokens: int) -> float:
-        """Chunks and decode steps alternate on a rank that does both: each waits for the other."""
+        """On a rank that does both, chunks and decode steps wait for each other, or share a forward."""
         if self._site.num_decode_only:
             return work_s
         group = self._decode[rank.number]
-        num_chunks = -(-new_tokens // self._site.chunk_tokens)
+        num_chunks = -(-new_tokens // CHUNK_TOKENS)
+        if self._site.mixes:
+            forward_s = max(work_s / num_chunks, group.own_step_s if group.num_running else 0.0)
+            group.set_pause(max(0.0, forward_s - group.own_step_s))
+            return num_chunks * forward_s
         if group.num_running:
             work_s += num_chunks * group.own_step_s
         group.set_pause(work_s / num_chunks)

@@ -39,6 +39,7 @@ class DpSite:
     Attributes:
         num_decode_only: 0: every rank does both.
         evicts: by age, with displaced pages that cost nothing, as ranks that know nothing of each other; or as shipped.
+        mixes: a chunk of a prefill and a decode step are one forward, as in vLLM; else they alternate, as SGLang's do.
         copy_bytes_per_s: at which a rank's KV leaves for others, and at which the arena is read.
     """
 
@@ -51,7 +52,7 @@ class DpSite:
     prefill: PrefillModel
     decode: DecodeModel
     evicts: Evicts = Evicts.BY_LOSS
-    chunk_tokens: int = CHUNK_TOKENS
+    mixes: bool = False
     copy_bytes_per_s: float = COPY_BYTES_PER_S
 
     @property

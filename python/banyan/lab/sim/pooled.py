@@ -2,7 +2,8 @@
 """DualPath's third baseline, SGL(MC): SGLang with Mooncake's DRAM pool over 3FS. The review has no figure of it.
 
 Assumed: Basic's prefill, placement and hand-over, and in front of storage one pool of 1.5 TB a node, which is what the
-source says that Mooncake requires. Its other baselines keep next to nothing in DRAM: in rollouts the training has it.
+source says that Mooncake requires. The simulated agents do not pause between turns, so that a pool has a context
+still when the next turn asks for it, even a small one: what it finds is the most that a pool can find.
 """
 
 from __future__ import annotations
