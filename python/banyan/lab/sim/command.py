@@ -105,7 +105,12 @@ def _scale(args: argparse.Namespace) -> Iterable[Figure]:
 def _rates(args: argparse.Namespace) -> Iterable[Figure]:
     from banyan.lab.sim.rates import RateSweep
 
-    return RateSweep(seed=args.seed, progress=_say).figures()
+    sweep = RateSweep(seed=args.seed, progress=_say)
+    yield from sweep.figures()
+    if args.plot:
+        from banyan.lab.sim.plots import draw_parts
+
+        _say(f"wrote {draw_parts(sweep.by_system(), args.plot)}")
 
 
 def _online_scale(args: argparse.Namespace) -> Iterable[Figure]:

@@ -4,24 +4,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from banyan.lab.sim.figures import Figure
+from banyan.lab.sim.latencies import Part
+from banyan.lab.sim.online import TTFT_SLO_S, Service
 
+MAX_ROWS = 42
+"""Of one picture."""
 PUBLISHED_COLOUR, SIMULATED_COLOUR = "#9aa5b1", "#1f6f8b"
 
 
 def draw(study: str, figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """One picture for each unit: simulated bars, published ones beside them where there are."""
+    """A picture for each unit, or several: simulated bars, published ones beside them where there are."""
     pyplot = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     by_unit: dict[str, list[Figure]] = defaultdict(list)
     for figure in figures:
         by_unit[figure.unit].append(figure)
     paths = []
-    for number, (unit, rows) in enumerate(by_unit.items()):
+    pages = [
+        (unit, rows[start : start + MAX_ROWS])
+        for unit, rows in by_unit.items()
+        for start in range(0, len(rows), MAX_ROWS)
+    ]
+    for number, (unit, rows) in enumerate(pages):
         canvas, axes = pyplot.subplots(figsize=(9, 0.8 + 0.5 * len(rows)), layout="constrained")
         places = range(len(rows), 0, -1)
         axes.barh(
@@ -55,6 +64,30 @@ def draw_sweep(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
         axes.tick_params(axis="x", rotation=90, labelsize=7)
     grid[0][0].set_ylabel("job time, s (simulated)")
     path = folder / "sweep.svg"
+    canvas.savefig(path, metadata={"Date": None})
+    pyplot.close(canvas)
+    return path
+
+
+def draw_parts(runs: Mapping[str, Sequence[Service]], folder: Path) -> Path:
+    """Time to the first token by arrival rate, stacked by its parts, one panel for each system."""
+    pyplot = _pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    canvas, grid = pyplot.subplots(1, len(runs), figsize=(5 * len(runs), 3.6), layout="constrained", squeeze=False)
+    for axes, (title, services) in zip(grid[0], runs.items(), strict=True):
+        names = [f"{service.agents_per_s:g}" for service in services]
+        below = [0.0] * len(services)
+        for part in Part:
+            values = [service.parts_s[part] for service in services]
+            axes.bar(names, values, bottom=below, label=part.value)
+            below = [low + value for low, value in zip(below, values, strict=True)]
+        axes.axhline(TTFT_SLO_S, color="black", linewidth=0.8)
+        axes.set_title(title, fontsize=8)
+        axes.set_xlabel("agents/s")
+        axes.set_ylim(0, 2 * TTFT_SLO_S)
+    grid[0][0].set_ylabel("mean time to the first token, s (simulated)")
+    grid[0][0].legend(fontsize=7)
+    path = folder / "rates-parts.svg"
     canvas.savefig(path, metadata={"Date": None})
     pyplot.close(canvas)
     return path

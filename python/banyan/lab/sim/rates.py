@@ -56,6 +56,10 @@ class RateSweep:
                 yield from _rows(SYSTEMS[system].title, self.served(system, rate), self._where)
         yield from self._comparisons()
 
+    def by_system(self) -> dict[str, list[Service]]:
+        """The runs of all rates, by the title of the system."""
+        return {SYSTEMS[name].title: [self.served(name, rate) for rate in self.rates] for name in COMPARED}
+
     @property
     def _where(self) -> str:
         return f"{DUALPATH}, online serving: latencies by arrival rate; plotted there, no figure in the review"

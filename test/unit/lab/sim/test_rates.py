@@ -36,3 +36,11 @@ def test_sweep_when_a_run_is_asked_for_twice_then_it_is_made_once():
     lines = []
     sweep = RateSweep(rates=(0.2,), progress=lines.append, **SMALL)
     assert sweep.served("basic", 0.2) is sweep.served("basic", 0.2) and len(lines) == 1
+
+
+def test_picture_when_drawn_then_every_part_is_in_it(tmp_path):
+    pytest.importorskip("matplotlib")
+    from banyan.lab.sim.plots import draw_parts
+
+    path = draw_parts(RateSweep(rates=(0.2,), **SMALL).by_system(), tmp_path)
+    assert path.read_text().count("<g id=") > 2 * len(Part)
