@@ -187,12 +187,12 @@ class DpNode:
             return work_s
         group = self._decode[rank.number]
         num_chunks = -(-new_tokens // CHUNK_TOKENS)
+        own_s = group.own_step_s if group.num_running else 0.0
         if self._site.mixes:
-            forward_s = max(work_s / num_chunks, group.own_step_s if group.num_running else 0.0)
+            forward_s = max(work_s / num_chunks, own_s)
             group.set_pause(max(0.0, forward_s - group.own_step_s))
             return num_chunks * forward_s
-        if group.num_running:
-            work_s += num_chunks * group.own_step_s
+        work_s += num_chunks * own_s
         group.set_pause(work_s / num_chunks)
         return work_s
 

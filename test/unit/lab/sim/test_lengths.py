@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from banyan.lab.sim import lengths, pooled
+from banyan.lab.sim import lengths
 from banyan.lab.sim.offline import run_offline
 from banyan.lab.sim.systems import SYSTEMS, deployment
 from banyan.lab.sim.workload import agent_set
@@ -30,9 +30,9 @@ def test_lengthened_set_when_drawn_then_its_answers_are_as_long_as_asked():
     assert sum(means) / len(means) == pytest.approx(2 * BASE.mean_output_tokens, rel=0.1)
 
 
-def fake_outcome(job_s, share=0.0):
+def fake_outcome(job_s):
     real = run_offline(SYSTEMS["dualpath"], SITE, agent_set("agents-32k"), num_agents=1)
-    return replace(real, job_s=job_s, pooled_share=share)
+    return replace(real, job_s=job_s)
 
 
 def test_lengths_when_listed_then_the_published_range_is_of_the_short_ones_only():
@@ -51,18 +51,3 @@ def test_lengths_when_listed_then_the_published_range_is_of_the_short_ones_only(
     assert short[1].simulated == pytest.approx(1 + 2 * BASE.mean_output_tokens / 100)
     longest = rows["660B 2P4D 64K, answer x8: speed-up of DualPath over Basic"]
     assert longest.published == 1.0 and longest.lands is False
-
-
-def test_pooled_when_listed_then_ratios_of_job_times():
-    times = {"Basic": 200.0, "+ scheduling (DualPath)": 100.0, "SGL(MC)": 150.0}
-    rows = list(pooled.figures(lambda system: fake_outcome(times.get(system.title, 90.0), 0.5)))
-    assert [row.simulated for row in rows] == pytest.approx([0.75, 1.5, 0.45, 0.9, 0.9])
-    assert rows[-1].lands and all("50.0 %" in row.note for row in rows)
-
-
-def test_pooled_when_played_then_a_pool_is_worth_something_to_basic_and_little_to_dualpath():
-    def offline(system):
-        return run_offline(system, SITE, agent_set("agents-32k"), num_agents=120)
-
-    rows = list(pooled.figures(offline))
-    assert rows[0].simulated < 0.95 and rows[-1].simulated <= 1.001
