@@ -88,7 +88,8 @@ def test_turn_when_not_layerwise_then_loading_does_not_hide_behind_compute():
 
 
 def test_systems_when_storage_is_the_bottleneck_then_in_the_published_order():
-    jobs = {name: run_offline(SYSTEMS[name], site(), WORKLOAD, num_agents=250).job_s for name in SYSTEMS}
+    names = [name for name, system in SYSTEMS.items() if not system.pool_bytes]
+    jobs = {name: run_offline(SYSTEMS[name], site(), WORKLOAD, num_agents=250).job_s for name in names}
     assert jobs["oracle"] < jobs["dualpath"] < jobs["dualpath-unscheduled"] < jobs["layerwise"]
     assert jobs["layerwise"] <= jobs["basic"] * 1.005
     assert jobs["split"] <= jobs["dualpath"] * 1.02
