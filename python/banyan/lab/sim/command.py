@@ -211,7 +211,7 @@ STUDIES: dict[str, tuple[Callable[[argparse.Namespace], Iterable[Figure]], str]]
     "dualpath": (_dualpath, "ablation, speed-up, P/D ratios, turn lengths, a DRAM pool, online capacity (minutes)"),
     "scale": (_scale, "1,152 GPUs and 48K agents (up to ten minutes)"),
     "rates": (_rates, "parts of the time to the first token, and the second and further ones, by arrival rate"),
-    "online-scale": (_online_scale, "44P88D online against 2P4D (up to an hour; less with --groups)"),
+    "online-scale": (_online_scale, "44P88D online against 2P4D (a quarter of an hour; less with --groups)"),
     "break-even": (_break_even, "separated against combined workers by prompt length"),
     "h20": (_h20, "eight H20s under coding agents, as in the Elastic P2P report"),
     "tutti": (_tutti, "crossover hit rates, bubbles, read/write interference"),
