@@ -127,7 +127,7 @@ class PrefixCache:
         seen = self._seen.get(request.rid)
         if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
             match = self._supply.lookup(keys, self._slots_for(request.max_rank))
-            arriving = self._start_reads(request, keys[match.num_pages :])
+            arriving = self._start_reads(request, keys[match.num_pages :], keys[: match.num_pages])
             offer = self._restorable(self._offer(match, arriving), keys)
             seen = _Seen(version, keys[0], len(keys), match, offer)
             self._remember(request.rid, seen)
@@ -146,14 +146,14 @@ class PrefixCache:
         first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
         return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
-    def _start_reads(self, request: RequestFacts, keys: Sequence[str]) -> Sequence[Run]:
+    def _start_reads(self, request: RequestFacts, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
         """Read what only the store has, unless that began when the request came; what is on its way. Of a model with
         windows only what began then: it needs to be known which window pages go with it."""
         prefetch = self._supply.prefetch
         if prefetch is None or not keys:
             return ()
         if self._windows is None and not self._is_sent_for(request.rid):
-            prefetch.start_reads(keys, partial(self._planner.num_to_read, request))
+            prefetch.start_reads(keys, partial(self._planner.num_to_read, request), behind=behind)
         return self._supply.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:

@@ -38,7 +38,7 @@ class DualPath:
             return
         self.store.arrive(keys, num_held, partial(_up_to, start, len(keys), worth))
         is_whole = num_held + self.prefetch.num_arriving(keys[num_held:start]) == start
-        if not is_whole or not self.nodes.send(rid, node, rest, num_stored - start, worth):
+        if not is_whole or not self.nodes.send(rid, node, rest, num_stored - start, worth, keys[:start]):
             self.store.look_again(keys, num_held, worth)
 
 

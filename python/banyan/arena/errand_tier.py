@@ -62,12 +62,13 @@ class ErrandTier:
             if begun.seen_version == self._prefetch.version:
                 continue
             num_here = self._peers.lookup(begun.errand.keys, self._arena_slots).num_pages
-            if not self._goes_on(begun, begun.errand.keys[num_here:]):
+            if not self._goes_on(begun, num_here):
                 self._begun.remove(begun)
                 self._errands.over(begun.errand, num_here)
 
-    def _goes_on(self, begun: _Begun, rest: Sequence[str]) -> bool:
-        """Whether more pages are coming, the first of ``rest`` next; reads them if they are not on their way."""
+    def _goes_on(self, begun: _Begun, num_here: int) -> bool:
+        """Whether more pages are coming behind those that are here; reads them if they are not on their way."""
+        here, rest = begun.errand.keys[:num_here], begun.errand.keys[num_here:]
         if not rest:
             return False
         begun.seen_version = self._prefetch.version
@@ -75,7 +76,7 @@ class ErrandTier:
             return True
         begun.seen_version = None
         if begun.num_reads < MOST_READS:
-            self._prefetch.start_reads(rest, _all_that_was_found)
+            self._prefetch.start_reads(rest, _all_that_was_found, behind=here)
             if self._prefetch.num_arriving(rest):
                 begun.num_reads += 1
                 return True

@@ -61,17 +61,19 @@ class NodeTier(RemoteTier[FoundThere]):
         self._nodes = nodes
         self._sent_for: set[str] = set()
 
-    def _pull(self, keys: Sequence[str], worth: Worth, found: FoundThere) -> None:
-        self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin)
+    def _pull(self, keys: Sequence[str], worth: Worth, found: FoundThere, behind: Sequence[str]) -> None:
+        self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin, behind)
 
-    def send(self, rid: str, node: str, keys: Sequence[str], num_pages: int, worth: Worth) -> bool:
-        """Have ``node`` bring the first ``num_pages`` of ``keys``, which go to the prompt's end; whether it was asked
-        to. What it has brought is pulled; what it has not is read here."""
+    def send(
+        self, rid: str, node: str, keys: Sequence[str], num_pages: int, worth: Worth, behind: Sequence[str]
+    ) -> bool:
+        """Have ``node`` bring the first ``num_pages`` of ``keys``, which go to the prompt's end, ``behind`` what comes
+        before; whether it was asked to. What it has brought is pulled; what it has not is read here."""
         number = self._nodes.send(node, keys[:num_pages])
         if number is None:
             return False
         self._counters.errands_sent += 1
-        self._questions[number] = _Errand(rid, keys, worth, num_pages)
+        self._questions[number] = _Errand(rid, keys, worth, behind, num_pages)
         self._await(rid, ERRAND_PATIENCE_S)
         self._sent_for.add(rid)
         return True
@@ -89,10 +91,10 @@ class NodeTier(RemoteTier[FoundThere]):
             super()._end(question, found)
             return
         if found is not None:
-            self._pull(question.keys, question.worth, found)
+            self._pull(question.keys, question.worth, found, question.behind)
         num_brought = 0 if found is None else found.num_pages
         self._counters.errands_failed += num_brought < question.num_pages
-        self._prefetch.start_reads(question.keys, question.worth)
+        self._prefetch.start_reads(question.keys, question.worth, behind=question.behind)
 
     def forget(self) -> None:
         super().forget()

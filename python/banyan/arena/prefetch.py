@@ -8,6 +8,8 @@ Invariants
      read have ended. A page that failed is not published, and the request that used it is told.
   3. No more than ``max_pages`` are on their way; what comes on top is not read. Nothing waits.
   4. A late read counts as failed at once, but its frames stay ``filling`` until it has ended.
+  5. No read takes a frame from the pages of its own prompt that come before: behind a hole they would serve nobody. Of
+     a prompt that is longer than the arena the last pages are computed.
 
 A reading: under way -> read, while copies are attached to it -> landed: its good pages resident, the other frames free
 again. One thread calls; the store and the other nodes' pages come on their own.
@@ -115,30 +117,48 @@ class Prefetch:
         self.version = 0
         """Changes whenever ``arriving`` could answer differently."""
 
-    def start_reads(self, keys: Sequence[str], worth: Worth, found: StoreFound | None = None) -> None:
+    def start_reads(
+        self, keys: Sequence[str], worth: Worth, found: StoreFound | None = None, behind: Sequence[str] = ()
+    ) -> None:
         """Start to read the leading pages of ``keys`` that the store holds and that are not on their way.
 
         ``keys`` go to the end of a prompt; ``worth`` says how many of the pages that were found are to be read.
-        ``found``: what the store holds of ``keys``, where that was looked up before.
+        ``found``: what the store holds of ``keys``, where that was looked up before. ``behind``: the pages of the
+        prompt before them, which stay where they are.
         """
         num_arriving = self.num_arriving(keys)
         keys = keys[num_arriving:]
         if not keys or self._store is None:
             return
         found = self._store.lookup(list(keys)) if found is None else found.after(num_arriving)
-        self._start(keys, worth, found, self._read_store, SourceKind.STORE, "")
+        self._start(keys, worth, found, self._read_store, SourceKind.STORE, "", behind)
 
-    def start_pull(self, keys: Sequence[str], worth: Worth, found: StoreFound, pull: Start, origin: str) -> None:
+    def start_pull(
+        self,
+        keys: Sequence[str],
+        worth: Worth,
+        found: StoreFound,
+        pull: Start,
+        origin: str,
+        behind: Sequence[str] = (),
+    ) -> None:
         """As ``start_reads``, for what was ``found`` of ``keys`` at the node ``origin``; ``pull`` brings it."""
         num_arriving = self.num_arriving(keys)
-        self._start(keys[num_arriving:], worth, found.after(num_arriving), pull, SourceKind.REMOTE, origin)
+        self._start(keys[num_arriving:], worth, found.after(num_arriving), pull, SourceKind.REMOTE, origin, behind)
 
     def _read_store(self, found: StoreFound, num_pages: int, memory: object, offsets: Frames) -> StoreRead:
         assert self._store is not None
         return self._store.read(found, num_pages, memory, offsets, layers_per_step=self._layers_per_read)
 
     def _start(
-        self, keys: Sequence[str], worth: Worth, found: StoreFound, start: Start, kind: SourceKind, origin: str
+        self,
+        keys: Sequence[str],
+        worth: Worth,
+        found: StoreFound,
+        start: Start,
+        kind: SourceKind,
+        origin: str,
+        behind: Sequence[str],
     ) -> None:
         # A page that failed is read again only when its first read is over.
         num_idle = sum(1 for _ in takewhile(lambda key: key not in self._place_of, keys))
@@ -147,7 +167,7 @@ class Prefetch:
         if not num_wanted:
             return
         room = min(num_wanted, self._max_pages - len(self._place_of))
-        frames = self._residency.claim(max(0, room))
+        frames = self._residency.claim(max(0, room), sparing=behind)
         self._counters.add(f"{_WORDS[kind]}s_dropped_pages", num_wanted - len(frames))
         if not frames:
             return

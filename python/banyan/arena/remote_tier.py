@@ -40,11 +40,12 @@ class Asked(Protocol[Found]):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked for a request: ``keys`` go to the end of its prompt."""
+    """What was asked for a request: ``keys`` go to the end of its prompt, ``behind`` are the pages before them."""
 
     rid: str
     keys: Sequence[str]
     worth: Worth
+    behind: Sequence[str]
 
 
 class RemoteTier(Generic[Found]):
@@ -54,7 +55,7 @@ class RemoteTier(Generic[Found]):
         self,
         asked: Asked[Found],
         *,
-        bring: Callable[[Sequence[str], Worth, Found], None],
+        bring: Callable[[Sequence[str], Worth, Found, Sequence[str]], None],
         prefetch: Prefetch,
         counters: Counters,
         clock: Callable[[], float],
@@ -67,13 +68,15 @@ class RemoteTier(Generic[Found]):
         self._questions: dict[int, Question] = {}
         self._awaited: dict[str, float] = {}  # until when
 
-    def arrive(self, rid: str, keys: Sequence[str], worth: Worth) -> None:
-        """A request has come of whose prompt this node, as far as it knows, lacks ``keys``: they go to its end."""
-        keys = keys[self._prefetch.num_arriving(keys) :]
+    def arrive(self, rid: str, keys: Sequence[str], worth: Worth, behind: Sequence[str] = ()) -> None:
+        """A request has come of whose prompt this node, as far as it knows, lacks ``keys``: they go to its end,
+        ``behind`` the pages before them."""
+        num_arriving = self._prefetch.num_arriving(keys)
+        keys, behind = keys[num_arriving:], [*behind, *keys[:num_arriving]]
         number = self._asked.ask(keys) if keys else None
         if number is not None:
             self._counters.questions += 1
-            self._questions[number] = Question(rid, keys, worth)
+            self._questions[number] = Question(rid, keys, worth, behind)
             self._await(rid, PATIENCE_S)
 
     def _await(self, rid: str, patience_s: float) -> None:
@@ -101,7 +104,7 @@ class RemoteTier(Generic[Found]):
     def _end(self, question: Question, found: Found | None) -> None:
         if found is not None:
             self._counters.question_hits += 1
-            self._bring(question.keys, question.worth, found)
+            self._bring(question.keys, question.worth, found, question.behind)
 
     def forget(self) -> None:
         """What is answered from now on was asked before."""

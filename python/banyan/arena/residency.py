@@ -95,12 +95,16 @@ class Residency:
         """Where the page of ``key`` is resident."""
         return self._frame_of.get(key)
 
-    def claim(self, num_frames: int) -> list[int]:
-        """Frames to fill, evicting what goes first; fewer than asked for when the rest is held or being read."""
+    def claim(self, num_frames: int, sparing: Sequence[str] = ()) -> list[int]:
+        """Frames to fill, evicting what goes first but the pages of ``sparing``; fewer than asked for when the rest is
+        held or being read."""
         self._free += frame_ids(self._shelf.drain())
         missing = num_frames - len(self._free)
         if missing > 0:
+            spared = [self._frame_of[key] for key in sparing if key in self._frame_of]
+            self.hold(spared)
             self._evict(missing)
+            self.unhold(spared)
         claimed = [self._free.pop() for _ in range(min(num_frames, len(self._free)))]
         self._filling.update(claimed)
         for watch in self._watches:

@@ -61,7 +61,7 @@ class StoreTier:
         self._lineage.learn(keys)
         found = self._store.lookup(list(keys))
         self._sight(keys, found.num_pages)
-        self._prefetch.start_reads(keys[num_held:], worth, found.after(num_held))
+        self._prefetch.start_reads(keys[num_held:], worth, found.after(num_held), behind=keys[:num_held])
         return max(num_held, found.num_pages)
 
     def num_stored(self, keys: Sequence[str]) -> int:
@@ -70,7 +70,7 @@ class StoreTier:
 
     def look_again(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
         """Read what only the store has of a prompt that came before others had announced it."""
-        self._prefetch.start_reads(keys[num_held:], worth)
+        self._prefetch.start_reads(keys[num_held:], worth, behind=keys[:num_held])
 
     def offer_again(self, keys: Sequence[str]) -> Sequence[str]:
         """A chain that was orphaned; what of it still is."""

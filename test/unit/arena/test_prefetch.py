@@ -28,7 +28,7 @@ def whole(num_missing: int, num_stored: int, kind: SourceKind) -> int:
     return num_stored
 
 
-def make_prefetch(host: Host, store: Store | None) -> Prefetch:
+def make_prefetch(host: Host, store: Store | None, max_pages: int = 1000) -> Prefetch:
     return Prefetch(
         store=store,
         residency=host.residency,
@@ -36,7 +36,7 @@ def make_prefetch(host: Host, store: Store | None) -> Prefetch:
         arena_slots=ARENAS,
         memory=host.memory,
         frame_bytes=BLOCK.frame_bytes,
-        max_pages=1000,
+        max_pages=max_pages,
         layers_per_read=1,
         counters=host.counters,
     )
@@ -54,8 +54,10 @@ class StoreHost(Host):
         admission: Admission = Admission.FIRST_SIGHT,
         stall_s: float = 10.0,
         read_bytes_per_s: int | None = None,
+        num_frames: int = 8,
+        max_pages: int = 1000,
     ) -> None:
-        super().__init__(roster, slot, page_bytes=LAYER_BYTES // 2, block=BLOCK)
+        super().__init__(roster, slot, num_frames=num_frames, page_bytes=LAYER_BYTES // 2, block=BLOCK)
         self.store = Store.open(
             [str(folder)],
             NAMESPACE,
@@ -66,7 +68,7 @@ class StoreHost(Host):
             stall_s=stall_s,
             read_bytes_per_s=read_bytes_per_s,
         )
-        self.prefetch = make_prefetch(self, self.store)
+        self.prefetch = make_prefetch(self, self.store, max_pages)
         self.tier = StoreTier(
             store=self.store,
             residency=self.residency,

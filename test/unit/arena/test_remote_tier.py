@@ -31,7 +31,7 @@ class FakePrefetch:
     def num_arriving(self, keys):
         return min(self.num_coming, len(keys))
 
-    def bring(self, keys, worth, found):
+    def bring(self, keys, worth, found, behind):
         self.pulls.append((list(keys), found))
 
 

@@ -206,7 +206,7 @@ class HostTier:
             num_held = self.store.arrive(keys, num_held, worth)
             self._tell_reading()
         for asked in self._asked:
-            asked.arrive(rid, keys[num_held:], worth)
+            asked.arrive(rid, keys[num_held:], worth, keys[:num_held])
 
     def num_on_node(self, keys: Sequence[str]) -> int:
         """How many leading pages this node holds, in pools and in the arena."""
