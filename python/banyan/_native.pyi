@@ -643,57 +643,38 @@ def store_survey(paths: list[str]) -> dict[str, Any]:
     """What is in the store, from its manifests alone; safe while it is in use."""
 
 class FlagRing:
-    """I/O that a GPU asks for: words in `memory`, and a thread that answers them. Any thread.
+    """Words in `memory` that tell streams of a GPU how far reads of the store have come, and a thread that writes them.
+    Any thread.
 
-    A stream writes the doorbell of a batch when it reaches a layer, the thread brings that layer into memory and writes
-    the answer, a stream waits for that. Every batch is answered to its last layer, whatever becomes of it.
-    Dropping the ring fails what is left and joins.
+    Every batch is answered to its last layer, whatever becomes of it. Dropping the ring fails what is left and joins.
     """
 
     SLOT_BYTES: int
     def __init__(self, memory: SharedBytes, num_slots: int, first: int = 0) -> None:
         """`memory` holds `num_slots * SLOT_BYTES` bytes and nothing else. `first` is where the words start to count."""
 
-    def read(
-        self, fds: list[int], layers: list[list[tuple[int, int, int, int]]], target: SharedBytes
-    ) -> RingBatch | None:
-        """Prepare reads: for each layer `(file, file_offset, num_bytes, target_offset)`, `file` an index into `fds`.
-
-        They are submitted when their layer is asked for. The descriptors may be closed afterwards. None when every slot
-        is taken. ValueError for a piece outside the target.
-        """
-
     def follow(self, reads: list[Read]) -> RingBatch | None:
-        """Answer for reads of the store that are under way: a layer once all of them have it. No doorbell is needed.
+        """Answer for reads that are under way: a layer once all of them have it.
 
         A page that failed its checksum is told by its read. None when every slot is taken. ValueError for no reads, or
         for reads of different numbers of layers.
         """
 
     def give_back(self, batch: RingBatch) -> bool:
-        """The device is past the batch's words: its slot may be used again. False while it has not ended."""
+        """The device is past the batch's word: its slot may be used again. False while it has not ended."""
 
 class RingBatch:
     """A batch in its slot of a `FlagRing`. Any thread."""
 
     @property
-    def doorbell_offset(self) -> int:
-        """Of the word that a stream writes, in the ring's memory."""
-
-    @property
     def answer_offset(self) -> int:
-        """Of the word that a stream waits for."""
+        """Of the word that a stream waits for, in the ring's memory."""
 
-    @property
-    def num_layers(self) -> int: ...
     def value(self, layer: int) -> int:
-        """What both words hold for this layer: at least it, counted round 32 bits."""
+        """What the word holds for this layer: at least it, counted round 32 bits."""
 
     @property
     def has_ended(self) -> bool: ...
     @property
     def has_failed(self) -> bool:
         """True before the first answer that is not good."""
-
-    def cancel(self) -> None:
-        """Answer what is left as failed."""

@@ -17,6 +17,7 @@ again. One thread calls; the store and the other nodes' pages come on their own.
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from banyan.arena.residency import Residency
 from banyan.core import Run, SourceKind
 from banyan.ports import Frames, PageStore, Peers, StoreFound, StoreRead
 from banyan.telemetry import Counters
+
+logger = logging.getLogger("banyan")
 
 Start = Callable[[StoreFound, int, object, Frames], StoreRead]
 """Starts to read the first so many pages of what was found into a memory, each at its byte offset."""
@@ -73,10 +76,6 @@ class Arrival:
         return Run(self._reading.kind, len(self.positions), self._reading.origin)
 
 
-LEAST_READ_BYTES = 1 << 30
-"""On their way up at once, where the link to the pool is not known to move more."""
-
-
 class Prefetch:
     """Reads pages of one rank's requests.
 
@@ -112,6 +111,7 @@ class Prefetch:
         self._counters = counters
         self._clock = clock
         self._rate = ReadRate()
+        self._has_told = False
         self._readings: list[_Reading] = []
         self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
@@ -169,6 +169,7 @@ class Prefetch:
         room = min(num_wanted, self._max_pages - len(self._place_of))
         frames = self._residency.claim(max(0, room), sparing=behind)
         self._counters.add(f"{_WORDS[kind]}s_dropped_pages", num_wanted - len(frames))
+        self._tell_if_too_long(num_wanted)
         if not frames:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
@@ -179,6 +180,17 @@ class Prefetch:
         self._place_of.update((key, (reading, position)) for position, key in enumerate(reading.keys))
         self._counters.add(f"{_WORDS[kind]}s", 1)
         self.version += 1
+
+    def _tell_if_too_long(self, num_wanted: int) -> None:
+        """Once: what is counted may as well be others' reads that were first."""
+        if num_wanted > self._max_pages and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "banyan: %d pages of a prompt could be read and the arena (--banyan-host-gb) lends %d at once: "
+                "unless such a request waits, the rest is computed",
+                num_wanted,
+                self._max_pages,
+            )
 
     @property
     def num_reading(self) -> int:

@@ -245,6 +245,14 @@ RULES = (
         held="5m",
     ),
     Rule(
+        "BanyanReadsDropped",
+        WARNING,
+        Share("reads_dropped_pages", ("read_pages",), 0.25, least=1000),
+        "pages of the store are computed: the arena has no frames to read them into",
+        "Give the arena more memory (--banyan-host-gb): a prompt is read whole where half of a rank's part holds it.",
+        held="5m",
+    ),
+    Rule(
         "BanyanHotRank",
         WARNING,
         Share("placed_hot_avoided", PLACED, 0.5, least=100),

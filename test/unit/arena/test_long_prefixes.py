@@ -45,12 +45,17 @@ def small(tmp_path: Path) -> Iterator[StoreHost]:
 
 
 def test_prefix_when_longer_than_what_is_read_at_once_then_its_beginning_comes_and_the_rest_is_computed(
-    limited: StoreHost,
+    limited: StoreHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = [limited.rank.pages(frame) for frame in (3, 4)]
     assert limited.fetch(PROMPT, frames(9, 10, 11, 12, 13, 14)) == (Run(SourceKind.STORE, 2),)
     assert [limited.rank.pages(frame) for frame in (9, 10)] == before
     assert limited.counters.reads_dropped_pages == 4
+    limited.until(lambda: limited.residency.num_resident == 2)
+    limited.lose()
+    limited.fetch(PROMPT, frames(9, 10, 11, 12, 13, 14))
+    (said,) = [record.getMessage() for record in caplog.records if "lends" in record.getMessage()]
+    assert "6 pages" in said and "lends 2" in said and "--banyan-host-gb" in said
 
 
 def test_prefix_when_its_request_waits_then_it_is_read_as_room_comes_free(limited: StoreHost) -> None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be on its way at once follows from the link, within a share of the arena."""
+"""What may be on its way at once: down as the link goes, up as long prompts need it, both within a share of the
+arena."""
 
 import pytest
 
-from banyan.arena.window import window_bytes
+from banyan.arena.window import backup_limit_bytes, read_limit_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
+TOKEN_BYTES = 128 << 10
+"""KV of an 8B model."""
 
 
 @pytest.mark.parametrize(
@@ -18,5 +21,13 @@ MIB, GIB = 1 << 20, 1 << 30
     ],
     ids=["nobody has measured", "a fast link", "a small arena", "an arena below the least"],
 )
-def test_window_when_the_link_is_that_fast_then_so_much_is_on_its_way(link_bytes_per_s, arena_bytes, expected):
-    assert window_bytes(256 * MIB, link_bytes_per_s=link_bytes_per_s, arena_bytes=arena_bytes) == expected
+def test_backups_when_the_link_is_that_fast_then_so_much_is_on_its_way(link_bytes_per_s, arena_bytes, expected):
+    assert backup_limit_bytes(link_bytes_per_s=link_bytes_per_s, arena_bytes=arena_bytes) == expected
+
+
+def test_reads_when_the_arena_is_as_large_as_is_usual_then_a_prompt_of_128k_tokens_is_read_whole():
+    assert read_limit_bytes(arena_bytes=32 * GIB) >= 128 * 1024 * TOKEN_BYTES
+
+
+def test_reads_when_the_arena_is_small_then_all_of_it_is_lent():
+    assert read_limit_bytes(arena_bytes=GIB // 2) >= GIB // 2

@@ -30,6 +30,7 @@ WRONG = {
     "BanyanLayersWait": {"wait_us": 90_000_000, "forward_us": 100_000_000},
     "BanyanFetchesRefused": {"fetches_refused": 50, "fetches": 100},
     "BanyanBackupsDropped": {"backups_dropped_pages": 2000, "backed_up_pages": 3000},
+    "BanyanReadsDropped": {"reads_dropped_pages": 2000, "read_pages": 3000},
     "BanyanHotRank": {"placed_hot_avoided": 200, "placed_load": 300},
     "BanyanCost": {"control_us": 9_000_000, "forward_us": 100_000_000},
 }

@@ -216,11 +216,6 @@ class FakeDriver:
 
     # ---- Flags
 
-    def write_flag(self, stream: int, address: int, value: int) -> None:
-        self._called("write_flag", stream, address, value)
-        word = ctypes.c_uint32.from_address(address)
-        self.gpu.enqueue(stream, lambda: setattr(word, "value", value))
-
     def wait_flag(self, stream: int, address: int, value: int) -> None:
         self._called("wait_flag", stream, address, value)
         word = ctypes.c_uint32.from_address(address)

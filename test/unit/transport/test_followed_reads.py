@@ -51,7 +51,7 @@ def stored(place, extent):
 
 
 class Batch:
-    doorbell_offset, answer_offset, num_layers = 0, 64, NUM_LAYERS
+    answer_offset = 64
     has_ended = has_failed = False
 
     def value(self, layer):

@@ -7,6 +7,7 @@ A and B alternate; times are CUDA events, medians with the smallest and largest.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import statistics
 import time
@@ -172,7 +173,7 @@ def _waits(torch: Any, driver: CudaDriver) -> dict[str, Any]:
     driver.record_event(event, stream)
     torch.cuda.synchronize()
     word = driver.allocate_pinned(64)
-    driver.write_flag(stream, word, 1)
+    ctypes.c_uint32.from_address(word).value = 1
     return {
         "what": "wait for a layer that has landed",
         "caller_us": _call_us(torch, lambda: driver.wait_event(stream, event)),

@@ -19,11 +19,11 @@ from banyan.arena.dual_path import DualPath
 from banyan.arena.errand_tier import ErrandTier
 from banyan.arena.keeping import Keeping
 from banyan.arena.node_tier import NodeTier, OtherNodes
-from banyan.arena.prefetch import LEAST_READ_BYTES, Prefetch, Worth
+from banyan.arena.prefetch import Prefetch, Worth
 from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
-from banyan.arena.window import window_bytes
+from banyan.arena.window import backup_limit_bytes, read_limit_bytes
 from banyan.core import SourceKind
 from banyan.disagg import Others, Role
 from banyan.layout.seats import Seats
@@ -35,9 +35,6 @@ from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.store import KeyedStore, asked_store
 from banyan.telemetry import Counters
-
-LEAST_BACKUP_BYTES = 256 << 20
-"""On their way down at once, where the link is not known to move more: some 700 pages of a small model."""
 
 MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
@@ -114,9 +111,9 @@ class HostTier:
         link_bytes_per_s: float,
         counters: Counters,
     ) -> None:
-        most_bytes = partial(window_bytes, link_bytes_per_s=link_bytes_per_s, arena_bytes=arena.memory.num_bytes)
         memory, block, num_frames = arena.memory, arena.block, arena.num_frames
         frame_bytes = block.frame_bytes
+        most_down_bytes = backup_limit_bytes(link_bytes_per_s=link_bytes_per_s, arena_bytes=memory.num_bytes)
         self._roster = roster
         self._seats = seats
         self._num_reading = 0
@@ -133,7 +130,7 @@ class HostTier:
             peers=self._peers,
             pool_slot=seats.own,
             arena_slots=seats.arenas,
-            max_pages=max(1, most_bytes(LEAST_BACKUP_BYTES) // frame_bytes),
+            max_pages=max(1, most_down_bytes // frame_bytes),
             counters=counters,
         )
         self.prefetch = Prefetch(
@@ -143,7 +140,7 @@ class HostTier:
             arena_slots=seats.arenas,
             memory=memory,
             frame_bytes=frame_bytes,
-            max_pages=max(1, most_bytes(LEAST_READ_BYTES) // frame_bytes),
+            max_pages=min(num_frames, read_limit_bytes(arena_bytes=memory.num_bytes) // frame_bytes),
             layers_per_read=layers_per_read,
             counters=counters,
         )

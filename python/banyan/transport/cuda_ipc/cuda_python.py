@@ -111,10 +111,6 @@ class CudaDriver:
 
     # ---- Flags -------------------------------------------------------------------------------------------------
 
-    def write_flag(self, stream: int, address: int, value: int) -> None:
-        flags = self._cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
-        self._call("cuStreamWriteValue32", stream, address, value, int(flags))
-
     def wait_flag(self, stream: int, address: int, value: int) -> None:
         flags = self._cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self._call("cuStreamWaitValue32", stream, address, value, int(flags))

@@ -60,11 +60,7 @@ class Streams(Protocol):
 
 
 class Flags(Protocol):
-    """Words of mapped host memory that streams write and wait for, without a kernel."""
-
-    def write_flag(self, stream: int, address: int, value: int) -> None:
-        """Store 32 bits once everything before it on ``stream`` is done and visible."""
-        ...
+    """Words of mapped host memory that streams wait for, without a kernel."""
 
     def wait_flag(self, stream: int, address: int, value: int) -> None:
         """Hold ``stream`` until the word is at least ``value``, counted round the circle of 32 bits."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""I/O in stream order: a stream rings when it reaches a layer, another waits for the answer. No Python in between.
+"""Reads of the store in stream order: a stream waits for the word that tells how far they have come. No Python in
+between.
 
-What is read before the device asks (the store reads as soon as a request has come) is followed: it is answered only.
+A read begins when its request comes, long before a stream gets there: it is followed, nobody asks for it.
 
 Invariants
   1. A stream that waits for a layer waits for a word that will be written, whatever becomes of the I/O.
@@ -15,7 +16,7 @@ States of a batch: enqueued -> ended, with the device still behind it -> given b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,13 +29,7 @@ class IoBatch(Protocol):
     """``banyan._native.RingBatch``."""
 
     @property
-    def doorbell_offset(self) -> int: ...
-
-    @property
     def answer_offset(self) -> int: ...
-
-    @property
-    def num_layers(self) -> int: ...
 
     @property
     def has_ended(self) -> bool: ...
@@ -43,8 +38,6 @@ class IoBatch(Protocol):
     def has_failed(self) -> bool: ...
 
     def value(self, layer: int) -> int: ...
-
-    def cancel(self) -> None: ...
 
 
 class IoRing(Protocol):
@@ -56,7 +49,7 @@ class IoRing(Protocol):
 
 
 class FlagDriver(Streams, Flags, Protocol):
-    """What enqueuing rings and waits takes."""
+    """What enqueuing waits takes."""
 
 
 @dataclass(slots=True)
@@ -78,10 +71,6 @@ class GpuIo:
     def follow(self, reads: Sequence[StoreRead]) -> IoBatch | None:
         """Layers of reads that are under way, each answered when all of them have it; None when every slot is taken."""
         return self._ring.follow(list(reads))
-
-    def ask(self, stream: int, batch: IoBatch, layer: int) -> None:
-        """When ``stream`` comes here, the layers up to ``layer`` may be brought into memory."""
-        self._driver.write_flag(stream, self._words + batch.doorbell_offset, batch.value(layer))
 
     def wait(self, stream: int, batch: IoBatch, layer: int) -> None:
         """What is enqueued on ``stream`` from now on runs after ``layer`` was answered."""
@@ -111,11 +100,6 @@ class GpuIo:
     @property
     def num_under_way(self) -> int:
         return len(self._passed)
-
-    def cancel(self, batches: Iterable[IoBatch]) -> None:
-        """Let the streams go on: what has not been asked for will not come."""
-        for batch in batches:
-            batch.cancel()
 
 
 class FollowedReads:

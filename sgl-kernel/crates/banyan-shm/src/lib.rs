@@ -48,7 +48,6 @@ pub mod progress;
 #[cfg(not(loom))]
 pub mod prompt;
 #[cfg(not(loom))]
-pub mod ring_reads;
 #[cfg(not(loom))]
 pub mod roster;
 #[cfg(not(loom))]
