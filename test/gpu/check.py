@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make gpu-check``: proves the GPU path on this machine, step by step; every step fits into eight minutes.
 
-    python test/gpu/check.py [STEP ...]
+    python test/gpu/check.py [STEP ...]     or: --list
 
 Run it again after an interruption: what was proved for this commit is not done again. Named steps are. Results lie in
 ``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH``, ``MLA_MODEL_PATH``,
 ``DSA_MODEL_PATH``, ``WINDOW_MODEL_PATH`` and ``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the
-server. Nothing is fetched.
+server. Nothing is fetched. The exit status is 1 when a step has failed, or none was proved. ``--list`` says what would
+be run.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from itertools import permutations
 from pathlib import Path
 
 from engine import die_with_parent, end_on_termination
-from steps import LIMIT_S, STEPS, Facts, Ledger, Step, ledger_of
+from steps import LIMIT_S, PROVED, STEPS, Facts, Ledger, Step, ledger_of, plan, said_by
 
 from banyan.cli.doctor_gpu import page_hash_obstacles
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("pytest", "hypothesis", "sglang", "flashinfer", "sgl_kernel.flash_attn")
 TOOLS = ("compute-sanitizer",)
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""SGLang gives its processes as many."""
 PATIENCE_S = 60.0
 """For a step that is out of time to stop its servers."""
 
@@ -51,10 +54,6 @@ def commit() -> str:
 
 
 def find_facts() -> Facts:
-    """
-    Raises:
-        SystemExit: when there is no GPU, or what every step needs is missing.
-    """
     try:
         import torch
         import triton
@@ -62,9 +61,9 @@ def find_facts() -> Facts:
 
         from banyan import _native  # noqa: F401
     except ImportError as error:
-        raise SystemExit(f"gpu-check: {error}") from error
+        return Facts(commit(), "no GPU", 0, False, no_gpu=str(error))
     if not torch.cuda.is_available():
-        raise SystemExit("gpu-check: no CUDA GPU on this machine")
+        return Facts(commit(), "no GPU", 0, False, no_gpu="no CUDA GPU on this machine")
     gpu = torch.cuda.get_device_properties(0)
     version = driver.cuDriverGetVersion()[1]
     print(f"{gpu.name}, driver for CUDA {version}, torch {torch.__version__}, Triton {triton.__version__}", flush=True)
@@ -73,6 +72,7 @@ def find_facts() -> Facts:
         commit=commit(),
         gpu=gpu.name,
         num_gpus=num_gpus,
+        sm=10 * gpu.major + gpu.minor,
         has_peer_access=all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(num_gpus), 2)),
         modules=frozenset(name for name in MODULES if is_there(name)),
         tools=frozenset(name for name in TOOLS if shutil.which(name)),
@@ -91,7 +91,7 @@ def run(step: Step, facts: Facts, out: Path) -> int:
     if step.tool:
         command = ["compute-sanitizer", "--tool", step.tool, "--error-exitcode", "1", *command]
     paths = [str(ROOT), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTHONUNBUFFERED": "1"}
+    environment = {QUEUES: "8", **os.environ, "PYTHONPATH": ":".join(paths), "PYTHONUNBUFFERED": "1"}
     with (out / f"{step.name}.txt").open("w") as printed:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
@@ -130,6 +130,9 @@ def main(chosen: list[str]) -> int:
     out = Path(os.environ.get("OUT_DIR", ROOT / "build/gpu")).resolve()
     out.mkdir(parents=True, exist_ok=True)
     facts, path = find_facts(), out / "summary.json"
+    if chosen == ["--list"]:
+        print("\n".join(plan(facts)))
+        return 0
     ledger = load(path)
     try:
         to_do = ledger.to_do(facts, chosen)
@@ -140,11 +143,12 @@ def main(chosen: list[str]) -> int:
         print(f"[gpu-check] {step.name} ...", flush=True)
         began_s = time.monotonic()
         status = run(step, facts, out)
-        ledger.note(step, facts, status=status, seconds=time.monotonic() - began_s)
+        said = said_by((out / f"{step.name}.txt").read_text(errors="replace"))
+        ledger.note(step, facts, status=status, seconds=time.monotonic() - began_s, said=said)
         save(ledger, path)
     print("\n".join(ledger.summary(facts)))
     print(f"[gpu-check] results in {out}")
-    return 1 if ledger.has_failed(facts) else 0
+    return 0 if ledger.num(facts, PROVED) and not ledger.has_failed(facts) else 1
 
 
 if __name__ == "__main__":

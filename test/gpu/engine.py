@@ -19,9 +19,10 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 16
@@ -105,7 +106,14 @@ class Server:
     """
 
     def __init__(
-        self, model_path: str, *, seconds: float, log: Path, further: list[str], plugins: Sequence[str] = (ONE_GPU,)
+        self,
+        model_path: str,
+        *,
+        seconds: float,
+        log: Path,
+        further: list[str],
+        plugins: Sequence[str] = (ONE_GPU,),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.port = free_port()
         paths = [*plugin_paths(log.parent / "plugin", plugins=plugins), os.environ.get("PYTHONPATH", "")]
@@ -113,7 +121,7 @@ class Server:
         self._log = log.open("w")
         self._popen = subprocess.Popen(
             [*command, *SERVER, *further],
-            env={**os.environ, "PYTHONPATH": ":".join(paths)},
+            env={**os.environ, **environment, "PYTHONPATH": ":".join(paths)},
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

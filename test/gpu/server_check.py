@@ -76,6 +76,10 @@ def summary(answers: list[Answer]) -> dict[str, object]:
     }
 
 
+WITHOUT_HANDLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Pools in memory that no other process can open: what ranks on GPUs without peer access do, on one GPU."""
+
+
 class Check:
     """Answers of every server, in the order of its runs."""
 
@@ -91,7 +95,15 @@ class Check:
         args, log = self._args, self._args.log / f"server-{name}.log"
         options = [*further, *args.further]
         plugins = [*([] if args.all_gpus else [ONE_GPU]), *([args.damaged] if args.damaged else [])]
-        return Server(args.model_path, seconds=args.seconds, log=log, further=options, plugins=plugins)
+        environment = WITHOUT_HANDLES if args.staged else {}
+        return Server(
+            args.model_path,
+            seconds=args.seconds,
+            log=log,
+            further=options,
+            plugins=plugins,
+            environment=environment,
+        )
 
     def _keep(self, name: str, **runs: list[Answer]) -> None:
         self.answers[name] = [answer for answers in runs.values() for answer in answers]
@@ -191,6 +203,8 @@ class Check:
         if "peer" in self.answers:
             fetched = cached_tokens(self.answers["peer"])
             found["pages_came_from_the_peer"] = fetched["peer"] + fetched["host"] > 0
+            if self._args.staged:
+                found["pages_came_by_the_arena_alone"] = fetched["host"] > 0 == fetched["peer"]
             found["hits_are_as_near_as_sglangs_own"] = "peer" in self.divergences and is_near(
                 self.divergences["peer"], self.divergences["off"]
             )
@@ -205,6 +219,12 @@ class Check:
         return isinstance(off, Counter) and isinstance(shared, Counter) and shared.total() <= 1.02 * off.total() + 2
 
 
+def verdict_line(verdict: dict[str, bool]) -> str:
+    """What did not hold, or that all did."""
+    failed = [name.replace("_", " ") for name, holds in verdict.items() if not holds]
+    return f"not so: {'; '.join(failed)}" if failed else f"all {len(verdict)} conditions hold"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-path", required=True)
@@ -215,6 +235,7 @@ def main() -> int:
         choices=(WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS, MIXED_WINDOWS),
         help="pages travel without these, or land elsewhere; then tokens must differ, or fewer drafts be accepted",
     )
+    parser.add_argument("--staged", action="store_true", help="no pool can be opened: all must come by the arena")
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--log", type=Path, default=Path("build/gpu"))
@@ -242,6 +263,7 @@ def main() -> int:
         "verdict": verdict,
     }
     print(json.dumps(result, indent=2))
+    print(f"verdict: {verdict_line(verdict)}", file=sys.stderr)
     return 0 if all(verdict.values()) else 1
 
 

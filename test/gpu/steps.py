@@ -17,7 +17,8 @@ PROVED, FAILED, NOT_POSSIBLE = "proved", "failed", "not possible here"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the machine has. ``modules`` are those of Python that can be imported, ``tools`` programs that are there."""
+    """What the machine has. ``modules`` are those of Python that can be imported, ``tools`` programs that are there;
+    ``no_gpu`` says why no step can run, where none can."""
 
     commit: str
     gpu: str
@@ -31,6 +32,8 @@ class Facts:
     dsa_model_path: str = ""
     draft_model_path: str = ""
     window_model_path: str = ""
+    sm: int = 0
+    no_gpu: str = ""
 
     @property
     def key(self) -> str:
@@ -78,6 +81,13 @@ def draft_model(facts: Facts) -> str | None:
     return None if facts.draft_model_path else "DRAFT_MODEL_PATH is not set"
 
 
+def runs_fa3(facts: Facts) -> str | None:
+    return None if 80 <= facts.sm <= 90 else f"FA3 is for SM 80 to 90, this is SM {facts.sm}"
+
+
+FA3: tuple[Need, ...] = (module("sgl_kernel.flash_attn"), runs_fa3)
+
+
 def two_gpus(facts: Facts) -> str | None:
     return None if facts.num_gpus > 1 else "one GPU"
 
@@ -101,6 +111,8 @@ class Step:
     """A program that runs the interpreter."""
 
     def obstacle(self, facts: Facts) -> str | None:
+        if facts.no_gpu:
+            return facts.no_gpu
         return next((reason for need in self.needs if (reason := need(facts)) is not None), None)
 
     def arguments(self, facts: Facts, out: str) -> list[str]:
@@ -157,16 +169,29 @@ STEPS = (
     Step(
         "tests", ("-m", "pytest", "test/gpu", "-q", "-p", "no:cacheprovider"), (module("pytest"), module("hypothesis"))
     ),
+    Step("streams", ("test/gpu/streams.py",)),
+    Step("bench", ("-m", "banyan.cli", "bench", "gpu", "--json")),
     _served("plain", ""),
     _served("graphs", GRAPHS),
     _served("store", "", cases="store"),
     _served("full-pool", "--max-total-tokens 8192"),
+    _served("full-pool-graphs", f"--max-total-tokens 8192 {GRAPHS}"),
     _served("arena", "--banyan-host-gb 4"),
+    _served("staged", "--banyan-host-gb 4", check="--staged"),
     _served("chunked", "--chunked-prefill-size 512"),
+    _served("chunked-graphs", f"--chunked-prefill-size 512 {GRAPHS}"),
     _served("fp8-kv", "--kv-cache-dtype fp8_e4m3"),
-    _served("flashinfer", f"--attention-backend flashinfer {GRAPHS}", module("flashinfer")),
-    _served("fa3", f"--attention-backend fa3 {GRAPHS}", module("sgl_kernel.flash_attn")),
+    _served("fp8-kv-graphs", f"--kv-cache-dtype fp8_e4m3 {GRAPHS}"),
+    _served("flashinfer", "--attention-backend flashinfer", module("flashinfer")),
+    _served("flashinfer-graphs", f"--attention-backend flashinfer {GRAPHS}", module("flashinfer")),
+    _served("fa3", "--attention-backend fa3", *FA3),
+    _served("fa3-graphs", f"--attention-backend fa3 {GRAPHS}", *FA3),
+    _served("fa3-fp8-kv", f"--attention-backend fa3 --kv-cache-dtype fp8_e4m3 {GRAPHS}", *FA3),
     _served("mla", "", path="{mla_model}"),
+    _served("mla-graphs", GRAPHS, path="{mla_model}"),
+    _served("mla-store", "", path="{mla_model}", cases="store"),
+    _served("mla-flashinfer", f"--attention-backend flashinfer {GRAPHS}", module("flashinfer"), path="{mla_model}"),
+    _served("mla-fa3", f"--attention-backend fa3 {GRAPHS}", *FA3, path="{mla_model}"),
     _served("dsa", INDEXED, path="{dsa_model}"),
     _served("dsa-store", INDEXED, path="{dsa_model}", cases="store"),
     _served("dsa-damaged", INDEXED, path="{dsa_model}", check="--damaged without_index_keys"),
@@ -175,7 +200,7 @@ STEPS = (
     _served(
         "windows-whole-graphs",
         f"--attention-backend fa3 {WHOLE_GRAPHS}",
-        module("sgl_kernel.flash_attn"),
+        *FA3,
         path="{window_model}",
     ),
     _served("windows-chunked", "--chunked-prefill-size 512", path="{window_model}"),
@@ -189,11 +214,23 @@ STEPS = (
     _served("drafts-damaged", ITSELF, check="--damaged without_draft_rows"),
     _served("eagle", EAGLE, draft_model),
     _served("two-gpus", GRAPHS, two_gpus, peer_access, check="--all-gpus"),
+    _served(
+        "two-gpus-fa3",
+        f"--attention-backend fa3 {GRAPHS}",
+        *FA3,
+        two_gpus,
+        peer_access,
+        check="--all-gpus",
+    ),
+    _served("two-gpus-mla", GRAPHS, two_gpus, peer_access, path="{mla_model}", check="--all-gpus"),
+    _served("two-gpus-full-pool", f"--max-total-tokens 8192 {GRAPHS}", two_gpus, peer_access, check="--all-gpus"),
     _served("two-gpus-staged", "--banyan-host-gb 4", no_peer_access, check="--all-gpus"),
-    Step("bench", ("-m", "banyan.cli", "bench", "gpu", "--json")),
     Step("memcheck", KERNEL_TESTS, (tool("compute-sanitizer"),), tool="memcheck"),
     Step("racecheck", KERNEL_TESTS, (tool("compute-sanitizer"),), tool="racecheck"),
 )
+
+
+NAME_WIDTH = max(len(step.name) for step in STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,30 +273,58 @@ class Ledger:
         known = self.outcomes.get(step.name)
         return known is not None and known.outcome == PROVED and known.key == facts.key
 
-    def note(self, step: Step, facts: Facts, *, status: int, seconds: float) -> None:
-        """``status``: how its process ended; negative by a signal, that is too late."""
+    def note(self, step: Step, facts: Facts, *, status: int, seconds: float, said: str = "") -> None:
+        """``status``: how its process ended; negative by a signal, that is too late. ``said``: what it answered."""
         if status == 0:
-            outcome = Outcome(PROVED, "", facts.key, seconds)
+            outcome = Outcome(PROVED, said, facts.key, seconds)
         else:
             reason = f"not done within {LIMIT_S} s" if status < 0 else f"status {status}"
-            outcome = Outcome(FAILED, reason, facts.key, seconds)
+            outcome = Outcome(FAILED, f"{reason}; {said}" if said else reason, facts.key, seconds)
         self.outcomes[step.name] = outcome
 
     def has_failed(self, facts: Facts) -> bool:
-        return any(known.outcome == FAILED and known.key == facts.key for known in self.outcomes.values())
+        return self.num(facts, FAILED) > 0
+
+    def num(self, facts: Facts, outcome: str) -> int:
+        """How many steps have come out so, here and at this commit."""
+        return sum((known.outcome, known.key) == (outcome, facts.key) for known in self.outcomes.values())
 
     def summary(self, facts: Facts) -> list[str]:
-        """A line for each step."""
+        """A line for each step, and one that counts them."""
         lines = []
         for step in STEPS:
             known = self.outcomes.get(step.name)
             if known is None:
-                lines.append(f"{step.name:22} not run yet")
+                lines.append(f"{step.name:{NAME_WIDTH}} not run yet")
                 continue
             took = f" ({known.seconds:.0f} s)" if known.seconds else ""
             stale = "" if known.key == facts.key else f" [of {known.key}]"
-            lines.append(f"{step.name:22} {known.outcome}{took}{': ' if known.detail else ''}{known.detail}{stale}")
+            lines.append(
+                f"{step.name:{NAME_WIDTH}} {known.outcome}{took}{': ' if known.detail else ''}{known.detail}{stale}"
+            )
+        counts = {outcome: self.num(facts, outcome) for outcome in (PROVED, FAILED, NOT_POSSIBLE)}
+        counts["not run yet"] = len(STEPS) - sum(counts.values())
+        told = ", ".join(f"{num} {outcome}" for outcome, num in counts.items())
+        lines.append(f"{len(STEPS)} steps at {facts.key}: {told}")
         return lines
+
+
+VERDICT = "verdict: "
+
+
+def said_by(printed: str) -> str:
+    """The answer in what a step has printed: its last line that is one."""
+    lines = [line for line in printed.splitlines() if line.startswith(VERDICT)]
+    return lines[-1].removeprefix(VERDICT) if lines else ""
+
+
+def plan(facts: Facts) -> list[str]:
+    """What each step runs, and why not where it is not possible."""
+    told = []
+    for step in STEPS:
+        obstacle = step.obstacle(facts)
+        told.append(f"{step.name:{NAME_WIDTH}} {f'{NOT_POSSIBLE}: {obstacle}' if obstacle else ' '.join(step.command)}")
+    return told
 
 
 def ledger_of(saved: Mapping[str, Mapping[str, object]]) -> Ledger:

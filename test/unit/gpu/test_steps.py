@@ -4,7 +4,8 @@
 from dataclasses import asdict, replace
 
 import pytest
-from test.gpu.steps import FAILED, LIMIT_S, NOT_POSSIBLE, PROVED, STEPS, Facts, Ledger, ledger_of
+from test.gpu.engine import SERVER
+from test.gpu.steps import FAILED, LIMIT_S, NOT_POSSIBLE, PROVED, STEPS, Facts, Ledger, ledger_of, plan, said_by
 
 EVERYTHING = frozenset({"pytest", "hypothesis", "sglang", "flashinfer", "sgl_kernel.flash_attn"})
 MACHINE = Facts(
@@ -12,6 +13,7 @@ MACHINE = Facts(
     gpu="H200",
     num_gpus=2,
     has_peer_access=True,
+    sm=90,
     modules=EVERYTHING,
     tools=frozenset({"compute-sanitizer"}),
     model_path="/model",
@@ -48,6 +50,8 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"modules": EVERYTHING - {"hypothesis"}}, "tests", "hypothesis"),
         ({"modules": EVERYTHING - {"flashinfer"}}, "server-flashinfer", "flashinfer"),
         ({"modules": EVERYTHING - {"sgl_kernel.flash_attn"}}, "server-fa3", "sgl_kernel.flash_attn"),
+        ({"sm": 100}, "server-fa3-graphs", "this is SM 100"),
+        ({"no_gpu": "no CUDA GPU on this machine"}, "tests", "no CUDA GPU"),
         ({"missing_to_compile": ("openssl/sha.h",)}, "server-graphs", "openssl/sha.h"),
         ({"tools": frozenset()}, "memcheck", "compute-sanitizer"),
         ({"num_gpus": 1}, "server-two-gpus", "one GPU"),
@@ -80,8 +84,11 @@ def test_summary_when_some_were_run_then_every_step_has_a_line():
     ledger.to_do(replace(MACHINE, model_path=""), [])
     ledger.note(step("tests"), MACHINE, status=0, seconds=61)
     ledger.note(step("bench"), MACHINE, status=-15, seconds=480)
-    lines = {line.split()[0]: line for line in ledger.summary(MACHINE)}
+    *each, counts = ledger.summary(MACHINE)
+    lines = {line.split()[0]: line for line in each}
     assert set(lines) == set(names(STEPS))
+    num_impossible = sum(NOT_POSSIBLE in line for line in each)
+    assert f"{len(STEPS)} steps" in counts and f"1 {PROVED}, 1 {FAILED}, {num_impossible} {NOT_POSSIBLE}" in counts
     assert f"{PROVED} (61 s)" in lines["tests"] and "not run yet" in lines["memcheck"]
     assert f"{FAILED} (480 s): not done within {LIMIT_S} s" in lines["bench"]
     assert f"{NOT_POSSIBLE}: MODEL_PATH is not set" in lines["server-plain"]
@@ -91,3 +98,62 @@ def test_summary_when_some_were_run_then_every_step_has_a_line():
 def test_commands_when_filled_in_then_no_placeholder_is_left():
     for each in STEPS:
         assert not any("{" in argument for argument in each.arguments(MACHINE, "/out"))
+
+
+def test_plan_when_there_is_no_gpu_then_every_step_has_a_row_that_says_so():
+    rows = plan(replace(MACHINE, no_gpu="no CUDA GPU on this machine"))
+    assert [row.split()[0] for row in rows] == names(STEPS)
+    assert all(f"{NOT_POSSIBLE}: no CUDA GPU" in row for row in rows)
+    assert "test/gpu/streams.py" in plan(MACHINE)[1]
+
+
+def test_answer_when_a_step_has_printed_one_then_the_summary_says_it():
+    assert said_by("verdict: maybe\n{}\nverdict: 4 of 32 are held up\n") == "4 of 32 are held up"
+    assert said_by("a traceback") == ""
+    ledger = Ledger()
+    ledger.note(step("streams"), MACHINE, status=0, seconds=9, said="4 of 32 are held up")
+    ledger.note(step("server-plain"), MACHINE, status=1, seconds=90, said="not so: enough was compared")
+    told = "\n".join(ledger.summary(MACHINE))
+    assert "proved (9 s): 4 of 32 are held up" in told
+    assert "failed (90 s): status 1; not so: enough was compared" in told
+
+
+def served():
+    """Each server step as its model, its cases, and its further arguments with the defaults before them."""
+    for each in STEPS:
+        if each.name.startswith("server-"):
+            command = list(each.command)
+            yield each.name, command[command.index("--model-path") + 1], " ".join([*SERVER, *command])
+
+
+HEADS = [("{model}", backend, graphs) for backend in ("triton", "flashinfer", "fa3") for graphs in ("disabled", "full")]
+LATENTS = [("{mla_model}", "triton", "disabled")]
+LATENTS += [("{mla_model}", backend, "full") for backend in ("triton", "flashinfer", "fa3")]
+
+
+@pytest.mark.parametrize(("model", "backend", "graphs"), HEADS + LATENTS)
+def test_matrix_when_read_then_each_backend_has_its_rows(model, backend, graphs):
+    rows = [
+        name
+        for name, path, words in served()
+        if path == model
+        and words.rpartition("--attention-backend ")[2].split()[0] == backend
+        and words.rpartition("--cuda-graph-backend-decode ")[2].split()[0] == graphs
+    ]
+    assert rows
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--chunked-prefill-size 512",
+        "--max-total-tokens 8192",
+        "--kv-cache-dtype fp8_e4m3",
+        "--cases store",
+        "--banyan-host-gb 4",
+        "--staged",
+        "--all-gpus",
+    ],
+)
+def test_matrix_when_read_then_each_situation_has_a_row_with_graphs_or_without(words):
+    assert [name for name, _, command in served() if words in command]
