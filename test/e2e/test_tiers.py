@@ -161,6 +161,25 @@ def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
     assert meta["cached_tokens"] == 0
 
 
+def test_prefix_when_it_is_longer_than_the_arena_then_its_beginning_comes_from_the_store_with_the_same_tokens(
+    tiers, prompt
+):
+    ids = prompt("sunday", 850)
+    before = tiers.client.total("archived_pages")
+    expected, _ = tiers.client.generate(ids, rank=0)
+    until(lambda: tiers.client.total("archived_pages") >= before + 850 // PAGE)
+    tiers.restart("--banyan-host-gb", "0.02")
+    for _ in range(2):
+        output, meta = tiers.client.generate(ids, rank=0)
+        details = meta["cached_tokens_details"]
+        assert output == expected
+        assert 300 <= details["storage"] + details["host"] <= 600, f"an arena has room for 29 pages: {details}"
+        crowd_out(tiers.client, prompt, "other")
+        settled(tiers.client, "backed_up_pages")
+    assert tiers.client.total("fetches_failed") == tiers.client.total("read_failed_pages") == 0
+    assert "lends 29 at once" in tiers.server.log_path.read_text(errors="replace")
+
+
 def test_arena_when_the_server_was_killed_then_the_next_one_has_its_pages_in_memory(tiers, prompt):
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         keep = ("--banyan-keep-host-arena", folder)

@@ -7,6 +7,7 @@ Invariants
   3. No more than ``max_pages`` are on their way; what comes on top is put off, and offered again when copies have
      landed. Nothing waits. What has left the pool by then, and what is more than ``MAX_PUT_OFF_PAGES``, is dropped and
      counted.
+  4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
 
 A page: offered -> copying -> resident, or passed over, or put off -> offered, or dropped. One thread calls; the copies
 have their own.
@@ -70,21 +71,23 @@ class Backup:
         self._counters = counters
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
-        self._put_off: deque[Sequence[str]] = deque()
+        self._put_off: deque[tuple[Sequence[str], Sequence[str]]] = deque()
         self._num_put_off = 0
 
     def offer(self, keys: Sequence[str]) -> None:
         """A chain of pages that this rank's pool has just published."""
-        self._send(keys[self._num_present(keys) :])
+        num_present = self._num_present(keys)
+        self._send(keys[num_present:], keys[:num_present])
 
-    def _send(self, keys: Sequence[str]) -> int:
-        """Copy what the pool holds of ``keys``, as far as there is room, and put off the rest; how many it holds."""
+    def _send(self, keys: Sequence[str], behind: Sequence[str]) -> int:
+        """Copy what the pool holds of ``keys``, as far as there is room, and put off the rest; how many it holds.
+        ``behind``: the pages of the chain before them, which stay where they are."""
         found = self._peers.lookup(keys, self._pool_slots) if keys else None
         if found is None or found.num_pages == 0:
             return 0
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
-        frames = self._residency.claim(max(0, room))
-        self._put_aside(keys[len(frames) : found.num_pages])
+        frames = self._residency.claim(max(0, room), sparing=behind)
+        self._put_aside(keys[len(frames) : found.num_pages], [*behind, *keys[: len(frames)]])
         lease = self._peers.lease(found, len(frames)) if frames else None
         if lease is None:
             self._residency.abandon(frames)
@@ -94,11 +97,11 @@ class Backup:
         self._on_their_way.update(sent)
         return found.num_pages
 
-    def _put_aside(self, keys: Sequence[str]) -> None:
+    def _put_aside(self, keys: Sequence[str], behind: Sequence[str]) -> None:
         if self._num_put_off + len(keys) > MAX_PUT_OFF_PAGES:
             self._counters.backups_dropped_pages += len(keys)
         elif keys:
-            self._put_off.append(keys)
+            self._put_off.append((keys, behind))
             self._num_put_off += len(keys)
 
     def _offer_again(self) -> None:
@@ -106,10 +109,11 @@ class Backup:
         for _ in range(len(self._put_off)):
             if len(self._on_their_way) >= self._max_pages:
                 return
-            keys = self._put_off.popleft()
+            keys, behind = self._put_off.popleft()
             self._num_put_off -= len(keys)
-            keys = keys[self._num_present(keys) :]
-            self._counters.backups_dropped_pages += len(keys) - self._send(keys)
+            num_present = self._num_present(keys)
+            keys, behind = keys[num_present:], [*behind, *keys[:num_present]]
+            self._counters.backups_dropped_pages += len(keys) - self._send(keys, behind)
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""

@@ -23,12 +23,12 @@ def request(ids, *, rid="r", **extra):
     return TokenizedGenerateReqInput(**fields)
 
 
-def page_keys(ids, **extra):
-    return get_storage_hash_str(RadixKey(array("q", ids), **extra).page_aligned(PAGE), page_size=PAGE)
+def page_keys(ids, *, page_tokens=PAGE, **extra):
+    return get_storage_hash_str(RadixKey(array("q", ids), **extra).page_aligned(page_tokens), page_size=page_tokens)
 
 
-def scout_of(roster, *, num_ranks=2, fetches=True, tokens_ahead=0):
-    roster.agree_on_page_tokens(PAGE)
+def scout_of(roster, *, num_ranks=2, fetches=True, tokens_ahead=0, page_tokens=PAGE):
+    roster.agree_on_page_tokens(page_tokens)
     layout = Layout(dp=num_ranks, attn_dp=1, attn_cp=1, attn_tp=1)
     return PrefixScout(roster, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
 

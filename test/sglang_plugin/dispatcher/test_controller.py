@@ -51,6 +51,12 @@ def test_scout_when_ranks_hold_different_lengths_then_each_is_told(node):
     assert scout_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
 
 
+def test_scout_when_sglang_chose_other_pages_than_the_flags_then_prompts_are_hashed_in_those_of_the_ranks(node):
+    roster, ranks = node
+    ranks[0].shelf.publish(frames(1, 2), page_keys(list(range(128)), page_tokens=64))
+    assert scout_of(roster, page_tokens=64).look_up(request(range(150))) == Found((128, 0), 128)
+
+
 def test_scout_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
     roster, ranks = node
     keys = page_keys(list(range(96)))

@@ -128,6 +128,20 @@ def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() ->
     assert not owner.wait_landed()
 
 
+@pytest.mark.parametrize("max_pages", [2, 100])
+def test_offer_when_the_chain_is_longer_than_the_arena_then_its_beginning_stays(max_pages: int) -> None:
+    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, num_frames=4, max_pages=max_pages)
+    names = keys(1, 2, 3, 4, 5, 6)
+    owner.rank.shelf.publish(frames(3, 4, 5, 6, 7, 8), names)
+    owner.backup.offer(names)
+    while owner.wait_landed():
+        pass
+    owner.backup.offer(names)
+    while owner.wait_landed():
+        pass
+    assert [owner.residency.frame(key) is not None for key in names] == [True] * 4 + [False] * 2
+
+
 def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_counted() -> None:
     owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.shelf.publish(frames(3, 4, 5), keys(1, 2, 3))
