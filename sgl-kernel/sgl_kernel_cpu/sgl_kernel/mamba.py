@@ -79,16 +79,22 @@ def _convolved(
         total += bias.float().unsqueeze(1)
     for tap in range(weight.shape[1]):
         total += inputs[:, tap : tap + num_tokens] * weight[:, tap : tap + 1]
-    return total * torch.sigmoid(total) if activation in ("silu", "swish") else total
+    return total * _sigmoid(total) if activation in ("silu", "swish") else total
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """In float64, then rounded. In float32 the last elements of a row come out of other code than those before them, and
+    differ in the last bit: a token's value would depend on where its prompt was cut."""
+    return torch.sigmoid(x.double()).float()
 
 
 def fused_gdn_gating_cpu(
     A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decays (as logarithms) and strengths of ``a``, ``b`` [tokens, heads]: float32 [1, tokens, heads] both."""
-    steps = torch.nn.functional.softplus(a.float().contiguous() + dt_bias.float())
+    steps = torch.nn.functional.softplus((a.float().contiguous() + dt_bias.float()).double()).float()
     decays = -torch.exp(A_log.float()) * steps
-    return decays.unsqueeze(0), torch.sigmoid(b.float().contiguous()).unsqueeze(0)
+    return decays.unsqueeze(0), _sigmoid(b.contiguous()).unsqueeze(0)
 
 
 def chunk_gated_delta_rule_cpu(

@@ -120,9 +120,12 @@ def test_rule_when_keys_come_in_another_form_then_it_says_so():
         )
 
 
-@pytest.mark.parametrize("bias", [None, torch.randn(6)], ids=["plain", "with a bias"])
-def test_convolution_when_a_sequence_is_cut_then_it_is_that_of_transformers_and_no_bit_changes(bias):
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "with a bias"])
+@pytest.mark.parametrize("seed", range(20))
+def test_convolution_when_a_sequence_is_cut_then_it_is_that_of_transformers_and_no_bit_changes(seed, has_bias):
+    torch.manual_seed(seed)
     x, weight = torch.randn(6, 20), torch.randn(6, 4)
+    bias = torch.randn(6) if has_bias else None
     kept, cut = torch.randn(3, 6, 3), None
     cut = kept.clone()
     inputs = torch.cat((kept[SLOT], x), dim=1).unsqueeze(0)
