@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and decode servers: what each of the two does, and how a request is brought to both. Pure."""
 
-from banyan.disagg.advance import Advance, Forwards, layers_of_regions
+from banyan.disagg.advance import Advance, Forwards, Pace, layers_of_regions
 from banyan.disagg.answer_pages import Answers
 from banyan.disagg.arrivals import Arrivals
 from banyan.disagg.orphans import Orphans
@@ -15,6 +15,7 @@ __all__ = [
     "Forwards",
     "Orphans",
     "Others",
+    "Pace",
     "Role",
     "environment",
     "layers_of_regions",

@@ -8,6 +8,7 @@ many as have come together since the one before. What is left is sent with the c
 Invariants
   1. A layer is taken once, in order, and after it is complete.
   2. No more than one instalment waits in the queue, so that a slow network gets few large ones.
+  3. No instalment is so small that sending it with the chunk would have been cheaper: a fast network gets few as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,30 @@ from collections.abc import Callable, Sequence
 LEAST_INSTALMENT_BYTES = 256 << 10
 """A smaller one costs more than it brings: of a short prompt nothing is sent in advance."""
 
+LEAST_INSTALMENT_S = 0.004
+"""So long the network is to be busy with one. What it costs, a tenth of that, comes out of the forward that it is to
+hide behind."""
+
+FADE = 0.9
+"""Of what a network was once seen to do, what is believed after each further transfer."""
+
+
+class Pace:
+    """How fast a network takes instalments: the best of late, as others are held up by the forward beside them. Written
+    by the senders' threads, read by the scheduler's."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s = 0.0
+
+    def sent(self, num_bytes: int, duration_s: float) -> None:
+        """So much has left in so long."""
+        self._bytes_per_s = max(FADE * self._bytes_per_s, num_bytes / max(duration_s, 1e-6))
+
+    @property
+    def least_bytes(self) -> int:
+        """Of an instalment."""
+        return max(LEAST_INSTALMENT_BYTES, int(self._bytes_per_s * LEAST_INSTALMENT_S))
+
 
 class Advance:
     """One request's pages in one forward. The scheduler's thread calls ``completed``, the sender's the others.
@@ -25,9 +50,9 @@ class Advance:
     leaves.
     """
 
-    def __init__(self, *, layer_bytes: int) -> None:
-        """``layer_bytes``: of all its pages in one layer."""
-        self._least_layers = max(1, -(-LEAST_INSTALMENT_BYTES // max(1, layer_bytes)))
+    def __init__(self, *, layer_bytes: int, least_bytes: int) -> None:
+        """``layer_bytes``: of all its pages in one layer; ``least_bytes``: of an instalment."""
+        self._least_layers = max(1, -(-least_bytes // max(1, layer_bytes)))
         self._num_complete = 0
         self._instalment_waits = False
         self.num_taken = 0

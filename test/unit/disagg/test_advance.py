@@ -5,12 +5,16 @@ import random
 
 import pytest
 
-from banyan.disagg import Advance, Forwards, layers_of_regions
-from banyan.disagg.advance import LEAST_INSTALMENT_BYTES
+from banyan.disagg import Advance, Forwards, Pace, layers_of_regions
+from banyan.disagg.advance import LEAST_INSTALMENT_BYTES, LEAST_INSTALMENT_S
+
+
+def advance_of(layer_bytes, pace=None):
+    return Advance(layer_bytes=layer_bytes, least_bytes=(pace or Pace()).least_bytes)
 
 
 def test_layers_when_they_are_complete_then_each_is_taken_once_and_in_order():
-    advance = Advance(layer_bytes=LEAST_INSTALMENT_BYTES)
+    advance = advance_of(LEAST_INSTALMENT_BYTES)
     assert not advance.completed(0)
     assert advance.completed(1)
     assert not advance.completed(2), "one waits already"
@@ -20,12 +24,34 @@ def test_layers_when_they_are_complete_then_each_is_taken_once_and_in_order():
 
 
 def test_instalment_when_a_layer_is_small_then_it_waits_for_others():
-    advance = Advance(layer_bytes=LEAST_INSTALMENT_BYTES // 3)
+    advance = advance_of(LEAST_INSTALMENT_BYTES // 3)
     assert [advance.completed(layer) for layer in range(1, 5)] == [False, False, False, True]
 
 
+def test_instalment_when_the_network_is_fast_then_several_layers_leave_together_and_on_a_slow_one_each_by_itself():
+    fast, slow = Pace(), Pace()
+    fast.sent(1 << 20, LEAST_INSTALMENT_S / 4)
+    slow.sent(1 << 20, LEAST_INSTALMENT_S * 40)
+    layer_bytes = 1 << 20
+    asked = [advance_of(layer_bytes, fast).completed(layer) for layer in range(1, 5)]
+    assert asked == [False, False, False, True]
+    assert advance_of(layer_bytes, slow).completed(1)
+
+
+def test_pace_when_a_transfer_was_held_up_then_the_best_of_late_counts_and_fades():
+    pace = Pace()
+    pace.sent(10 << 20, 0.004)
+    assert pace.least_bytes == 10 << 20
+    for _ in range(10):
+        pace.sent(1 << 20, 0.004)
+    assert 3 << 20 < pace.least_bytes < 4 << 20
+    for _ in range(100):
+        pace.sent(1 << 10, 0.004)
+    assert pace.least_bytes == LEAST_INSTALMENT_BYTES
+
+
 def test_layers_when_they_are_told_twice_then_nothing_is_asked_for_again():
-    advance = Advance(layer_bytes=LEAST_INSTALMENT_BYTES)
+    advance = advance_of(LEAST_INSTALMENT_BYTES)
     advance.completed(3)
     advance.take()
     assert not advance.completed(3) and not advance.completed(1)
@@ -34,7 +60,7 @@ def test_layers_when_they_are_told_twice_then_nothing_is_asked_for_again():
 def test_instalments_when_forward_and_sender_go_on_at_random_then_none_is_lost_and_none_is_empty():
     rng = random.Random(4)
     for _ in range(200):
-        advance, waiting, taken = Advance(layer_bytes=LEAST_INSTALMENT_BYTES), 0, []
+        advance, waiting, taken = advance_of(LEAST_INSTALMENT_BYTES), 0, []
         for layer in range(1, 31):
             waiting += advance.completed(layer)
             assert waiting <= 1

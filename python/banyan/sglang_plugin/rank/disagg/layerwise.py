@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from banyan.disagg import Advance, layers_of_regions
+from banyan.disagg import Advance, Pace, layers_of_regions
 from banyan.sglang_plugin.rank import report
 
 Pages = npt.NDArray[np.int32]
@@ -29,10 +29,10 @@ SETTLE_PAUSE_S = 0.0005
 class PagesInAdvance:
     """An advance, and which pages it sends: ``pages`` go to the places from ``first`` on of the hand-over."""
 
-    def __init__(self, pages: Pages, first: int, layer_bytes: int) -> None:
+    def __init__(self, pages: Pages, first: int, *, layer_bytes: int, least_bytes: int) -> None:
         self.pages = pages
         self.first = first
-        self.advance = Advance(layer_bytes=layer_bytes)
+        self.advance = Advance(layer_bytes=layer_bytes, least_bytes=least_bytes)
         self.has_begun = False
 
     def num_sent(self, pages: Pages, first: int) -> npt.NDArray[np.int64]:
@@ -72,6 +72,7 @@ class LayerwiseSender:
         self._at = threading.local()
         self._advances: dict[int, list[PagesInAdvance]] = {}
         self._layer_of_region: npt.NDArray[np.int64] | None = None
+        self._pace = Pace()
 
     # ---- the scheduler's thread --------------------------------------------------------------------------------
 
@@ -93,7 +94,8 @@ class LayerwiseSender:
         if self._layer_of_region is None or not self._goes_page_by_page(room):
             return None
         num_layers = int(self._layer_of_region.max()) + 1
-        ahead = PagesInAdvance(pages, first, len(pages) * sum(self.kv_args.kv_item_lens) // num_layers)  # type: ignore[attr-defined]
+        layer_bytes = len(pages) * sum(self.kv_args.kv_item_lens) // num_layers  # type: ignore[attr-defined]
+        ahead = PagesInAdvance(pages, first, layer_bytes=layer_bytes, least_bytes=self._pace.least_bytes)
         self._advances[room] = [*self._advances.get(room, ()), ahead]
         return ahead
 
@@ -134,6 +136,7 @@ class LayerwiseSender:
         instalment = next((ahead for ahead in mine if ahead.pages is chunk.prefill_kv_indices), None)
         self._at.chunk = chunk
         self._at.layers = instalment.advance.take() if instalment is not None else None
+        self._at.posted_bytes, self._at.begun_s = 0, time.perf_counter()
 
     def send_kvcache(
         self,
@@ -180,16 +183,20 @@ class LayerwiseSender:
         if not handle:
             raise RuntimeError(f"NIXL made no transfer of layers to {peer_name}")
         manager._post_xfer(handle, "layers could not be posted")
+        self._at.posted_bytes += int(wanted.sum(axis=1) @ np.array(manager.kv_args.kv_item_lens))
         return handle
 
     def settle(self, handles: Iterable[Any]) -> None:
-        """Wait, with pauses, while all of ``handles`` are well and some under way; SGLang's own wait has none."""
+        """Wait, with pauses, while all of ``handles`` are well and some under way; SGLang's own wait has none. A
+        sender's thread, which thereby learns how fast its chunk has left."""
         agent: Any = self.agent  # type: ignore[attr-defined]
         while True:
             states = [agent.check_xfer_state(handle) for handle in handles]
             if "PROC" not in states or "ERR" in states:
-                return
+                break
             time.sleep(SETTLE_PAUSE_S)
+        if self._at.posted_bytes and "ERR" not in states:
+            self._pace.sent(self._at.posted_bytes, time.perf_counter() - self._at.begun_s)
 
 
 def _sent(ahead: Iterable[PagesInAdvance], pages: Pages, first: int) -> npt.NDArray[np.int64]:
