@@ -23,6 +23,8 @@ from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
+from banyan.nodes import sealing
+from banyan.nodes.secret import Keys, read_secret
 from benchmark.pd import num_answer_pages, num_found_pages
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret
@@ -41,7 +43,8 @@ LATE_WRITE_S = 5
 @pytest.fixture(scope="module")
 def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     folder = tmp_path_factory.mktemp("pairs")
-    door, secret = f"127.0.0.1:{free_port()}", ("--banyan-secret-file", str(write_secret(folder / "secret")))
+    door, secret_file = f"127.0.0.1:{free_port()}", write_secret(folder / "secret")
+    secret = ("--banyan-secret-file", str(secret_file))
     pair = Pair(
         "pairs",
         "on",
@@ -57,7 +60,13 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     )
     with pair, pair.routed() as url:
         yield SimpleNamespace(
-            pair=pair, url=url, router=Engine(url), store=folder / "store", door=door, living=list(pair.servers)
+            pair=pair,
+            url=url,
+            router=Engine(url),
+            store=folder / "store",
+            door=door,
+            secret=secret_file,
+            living=list(pair.servers),
         )
 
 
@@ -208,18 +217,34 @@ def control_address(server: Server) -> str:
     return f"tcp://{found['rank_ip']}:{found['rank_port']}"
 
 
-def test_control_port_when_a_thousand_foreign_messages_come_then_requests_go_on(pairs, prompt):
-    pair, context = pairs.pair, zmq.Context()
+def test_control_port_when_a_thousand_foreign_messages_come_then_those_of_strangers_are_not_heard_and_requests_go_on(
+    pairs, prompt
+):
+    """Of one who knows the secret a thousand are heard, and dropped; of one who does not, none."""
+    pair, strangers, insiders = pairs.pair, zmq.Context(), zmq.Context()
+    sealing.speaks(insiders, Keys.of(read_secret(pairs.secret)))
     for server in pair.prefills:
-        with context.socket(zmq.PUSH) as socket:
-            socket.connect(control_address(server))
+        with strangers.socket(zmq.PUSH) as stranger, insiders.socket(zmq.PUSH) as insider:
+            stranger.setsockopt(zmq.LINGER, 0)
+            # Its messages stay with it.
+            stranger.setsockopt(zmq.SNDHWM, 0)
+            for socket in (stranger, insider):
+                socket.connect(control_address(server))
             for number in range(1000):
-                socket.send_multipart([b"GET / HTTP/1.1", b"%d" % number])
+                for socket in (stranger, insider):
+                    socket.send_multipart([b"GET / HTTP/1.1", b"%d" % number])
             until(lambda server=server: pair.total(server, "foreign_hand_over_messages") == 1000)
+            time.sleep(1.0)
+            assert pair.total(server, "foreign_hand_over_messages") == 1000, "strangers are not heard"
+            assert (
+                "one who does not know the secret of --banyan-secret-file is not let in"
+                in server.log_path.read_text(errors="replace")
+            )
         others = [other for other in pair.prefills if other is not server]
         with drained(pairs, others[0]):
             assert len(ids_of(pairs.router.generate(prompt(f"noise-{server.port}", 60), num_tokens=2))) == 2
-    context.term()
+    insiders.term()
+    strangers.term()
 
 
 def test_request_when_its_page_is_damaged_on_the_way_then_its_answer_is_right_and_computed_whole(pairs, prompt):

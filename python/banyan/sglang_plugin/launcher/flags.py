@@ -188,8 +188,8 @@ def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
 
 
 def _node_refusals(wanted: Config, layout: Layout) -> list[str]:
-    """One line for each reason why this server cannot deal with other nodes."""
-    if not wanted.deals_with_nodes:
+    """One line for each reason why this server cannot deal with other nodes, or with the other servers of its pair."""
+    if not wanted.secret_file:
         return []
     reasons = []
     try:

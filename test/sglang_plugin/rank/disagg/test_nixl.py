@@ -134,8 +134,13 @@ def classes(backend):
 
 
 def test_classes_when_the_backend_is_nixl_then_manager_and_sender_are_banyans(monkeypatch):
-    monkeypatch.setattr(runtime, "config", lambda: object())
-    mine = {KVClassType.MANAGER: nixl.BanyanNixl, KVClassType.SENDER: nixl.BanyanKVSender}
+    monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(secret_file=""))
+    nixl.receiver_class.cache_clear()
+    mine = {
+        KVClassType.MANAGER: nixl.BanyanNixl,
+        KVClassType.SENDER: nixl.BanyanKVSender,
+        KVClassType.RECEIVER: nixl.NixlKVReceiver,
+    }
     assert classes(TransferBackend.NIXL) == [mine.get(kind, kind) for kind in KVClassType]
     assert classes(TransferBackend.FAKE) == list(KVClassType)
 

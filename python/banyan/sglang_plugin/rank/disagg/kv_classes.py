@@ -21,4 +21,6 @@ def around_get_kv_class(original: Callable[..., Any], transfer_backend: Any, cla
         return nixl.BanyanNixl
     if class_type is KVClassType.SENDER:
         return nixl.BanyanKVSender
+    if class_type is KVClassType.RECEIVER:
+        return nixl.receiver_class()
     return original(transfer_backend, class_type)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's NIXL hand-over, with six differences: pools in DRAM are registered as such, whoever waits is told, replicas
-are found, foreign messages stop nothing (``control_port``), on a CPU nobody spins, and there layers leave when they are
-complete (``layerwise``).
+"""SGLang's NIXL hand-over, with seven differences: pools in DRAM are registered as such, whoever waits is told,
+replicas are found, foreign messages stop nothing (``control_port``) and do not arrive where there is a secret
+(``sealed``), on a CPU nobody spins, and there layers leave when they are complete (``layerwise``).
 
 SGLang's sender tells nobody that it was aborted: the decode server waits for 300 s. Here it tells the decode server at
 once; one that has not asked yet is told when it asks.
@@ -12,6 +12,7 @@ cores that compute, also while the server is idle. Here it waits for an event be
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -20,13 +21,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVSender
+from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver, NixlKVSender
 
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import report
 from banyan.sglang_plugin.rank.disagg.control_port import ScreenedSocket, is_foreign
 from banyan.sglang_plugin.rank.disagg.layerwise import LayerwiseSender
+from banyan.sglang_plugin.rank.disagg.sealed import receiver_context, sealing_what_listens
 
 logger = logging.getLogger("banyan")
 
@@ -73,12 +76,13 @@ class BanyanNixl(LayerwiseSender, NixlKVManager):
         self.prepare_advances()
         self._given_up: dict[int, None] = {}
         self._given_up_lock = threading.Lock()
-        if runtime.is_on_gpu():
-            super().__init__(args, *more, **named)
-        else:
-            args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
-            with pausing_progress():
+        with sealing_what_listens():
+            if runtime.is_on_gpu():
                 super().__init__(args, *more, **named)
+            else:
+                args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
+                with pausing_progress():
+                    super().__init__(args, *more, **named)
         self.attn_dp_rank = rank_to_name(self)
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
@@ -147,3 +151,15 @@ class BanyanKVSender(NixlKVSender):
         self.kv_mgr.forget_advances(self.bootstrap_room)
         if not has_sent:
             self.kv_mgr.give_up(self.bootstrap_room)
+
+
+@functools.cache
+def receiver_class() -> type[NixlKVReceiver]:
+    """What a decode server's requests receive with: SGLang's, whose sockets speak to who knows the secret where this
+    server has one. Asked for with each request."""
+    context = receiver_context()
+    if context is None:
+        return NixlKVReceiver
+    # Tables of its own, too: SGLang's keep sockets of SGLang's context.
+    context.set(zmq.MAX_SOCKETS, NixlKVReceiver._ctx.get(zmq.MAX_SOCKETS))
+    return type("BanyanKVReceiver", (NixlKVReceiver,), {"_ctx": context, "_socket_cache": {}, "_socket_locks": {}})
