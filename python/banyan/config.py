@@ -290,6 +290,16 @@ class Config:
         check=from_zero_to(63),
         unset="none",
     )
+    in_flight_kb: int = knob(
+        512,
+        "--banyan-in-flight-kb",
+        NODES,
+        """Of all loans over TCP together, so much is under way at most: in this host's queues and in the network. What
+        shares a queue with them waits no longer than that takes.""",
+        metavar="KIB",
+        parse=int,
+        check=at_least(32, "KiB"),
+    )
     ib_service_level: int | None = knob(
         None,
         "--banyan-ib-service-level",

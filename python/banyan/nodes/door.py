@@ -27,7 +27,7 @@ from banyan.nodes.errands import Errand, Errands
 from banyan.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.nodes.limits import Allowance
 from banyan.nodes.secret import Keys
-from banyan.nodes.tcp import TcpSource
+from banyan.nodes.tcp import IN_FLIGHT_BYTES, TcpSource
 from banyan.nodes.wire import (
     MAX_MESSAGE_BYTES,
     Foreign,
@@ -52,7 +52,7 @@ HANDSHAKE_FAILURES = (
 )
 
 
-class _Known:
+class Known:
     """Says to ZeroMQ whose key may come in."""
 
     def __init__(self, public: bytes) -> None:
@@ -73,9 +73,11 @@ class Door:
         max_pages: int,
         num_layers: int,
         dscp: int | None = None,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``max_pages``: lent at once. ``dscp``: marks the bytes of loans.
+        """``max_pages``: lent at once. ``dscp``: marks the bytes of loans, of which ``in_flight_bytes`` at most are
+        under way.
 
         Raises:
             OSError: when the address, or the port behind it, cannot be listened on.
@@ -90,7 +92,9 @@ class Door:
         self._has_ended = False
         self._context = zmq.Context()
         behind = Address(address.host, address.port + 1)
-        self._source = TcpSource(behind, self.lending.loans, num_layers=num_layers, dscp=dscp)
+        self._source = TcpSource(
+            behind, self.lending.loans, num_layers=num_layers, dscp=dscp, in_flight_bytes=in_flight_bytes
+        )
         try:
             self._listen(keys)
         except zmq.ZMQError as error:
@@ -104,7 +108,7 @@ class Door:
     def _listen(self, keys: Keys) -> None:
         self._gate = ThreadAuthenticator(self._context)
         self._gate.start()
-        self._gate.configure_curve_callback(credentials_provider=_Known(keys.borrower.public))
+        self._gate.configure_curve_callback(credentials_provider=Known(keys.borrower.public))
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.door.secret)

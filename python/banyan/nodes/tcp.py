@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
 from banyan.core import Address
+from banyan.nodes.flight import Flight
 from banyan.nodes.loans import Loans
 from banyan.nodes.wire import TOKEN_BYTES
 
@@ -21,6 +22,9 @@ logger = logging.getLogger("banyan")
 
 STALL_S = 2.0
 """A source that sends nothing for so long is taken for dead."""
+
+IN_FLIGHT_BYTES = 512 << 10
+"""More than a connection over a network of one site needs to be as fast as it can."""
 
 MAX_CONNECTIONS = 32
 MAX_VIEWS = 512
@@ -104,14 +108,24 @@ def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 class TcpSource:
     """The lender's end: listens, and sends what is lent. A thread for each connection, `MAX_CONNECTIONS` at most."""
 
-    def __init__(self, address: Address, loans: Loans, *, num_layers: int, dscp: int | None = None) -> None:
-        """
+    def __init__(
+        self,
+        address: Address,
+        loans: Loans,
+        *,
+        num_layers: int,
+        dscp: int | None = None,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+    ) -> None:
+        """``in_flight_bytes``: of all loans together (``flight``).
+
         Raises:
             OSError: when the address cannot be listened on.
         """
         self._loans = loans
         self._num_layers = num_layers
         self._dscp = dscp
+        self._flight = Flight(in_flight_bytes)
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._sending = threading.Condition()
         self._num_sending = 0
@@ -150,7 +164,10 @@ class TcpSource:
             with connection:
                 connection.settimeout(STALL_S)
                 mark(connection, self._dscp)
-                self._send_loan(connection, _token(connection))
+                token = _token(connection)
+                # Behind the mark, which sets the host's own priority too.
+                with self._flight.joined(connection):
+                    self._send_loan(connection, token)
         except OSError as error:
             # The reader has left, or stands still: its loan runs out.
             logger.debug("banyan: a reader's connection has ended: %s", error)

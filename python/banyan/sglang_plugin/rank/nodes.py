@@ -78,6 +78,7 @@ class NodeAccess:
                     max_pages=max(1, num_frames // MAX_LENT_SHARE),
                     num_layers=len(self._block.layer_bytes),
                     dscp=self._config.dscp,
+                    in_flight_bytes=self._config.in_flight_kb << 10,
                 )
             except OSError as error:
                 runtime.refuse(door_refusal(address=address, error=error))

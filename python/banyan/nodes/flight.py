@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of what is lent is under way at once: in this host's queues and in the network, sent and not acknowledged.
+
+Whatever shares a queue with loans waits behind what is in it. A kernel lets a connection have megabytes under way; here
+all of them together have a stated number of bytes, leave evenly instead of in bursts, and stand behind other traffic in
+the host's own queue.
+
+Invariants
+  1. The connections of a flight have at most its bytes under way together, but for one packet each; while another one
+     joins, what the others had under way counts as before.
+  2. Each of them has an equal part, and never less than `LEAST_PART_BYTES`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LEAST_PART_BYTES = 16 << 10
+"""Two packets of 8 KiB: with less a connection waits for each acknowledgement."""
+
+BULK = 2
+"""Linux's class for bulk traffic: by default a host's queue sends everything else before it."""
+
+SO_MAX_PACING_RATE = 47
+"""Linux's number, which Python does not name."""
+
+PACED_BYTES_PER_S = (1 << 32) - 2
+"""So much faster than any connection here that the kernel's own pace counts: one window in a round trip."""
+
+
+class Flight:
+    """The connections of one lender. Any thread."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._connections: list[socket.socket] = []
+
+    @contextmanager
+    def joined(self, connection: socket.socket) -> Iterator[None]:
+        """``connection`` sends within the bound."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK)
+        connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, PACED_BYTES_PER_S.to_bytes(4, "little"))
+        with self._lock:
+            self._connections.append(connection)
+            self._divide()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.remove(connection)
+                self._divide()
+
+    def _divide(self) -> None:
+        for connection in self._connections:
+            part_bytes = max(LEAST_PART_BYTES, self._most_bytes // len(self._connections))
+            # The kernel takes twice what it is told, for its own part of each packet.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, part_bytes // 2)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What connections of a flight have under way, as the kernel counts it."""
+
+import contextlib
+import fcntl
+import socket
+import struct
+
+import pytest
+
+from banyan.nodes.flight import BULK, LEAST_PART_BYTES, PACED_BYTES_PER_S, SO_MAX_PACING_RATE, Flight
+
+SIOCOUTQ = 0x5411
+PACKET_BYTES = 64 << 10
+"""The largest that a kernel makes."""
+
+
+@pytest.fixture
+def connect():
+    """Makes connections whose reader takes nothing."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def make():
+            here = stack.enter_context(socket.create_connection(listener.getsockname()))
+            stack.enter_context(listener.accept()[0])
+            here.setblocking(False)
+            return here
+
+        yield make
+
+
+def fill(connection):
+    """Send until the kernel takes no more; what is not acknowledged."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection.send(b"x" * (1 << 20))
+    return struct.unpack("i", fcntl.ioctl(connection, SIOCOUTQ, b"\0" * 4))[0]
+
+
+@pytest.mark.parametrize("most_bytes", [64 << 10, 256 << 10])
+def test_connection_when_its_reader_takes_nothing_then_no_more_than_the_bound_is_under_way(connect, most_bytes):
+    connection = connect()
+    with Flight(most_bytes).joined(connection):
+        assert most_bytes // 4 < fill(connection) <= most_bytes + PACKET_BYTES
+    assert fill(connect()) > 2 * most_bytes, "the kernel alone takes more"
+
+
+def test_connections_when_several_send_then_all_of_them_together_keep_to_the_bound(connect):
+    flight, most_bytes = Flight(256 << 10), 256 << 10
+    with contextlib.ExitStack() as stack:
+        connections = [connect() for _ in range(4)]
+        for connection in connections:
+            stack.enter_context(flight.joined(connection))
+        under_way = [fill(connection) for connection in connections]
+        assert sum(under_way) <= most_bytes + 4 * PACKET_BYTES
+        assert max(under_way) < 2 * min(under_way) + PACKET_BYTES
+
+
+def test_parts_when_a_connection_leaves_then_the_others_have_its_part(connect):
+    flight, one, other = Flight(128 << 10), connect(), connect()
+
+    def part_bytes(connection):
+        return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    with flight.joined(one):
+        alone = part_bytes(one)
+        with flight.joined(other):
+            assert part_bytes(one) == part_bytes(other) == alone // 2
+        assert part_bytes(one) == alone == 128 << 10
+
+
+def test_part_when_many_send_then_each_still_has_two_packets(connect):
+    flight = Flight(32 << 10)
+    with contextlib.ExitStack() as stack:
+        connections = [connect() for _ in range(8)]
+        for connection in connections:
+            stack.enter_context(flight.joined(connection))
+        assert connections[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == LEAST_PART_BYTES
+
+
+def test_connection_when_it_sends_then_it_is_paced_and_stands_behind_other_traffic(connect):
+    connection = connect()
+    with Flight(64 << 10).joined(connection):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK
+        rate = connection.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8)
+        assert int.from_bytes(rate, "little") == PACED_BYTES_PER_S
