@@ -24,6 +24,8 @@ PAIR_ENV = (
     ("UCX_MODULES", "^ib"),
     # A page outside of allocator, tree and requests ends the server.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
+    # SGLang opens NCCL for every group of more than one process, on a CPU too, where it has no device to use.
+    ("SGLANG_NCCL_SO_PATH", "/nonexistent"),
 )
 
 

@@ -12,7 +12,13 @@ from typing import Literal
 
 Verdict = Literal["served", "refused", "needs"]
 Answer = Literal[
-    "tokens", "adapter tokens", "drafted tokens", "vectors", "tokens of a program", "tokens about a picture"
+    "tokens",
+    "adapter tokens",
+    "drafted tokens",
+    "vectors",
+    "tokens of a program",
+    "tokens of a pair",
+    "tokens about a picture",
 ]
 
 
@@ -149,6 +155,26 @@ def _stateful() -> tuple[Mode, ...]:
     )
 
 
+def _paired() -> tuple[Mode, ...]:
+    def row(name: str, *flags: str) -> Mode:
+        own = ("--disaggregation-transfer-backend", "nixl", "--banyan-store", STORE)
+        return Mode(
+            name=name,
+            flags=(*flags, *own),
+            verdict="served",
+            num_ranks=1,
+            answer="tokens of a pair",
+            alone=(*ONE_RANK, *flags),
+            pool_tokens=900,
+            source="host",
+        )
+
+    return (
+        row("prefill/decode pairs"),
+        row("prefill/decode pairs of two shards", "--tp", "2"),
+    )
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -194,6 +220,7 @@ def _served() -> tuple[Mode, ...]:
         *_drafting(),
         *_windowed(),
         *_stateful(),
+        *_paired(),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
@@ -285,7 +312,6 @@ def _needing() -> tuple[Mode, ...]:
         row("video, audio", "a tiny model and clips; their keys are made as those of images"),
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("weight updates by RDMA", "an RDMA device"),
-        row("prefill/decode pairs", "two servers and a router: pd.md", "--disaggregation-mode", "prefill"),
         row("gRPC", "a gRPC client", "--grpc-mode"),
         row("Ray actors", "the package ray", "--use-ray"),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan import config
-from benchmark.modes import asking, models, pictures, program
+from benchmark.modes import asking, models, paired, pictures, program
 from benchmark.modes.asking import Answer, Ask
 from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, Mode
 from benchmark.servers import SHARE_FLAGS, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
@@ -61,6 +61,8 @@ def run(mode: Mode, out: Path) -> Found:
     try:
         if mode.answer == "tokens of a program":
             found = _programs(mode, folder)
+        elif mode.answer == "tokens of a pair":
+            found = _pair(mode, folder)
         else:
             found = _refusal(mode, folder) if mode.verdict == "refused" else _served(mode, folder)
     except ServerFailed as error:
@@ -145,6 +147,17 @@ def _programs(mode: Mode, folder: Path) -> Found:
             return ended(log.read_text(errors="replace"))
         answers.append(program.read(out))
     return _compared(mode, *answers, None)
+
+
+def _pair(mode: Mode, folder: Path) -> Found:
+    """A pair, and one server that shares nothing and has room for all that it is asked."""
+    asked = asking.prompts()
+    ours = paired.answers(mode, _model(mode), folder, asked, env=ENV)
+    alone = replace(mode, pool_tokens=paired.ALONE_POOL_TOKENS)
+    with ForkedServer(_specs(alone, folder)[1], _model(mode), folder) as server:
+        wait_ready([server])
+        theirs = paired.two_turns(asking.tokens(server.url), asked)
+    return _compared(mode, ours, theirs, None)
 
 
 def _compared(mode: Mode, ours: Sequence[Answer], theirs: Sequence[Answer], apart: float | None) -> Found:
