@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from benchmark import own_network, pd_classes, pd_dual, pd_slow
+from benchmark import own_network, pd_agents, pd_classes, pd_dual, pd_slow
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
 from benchmark.pd_checks import (
@@ -297,13 +297,19 @@ def _measure_dual(args: argparse.Namespace) -> int:
     report of the other runs, if there is one."""
     kept = args.out / "dual.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
-    found |= pd_dual.measure(ensure(LLAMA), args.out, args.seed, args.dual or list(pd_dual.LIMITED))
+    settings = args.dual or list(pd_dual.LIMITED)
+    model = ensure(LLAMA)
+    found |= pd_dual.measure(model, args.out, args.seed, [name for name in settings if name != pd_agents.NAME])
+    if pd_agents.NAME in settings:
+        found[pd_agents.NAME] = pd_agents.measure(model, args.out, args.seed)
     kept.write_text(json.dumps(found, indent=1) + "\n")
     figures = pd_dual.figures(found)
+    if pd_agents.NAME in found:
+        figures |= pd_agents.figures(found[pd_agents.NAME])
     # What docs/benchmarks/pd_dual.json is a copy of.
     (args.out / "dual_figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     _add(args.out, figures)
-    return 0 if figures["dual_outputs_identical"] else 1
+    return 0 if figures.get("dual_outputs_identical", True) else 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,10 @@ other half. Servers are told to move what they find (`--banyan-plan move`): a ti
   `split_ratio`: both limited alike; `unlimited_ratio`: nobody. Medians over rounds of the ratio of a round's means.
 * `read_balance_max_over_mean`: bytes that the two servers have read in the rounds with both limited, dual path on.
 * `dual_outputs_identical`: eight greedy tokens of each prompt, through both routers, in every setting.
+* `sim_error`: how far the simulator's ratio is from `dual_ttft_ratio`, as a part of it; for the other settings beside
+  their rows. The simulator (`banyan.lab.sim.pair`) decides as the router does. It is given what was measured before the
+  rounds: the rates that the servers report, the time of a request whose prefix is in the pool, and, where the decode
+  server read all of a prompt, what that took beside its read.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
+from banyan.lab.sim.pair import Asked, PairRates, times_s
 from benchmark.metrics import spread
 from benchmark.pd_servers import Pair
 from benchmark.provenance import provenance
@@ -49,12 +54,21 @@ SAMPLE_S = 0.05
 CALM_LOOKS, MOST_LOOKS = 4, 120
 """At the number of stored pages, one a second: so many alike mean that all is written; and how many at most."""
 
-LIMITED = {"dual": ("prefill",), "split": ("prefill", "decode"), "unlimited": ()}
-"""Whose reads are limited, by setting."""
+LIMITED = {"dual": ("prefill",), "split": ("prefill", "decode"), "unlimited": (), "agents": ("prefill",)}
+"""Whose reads are limited, by setting; of the last one `pd_agents` tells."""
 
-DECODE_HOST_GB = {"dual": "0.016", "split": "0.008", "unlimited": "0.016"}
+DECODE_HOST_GB = {"dual": "0.016", "split": "0.008", "unlimited": "0.016", "agents": "0.032"}
 """The decode server's arena, by setting: four times its part of one prompt, as it lends a quarter at most, and less
 than its parts of the prompts that are asked in between. It would read nothing of what its arena still has."""
+
+PREFILL_HOST_GB = {**dict.fromkeys(LIMITED, "0.006"), "agents": "0.012"}
+PREFILL_POOL_TOKENS = {**dict.fromkeys(LIMITED, "4000"), "agents": "6000"}
+DECODE_POOL_TOKENS = {**dict.fromkeys(LIMITED, "8000"), "agents": "24000"}
+"""SGLang keeps 512 of these for each running request."""
+
+ONE_AT_A_TIME = ("dual", "split", "unlimited")
+NUM_MEASURED = 6
+"""Prompts asked before the rounds, for what the simulator is given."""
 
 KINDS = ("on", "off")
 
@@ -86,12 +100,14 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         store=store,
         prefill_args=(
             *common,
-            *("--banyan-peers", door, "--max-total-tokens", "4000", "--banyan-host-gb", "0.006"),
+            *("--banyan-peers", door, "--banyan-host-gb", PREFILL_HOST_GB[name]),
+            *("--max-total-tokens", PREFILL_POOL_TOKENS[name]),
             *(limit if "prefill" in LIMITED[name] else ()),
         ),
         decode_args=(
             *common,
-            *("--banyan-listen", door, "--max-total-tokens", "8000", "--banyan-host-gb", DECODE_HOST_GB[name]),
+            *("--banyan-listen", door, "--banyan-host-gb", DECODE_HOST_GB[name]),
+            *("--max-total-tokens", DECODE_POOL_TOKENS[name]),
             *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             *(limit if "decode" in LIMITED[name] else ()),
         ),
@@ -143,8 +159,77 @@ def fill(setting: Setting, asked: Sequence[list[int]]) -> dict[int, list[int]]:
 
 
 def read_bytes(setting: Setting) -> dict[str, int]:
-    servers = {"prefill": setting.prefill, "decode": setting.pair.decode}
+    servers = _sides(setting)
     return {side: setting.pair.total(server, "read_bytes") for side, server in servers.items()}
+
+
+def measure_rates(setting: Setting, asked: Sequence[list[int]]) -> PairRates:
+    """What the simulator is given.
+
+    Raises:
+        RuntimeError: when a server has not measured its reads.
+    """
+    pooled_s, through_decode_s = [], []
+    for ids in asked[:NUM_MEASURED]:
+        before = read_bytes(setting)
+        time.sleep(PAUSE_S)
+        first_s, _ = _timed(setting.urls["on"], ids)
+        read = {side: after - before[side] for side, after in read_bytes(setting).items()}
+        time.sleep(PAUSE_S)
+        again_s, device_tokens = _timed(setting.urls["off"], ids)
+        if device_tokens > PROMPT_TOKENS / 2:
+            pooled_s.append(again_s)
+        if read["decode"] and not read["prefill"]:
+            through_decode_s.append(first_s)
+    rates = {side: _reported_rate(server) for side, server in _sides(setting).items()}
+    if not all(rates.values()) or not pooled_s:
+        raise RuntimeError(f"nothing to simulate with: rates {rates}, {len(pooled_s)} prompts found in the pool")
+    known: dict[str, float] = {}
+    without_reads_s = statistics.median(pooled_s)
+    if through_decode_s:
+        reading_s = PROMPT_TOKENS / rates["decode"]
+        known["detour_s"] = max(0.0, statistics.median(through_decode_s) - reading_s - without_reads_s)
+    return PairRates(
+        prefill_tokens_per_s=rates["prefill"],
+        decode_tokens_per_s=rates["decode"],
+        without_reads_s=without_reads_s,
+        **known,
+    )
+
+
+def _timed(url: str, ids: list[int]) -> tuple[float, int]:
+    """Seconds, and tokens that the prefill server had in its pool."""
+    start_s = time.perf_counter()
+    answer = Engine(url).generate(ids)
+    return time.perf_counter() - start_s, (answer["meta_info"].get("cached_tokens_details") or {}).get("device", 0)
+
+
+def _sides(setting: Setting) -> dict[str, Server]:
+    return {"prefill": setting.prefill, "decode": setting.pair.decode}
+
+
+def _reported_rate(server: Server) -> float:
+    """Tokens a second, as its router hears."""
+    return float(sum(load["read_tokens_per_s"] for load in (Engine(server.url).loads() or {}).get("loads", [])))
+
+
+def simulated(rows: Sequence[Mapping[str, Any]], rates: PairRates) -> list[dict[str, Any]]:
+    """The same requests with the simulator's times. What was in the pool is not read."""
+    asked = [
+        Asked(
+            at_s=1000.0 * number,
+            stored_tokens=max(0, PROMPT_TOKENS - (row["details"] or {}).get("device", 0)),
+            has_dual_path=row["kind"] == "on",
+        )
+        for number, row in enumerate(rows)
+    ]
+    return [{**row, "ttft_s": taken_s} for row, taken_s in zip(rows, times_s(asked, rates), strict=True)]
+
+
+def sim_error(rows: Sequence[Mapping[str, Any]], rates: PairRates) -> float:
+    """How far the simulator's ratio is from the measured one, as a part of it."""
+    said, seen = (statistics.median(ratios(each)) for each in (simulated(rows, rates), rows))
+    return round(abs(said / seen - 1), 4)
 
 
 def measure_rounds(setting: Setting, asked: Sequence[list[int]]) -> list[dict[str, Any]]:
@@ -173,8 +258,9 @@ def measure_rounds(setting: Setting, asked: Sequence[list[int]]) -> list[dict[st
 def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, Any]:
     asked = prompts(model, [PROMPT_TOKENS] * NUM_PROMPTS, seed=seed)
     with started(name, model, out) as setting:
-        servers = {"prefill": setting.prefill, "decode": setting.pair.decode}
+        servers = _sides(setting)
         answers = fill(setting, asked)
+        rates = measure_rates(setting, asked)
         with Queues(servers) as queues:
             rows = measure_rounds(setting, asked)
         is_identical = all(
@@ -196,6 +282,9 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
             "pause_s": PAUSE_S,
         },
         "rows": rows,
+        "rates": asdict(rates),
+        "simulated_ratio": statistics.median(ratios(simulated(rows, rates))),
+        "sim_error": sim_error(rows, rates),
         "num_pooled_rows": sum(map(was_pooled, rows)),
         "is_identical": is_identical,
         "counters": counters,
@@ -232,11 +321,16 @@ def measure(model: Path, out: Path, seed: int, settings: Sequence[str]) -> dict[
 
 
 def figures(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the settings that were measured."""
+    """Of the settings that were measured, but agents."""
+    found = {name: one for name, one in found.items() if name in ONE_AT_A_TIME}
+    if not found:
+        return {}
     titles = {"dual": "dual_ttft_ratio", "split": "split_ratio", "unlimited": "unlimited_ratio"}
     told: dict[str, Any] = {titles[name]: spread(ratios(one["rows"])) for name, one in found.items()}
     if "split" in found:
         told["read_balance_max_over_mean"] = balance(found["split"]["rows"])
+    if "sim_error" in found.get("dual", {}):
+        told["sim_error"] = found["dual"]["sim_error"]
     return {
         **told,
         "dual_outputs_identical": all(one["is_identical"] for one in found.values()),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from banyan.lab.sim.pair import PairRates
 from benchmark import pd_dual
 
 
@@ -27,6 +28,23 @@ def test_balance_when_one_side_reads_more_then_its_part_to_the_mean():
     rows = [row(0, "on", 1.0, prefill=30, decode=10), row(1, "off", 1.0, prefill=1000)]
     assert pd_dual.balance(rows) == 1.5
     assert pd_dual.balance([row(0, "off", 1.0, prefill=1000)]) is None
+
+
+def test_simulator_when_times_are_as_it_says_then_no_error_and_twice_the_ratio_is_an_error_of_half():
+    rates = PairRates(prefill_tokens_per_s=2000, decode_tokens_per_s=40_000, without_reads_s=0.02, detour_s=0.01)
+    asked = [row(number, kind, 0.0) for number, kind in enumerate(["on", "off"] * 2)]
+    # Of the store 1,600 tokens: 0.8 s by the prefill server, 0.04 s by the decode server.
+    rows = [{**each, "round": place} for place, each in enumerate(pd_dual.simulated(asked, rates))]
+    assert [round(each["ttft_s"], 3) for each in rows] == [0.07, 0.82] * 2
+    assert pd_dual.sim_error(rows, rates) == 0
+    slower = [{**each, "ttft_s": each["ttft_s"] * (2 if each["kind"] == "on" else 1)} for each in rows]
+    assert pd_dual.sim_error(slower, rates) == 0.5
+
+
+def test_simulator_when_a_prompt_was_in_the_pool_then_it_reads_none_of_it():
+    rates = PairRates(prefill_tokens_per_s=2000, decode_tokens_per_s=2000, without_reads_s=0.02)
+    (said,) = pd_dual.simulated([row(0, "off", 0.3, device=1600)], rates)
+    assert said["ttft_s"] == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("name", list(pd_dual.LIMITED))
