@@ -4,12 +4,14 @@
     python -m benchmark.pd --classes          needs root, `unshare` and `tc`
 
 On a loopback of its own, limited to `LINK_MBIT`, 64 bytes go to and fro, in the high class; and a loan is pulled again
-and again, by the code that pulls pages of other nodes, with `--banyan-dscp`'s mark, which puts it into the low class,
-and without it. The small messages' processes have the first core, the pulls' the others: what is measured is the path.
+and again, by the code that pulls pages of other nodes: with `--banyan-dscp`'s mark, which puts it into the low class,
+and with `--banyan-in-flight-kb` at what this path needs (`marked`); with that bound alone (`bounded`); and without
+either (`unmarked`). The small messages' processes have the first core, the pulls' the others: what is measured is the
+path.
 
 * `high_class_p99_ratio`: the messages' p99 beside marked pulls, to that with nothing beside them;
-  `high_class_p99_ratio_unmarked`: beside pulls that share their class. Medians over rounds.
-* `pulls_path_share`: the rate of the marked pulls' bytes, to the path's.
+  `high_class_p99_ratio_bounded` and `_unmarked`: beside pulls that share their class. Medians over rounds.
+* `pulls_path_share`: the rate of the marked pulls' bytes, to the path's; `pulls_path_share_bounded`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,17 @@ from benchmark.servers import unwind_on_sigterm
 
 LINK_MBIT = 1000
 LOW_DSCP = 8
+IN_FLIGHT_BYTES = 112 << 10
+"""A millisecond of the path. With half of it the pulls do not fill it here."""
+
+UNBOUNDED_BYTES = 1 << 30
+KINDS = {
+    "marked": (LOW_DSCP, IN_FLIGHT_BYTES),
+    "bounded": (None, IN_FLIGHT_BYTES),
+    "unmarked": (None, UNBOUNDED_BYTES),
+}
+"""How loans travel: mark, and bytes under way at most."""
+
 NUM_ROUNDS = 3
 ROUND_S = 6.0
 SETTLE_S = 1.0
@@ -61,11 +74,13 @@ class _Pages:
         return list(self._views)
 
 
-def _lend(ports: Any, dscp: int | None) -> None:
+def _lend(ports: Any, dscp: int | None, in_flight_bytes: int) -> None:
     _stand_back()
     loans = SimpleNamespace(find=lambda token: SimpleNamespace(goods=pages))
     pages = _Pages()
-    source = TcpSource(Address(HOST, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp)
+    source = TcpSource(
+        Address(HOST, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp, in_flight_bytes=in_flight_bytes
+    )
     ports.send(source.port)
     ports.recv()
 
@@ -121,11 +136,11 @@ def _child(target: Callable[..., None], *args: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pulling(dscp: int | None) -> Iterator[Synchronized[int]]:
+def pulling(dscp: int | None, in_flight_bytes: int) -> Iterator[Synchronized[int]]:
     """Pulls that fill the path; the number of bytes that have come."""
     num_bytes = cast("Synchronized[int]", multiprocessing.get_context("spawn").Value("q", 0))
     here, there = multiprocessing.Pipe()
-    with _child(_lend, there, dscp), _child(_pull, here.recv(), dscp, num_bytes):
+    with _child(_lend, there, dscp, in_flight_bytes), _child(_pull, here.recv(), dscp, num_bytes):
         while not num_bytes.value:
             time.sleep(0.1)
         time.sleep(SETTLE_S)
@@ -161,12 +176,12 @@ class Messages:
 
 
 def measure_round() -> dict[str, Any]:
-    """Nothing, marked pulls and unmarked pulls beside the messages, in turns."""
+    """Nothing, and each kind of pulls beside the messages, in turns."""
     row: dict[str, Any] = {}
     with Messages() as messages:
         row["idle_p99_us"] = _p99(messages.times_us(ROUND_S))
-        for name, dscp in (("marked", LOW_DSCP), ("unmarked", None)):
-            with pulling(dscp) as num_bytes:
+        for name, (dscp, in_flight_bytes) in KINDS.items():
+            with pulling(dscp, in_flight_bytes) as num_bytes:
                 before, start_s = num_bytes.value, time.perf_counter()
                 row[f"{name}_p99_us"] = _p99(messages.times_us(ROUND_S))
                 row[f"{name}_bytes_per_s"] = (num_bytes.value - before) / (time.perf_counter() - start_s)
@@ -181,14 +196,24 @@ def figures(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     def ratio(name: str) -> float:
         return round(statistics.median(row[f"{name}_p99_us"] / row["idle_p99_us"] for row in rows), 4)
 
-    rate = statistics.median(row["marked_bytes_per_s"] for row in rows)
+    def share(name: str) -> float:
+        rate = statistics.median(row[f"{name}_bytes_per_s"] for row in rows)
+        return round(rate * 8 / (LINK_MBIT * 1e6), 4)
+
     return {
         "high_class_p99_ratio": ratio("marked"),
+        "high_class_p99_ratio_bounded": ratio("bounded"),
         "high_class_p99_ratio_unmarked": ratio("unmarked"),
-        "pulls_path_share": round(rate * 8 / (LINK_MBIT * 1e6), 4),
+        "pulls_path_share": share("marked"),
+        "pulls_path_share_bounded": share("bounded"),
         "classes": {
             "rows": list(rows),
-            "sizes": {"link_mbit": LINK_MBIT, "num_rounds": NUM_ROUNDS, "round_s": ROUND_S},
+            "sizes": {
+                "link_mbit": LINK_MBIT,
+                "num_rounds": NUM_ROUNDS,
+                "round_s": ROUND_S,
+                "in_flight_kb": IN_FLIGHT_BYTES >> 10,
+            },
             "provenance": provenance(),
         },
     }

@@ -49,6 +49,9 @@ DUAL_MARKS = {
     "unlimited_ratio": "<= 1.05",
     "read_balance_max_over_mean": "<= 1.25",
     "dual_outputs_identical": "true",
+    "agents_jct_ratio": "<= 0.7",
+    "tpot_ratio": "<= 1.10",
+    "sim_error": "<= 0.15",
 }
 
 
@@ -70,7 +73,13 @@ SLOW_MARKS = {
     "exposed_transfer_share_stock": "",
     "handover_wire_ratio": "<= 0.10",
 }
-CLASSES_MARKS = {"high_class_p99_ratio": "<= 1.3", "high_class_p99_ratio_unmarked": "", "pulls_path_share": ">= 0.9"}
+CLASSES_MARKS = {
+    "high_class_p99_ratio": "<= 1.3",
+    "high_class_p99_ratio_bounded": "",
+    "high_class_p99_ratio_unmarked": "",
+    "pulls_path_share": ">= 0.9",
+    "pulls_path_share_bounded": "",
+}
 
 
 def slow_table() -> str:
@@ -99,8 +108,9 @@ def classes_page(run: Mapping[str, Any]) -> str:
     sizes = run["classes"]["sizes"]
     conditions = (
         f"`python -m benchmark.pd --classes`, {place_and_time(run['classes']['provenance'])}. "
-        f"{sizes['num_rounds']} rounds of {sizes['round_s']:g} s each with nothing, with marked and with unmarked "
-        f"pulls, on a loopback limited to {sizes['link_mbit']} Mbit/s."
+        f"{sizes['num_rounds']} rounds of {sizes['round_s']:g} s each with nothing, with marked, with bounded and "
+        f"with unmarked pulls, on a loopback limited to {sizes['link_mbit']} Mbit/s; bounded, marked ones too, to "
+        f"{sizes['in_flight_kb']} KiB under way."
     )
     return _page(run, CLASSES_MARKS, conditions)
 
@@ -112,12 +122,28 @@ def _page(run: Mapping[str, Any], marks: Mapping[str, str], conditions: str) -> 
 
 def _dual_conditions(run: Mapping[str, Any]) -> str:
     """Command, hardware, workload and commit. All settings are of one run of one command."""
-    settings = run["dual_settings"]
+    parts = [_one_at_a_time(run["dual_settings"], "agents" in run)] if "dual_settings" in run else []
+    return " ".join([*parts, _agents(run["agents"])] if "agents" in run else parts)
+
+
+def _agents(found: Mapping[str, Any]) -> str:
+    sizes = found["sizes"]
+    kinds = ("on", "off")
+    on_s, off_s = (statistics.mean(row["jct_s"] for row in found["rows"] if row["kind"] == kind) for kind in kinds)
+    return (
+        f"Agents ({place_and_time(found['provenance'])}): {sizes['num_agents']} at once with {sizes['num_turns']} "
+        f"turns each, first {sizes['first_tokens']} tokens, then {sizes['added_tokens']} more and the answer, of "
+        f"{sizes['answer_tokens']}; {sizes['num_rounds']} rounds. One took {on_s:.1f} s with the dual path and "
+        f"{off_s:.1f} s without."
+    )
+
+
+def _one_at_a_time(settings: Mapping[str, Any], has_agents: bool) -> str:
     one = next(iter(settings.values()))
     sizes = one["sizes"]
     errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
     failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
-    command = " ".join(["python -m benchmark.pd --dual", *settings])
+    command = " ".join(["python -m benchmark.pd --dual", *settings, *(["agents"] if has_agents else [])])
     return (
         f"`{command}`, {place_and_time(one['provenance'])}. "
         f"{sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "

@@ -65,6 +65,24 @@ def test_dual_page_when_a_run_is_kept_then_ratios_have_their_spread_and_failures
     assert "read for 20 requests; 1 such reads failed" in " ".join(page.split())
 
 
+def test_dual_page_when_agents_were_measured_too_then_their_ratios_and_sizes_are_told():
+    rows = [{"kind": "on", "jct_s": 3.0}, {"kind": "off", "jct_s": 9.0}, {"kind": "on", "jct_s": 5.0}]
+    sizes = {
+        "num_agents": 32,
+        "num_turns": 6,
+        "first_tokens": 400,
+        "added_tokens": 120,
+        "answer_tokens": 16,
+        "num_rounds": 2,
+    }
+    agents = {"rows": rows, "sizes": sizes, "provenance": RUN["provenance"]}
+    ratio = {"median": 0.4, "min": 0.3, "max": 0.5}
+    for run in ({**DUAL, "agents": agents, "agents_jct_ratio": ratio}, {"agents": agents, "agents_jct_ratio": ratio}):
+        page = " ".join(pd_page.dual_page(run).split())
+        assert "| `agents_jct_ratio` | 0.40 (0.30-0.50) | <= 0.7 |" in page
+        assert "32 at once with 6 turns" in page and "One took 4.0 s with the dual path and 9.0 s without" in page
+
+
 def test_slow_page_when_a_run_is_kept_then_its_figures_stand_with_what_was_sent_over_what():
     found = {"fast_ttft_s": [3.0, 3.1, 9.0], "slow_ttft_s": [3.2], "transfer_s": 1.5}
     run = {
@@ -87,12 +105,15 @@ def test_slow_page_when_a_run_is_kept_then_its_figures_stand_with_what_was_sent_
 def test_classes_page_when_a_run_is_kept_then_its_figures_stand_beside_their_aims():
     run = {
         "high_class_p99_ratio": 1.2,
+        "high_class_p99_ratio_bounded": 4.0,
         "high_class_p99_ratio_unmarked": 9.0,
         "pulls_path_share": 0.91,
+        "pulls_path_share_bounded": 0.92,
         "classes": {
-            "sizes": {"link_mbit": 1000, "num_rounds": 3, "round_s": 6.0},
+            "sizes": {"link_mbit": 1000, "num_rounds": 3, "round_s": 6.0, "in_flight_kb": 112},
             "provenance": RUN["provenance"],
         },
     }
     page = pd_page.classes_page(run)
     assert "| `high_class_p99_ratio` | 1.2 | <= 1.3 |" in page and "1000 Mbit/s" in page
+    assert "to 112 KiB under way" in " ".join(page.split())
