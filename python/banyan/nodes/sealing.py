@@ -74,7 +74,7 @@ def watch(socket: zmq.Socket[bytes], line: str) -> None:
     threading.Thread(target=look, name="banyan-strangers", daemon=True).start()
 
 
-class SpeakingContext(zmq.Context[zmq.Socket[bytes]]):
+class SealedContext(zmq.Context[zmq.Socket[bytes]]):
     """Makes PUSH sockets that speak to who knows the secret, and says in the log when somebody does not."""
 
     line: str

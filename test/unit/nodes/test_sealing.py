@@ -76,7 +76,7 @@ def test_speaker_when_the_listener_has_no_secret_then_nothing_is_said_to_it_and_
     here, _ = contexts
     plain = here.socket(zmq.PULL)
     address = f"tcp://127.0.0.1:{plain.bind_to_random_port('tcp://127.0.0.1')}"
-    context = sealing.SpeakingContext(KEYS, "it does not know the secret")
+    context = sealing.SealedContext(KEYS, "it does not know the secret")
     with caplog.at_level(logging.WARNING, logger="banyan"):
         socket = context.socket(zmq.PUSH)
         socket.connect(address)

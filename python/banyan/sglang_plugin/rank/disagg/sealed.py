@@ -63,4 +63,4 @@ def sealing_what_listens() -> Iterator[None]:
 def receiver_context() -> zmq.Context[Any] | None:
     """For the sockets that a decode server's receivers connect with; None: SGLang's own."""
     sealed_with = keys()
-    return None if sealed_with is None else sealing.SpeakingContext(sealed_with, NOT_SPOKEN_TO)
+    return None if sealed_with is None else sealing.SealedContext(sealed_with, NOT_SPOKEN_TO)
