@@ -40,13 +40,13 @@ def test_instalment_when_the_network_is_fast_then_several_layers_leave_together_
 
 def test_pace_when_a_transfer_was_held_up_then_the_best_of_late_counts_and_fades():
     pace = Pace()
-    pace.sent(10 << 20, 0.004)
+    pace.sent(10 << 20, LEAST_INSTALMENT_S)
     assert pace.least_bytes == 10 << 20
     for _ in range(10):
-        pace.sent(1 << 20, 0.004)
+        pace.sent(1 << 20, LEAST_INSTALMENT_S)
     assert 3 << 20 < pace.least_bytes < 4 << 20
     for _ in range(100):
-        pace.sent(1 << 10, 0.004)
+        pace.sent(1 << 10, LEAST_INSTALMENT_S)
     assert pace.least_bytes == LEAST_INSTALMENT_BYTES
 
 
