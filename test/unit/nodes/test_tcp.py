@@ -2,6 +2,7 @@
 """The packets of a loan carry the traffic class that was asked for, in both directions."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -44,3 +45,31 @@ def test_loan_when_a_class_is_asked_for_then_both_ends_mark_their_packets(monkey
 class Nothing:
     def layer(self, layer):
         return [memoryview(bytearray(1))]
+
+
+def test_connection_when_nothing_passes_then_the_call_ends_with_an_error_after_the_stall(monkeypatch):
+    monkeypatch.setattr(tcp, "STALL_S", 0.25)
+    here, there = socket.socketpair()
+    with here, there:
+        tcp.wait_in_kernel(here)
+        start_s = time.monotonic()
+        with pytest.raises(OSError):
+            here.recvmsg_into([bytearray(8)], 0, socket.MSG_WAITALL)
+        assert 0.2 < time.monotonic() - start_s < 2.0
+
+
+def test_connection_when_bytes_come_in_parts_then_one_call_takes_all_of_them():
+    here, there = socket.socketpair()
+    with here, there:
+        tcp.wait_in_kernel(here)
+        target = bytearray(8)
+
+        def say():
+            for part in (b"slow", b"ly.."):
+                time.sleep(0.05)
+                there.sendall(part)
+
+        thread = threading.Thread(target=say)
+        thread.start()
+        assert here.recvmsg_into([target], 0, socket.MSG_WAITALL)[0] == 8 and target == b"slowly.."
+        thread.join()
