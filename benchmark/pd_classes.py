@@ -104,9 +104,9 @@ def _echo(ports: Any) -> None:
 
 
 def _stand_back() -> None:
-    """Leave the first core, where there is another."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    """Leave the first core; where there is no other, go behind everybody there."""
     _, *others = sorted(os.sched_getaffinity(0))
+    os.sched_setscheduler(0, os.SCHED_OTHER if others else os.SCHED_IDLE, os.sched_param(0))
     if others:
         os.sched_setaffinity(0, others)
 
