@@ -67,8 +67,6 @@ DECODE_POOL_TOKENS = {**dict.fromkeys(LIMITED, "8000"), "agents": "24000"}
 """SGLang keeps 512 of these for each running request."""
 
 ONE_AT_A_TIME = ("dual", "split", "unlimited")
-NUM_MEASURED = 6
-"""Prompts asked before the rounds, for what the simulator is given."""
 
 KINDS = ("on", "off")
 
@@ -170,7 +168,7 @@ def measure_rates(setting: Setting, asked: Sequence[list[int]]) -> PairRates:
         RuntimeError: when a server has not measured its reads.
     """
     pooled_s, through_decode_s = [], []
-    for ids in asked[:NUM_MEASURED]:
+    for ids in asked:
         before = read_bytes(setting)
         time.sleep(PAUSE_S)
         first_s, _ = _timed(setting.urls["on"], ids)
@@ -185,10 +183,11 @@ def measure_rates(setting: Setting, asked: Sequence[list[int]]) -> PairRates:
     if not all(rates.values()) or not pooled_s:
         raise RuntimeError(f"nothing to simulate with: rates {rates}, {len(pooled_s)} prompts found in the pool")
     known: dict[str, float] = {}
-    without_reads_s = statistics.median(pooled_s)
+    # Means, as the ratios are of means.
+    without_reads_s = statistics.mean(pooled_s)
     if through_decode_s:
         reading_s = PROMPT_TOKENS / rates["decode"]
-        known["detour_s"] = max(0.0, statistics.median(through_decode_s) - reading_s - without_reads_s)
+        known["detour_s"] = max(0.0, statistics.mean(through_decode_s) - reading_s - without_reads_s)
     return PairRates(
         prefill_tokens_per_s=rates["prefill"],
         decode_tokens_per_s=rates["decode"],
