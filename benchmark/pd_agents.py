@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmark.client import NativeClient, open_session
 from benchmark.metrics import spread
+from benchmark.modes.models import FIRST_PLAIN_TOKEN, VOCABULARY
 from benchmark.pd_dual import KINDS, LIMIT_MB_PER_S, started
 from benchmark.provenance import provenance
-from benchmark.workload.generated import random_ids
 
 NAME = "agents"
 NUM_ROUNDS = 2
@@ -54,20 +54,25 @@ class Played:
     """Of its prompts, by the prefill server, wherever they were."""
 
 
+def drawn(rng: random.Random, num_tokens: int) -> list[int]:
+    """Tokens of the tiny model."""
+    return [rng.randrange(FIRST_PLAIN_TOKEN, VOCABULARY) for _ in range(num_tokens)]
+
+
 async def play(client: NativeClient, rng: random.Random, sizes: Sizes) -> Played:
     """All turns of one agent.
 
     Raises:
         RuntimeError: for a turn that failed.
     """
-    played, prompt, start_s = Played(), random_ids(rng, sizes.first_tokens), time.perf_counter()
+    played, prompt, start_s = Played(), drawn(rng, sizes.first_tokens), time.perf_counter()
     for _ in range(sizes.num_turns):
         answer = await client.answer((), prompt, sizes.answer_tokens)
         if answer.error or len(answer.output_ids) != sizes.answer_tokens:
             raise RuntimeError(f"an agent's turn failed: {answer.error or answer.output_ids}")
         played.itl_s += answer.itl_s
         played.found_tokens += answer.cached_tokens
-        prompt = [*prompt, *answer.output_ids, *random_ids(rng, sizes.added_tokens)]
+        prompt = [*prompt, *answer.output_ids, *drawn(rng, sizes.added_tokens)]
     played.duration_s = time.perf_counter() - start_s
     return played
 

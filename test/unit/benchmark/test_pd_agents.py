@@ -5,6 +5,7 @@ import random
 import pytest
 
 from benchmark import pd_agents
+from benchmark.modes.models import VOCABULARY
 from benchmark.pd_agents import Played, Sizes
 from benchmark.records import Answer
 
@@ -28,6 +29,7 @@ def test_agent_when_it_goes_on_then_each_prompt_begins_with_the_one_before_and_i
     played = asyncio.run(pd_agents.play(client, random.Random(1), SIZES))
     assert [len(ids) for ids in client.asked] == [40, 54, 68]
     assert client.asked[1][:44] == [*client.asked[0], 7, 7, 7, 7]
+    assert max(map(max, client.asked)) < VOCABULARY
     assert len(played.itl_s) == 9 and played.found_tokens == 48
 
 
