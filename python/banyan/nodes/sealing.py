@@ -8,9 +8,9 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import zmq
@@ -23,7 +23,7 @@ from banyan.nodes.secret import Keys
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
-@contextmanager
+@contextlib.contextmanager
 def listening(context: Context, keys: Keys) -> Iterator[None]:
     """Sockets that are made of ``context`` in here are to listen. They admit who knows the secret, as long as the
     program runs."""
@@ -60,16 +60,10 @@ def watch(socket: zmq.Socket[bytes], line: str) -> None:
     strangers = Strangers(line)
 
     def look() -> None:
-        while True:
-            try:
-                event = recv_monitor_message(events)["event"]
-            except zmq.ZMQError:
-                # The context has ended.
-                return
-            if event == zmq.Event.MONITOR_STOPPED:
-                events.close()
-                return
-            strangers.came()
+        with events, contextlib.suppress(zmq.ContextTerminated):
+            # A context waits at its end for this socket, too.
+            while recv_monitor_message(events)["event"] != zmq.Event.MONITOR_STOPPED:
+                strangers.came()
 
     threading.Thread(target=look, name="banyan-strangers", daemon=True).start()
 
