@@ -14,7 +14,9 @@ Invariants
      one for each leaf that goes, and ``LOOKS_PER_PAGE`` for each page that goes.
 
 States of a walk: fresh -> choosing -> over. The tree offers leaves oldest first; when it has none left although more is
-to go, the walk asks it to begin again: parents of leaves that have gone are leaves then.
+to go, the walk asks it to begin again: parents of leaves that have gone are leaves then. It does so at once where the
+parent is known to be the next piece of the same run (``banyan.planner.pieces``), which is as old: else the walk would
+take a piece of every run that it sees before it takes a second one of the oldest.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class Walk:
         begin_again: have the tree offer its leaves anew.
         look: at a leaf.
         looks: of all walks of the tree.
+        uncovers: whether the piece before a leaf that has gone is a leaf now.
     """
 
     def __init__(
@@ -125,36 +128,50 @@ class Walk:
         look: Callable[[int], Leaf],
         looks: Looks,
         *,
+        uncovers: Callable[[int], bool],
         near: int = NEAR_LEAVES,
     ) -> None:
         self._next_oldest = next_oldest
         self._begin_again = begin_again
         self._look = look
         self._looks = looks
-        self._near = near
+        self._uncovers = uncovers
+        self._near = self._num_at_hand = near
         self._leaves: list[tuple[float, int, Leaf]] = []
+        self._seen: dict[int, Leaf] = {}
         self._numbers = count()
         self._num_duplicates = self._num_taken = 0
+        self._chosen: Leaf | None = None
 
     def choose(self) -> Leaf | None:
-        """The leaf to evict now; None when nothing is left. Of equal ones the oldest."""
+        """The leaf to evict now; None when nothing is left. Of equal ones the oldest. The one before has gone."""
+        if self._chosen is not None and self._uncovers(self._chosen.node):
+            self._start_over()
         self._fill()
         if not self._leaves and self._num_taken:
-            self._begin_again()
-            self._num_taken = 0
+            self._start_over()
             self._fill()
         if not self._leaves:
             return None
-        _, _, chosen = heappop(self._leaves)
-        self._num_duplicates -= chosen.copy is not None
+        _, _, self._chosen = heappop(self._leaves)
+        self._num_duplicates -= self._chosen.copy is not None
         self._num_taken += 1
-        return chosen
+        return self._chosen
+
+    def _start_over(self) -> None:
+        self._begin_again()
+        # Those that were looked at with looks that were paid for stay in view.
+        self._num_at_hand = max(self._near, len(self._leaves) + 1)
+        self._leaves.clear()
+        self._num_duplicates = self._num_taken = 0
 
     def _fill(self) -> None:
-        while len(self._leaves) < self._near or (not self._num_duplicates and self._looks.spend()):
+        while len(self._leaves) < self._num_at_hand or (not self._num_duplicates and self._looks.spend()):
             node = self._next_oldest()
             if node is None:
-                return
-            leaf = self._look(node)
+                break
+            leaf = self._seen.get(node) or self._look(node)
+            self._seen[node] = leaf
             heappush(self._leaves, (leaf.loss, next(self._numbers), leaf))
             self._num_duplicates += leaf.copy is not None
+        self._num_at_hand = self._near

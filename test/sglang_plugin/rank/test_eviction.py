@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -18,6 +18,7 @@ from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
+from banyan.planner.pieces import PIECES_PER_POOL
 from banyan.sglang_plugin.rank import eviction
 from banyan.telemetry import Counters, Dropped
 
@@ -45,8 +46,21 @@ class Cache:
         value = torch.arange(self.num_slots, self.num_slots + len(tokens))
         self.num_slots += len(tokens)
         step = self.tree_core.begin_insert(InsertParams(key=RadixKey(array("q", tokens)), value=value))
+        while step.result is None:
+            step = self.tree_core.resume_insert()
         self.tree_core.end_insert()
         return step.result.last_device_node
+
+    def insert_as_sglang(self, tokens):
+        """As its cache does, with what hooks the insertion."""
+        key, num_held = RadixKey(array("q", tokens)), self.num_held(tokens)
+        node = self.insert(tokens)
+        result = InsertResult(prefix_len=num_held, last_device_node=node)
+        eviction.after_insert(result, self, InsertParams(key=key))
+        return node
+
+    def match_prefix(self, params):
+        return self.tree_core.match_prefix(params)
 
     def num_held(self, tokens):
         return self.tree_core.match_full_device_prefix(RadixKey(array("q", tokens)))[0]
@@ -82,6 +96,7 @@ def rig(monkeypatch):
         copy_of=lambda key: SourceKind.PEER if key in elsewhere else None,
         move_share=lambda kind: 0.01,
         demand=Demand(1_000),
+        num_frames=8 * PIECES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),
     )
@@ -131,6 +146,46 @@ def test_evict_when_children_have_gone_then_the_walk_goes_on_with_their_parent(r
     assert cache.tree_core.full_evictable_size() == 0
 
 
+@pytest.fixture
+def full(rig):
+    """Pages have had to go; three prompts of 40 pages are in the tree, asked for in this order."""
+    cache, _, linker = rig
+    cache.insert(prompt(9, 1))
+    cache.evict(PAGE)
+    for number in range(3):
+        nodes = cache.insert_as_sglang(prompt(number, 40))
+        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)])
+    return cache
+
+
+def held_pages(cache):
+    return [cache.num_held(prompt(number, 40)) // PAGE for number in range(3)]
+
+
+def test_evict_when_long_prompts_were_cut_then_the_oldest_loses_its_tail_and_no_more_than_a_piece_too_much(full):
+    assert full.evict(10 * PAGE) == 16 * PAGE
+    assert held_pages(full) == [24, 40, 40]
+
+
+def test_evict_when_a_piece_has_gone_then_the_one_before_it_goes_before_any_of_a_younger_prompt(full):
+    assert full.evict(41 * PAGE) == 48 * PAGE
+    assert held_pages(full) == [0, 32, 40]
+
+
+def test_insert_when_nothing_has_had_to_go_then_a_prompt_stays_in_one_piece(rig):
+    cache, _, _ = rig
+    cache.insert_as_sglang(prompt(0, 40))
+    assert cache.evict(PAGE) == 40 * PAGE
+
+
+def test_insert_when_a_request_uses_the_prompt_then_all_its_pieces_stay(full):
+    node = full.insert_as_sglang(prompt(3, 40))
+    full.tree_core.inc_lock_ref(node)
+    full.evict(1_000 * PAGE)
+    assert held_pages(full) == [0, 0, 0] and full.num_held(prompt(3, 40)) == 40 * PAGE
+    full.tree_core.sanity_check([], [])
+
+
 def test_install_when_a_rank_has_several_shards_then_sglang_evicts_alone(monkeypatch, caplog):
     monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
     cache = Cache()
@@ -145,10 +200,10 @@ def test_tree_when_used_at_random_then_it_stays_whole_and_what_is_used_stays(rig
     cache, elsewhere, linker = rig
     rng, locked = random.Random(seed), {}
     for _ in range(25_000):
-        tokens = [*prompt(rng.randrange(3)), *prompt(rng.randrange(3, 40), rng.randrange(1, 4))]
+        tokens = [*prompt(rng.randrange(3)), *prompt(rng.randrange(3, 40), rng.choice([1, 2, 3, 3, 40]))]
         match rng.randrange(4):
             case 0 | 1:
-                node = cache.insert(tokens)
+                node = cache.insert_as_sglang(tokens)
                 if rng.random() < 0.5:
                     elsewhere.add(key_of(cache, node))
                 if rng.random() < 0.2:

@@ -72,6 +72,7 @@ def looking(duplicates, losses=None):
 
 def walk_of(tree, duplicates, *, losses=None, looks=None, **how):
     tree.start()
+    how = {"uncovers": lambda node: False, **how}
     return Walk(tree.next, tree.start, looking(duplicates, losses), looks or Looks(), **how)
 
 
@@ -148,10 +149,40 @@ def test_choose_when_looked_at_then_each_leaf_once(flat):
     asked = []
     flat.start()
     look = looking(set())
-    walk = Walk(flat.next, flat.start, lambda node: asked.append(node) or look(node), Looks(), near=4)
+    walk = Walk(
+        flat.next, flat.start, lambda node: asked.append(node) or look(node), Looks(), uncovers=lambda node: True, near=4
+    )
     for _ in range(2):
         flat.evict(walk.choose().node)
     assert asked == [0, 1, 2, 3, 4]
+    assert walk.choose().node == 2
+
+
+@pytest.fixture
+def pieces():
+    """Three runs of four pieces, the oldest first: 0 to 3, 10 to 13, 20 to 23."""
+    tree = Tree()
+    for run in (0, 10, 20):
+        for piece in range(run, run + 4):
+            tree.add(piece, piece - 1 if piece > run else None)
+    return tree
+
+
+def test_choose_when_a_piece_uncovers_the_one_before_it_then_the_oldest_run_goes_on(pieces):
+    ages = {node: 1.0 / (100 - node // 10) for node in pieces.parent}
+    assert evicted(pieces, set(), 5, losses=ages, uncovers=lambda node: node % 10 > 0) == [3, 2, 1, 0, 13]
+
+
+def test_choose_when_nothing_is_known_of_the_parents_then_a_piece_of_each_run_goes(pieces):
+    assert evicted(pieces, set(), 3) == [3, 13, 23]
+
+
+def test_choose_when_a_walk_starts_over_then_what_was_paid_for_stays_in_view():
+    tree, looks = Tree(), Looks(num_saved=4)
+    for node in range(8):
+        tree.add(node)
+    assert evicted(tree, {6}, 2, near=2, looks=looks, uncovers=lambda node: True) == [0, 6]
+    assert looks.num_saved == 0
 
 
 def test_loss_when_copying_is_quick_or_a_page_is_old_then_small():
@@ -191,7 +222,9 @@ def test_tree_when_used_at_random_ten_thousand_times_then_leaves_go_and_nothing_
                 tree.locked ^= {node}
             case _ if len(nodes) > 20:
                 free, duplicates = set(nodes) - tree.locked, {node for node in nodes if rng.random() < 0.4}
+                uncovers = rng.choice([True, False])
                 how = {"near": rng.choice([1, 4, 16]), "looks": Looks(rng.randrange(20))}
+                how["uncovers"] = lambda node, answer=uncovers: answer
                 gone = evicted(tree, duplicates, rng.randrange(1, 12), **how)
                 assert set(gone) <= free and len(set(gone)) == len(gone)
         tree.locked &= set(tree.parent)

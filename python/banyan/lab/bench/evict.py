@@ -90,7 +90,7 @@ def _evict(by_age: deque[int], look: Any, shares: CostShares, looks: Looks, leaf
         return named[-1]
 
     shares.refresh()
-    walk, gone = Walk(next_oldest, lambda: None, look, looks), set()
+    walk, gone = Walk(next_oldest, lambda: None, look, looks, uncovers=lambda node: False), set()
     for _ in range(LEAVES_IN_A_WALK):
         leaf = walk.choose()
         assert leaf is not None

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's pool as a tree of pages, which evicts leaves when it is full: in the walks that Banyan's eviction makes.
+"""One rank's pool as SGLang's tree, which evicts leaves when it is full: in the walks that Banyan's eviction makes.
+
+What is inserted at once is one node, until a prompt parts from it or ends in it, and a leaf goes as a whole: more than
+was wanted goes. Shipped is a cut of long nodes (``banyan.planner.pieces``).
 
 Invariants
   1. A page is held only while its parent is: leaves go first.
   2. A page that a request uses is locked, with all pages before it, and stays.
-  3. No more than ``capacity`` pages are held.
+  3. No more than ``capacity`` pages are held or reserved.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from banyan.planner.pieces import cuts, least_piece
 from banyan.planner.victims import Leaf, Looks, Walk
 
 Page = int
@@ -25,15 +29,22 @@ class _Held:
     num_children: int
     used_at: int
     num_locks: int = 0
+    ends_node: bool = False
+    is_cut: bool = False
+    """Its node ends there because a long one was cut."""
 
 
 @dataclass(slots=True)
 class Victims:
-    """How leaves are chosen: what a look sees, how many are looked at before an eviction, and who looks further."""
+    """How leaves are chosen: what a look sees, how many are looked at before an eviction, and who looks further.
+
+    ``cuts``: long nodes are cut, once a page has had to go.
+    """
 
     look: Look
     near: int
     looks: Looks | None = None
+    cuts: bool = False
 
 
 class Tree:
@@ -45,7 +56,8 @@ class Tree:
         self._gone = gone
         self._held: dict[Page, _Held] = {}
         self._leaves: list[tuple[int, Page]] = []
-        self._now = 0
+        self._num_reserved = self._now = 0
+        self._has_evicted = self._has_uncovered = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -55,7 +67,12 @@ class Tree:
 
     @property
     def num_free(self) -> int:
-        return self._capacity - len(self._held)
+        return self._capacity - self._num_reserved - len(self._held)
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that nobody uses."""
+        return sum(1 for held in self._held.values() if not held.num_locks)
 
     def match(self, pages: Sequence[Page]) -> int:
         """Leading pages that are held."""
@@ -65,11 +82,12 @@ class Tree:
         return len(pages)
 
     def touch(self, pages: Sequence[Page]) -> None:
-        """These leading pages were used now."""
+        """A prompt has matched these leading pages: they were used now, and a node ends with them."""
         self._now += 1
         for page in pages:
             held = self._held[page]
             held.used_at = self._now
+        held.ends_node = True
         self._offer(pages[-1])
 
     def lock(self, pages: Sequence[Page]) -> None:
@@ -82,6 +100,18 @@ class Tree:
         if pages:
             self._offer(pages[-1])
 
+    def reserve(self, num_pages: int) -> bool:
+        """Set room aside for pages that are being computed; False where not enough can go for it."""
+        if num_pages > self.num_free:
+            self._evict(num_pages - self.num_free)
+        if num_pages > self.num_free:
+            return False
+        self._num_reserved += num_pages
+        return True
+
+    def give_back(self, num_pages: int) -> None:
+        self._num_reserved -= num_pages
+
     def insert(self, pages: Sequence[Page], num_matched: int) -> int:
         """Hold ``pages`` behind the first ``num_matched``, locked; how many fit."""
         self._now += 1
@@ -89,11 +119,20 @@ class Tree:
         if missing > 0:
             self._evict(missing)
         num_held = min(len(pages), num_matched + self.num_free)
+        if num_held <= num_matched:
+            return num_held
         for number in range(num_matched, num_held):
             parent = pages[number - 1] if number else None
             self._held[pages[number]] = _Held(parent, 0, self._now, num_locks=1)
             if parent is not None:
                 self._held[parent].num_children += 1
+        for number in (num_matched, num_held):
+            if number:
+                self._held[pages[number - 1]].ends_node = True
+        if self._victims.cuts and self._has_evicted:
+            for number in cuts(num_matched, num_held, least_piece(self._capacity)):
+                held = self._held[pages[number - 1]]
+                held.ends_node = held.is_cut = True
         return num_held
 
     def _offer(self, page: Page) -> None:
@@ -120,18 +159,25 @@ class Tree:
                     heapq.heappush(self._leaves, (used_at, page))
             named.clear()
 
-        how = self._victims
-        walk = Walk(next_oldest, put_back, how.look, how.looks or Looks(), near=how.near)
+        how, self._has_evicted = self._victims, True
+        walk = Walk(
+            next_oldest,
+            put_back,
+            how.look,
+            how.looks or Looks(),
+            uncovers=lambda page: self._has_uncovered,
+            near=how.near,
+        )
         while num_pages > 0 and (leaf := walk.choose()) is not None:
-            num_gone = self._take(leaf.node, num_pages)
+            num_gone = self._take(leaf.node)
             if how.looks is not None:
                 how.looks.earn(num_gone)
             num_pages -= num_gone
         put_back()
 
-    def _take(self, page: Page, at_most: int) -> int:
-        """Evict a leaf, and the pages before it that were last used with it; how many went."""
-        num_gone, used_at = 0, self._held[page].used_at
+    def _take(self, page: Page) -> int:
+        """Evict a leaf, that is a node; how many pages went."""
+        num_gone, self._has_uncovered = 0, False
         while True:
             parent = self._held.pop(page).parent
             num_gone += 1
@@ -142,7 +188,8 @@ class Tree:
             held.num_children -= 1
             if held.num_children or held.num_locks:
                 return num_gone
-            if held.used_at != used_at or num_gone == at_most:
+            if held.ends_node:
                 self._offer(parent)
+                self._has_uncovered = held.is_cut
                 return num_gone
             page = parent

@@ -3,6 +3,9 @@
 
 SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
 the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
+
+A leaf goes as a whole. So once pages have had to go, long runs of new pages are cut (``banyan.planner.pieces``): by a
+match that ends where the cut shall be, as the match of another prompt would.
 """
 
 from __future__ import annotations
@@ -12,15 +15,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
+from banyan.planner.pieces import PIECES_PER_POOL, cuts, least_piece
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, expected_loss
 from banyan.sglang_plugin import runtime
 from banyan.telemetry import Counters, Dropped, Stopwatch
 
 logger = logging.getLogger("banyan")
+
+MOST_PIECES_KNOWN = 8 * PIECES_PER_POOL
+"""Several times what a pool can hold. More means that the tree was emptied meanwhile, and these are forgotten."""
 
 
 def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
@@ -37,7 +45,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
         logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
-    VictimChoice(
+    cache.banyan_victims = VictimChoice(
         cache.tree_core,
         copy_of=linker.copy_of,
         shares=CostShares(linker.move_share, time.monotonic),
@@ -45,7 +53,15 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         counters=linker.counters,
         dropped=linker.dropped,
         page_tokens=cache.page_size,
+        piece_tokens=least_piece(linker.num_frames) * cache.page_size,
     )
+
+
+def after_insert(result: Any, cache: Any, params: Any) -> None:
+    """A prompt's pages are in the tree: cut what is new of them, where victims are ours."""
+    victims: VictimChoice | None = getattr(cache, "banyan_victims", None)
+    if victims is not None and params.key is not None:
+        victims.came(params.key, result, lambda key: cache.match_prefix(MatchPrefixParams(key=key)).last_device_node)
 
 
 def around_load_back(load_back: Callable[[Any], Any], wrapper: Any, req: Any) -> Any:
@@ -67,6 +83,7 @@ class VictimChoice:
         core: the tree core; its three steps of a walk are replaced on this object.
         copy_of: where else the page of a key lies.
         shares: what a page costs to have again.
+        piece_tokens: least length of a piece, in whole pages.
     """
 
     def __init__(
@@ -79,6 +96,7 @@ class VictimChoice:
         counters: Counters,
         dropped: Dropped,
         page_tokens: int,
+        piece_tokens: int,
     ) -> None:
         self._core = core
         self._copy_of = copy_of
@@ -87,6 +105,8 @@ class VictimChoice:
         self._counters = counters
         self._dropped = dropped
         self._page_tokens = page_tokens
+        self._piece_tokens = piece_tokens
+        self._pieces: set[int] = set()
         self._start, self._next, self._end = (
             core.evict_device_start,
             core.evict_device_next_node,
@@ -107,6 +127,18 @@ class VictimChoice:
             timed(self.end),
         )
 
+    def came(self, key: Any, result: Any, node_at: Callable[[Any], int]) -> None:
+        """The pages of ``key`` are in the tree. ``node_at`` has a node end where a key does, and names it."""
+        if result.rotation_tail_declined or not self._counters.num_evicted_pages:
+            return
+        page, begin, piece = self._page_tokens, result.prefix_len, self._piece_tokens
+        at = cuts(begin // page, len(key) // page, piece // page)
+        pieces = [node_at(key[: number * page]) for number in at]
+        if len(self._pieces) > MOST_PIECES_KNOWN:
+            self._pieces.clear()
+        # Behind the first piece there is always another one. The last keeps the name of the whole.
+        self._pieces.update(pieces[1:], [result.last_device_node] if pieces else [])
+
     def start(self, component: Any, num_tokens: int) -> None:
         self._start(component, num_tokens)
         self._num_tokens = num_tokens
@@ -116,7 +148,9 @@ class VictimChoice:
             self._start(component, num_tokens)
 
         self._shares.refresh()
-        self._walk = Walk(lambda: self._next_oldest(component), begin_again, self._look, self._looks)
+        self._walk = Walk(
+            lambda: self._next_oldest(component), begin_again, self._look, self._looks, uncovers=self._uncovers
+        )
 
     def next(self, component: Any, tracker: dict[Any, int]) -> Any:
         """The tree's own step for the leaf that goes now."""
@@ -143,6 +177,12 @@ class VictimChoice:
             return None
         self._steps[step.node_id] = step
         return int(step.node_id)
+
+    def _uncovers(self, node: int) -> bool:
+        if node not in self._pieces:
+            return False
+        self._pieces.discard(node)
+        return True
 
     def _look(self, node: int) -> Leaf:
         """By its last page: whoever holds that holds the pages before it."""

@@ -86,7 +86,8 @@ class BanyanLinker(UnifiedCacheLinker):
         self._shards = Shards(params)
         self._allocator = pools.allocator
         self.counters = Counters()
-        self.demand, self.dropped = Demand(pools.allocator.num_pages), Dropped()
+        self.num_frames = pools.allocator.num_pages
+        self.demand, self.dropped = Demand(self.num_frames), Dropped()
         member = partial(
             Membership,
             server_args=server_args,

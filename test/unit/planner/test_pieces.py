@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where runs of pages are cut: in few pieces, none of them shorter than it need be."""
+
+from __future__ import annotations
+
+import pytest
+
+from banyan.planner.pieces import MOST_PIECES, PIECES_PER_POOL, cuts, least_piece
+
+
+def test_cuts_when_a_run_is_long_then_it_has_the_most_pieces():
+    assert list(cuts(100, 200, 8)) == [120, 140, 160, 180]
+
+
+def test_cuts_when_a_run_is_short_then_pieces_of_the_least_length_or_none():
+    assert list(cuts(0, 20, 8)) == [8]
+    assert list(cuts(0, 8, 8)) == list(cuts(0, 11, 8)) == list(cuts(5, 5, 8)) == []
+
+
+@pytest.mark.parametrize("least", [1, 7, 64])
+def test_cuts_when_of_any_length_then_few_and_inside_and_the_last_piece_has_half_of_the_least(least):
+    for end in range(10, 500):
+        at = [10, *cuts(10, end, least), end]
+        lengths = [after - before for before, after in zip(at, at[1:], strict=False)]
+        assert len(lengths) <= MOST_PIECES and at == sorted(at)
+        assert all(length >= least for length in lengths[:-1]) and (len(lengths) == 1 or lengths[-1] >= least // 2)
+
+
+def test_least_piece_when_a_pool_is_large_then_a_64th_of_it():
+    assert (least_piece(64_000), least_piece(3)) == (64_000 // PIECES_PER_POOL, 1)
