@@ -1,44 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node under a closed loop of clients, in virtual time: trees, fetches, an arena, and Banyan's own policies.
+"""A node under a closed loop of clients, in virtual time: trees, batches, fetches, an arena, Banyan's own decisions.
 
-Ranks prefill one request after the other. Computing a token takes ``TOKEN_S``, copying one ``FETCH_S``: SmolLM2 on
-one core, and only their ratio matters to what is found. Decoding is left out. Leaves are chosen in Banyan's own walks;
-what a system takes for the loss of a leaf is what sets it apart.
+What a prompt finds depends on when others are done, so ranks work as SGLang's do. Those that wait are prefilled side by
+side, as many as fit into a chunk, and find nothing of each other; their pages are published when the batch has ended.
+What they need is set aside before, and what is fetched with it. Their pages are locked until they have decoded. What a
+prompt brings is one node of the tree, which goes as a whole. The last page of a prompt is always computed.
 
-A request: issued -> placed (waiting) -> served -> done; then the next one is issued.
+Computing a token takes ``TOKEN_S``, copying one ``FETCH_S``: SmolLM2 on one core, and only their ratio matters to what
+is found. Leaves are chosen in Banyan's own walks; what a system takes for the loss of a leaf is what sets it apart.
+
+A request: issued -> (held by the dispatcher) -> placed -> waiting -> in a batch -> decoding -> done; then the next one
+is issued.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from banyan.core import SourceKind
+from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.tree import Page, Tree, Victims
 from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks, expected_loss
-from banyan.routing import POLICIES, Query, RankState, place
+from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
+from benchmark.pressure.approximate import ApproximateTrees
 
 PAGE_TOKENS = 16
 TOKEN_S = 1 / 600
 FETCH_S = TOKEN_S / 500
+CHUNK_PAGES = 256
+"""SGLang's chunk of 4,096 tokens on a CPU."""
+
+DECODE_STEPS, STEP_S, STEP_OF_REQUEST_S = 8, 0.04, 0.04
+"""Of an answer; of a step, and more for each request in it."""
+
+APART_S = 0.0005
+"""Two requests of a client pool do not come at once: the first is often in a batch of its own."""
 
 LRU, DUPLICATES_FIRST, LOSS, RANDOM, BELADY = "lru", "duplicates first", "loss", "random", "belady"
 ALL_LEAVES = 1 << 30
+ROUTER = "router"
+"""Not one of Banyan's policies: SGLang's router, ``cache_aware``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is compared. ``arena_pages`` are of the node."""
+    """What is compared. ``arena_pages`` are of the node. ``cuts``: long nodes are cut; ``waits``: the dispatcher holds
+    requests back for what a rank is computing."""
 
     num_ranks: int
     pool_pages: int
     policy: str = "lmetric"
     fetches: bool = True
     evicts: str = LRU
+    cuts: bool = False
+    waits: bool = False
     arena_pages: int = 0
     counts_displaced: bool = False
     concurrency: int = 4
@@ -54,6 +75,7 @@ class Outcome:
     num_fetched: int = 0
     num_evicted_last: int = 0
     num_evicted: int = 0
+    num_held_back: int = 0
     ttft_s: list[float] = field(default_factory=list)
     distinct: list[float] = field(default_factory=list)
 
@@ -62,13 +84,34 @@ class Outcome:
         return self.num_cached / self.num_tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Work:
     pages: Sequence[Page]
     issued_s: float
-    num_new: int
-    num_held: int = 0
-    """Pages that it holds locked while it is served."""
+    is_measured: bool
+    num_new: int = 0
+    """Tokens that the dispatcher expects to be computed."""
+    num_done: int = 0
+    num_in_batch: int = 0
+    num_reserved: int = 0
+    num_locked: int = 0
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class _Rank:
+    tree: Tree
+    demand: Demand
+    waiting: list[_Work] = field(default_factory=list)
+    batch: list[_Work] = field(default_factory=list)
+    chunked: _Work | None = None
+    decoding: list[_Work] = field(default_factory=list)
+    is_busy: bool = False
+    computed_tokens: int = 0
+
+    @property
+    def prefilling(self) -> list[_Work]:
+        return self.batch + self.waiting
 
 
 def _key(page: Page) -> tuple[Page]:
@@ -83,90 +126,111 @@ class Node:
         self._arena: OrderedDict[Page, None] = OrderedDict()
         self._rng = random.Random(setting.seed)
         self._next_use: dict[Page, list[int]] = {}
-        self._position = 0
-        self._demands = [Demand(setting.pool_pages) for _ in range(setting.num_ranks)]
-        self._trees = [self._tree(rank) for rank in range(setting.num_ranks)]
-        self._queues: list[list[_Work]] = [[] for _ in self._trees]
-        self._policy = POLICIES[setting.policy]()
-        self._turn = 0
-        self._last_turns = [-1] * setting.num_ranks
+        self._position = self._first_measured = 0
+        self._ranks: list[_Rank] = []
+        for rank in range(setting.num_ranks):
+            demand = Demand(setting.pool_pages)
+            self._ranks.append(_Rank(self._tree(rank, demand), demand))
+        self._router = ApproximateTrees(setting.num_ranks)
+        policy = "lmetric" if setting.policy == ROUTER else setting.policy
+        self._dispatcher = Dispatcher(setting.num_ranks, POLICIES[policy]())
+        self._held: list[tuple[_Work, Prompt, Wait]] = []
+        self._waiting: list[tuple[int, Sequence[Page]]] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = []
+        self._num_events = 0
+        self._now_s = 0.0
         self.outcome = Outcome()
 
     def play(self, prompts: Sequence[Sequence[Page]], num_measured: int) -> Outcome:
         """Ask all prompts, in this order; measure the last ``num_measured``."""
-        self._remember_uses(prompts)
-        events: list[tuple[float, int]] = []
-        waiting = list(enumerate(prompts))[::-1]
-        now_s = 0.0
-
-        def issue() -> None:
-            if waiting:
-                self._position, pages = waiting.pop()
-                if self._position == len(prompts) - num_measured:
-                    self.outcome = Outcome()
-                rank = self._place(pages, now_s)
-                if len(self._queues[rank]) == 1:
-                    heapq.heappush(events, (now_s + self._serve(rank, now_s), rank))
-
-        for _ in range(self._setting.concurrency):
-            issue()
-        while events:
-            now_s, rank = heapq.heappop(events)
-            self._finish(rank)
-            issue()
-            if self._queues[rank] and all(busy != rank for _, busy in events):
-                heapq.heappush(events, (now_s + self._serve(rank, now_s), rank))
-        return self.outcome
-
-    def _remember_uses(self, prompts: Sequence[Sequence[Page]]) -> None:
         for position in reversed(range(len(prompts))):
             for page in prompts[position]:
                 self._next_use.setdefault(page, []).append(position)
+        self._waiting = list(enumerate(prompts))[::-1]
+        self._first_measured = len(prompts) - num_measured
+        for client in range(self._setting.concurrency):
+            self._after(client * APART_S, self._issue)
+        while self._events:
+            self._now_s, _, event, arguments = heapq.heappop(self._events)
+            event(*arguments)
+        return self.outcome
+
+    def _after(self, delay_s: float, event: Callable[..., None], *arguments: int) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (self._now_s + delay_s, self._num_events, event, arguments))
 
     # ---- placement ---------------------------------------------------------------------------------------------
 
-    def _place(self, pages: Sequence[Page], now_s: float) -> int:
-        own = [self._match(rank, pages) for rank in range(len(self._trees))]
-        fetchable = self._reach(pages, 0) if self._setting.fetches else 0
-        num_tokens = len(pages) * PAGE_TOKENS
-        query = Query(
-            turn=self._turn,
-            num_prompt_tokens=num_tokens,
-            cached_tokens={rank: num * PAGE_TOKENS for rank, num in enumerate(own)},
-            fetchable_tokens=fetchable * PAGE_TOKENS,
+    def _issue(self) -> None:
+        if not self._waiting:
+            return
+        self._position, pages = self._waiting.pop()
+        if self._position == self._first_measured:
+            self.outcome = Outcome()
+        work = _Work(pages, self._now_s, self._position >= self._first_measured)
+        if self._setting.policy == ROUTER:
+            work.num_new = len(pages) * PAGE_TOKENS
+            self._enqueue(work, self._router.place(pages))
+            return
+        prompt = self._prompt(work)
+        wait = self._dispatcher.wait(prompt, range(len(self._ranks))) if self._setting.waits else None
+        if wait is None:
+            self._place(work, prompt)
+        else:
+            self.outcome.num_held_back += 1
+            self._held.append((work, prompt, wait))
+
+    def _prompt(self, work: _Work) -> Prompt:
+        """As the dispatcher sees it now."""
+        for rank in range(len(self._ranks)):
+            self._report(rank)
+        own = [rank.tree.match(work.pages) for rank in self._ranks]
+        return Prompt(
+            num_tokens=len(work.pages) * PAGE_TOKENS,
+            cached_tokens=[num * PAGE_TOKENS for num in own],
+            fetchable_tokens=self._reach(work.pages, 0) * PAGE_TOKENS if self._setting.fetches else 0,
+            tokens=PagedPrompt(work.pages, PAGE_TOKENS),
         )
-        rank = place(self._policy, query, [self._state(rank) for rank in range(len(self._trees))]).rank
-        self._last_turns[rank] = self._turn
-        self._turn += 1
-        num_new = num_tokens - max(own[rank], fetchable) * PAGE_TOKENS
-        self._queues[rank].append(_Work(pages, now_s, num_new))
+
+    def _place(self, work: _Work, prompt: Prompt) -> None:
+        rank = self._dispatcher.place(prompt, range(len(self._ranks)), self._now_s).rank
+        work.num_new = prompt.num_tokens - max(prompt.cached_tokens[rank], prompt.fetchable_tokens)
         if self._setting.evicts == LOSS:
-            self._demands[rank].asked(list(map(_key, pages)))
-        return rank
+            self._ranks[rank].demand.asked(list(map(_key, work.pages)))
+        self._enqueue(work, rank)
 
-    def _match(self, rank: int, pages: Sequence[Page]) -> int:
-        """What the rank holds, or is about to."""
-        best = self._trees[rank].match(pages)
-        for work in self._queues[rank]:
-            same = 0
-            for mine, theirs in zip(pages, work.pages, strict=False):
-                if mine != theirs:
-                    break
-                same += 1
-            best = max(best, same)
-        return best
+    def _enqueue(self, work: _Work, number: int) -> None:
+        rank = self._ranks[number]
+        rank.waiting.append(work)
+        if not rank.is_busy:
+            rank.is_busy = True
+            self._after(0.0, self._next_batch, number)
 
-    def _state(self, rank: int) -> RankState:
-        queue = self._queues[rank]
-        return RankState(
-            rank=rank,
-            num_running=0,
-            num_waiting=len(queue),
-            pending_prefill_tokens=sum(work.num_new for work in queue),
-            ongoing_tokens=sum(len(work.pages) for work in queue) * PAGE_TOKENS,
-            last_turn=self._last_turns[rank],
-            unused_tokens=self._trees[rank].num_free * PAGE_TOKENS if self._setting.counts_displaced else None,
+    def _send_on(self) -> None:
+        """Place what was held back for pages that are there now, or will not come."""
+        for held in list(self._held):
+            work, _, wait = held
+            prompt = self._prompt(work)
+            has_come = prompt.cached_tokens[wait.rank] >= wait.num_tokens
+            if has_come or not self._dispatcher.is_awaited(prompt, wait):
+                self._held.remove(held)
+                self._place(work, prompt)
+
+    def _report(self, number: int) -> None:
+        rank, setting = self._ranks[number], self._setting
+        prefilling = rank.prefilling
+        counts = setting.counts_displaced and len(self._arena) >= setting.arena_pages
+        report = LoadReport(
+            taken_s=math.nextafter(self._now_s, math.inf),
+            num_running=len(rank.decoding),
+            num_waiting=len(prefilling),
+            pending_prefill_tokens=sum(work.num_new for work in prefilling),
+            ongoing_tokens=sum(len(work.pages) for work in prefilling + rank.decoding) * PAGE_TOKENS,
+            unused_tokens=(setting.pool_pages - len(rank.tree)) * PAGE_TOKENS if counts else None,
+            total_prefill_tokens=rank.computed_tokens,
+            total_prefill_us=round(rank.computed_tokens * TOKEN_S * 1e6),
         )
+        self._dispatcher.reported(number, report)
 
     # ---- service -----------------------------------------------------------------------------------------------
 
@@ -177,30 +241,92 @@ class Node:
                 return number
         return len(pages)
 
-    def _serve(self, rank: int, now_s: float) -> float:
-        tree, work, outcome = self._trees[rank], self._queues[rank][0], self.outcome
-        pages = work.pages
-        own = tree.match(pages)
-        reached = self._reach(pages, own) if self._setting.fetches else own
-        tree.lock(pages[:own])
-        if own:
-            tree.touch(pages[:own])
-        work.num_held = tree.insert(pages, own)
-        for page in pages[own : work.num_held]:
-            self._holders[page] = self._holders.get(page, 0) | 1 << rank
-        self._back_up(pages[: work.num_held])
-        computed = (len(pages) - reached) * PAGE_TOKENS
-        taken_s = computed * TOKEN_S + (reached - own) * PAGE_TOKENS * FETCH_S
-        outcome.num_tokens += len(pages) * PAGE_TOKENS
-        outcome.num_cached += reached * PAGE_TOKENS
-        outcome.num_fetched += (reached - own) * PAGE_TOKENS
-        outcome.ttft_s.append(now_s + taken_s - work.issued_s)
-        outcome.distinct.append(self.distinct_share())
-        return taken_s
+    def _next_batch(self, number: int) -> None:
+        """Prefill those that wait; else one step of all that decode; else nothing."""
+        rank, room, taken_s = self._ranks[number], CHUNK_PAGES, 0.0
+        if rank.chunked is not None:
+            room -= self._join(rank, rank.chunked, room)
+        while rank.waiting and room > 0 and rank.chunked is None:
+            found = self._admit(rank, rank.waiting[0])
+            if found is None:
+                break
+            taken_s += found * PAGE_TOKENS * FETCH_S
+            room -= self._join(rank, rank.waiting.pop(0), room)
+        if rank.batch:
+            num_computed = sum(work.num_in_batch for work in rank.batch) * PAGE_TOKENS
+            self._after(taken_s + num_computed * TOKEN_S, self._prefilled, number)
+        elif rank.decoding:
+            self._after(STEP_S + STEP_OF_REQUEST_S * len(rank.decoding), self._decoded, number)
+        else:
+            rank.is_busy = False
 
-    def _finish(self, rank: int) -> None:
-        work = self._queues[rank].pop(0)
-        self._trees[rank].unlock(work.pages[: work.num_held])
+    def _admit(self, rank: _Rank, work: _Work) -> int | None:
+        """Lock what is there, and set room aside for what is fetched: so many pages. None: it has to wait."""
+        pages, outcome = work.pages, self.outcome
+        most = len(pages) - 1
+        own = min(rank.tree.match(pages), most)
+        reached = min(self._reach(pages, own), most) if self._setting.fetches else own
+        if own:
+            rank.tree.touch(pages[:own])
+        rank.tree.lock(pages[:own])
+        # The answer begins a page of its own.
+        if len(pages) - own + 1 > rank.tree.num_free + rank.tree.num_evictable:
+            rank.tree.unlock(pages[:own])
+            return None
+        rank.tree.reserve(reached - own)
+        work.num_locked, work.num_reserved, work.num_done = own, reached - own, reached
+        if work.is_measured:
+            outcome.num_tokens += len(pages) * PAGE_TOKENS
+            outcome.num_cached += reached * PAGE_TOKENS
+            outcome.num_fetched += (reached - own) * PAGE_TOKENS
+            outcome.distinct.append(self.distinct_share())
+        return reached - own
+
+    def _join(self, rank: _Rank, work: _Work, room: int) -> int:
+        """Take as much of a request into the batch as there is room: so many pages."""
+        work.num_in_batch = min(room, len(work.pages) - work.num_done)
+        has_room = rank.tree.reserve(work.num_in_batch)
+        assert has_room, "what was admitted fits"
+        work.num_reserved += work.num_in_batch
+        rank.batch.append(work)
+        rank.chunked = work if work.num_done + work.num_in_batch < len(work.pages) else None
+        return work.num_in_batch
+
+    def _prefilled(self, number: int) -> None:
+        rank = self._ranks[number]
+        for work in rank.batch:
+            rank.computed_tokens += work.num_in_batch * PAGE_TOKENS
+            work.num_done += work.num_in_batch
+            self._publish(number, work)
+            if work.num_done == len(work.pages):
+                rank.decoding.append(work)
+                if work.is_measured:
+                    self.outcome.ttft_s.append(self._now_s - work.issued_s)
+        rank.batch = []
+        self._send_on()
+        self._next_batch(number)
+
+    def _publish(self, number: int, work: _Work) -> None:
+        """What has been computed enters the tree, as far as nobody was quicker."""
+        tree, pages = self._ranks[number].tree, work.pages[: work.num_done]
+        tree.give_back(work.num_reserved)
+        work.num_reserved = 0
+        num_there = tree.match(pages)
+        tree.lock(pages[work.num_locked : num_there])
+        work.num_locked = tree.insert(pages, num_there)
+        for page in pages[num_there:]:
+            self._holders[page] = self._holders.get(page, 0) | 1 << number
+        self._back_up(pages)
+
+    def _decoded(self, number: int) -> None:
+        rank = self._ranks[number]
+        for work in list(rank.decoding):
+            work.num_steps += 1
+            if work.num_steps == DECODE_STEPS - 1:
+                rank.decoding.remove(work)
+                rank.tree.unlock(work.pages)
+                self._after(APART_S, self._issue)
+        self._next_batch(number)
 
     def _back_up(self, pages: Sequence[Page]) -> None:
         for page in reversed(pages):
@@ -212,23 +338,23 @@ class Node:
 
     # ---- eviction ----------------------------------------------------------------------------------------------
 
-    def _tree(self, rank: int) -> Tree:
+    def _tree(self, rank: int, demand: Demand) -> Tree:
         def gone(page: Page) -> None:
             self.outcome.num_evicted += 1
             self.outcome.num_evicted_last += self._copy_of(rank, page) is None
             self._holders[page] &= ~(1 << rank)
 
-        return Tree(self._setting.pool_pages, victims=self._victims(rank), gone=gone)
+        return Tree(self._setting.pool_pages, victims=self._victims(rank, demand), gone=gone)
 
-    def _victims(self, rank: int) -> Victims:
-        age, share = self._demands[rank].age, FETCH_S / TOKEN_S
+    def _victims(self, rank: int, demand: Demand) -> Victims:
+        age, share = demand.age, FETCH_S / TOKEN_S
 
         def looking(loss: Callable[[Page, SourceKind | None], float], near: int, looks: Looks | None = None) -> Victims:
             def look(page: Page) -> Leaf:
                 copy = self._copy_of(rank, page)
                 return Leaf(page, "", copy, loss(page, copy))
 
-            return Victims(look, near, looks)
+            return Victims(look, near, looks, self._setting.cuts)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
             return expected_loss(1.0 if copy is None else share, age(_key(page)))
@@ -248,7 +374,7 @@ class Node:
                 raise ValueError(f"nobody evicts by {other}")
 
     def _copy_of(self, rank: int, page: Page) -> SourceKind | None:
-        if self._holders.get(page, 0) & ~(1 << rank):
+        if self._setting.fetches and self._holders.get(page, 0) & ~(1 << rank):
             return SourceKind.PEER
         return SourceKind.HOST if page in self._arena else None
 
@@ -259,5 +385,5 @@ class Node:
 
     def distinct_share(self) -> float:
         """Distinct pages over all pages that the pools hold."""
-        num_held = sum(len(tree) for tree in self._trees)
+        num_held = sum(len(rank.tree) for rank in self._ranks)
         return sum(1 for holders in self._holders.values() if holders) / num_held if num_held else 1.0

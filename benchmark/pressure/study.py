@@ -3,17 +3,20 @@
 
     python -m benchmark.pressure.study --data ../shared/data --draws 5      # make pressure
 
-Everything here is a model: the policies are the shipped ones, the trees, copies and times are not. Times are virtual,
-so nothing depends on the machine. What the report compares:
+Everything here is a model: the decisions are the shipped ones, the trees, batches, copies and times are not. Times are
+virtual, so nothing depends on the machine. What the report compares:
 
-    single        one rank with all the memory
+    single        one rank with all the memory, as stock SGLang has it
     belady        one rank with all the memory that evicts what is wanted latest
     random        one rank with all the memory that evicts leaves by lot (arXiv 2601.18999 takes leaves at random)
+    router        ranks that share nothing behind SGLang's router, cache_aware
     apart NAME    ranks that share nothing, under policy NAME
     lru           ranks that fetch; each evicts its oldest leaf; what a fetch displaces costs nothing
     displacing    as lru, with the cost of what a fetch displaces
     duplicates    as displacing, and each evicts duplicates among its oldest leaves first
-    banyan        as displacing, and each evicts what it expects to cost least: the default
+    loss          as displacing, and each evicts what it expects to cost least
+    cutting       as loss, and long nodes are cut, so that a leaf's tail can go alone
+    banyan        as cutting, and requests wait for a prefix that a rank is computing: the default without an arena
     banyan arena  as banyan, with a host arena of four times the pools
 """
 
@@ -28,7 +31,17 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, LOSS, PAGE_TOKENS, RANDOM, Node, Outcome, Setting
+from benchmark.pressure.node import (
+    BELADY,
+    DUPLICATES_FIRST,
+    LOSS,
+    PAGE_TOKENS,
+    RANDOM,
+    ROUTER,
+    Node,
+    Outcome,
+    Setting,
+)
 from benchmark.pressure.workloads import Drawn, all_from
 from benchmark.provenance import provenance
 
@@ -43,15 +56,19 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
     pool = total_pages // num_ranks
     alone: dict[str, Any] = {"num_ranks": 1, "pool_pages": pool * num_ranks, "seed": seed}
     ranks: dict[str, Any] = {"num_ranks": num_ranks, "pool_pages": pool, "seed": seed}
-    banyan: dict[str, Any] = {**ranks, "counts_displaced": True, "evicts": LOSS}
+    loss: dict[str, Any] = {**ranks, "counts_displaced": True, "evicts": LOSS}
+    banyan: dict[str, Any] = {**loss, "cuts": True, "waits": True}
     return {
         "single": Setting(**alone),
         "belady": Setting(**alone, evicts=BELADY),
         "random": Setting(**alone, evicts=RANDOM),
+        "router": Setting(**ranks, fetches=False, policy=ROUTER),
         **{f"apart {policy}": Setting(**ranks, fetches=False, policy=policy) for policy in APART},
         "lru": Setting(**ranks),
         "displacing": Setting(**ranks, counts_displaced=True),
-        "duplicates": Setting(**{**banyan, "evicts": DUPLICATES_FIRST}),
+        "duplicates": Setting(**{**loss, "evicts": DUPLICATES_FIRST}),
+        "loss": Setting(**loss),
+        "cutting": Setting(**loss, cuts=True),
         "banyan": Setting(**banyan),
         "banyan arena": Setting(**banyan, arena_pages=ARENA_POOLS * total_pages),
     }

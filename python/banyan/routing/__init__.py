@@ -13,6 +13,7 @@ from banyan.routing.load import LoadReport, report_of
 from banyan.routing.lots import SeededLots
 from banyan.routing.place import POLICIES, NoActiveRank, place
 from banyan.routing.view import Choice, Lots, Policy, Query, RankState, Reason
+from banyan.routing.wait import Wait
 
 __all__ = [
     "POLICIES",
@@ -32,6 +33,7 @@ __all__ = [
     "RankState",
     "Reason",
     "SeededLots",
+    "Wait",
     "place",
     "report_of",
 ]

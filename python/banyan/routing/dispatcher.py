@@ -20,6 +20,7 @@ from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
 from banyan.routing.view import Choice, Lots, Policy, Query, RankState
+from banyan.routing.wait import Wait, short_of_room, wait_for
 
 MAX_SESSIONS = 65_536
 MAX_HASHED_PAGES = 256
@@ -89,6 +90,31 @@ class Dispatcher:
         cool = self.guard.cool(query, [state for state in self.states(active) if state.is_active])
         return elastic.detour(query, cool, self._lots)
 
+    def wait(self, prompt: Prompt, active: Collection[int], *, policy: Policy | None = None) -> Wait | None:
+        """Whether the request should wait for what a rank is computing, where ranks fetch. Counts nothing.
+
+        Raises:
+            NoActiveRank: when none is active and the request would have to be placed.
+        """
+        states = [state for state in self.states(active) if state.is_active]
+        if not any(short_of_room(prompt.num_tokens, state) for state in states):
+            return None
+        trail = _trail_of(prompt)
+        if trail is None:
+            return None
+        awaited = {state.rank: self._loads[state.rank].awaited.leading_tokens(trail) for state in states}
+        if max(awaited.values()) <= prompt.fetchable_tokens:
+            return None
+        query = self._query(prompt, trail)
+        rank = place(policy or self.policy, query, states, guard=self.guard, lots=self._lots).rank
+        chosen = next(state for state in states if state.rank == rank)
+        return wait_for(query, _held(prompt, rank), awaited, chosen, states)
+
+    def is_awaited(self, prompt: Prompt, wait: Wait) -> bool:
+        """Whether what was waited for is still to come, as far as the rank's reports say."""
+        trail = _trail_of(prompt)
+        return trail is not None and self._loads[wait.rank].awaited.leading_tokens(trail) >= wait.num_tokens
+
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
         trail = _trail_of(prompt)
@@ -129,7 +155,7 @@ class Dispatcher:
 
     def _cached(self, prompt: Prompt, trail: Trail | None, rank: int) -> int:
         """Leading tokens that the rank holds, or is about to."""
-        held = prompt.cached_tokens[rank] if rank < len(prompt.cached_tokens) else 0
+        held = _held(prompt, rank)
         return held if trail is None else max(held, self._loads[rank].awaited.leading_tokens(trail))
 
     def _remember(self, session: str, rank: int) -> None:
@@ -137,6 +163,10 @@ class Dispatcher:
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[session] = rank
+
+
+def _held(prompt: Prompt, rank: int) -> int:
+    return prompt.cached_tokens[rank] if rank < len(prompt.cached_tokens) else 0
 
 
 def _trail_of(prompt: Prompt) -> Trail | None:

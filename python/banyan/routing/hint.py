@@ -32,24 +32,24 @@ READ_ACTION = "banyan.read"
 
 
 class Until(StrEnum):
-    """What ended the wait of a request that the dispatcher held back during a detour."""
+    """What ended the wait of a request that the dispatcher held back, during a detour or for a prefix under way."""
 
     LANDED = "landed"
-    """Its rank can fetch the whole prompt."""
+    """Its rank can fetch what was waited for."""
     GIVEN_UP = "given_up"
-    """The rank that was to compute the prompt has nothing to do any more, and the pages are not there."""
+    """The rank that was to compute it has nothing to do any more, or has done more, and the pages are not there."""
     LATE = "late"
     ABORTED = "aborted"
     INACTIVE = "inactive"
-    """One of the two ranks is no longer active; the policy has chosen anew."""
+    """A rank that was waited for is no longer active; the policy has chosen anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Why the request went where it went.
 
-    ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took. After a detour (reason ``detour``) ``held_us``
-    is how long the dispatcher held the request back, and ``held_until`` what ended that.
+    ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took. After a detour (reason ``detour``) or a wait
+    ``held_us`` is how long the dispatcher held the request back, and ``held_until`` what ended that.
     """
 
     policy: str

@@ -382,7 +382,7 @@ def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypa
 
     watchdog = SimpleNamespace(feed=lambda: None)
     fake = SimpleNamespace(
-        recv_from_tokenizer=receiver, soft_watchdog=watchdog, _request_dispatcher=dispatch, banyan_detours=None
+        recv_from_tokenizer=receiver, soft_watchdog=watchdog, _request_dispatcher=dispatch, banyan_held=()
     )
     with pytest.raises(StopLoop):
         controller.around_event_loop(None, fake)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from banyan.planner.pieces import MOST_PIECES, PIECES_PER_POOL, cuts, least_piece
@@ -21,7 +23,7 @@ def test_cuts_when_a_run_is_short_then_pieces_of_the_least_length_or_none():
 def test_cuts_when_of_any_length_then_few_and_inside_and_the_last_piece_has_half_of_the_least(least):
     for end in range(10, 500):
         at = [10, *cuts(10, end, least), end]
-        lengths = [after - before for before, after in zip(at, at[1:], strict=False)]
+        lengths = [after - before for before, after in pairwise(at)]
         assert len(lengths) <= MOST_PIECES and at == sorted(at)
         assert all(length >= least for length in lengths[:-1]) and (len(lengths) == 1 or lengths[-1] >= least // 2)
 

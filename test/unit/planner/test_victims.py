@@ -150,7 +150,12 @@ def test_choose_when_looked_at_then_each_leaf_once(flat):
     flat.start()
     look = looking(set())
     walk = Walk(
-        flat.next, flat.start, lambda node: asked.append(node) or look(node), Looks(), uncovers=lambda node: True, near=4
+        flat.next,
+        flat.start,
+        lambda node: asked.append(node) or look(node),
+        Looks(),
+        uncovers=lambda node: True,
+        near=4,
     )
     for _ in range(2):
         flat.evict(walk.choose().node)

@@ -14,12 +14,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from banyan import _native
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
-from banyan.routing import POLICIES, Dispatcher, ElasticPrefill, HotRankGuard, Policy
+from banyan.routing import POLICIES, Detour, Dispatcher, ElasticPrefill, HotRankGuard, Policy
 from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.detours import Detours
 from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
 from banyan.sglang_plugin.dispatcher.scout import PrefixScout
+from banyan.sglang_plugin.dispatcher.waits import Waits
 
 POLL_MS = 200
 """How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
@@ -34,28 +35,31 @@ MAX_DRAIN = 64
 def after_init_dispatcher(result: None, controller: Any) -> None:
     """Put Banyan's placement in front of whichever dispatch method SGLang has chosen."""
     seams.verify("controller")
-    controller.banyan_detours = None
+    controller.banyan_held = ()
     config = runtime.config()
     if config is None or not config.shares or not config.prefix_hints:
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
-    detours = Detours(placer, dispatch, server=runtime.server_id())
+    detours, waits = Detours(placer, dispatch, server=runtime.server_id()), Waits(placer, dispatch)
     failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
 
     def dispatch_placed(req: Any) -> None:
         if isinstance(req, TokenizedGenerateReqInput):
             try:
-                detour = placer.place(req, controller._active_workers)
-                if detour is not None:
-                    detours.begin(req, detour)
+                first = placer.place(req, controller._active_workers)
+                if isinstance(first, Detour):
+                    detours.begin(req, first)
+                    return
+                if first is not None:
+                    waits.begin(req, first)
                     return
             except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
                 failures.note(error)
         dispatch(req)
 
     controller.dispatching = dispatch_placed
-    controller.banyan_detours = detours
+    controller.banyan_held = (detours, waits)
 
 
 def _placer(config: Config, controller: Any) -> Placer:
@@ -104,14 +108,14 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
 
     poller = zmq.Poller()
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
-    detours = controller.banyan_detours
     while True:
         controller.soft_watchdog.feed()
-        is_holding = detours is not None and detours.num_held > 0
+        is_holding = any(held.num_held for held in controller.banyan_held)
         if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
             _drain(controller, sock_recv)
         if is_holding:
-            detours.send_on(controller._active_workers)
+            for held in controller.banyan_held:
+                held.send_on(controller._active_workers)
 
 
 def _drain(controller: Any, receive: Callable[..., Any]) -> None:
@@ -123,6 +127,7 @@ def _drain(controller: Any, receive: Callable[..., Any]) -> None:
             if error.errno != zmq.EAGAIN:
                 raise
             return
-        if isinstance(message, AbortReq) and controller.banyan_detours is not None:
-            controller.banyan_detours.abort(message, controller._active_workers)
+        if isinstance(message, AbortReq):
+            for held in controller.banyan_held:
+                held.abort(message, controller._active_workers)
         controller._request_dispatcher(message)

@@ -21,6 +21,7 @@ from banyan.routing import (
     PrefixHint,
     Prompt,
     Reason,
+    Wait,
     hint,
     report_of,
 )
@@ -54,8 +55,8 @@ class Placer:
         self._elastic = elastic
         self._named: dict[str, Policy] = {}
 
-    def place(self, req: Any, active: Collection[int]) -> Detour | None:
-        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return the detour to take first.
+    def place(self, req: Any, active: Collection[int]) -> Detour | Wait | None:
+        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return what comes first.
 
         Raises:
             NoActiveRank: when there is nobody to choose; the request is as it was.
@@ -69,17 +70,19 @@ class Placer:
         self._read_loads(self._dispatcher)
         policy_name, elastic = self._wished(req)
         detour = None if elastic is None else self._detour(self._dispatcher, req, found, active, elastic)
-        if detour is None:
+        first = detour or self._wait(self._dispatcher, req, found, active, policy_name)
+        if first is None:
             self._choose(self._dispatcher, req, found, active, policy_name, start_ns)
-        return detour
+        return first
 
-    def place_anew(self, req: Any, active: Collection[int]) -> None:
-        """As ``place``, for a request whose detour came to nothing: it takes no other. Raises the same."""
+    def place_anew(self, req: Any, active: Collection[int], *, held_us: int = 0, held_until: str = "") -> None:
+        """As ``place``, for a request that was held back: it is not held back again. Raises the same."""
         assert self._dispatcher is not None
         start_ns = time.perf_counter_ns()
         found = self._scout.look_up(req)
         self._read_loads(self._dispatcher)
-        self._choose(self._dispatcher, req, found, active, self._wished(req)[0], start_ns)
+        name = self._wished(req)[0]
+        self._choose(self._dispatcher, req, found, active, name, start_ns, held_us=held_us, held_until=held_until)
 
     def place_after(self, req: Any, detour: Detour, *, held_us: int, held_until: str) -> None:
         """Name the rank that a detour leads to, and add the hint."""
@@ -95,6 +98,17 @@ class Placer:
         """Whether the rank holds all pages of the prompt that a cache may supply."""
         found = self._scout.look_up(req).tokens_by_rank
         return rank < len(found) and found[rank] >= self._scout.most_cached_tokens(req)
+
+    def has_come(self, req: Any, wait: Wait) -> bool:
+        """Whether the rank holds what the request waits for."""
+        found = self._scout.look_up(req).tokens_by_rank
+        return wait.rank < len(found) and found[wait.rank] >= wait.num_tokens
+
+    def is_coming(self, req: Any, wait: Wait) -> bool:
+        """Whether the rank has still to compute it, as far as it has said."""
+        assert self._dispatcher is not None
+        self._read_loads(self._dispatcher)
+        return self._dispatcher.is_awaited(_prompt_of(req, self._scout.look_up(req), None), wait)
 
     def is_idle(self, rank: int) -> bool:
         """Whether the rank has said, after all that was sent there, that it has nothing to do."""
@@ -116,6 +130,14 @@ class Placer:
             dispatcher.count(_prompt_of(req, found, None), detour.prefill_rank, time.time())
         return detour
 
+    def _wait(
+        self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], policy_name: str
+    ) -> Wait | None:
+        if not self._scout.fetches or req.routed_dp_rank is not None or self._scout.layout.steps_together:
+            return None
+        prompt = _prompt_of(req, found, session_of(req))
+        return dispatcher.wait(prompt, active, policy=self._policy(policy_name))
+
     def _choose(
         self,
         dispatcher: Dispatcher,
@@ -124,6 +146,9 @@ class Placer:
         active: Collection[int],
         policy_name: str,
         start_ns: int,
+        *,
+        held_us: int = 0,
+        held_until: str = "",
     ) -> None:
         """Have the policy name the rank, unless the client has; and add the hint."""
         prompt = _prompt_of(req, found, session_of(req))
@@ -134,7 +159,8 @@ class Placer:
             choice = dispatcher.place(prompt, active, now_s, policy=self._policy(policy_name))
             req.routed_dp_rank = choice.rank
             elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
-            decision = Decision(policy_name, choice.reason.value, len(choice.hot_ranks), elapsed_us)
+            num_hot = len(choice.hot_ranks)
+            decision = Decision(policy_name, choice.reason.value, num_hot, elapsed_us, held_us, held_until)
         elif req.routed_dp_rank in active:
             dispatcher.count(prompt, req.routed_dp_rank, now_s)
         _tell(req, found, decision)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests held back until a rank has computed what they begin with: each way in which the wait can end."""
+
+import pytest
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.load_snapshot import LoadSnapshot
+from test.sglang_plugin.dispatcher.dispatch_rig import page_keys, placer_of, request
+from test.unit.directory.rig import Rank, frames
+
+from banyan._native import Roster
+from banyan.routing import Dispatcher, Wait
+from banyan.routing.lmetric import LMetric
+from banyan.sglang_plugin.dispatcher.detours import IDLE_S, PATIENCE
+from banyan.sglang_plugin.dispatcher.waits import Waits
+
+FIRST = list(range(640))
+SECOND = [*FIRST[:480], *range(10_000, 10_160)]
+BOTH = (0, 1)
+
+
+def snapshot(rank, *, taken_s=1.0, num_prefilled=1_000):
+    return LoadSnapshot(
+        timestamp=taken_s, dp_rank=rank, total_prefill_uncached_tokens=num_prefilled, total_prefill_busy_us=1_000_000
+    )
+
+
+class Rig:
+    """Two ranks whose pools are full. Rank 0 computes FIRST. What is sent is in ``sent``."""
+
+    def __init__(self):
+        self.roster = Roster.create(2)
+        self.ranks = [Rank(self.roster, slot, num_frames=64) for slot in range(2)]
+        self.snapshots = [snapshot(0), snapshot(1)]
+        self.placer = placer_of(self.roster, dispatcher=Dispatcher(2, LMetric()))
+        self.placer._read_snapshots = lambda: self.snapshots
+        self.placer._scout.unused_tokens = lambda now_s: {0: 0, 1: 0}
+        self.sent, self.now_s = [], 50.0
+        self.waits = Waits(self.placer, self.sent.append, clock=lambda: self.now_s)
+        assert self.placer.place(request(FIRST, rid="first", routed_dp_rank=0), BOTH) is None
+
+    def begin(self):
+        req = request(SECOND)
+        wait = self.placer.place(req, BOTH)
+        assert wait == Wait(0, 480, 0.64) and req.routed_dp_rank is None
+        self.waits.begin(req, wait)
+        self.waits.send_on(BOTH)
+        assert self.waits.num_held == 1 and self.sent == []
+        return req
+
+    def ended(self, req, until):
+        (sent,) = self.sent
+        told = sent.kv_hints.actions[0].payload
+        assert sent is req and self.waits.num_held == 0
+        assert told["held_until"] == until
+        self.waits.send_on(BOTH)
+        assert len(self.sent) == 1, "sent on exactly once"
+        return told
+
+
+def test_held_when_the_pages_are_published_then_it_is_placed_and_told_of_them():
+    rig = Rig()
+    req = rig.begin()
+    rig.ranks[0].shelf.publish(frames(*range(29)), page_keys(FIRST[:464]))
+    rig.waits.send_on(BOTH)
+    assert rig.waits.num_held == 1, "one page is missing"
+    rig.ranks[0].shelf.publish(frames(29), page_keys(FIRST[:480])[29:])
+    rig.now_s += 0.25
+    rig.waits.send_on(BOTH)
+    told = rig.ended(req, "landed")
+    assert (told["dp_max_kv_len"], told["dp_max_kv_rank"], told["held_us"]) == (480, 0, 250_000)
+    assert req.routed_dp_rank in BOTH
+
+
+def test_held_when_the_rank_has_computed_more_and_the_pages_are_not_there_then_it_is_not_waited_for():
+    rig = Rig()
+    req = rig.begin()
+    rig.snapshots = [snapshot(0, taken_s=1e12, num_prefilled=1_700), snapshot(1)]
+    rig.waits.send_on(BOTH)
+    assert rig.waits.num_held == 1, "its pages may be about to be published"
+    rig.now_s += IDLE_S
+    rig.waits.send_on(BOTH)
+    rig.ended(req, "given_up")
+
+
+def test_held_when_it_takes_too_long_then_it_goes_without():
+    rig = Rig()
+    req = rig.begin()
+    rig.now_s += PATIENCE * 0.64 + IDLE_S - 0.01
+    rig.waits.send_on(BOTH)
+    assert rig.waits.num_held == 1
+    rig.now_s += 0.02
+    rig.waits.send_on(BOTH)
+    rig.ended(req, "late")
+
+
+def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it():
+    rig = Rig()
+    req = rig.begin()
+    rig.waits.send_on((1,))
+    rig.ended(req, "inactive")
+    assert req.routed_dp_rank == 1
+
+
+@pytest.mark.parametrize("abort", [AbortReq(rid="r"), AbortReq(abort_all=True)])
+def test_held_when_it_is_aborted_then_its_rank_hears_of_it_first(abort):
+    rig = Rig()
+    req = rig.begin()
+    rig.waits.abort(AbortReq(rid="another"), BOTH)
+    assert rig.waits.num_held == 1
+    rig.waits.abort(abort, BOTH)
+    rig.ended(req, "aborted")
+
+
+def test_held_when_placing_fails_then_sglangs_own_method_has_it(monkeypatch):
+    rig = Rig()
+    req = rig.begin()
+    monkeypatch.setattr(rig.placer, "place_anew", lambda *args, **told: 1 / 0)
+    rig.waits.abort(AbortReq(rid="r"), BOTH)
+    assert rig.sent == [req] and req.routed_dp_rank is None
+
+
+def test_place_when_a_client_has_named_the_rank_then_it_does_not_wait():
+    rig = Rig()
+    assert rig.placer.place(request(SECOND, routed_dp_rank=1), BOTH) is None
