@@ -18,9 +18,9 @@ from banyan.routing import POLICIES, Detour, Dispatcher, ElasticPrefill, HotRank
 from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.detours import Detours
+from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
 from banyan.sglang_plugin.dispatcher.scout import PrefixScout
-from banyan.sglang_plugin.dispatcher.waits import Waits
 
 POLL_MS = 200
 """How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
@@ -41,7 +41,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
-    detours, waits = Detours(placer, dispatch, server=runtime.server_id()), Waits(placer, dispatch)
+    detours, held_back = Detours(placer, dispatch, server=runtime.server_id()), HeldBack(placer, dispatch)
     failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
 
     def dispatch_placed(req: Any) -> None:
@@ -52,14 +52,14 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
                     detours.begin(req, first)
                     return
                 if first is not None:
-                    waits.begin(req, first)
+                    held_back.begin(req, first)
                     return
             except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
                 failures.note(error)
         dispatch(req)
 
     controller.dispatching = dispatch_placed
-    controller.banyan_held = (detours, waits)
+    controller.banyan_held = (detours, held_back)
 
 
 def _placer(config: Config, controller: Any) -> Placer:

@@ -86,8 +86,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._shards = Shards(params)
         self._allocator = pools.allocator
         self.counters = Counters()
-        self.num_frames = pools.allocator.num_pages
-        self.demand, self.dropped = Demand(self.num_frames), Dropped()
+        self.demand, self.dropped = Demand(pools.allocator.num_pages), Dropped()
         member = partial(
             Membership,
             server_args=server_args,
@@ -230,6 +229,11 @@ class BanyanLinker(UnifiedCacheLinker):
         """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
         where a window goes with a leaf."""
         return self.is_whole_rank and self._windows is None
+
+    @property
+    def num_frames(self) -> int:
+        """Of the rank's pool."""
+        return int(self._allocator.num_pages)
 
     def copy_of(self, key: str) -> SourceKind | None:
         """Where this rank could have a page of its tree from once it has left it: a peer or the arena."""

@@ -34,7 +34,7 @@ class _Held:
     """Since when the rank has said that it has computed it, or has nothing to do."""
 
 
-class Waits:
+class HeldBack:
     """What is held. Called by the dispatcher's only thread. ``send`` hands a placed request to SGLang."""
 
     def __init__(

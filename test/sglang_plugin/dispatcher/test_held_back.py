@@ -11,7 +11,7 @@ from banyan._native import Roster
 from banyan.routing import Dispatcher, Wait
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin.dispatcher.detours import IDLE_S, PATIENCE
-from banyan.sglang_plugin.dispatcher.waits import Waits
+from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 
 FIRST = list(range(640))
 SECOND = [*FIRST[:480], *range(10_000, 10_160)]
@@ -35,24 +35,24 @@ class Rig:
         self.placer._read_snapshots = lambda: self.snapshots
         self.placer._scout.unused_tokens = lambda now_s: {0: 0, 1: 0}
         self.sent, self.now_s = [], 50.0
-        self.waits = Waits(self.placer, self.sent.append, clock=lambda: self.now_s)
+        self.held_back = HeldBack(self.placer, self.sent.append, clock=lambda: self.now_s)
         assert self.placer.place(request(FIRST, rid="first", routed_dp_rank=0), BOTH) is None
 
     def begin(self):
         req = request(SECOND)
         wait = self.placer.place(req, BOTH)
         assert wait == Wait(0, 480, 0.64) and req.routed_dp_rank is None
-        self.waits.begin(req, wait)
-        self.waits.send_on(BOTH)
-        assert self.waits.num_held == 1 and self.sent == []
+        self.held_back.begin(req, wait)
+        self.held_back.send_on(BOTH)
+        assert self.held_back.num_held == 1 and self.sent == []
         return req
 
     def ended(self, req, until):
         (sent,) = self.sent
         told = sent.kv_hints.actions[0].payload
-        assert sent is req and self.waits.num_held == 0
+        assert sent is req and self.held_back.num_held == 0
         assert told["held_until"] == until
-        self.waits.send_on(BOTH)
+        self.held_back.send_on(BOTH)
         assert len(self.sent) == 1, "sent on exactly once"
         return told
 
@@ -61,11 +61,11 @@ def test_held_when_the_pages_are_published_then_it_is_placed_and_told_of_them():
     rig = Rig()
     req = rig.begin()
     rig.ranks[0].shelf.publish(frames(*range(29)), page_keys(FIRST[:464]))
-    rig.waits.send_on(BOTH)
-    assert rig.waits.num_held == 1, "one page is missing"
+    rig.held_back.send_on(BOTH)
+    assert rig.held_back.num_held == 1, "one page is missing"
     rig.ranks[0].shelf.publish(frames(29), page_keys(FIRST[:480])[29:])
     rig.now_s += 0.25
-    rig.waits.send_on(BOTH)
+    rig.held_back.send_on(BOTH)
     told = rig.ended(req, "landed")
     assert (told["dp_max_kv_len"], told["dp_max_kv_rank"], told["held_us"]) == (480, 0, 250_000)
     assert req.routed_dp_rank in BOTH
@@ -75,10 +75,10 @@ def test_held_when_the_rank_has_computed_more_and_the_pages_are_not_there_then_i
     rig = Rig()
     req = rig.begin()
     rig.snapshots = [snapshot(0, taken_s=1e12, num_prefilled=1_700), snapshot(1)]
-    rig.waits.send_on(BOTH)
-    assert rig.waits.num_held == 1, "its pages may be about to be published"
+    rig.held_back.send_on(BOTH)
+    assert rig.held_back.num_held == 1, "its pages may be about to be published"
     rig.now_s += IDLE_S
-    rig.waits.send_on(BOTH)
+    rig.held_back.send_on(BOTH)
     rig.ended(req, "given_up")
 
 
@@ -86,17 +86,17 @@ def test_held_when_it_takes_too_long_then_it_goes_without():
     rig = Rig()
     req = rig.begin()
     rig.now_s += PATIENCE * 0.64 + IDLE_S - 0.01
-    rig.waits.send_on(BOTH)
-    assert rig.waits.num_held == 1
+    rig.held_back.send_on(BOTH)
+    assert rig.held_back.num_held == 1
     rig.now_s += 0.02
-    rig.waits.send_on(BOTH)
+    rig.held_back.send_on(BOTH)
     rig.ended(req, "late")
 
 
 def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it():
     rig = Rig()
     req = rig.begin()
-    rig.waits.send_on((1,))
+    rig.held_back.send_on((1,))
     rig.ended(req, "inactive")
     assert req.routed_dp_rank == 1
 
@@ -105,9 +105,9 @@ def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it():
 def test_held_when_it_is_aborted_then_its_rank_hears_of_it_first(abort):
     rig = Rig()
     req = rig.begin()
-    rig.waits.abort(AbortReq(rid="another"), BOTH)
-    assert rig.waits.num_held == 1
-    rig.waits.abort(abort, BOTH)
+    rig.held_back.abort(AbortReq(rid="another"), BOTH)
+    assert rig.held_back.num_held == 1
+    rig.held_back.abort(abort, BOTH)
     rig.ended(req, "aborted")
 
 
@@ -115,7 +115,7 @@ def test_held_when_placing_fails_then_sglangs_own_method_has_it(monkeypatch):
     rig = Rig()
     req = rig.begin()
     monkeypatch.setattr(rig.placer, "place_anew", lambda *args, **told: 1 / 0)
-    rig.waits.abort(AbortReq(rid="r"), BOTH)
+    rig.held_back.abort(AbortReq(rid="r"), BOTH)
     assert rig.sent == [req] and req.routed_dp_rank is None
 
 
