@@ -29,8 +29,10 @@ from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks, expected_loss
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
 from benchmark.pressure.approximate import ApproximateTrees
+from benchmark.pressure.setting import LOSS, ROUTER, Outcome, Setting
 
 PAGE_TOKENS = 16
+ALL_LEAVES = 1 << 30
 TOKEN_S = 1 / 600
 FETCH_S = TOKEN_S / 500
 CHUNK_PAGES = 256
@@ -41,47 +43,6 @@ DECODE_STEPS, STEP_S, STEP_OF_REQUEST_S = 8, 0.04, 0.04
 
 APART_S = 0.0005
 """Two requests of a client pool do not come at once: the first is often in a batch of its own."""
-
-LRU, DUPLICATES_FIRST, LOSS, RANDOM, BELADY = "lru", "duplicates first", "loss", "random", "belady"
-ALL_LEAVES = 1 << 30
-ROUTER = "router"
-"""Not one of Banyan's policies: SGLang's router, ``cache_aware``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What is compared. ``arena_pages`` are of the node. ``cuts``: long nodes are cut; ``waits``: the dispatcher holds
-    requests back for what a rank is computing."""
-
-    num_ranks: int
-    pool_pages: int
-    policy: str = "lmetric"
-    fetches: bool = True
-    evicts: str = LRU
-    cuts: bool = False
-    waits: bool = False
-    arena_pages: int = 0
-    counts_displaced: bool = False
-    concurrency: int = 4
-    seed: int = 0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Of the requests that were measured."""
-
-    num_tokens: int = 0
-    num_cached: int = 0
-    num_fetched: int = 0
-    num_evicted_last: int = 0
-    num_evicted: int = 0
-    num_held_back: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    distinct: list[float] = field(default_factory=list)
-
-    @property
-    def hits(self) -> float:
-        return self.num_cached / self.num_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -354,7 +315,7 @@ class Node:
                 copy = self._copy_of(rank, page)
                 return Leaf(page, "", copy, loss(page, copy))
 
-            return Victims(look, near, looks, self._setting.cuts)
+            return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
             return expected_loss(1.0 if copy is None else share, age(_key(page)))

@@ -15,8 +15,8 @@ virtual, so nothing depends on the machine. What the report compares:
     displacing    as lru, with the cost of what a fetch displaces
     duplicates    as displacing, and each evicts duplicates among its oldest leaves first
     loss          as displacing, and each evicts what it expects to cost least
-    cutting       as loss, and long nodes are cut, so that a leaf's tail can go alone
-    banyan        as cutting, and requests wait for a prefix that a rank is computing: the default without an arena
+    splitting       as loss, and long nodes are split, so that a leaf's tail can go alone
+    banyan        as splitting, and requests wait for a prefix that a rank is computing: the default without an arena
     banyan arena  as banyan, with a host arena of four times the pools
 """
 
@@ -31,17 +31,8 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from benchmark.pressure.node import (
-    BELADY,
-    DUPLICATES_FIRST,
-    LOSS,
-    PAGE_TOKENS,
-    RANDOM,
-    ROUTER,
-    Node,
-    Outcome,
-    Setting,
-)
+from benchmark.pressure.node import PAGE_TOKENS, Node
+from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, ROUTER, Outcome, Setting
 from benchmark.pressure.workloads import Drawn, all_from
 from benchmark.provenance import provenance
 
@@ -57,7 +48,7 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
     alone: dict[str, Any] = {"num_ranks": 1, "pool_pages": pool * num_ranks, "seed": seed}
     ranks: dict[str, Any] = {"num_ranks": num_ranks, "pool_pages": pool, "seed": seed}
     loss: dict[str, Any] = {**ranks, "counts_displaced": True, "evicts": LOSS}
-    banyan: dict[str, Any] = {**loss, "cuts": True, "waits": True}
+    banyan: dict[str, Any] = {**loss, "splits": True, "waits": True}
     return {
         "single": Setting(**alone),
         "belady": Setting(**alone, evicts=BELADY),
@@ -68,7 +59,7 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
         "displacing": Setting(**ranks, counts_displaced=True),
         "duplicates": Setting(**{**loss, "evicts": DUPLICATES_FIRST}),
         "loss": Setting(**loss),
-        "cutting": Setting(**loss, cuts=True),
+        "splitting": Setting(**loss, splits=True),
         "banyan": Setting(**banyan),
         "banyan arena": Setting(**banyan, arena_pages=ARENA_POOLS * total_pages),
     }

@@ -15,8 +15,8 @@ Invariants
 
 States of a walk: fresh -> choosing -> over. The tree offers leaves oldest first; when it has none left although more is
 to go, the walk asks it to begin again: parents of leaves that have gone are leaves then. It does so at once where the
-parent is known to be the next piece of the same run (``banyan.planner.pieces``), which is as old: else the walk would
-take a piece of every run that it sees before it takes a second one of the oldest.
+parent is known to be the stretch before (``banyan.planner.stretches``), which is as old: else the walk would take a
+stretch of every run that it sees before it takes a second one of the oldest.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Walk:
         begin_again: have the tree offer its leaves anew.
         look: at a leaf.
         looks: of all walks of the tree.
-        uncovers: whether the piece before a leaf that has gone is a leaf now.
+        uncovers: whether the stretch before a leaf that has gone is a leaf now.
     """
 
     def __init__(

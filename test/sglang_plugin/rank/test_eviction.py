@@ -18,7 +18,7 @@ from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
-from banyan.planner.pieces import PIECES_PER_POOL
+from banyan.planner.stretches import STRETCHES_PER_POOL
 from banyan.sglang_plugin.rank import eviction
 from banyan.telemetry import Counters, Dropped
 
@@ -96,7 +96,7 @@ def rig(monkeypatch):
         copy_of=lambda key: SourceKind.PEER if key in elsewhere else None,
         move_share=lambda kind: 0.01,
         demand=Demand(1_000),
-        num_frames=8 * PIECES_PER_POOL,
+        num_frames=8 * STRETCHES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),
     )
@@ -162,12 +162,12 @@ def held_pages(cache):
     return [cache.num_held(prompt(number, 40)) // PAGE for number in range(3)]
 
 
-def test_evict_when_long_prompts_were_cut_then_the_oldest_loses_its_tail_and_no_more_than_a_piece_too_much(full):
+def test_evict_when_long_prompts_were_split_then_the_oldest_loses_its_tail_and_no_more_than_a_stretch_too_much(full):
     assert full.evict(10 * PAGE) == 16 * PAGE
     assert held_pages(full) == [24, 40, 40]
 
 
-def test_evict_when_a_piece_has_gone_then_the_one_before_it_goes_before_any_of_a_younger_prompt(full):
+def test_evict_when_a_stretch_has_gone_then_the_one_before_it_goes_before_any_of_a_younger_prompt(full):
     assert full.evict(41 * PAGE) == 48 * PAGE
     assert held_pages(full) == [0, 32, 40]
 
@@ -178,7 +178,7 @@ def test_insert_when_nothing_has_had_to_go_then_a_prompt_stays_in_one_piece(rig)
     assert cache.evict(PAGE) == 40 * PAGE
 
 
-def test_insert_when_a_request_uses_the_prompt_then_all_its_pieces_stay(full):
+def test_insert_when_a_request_uses_the_prompt_then_all_its_stretches_stay(full):
     node = full.insert_as_sglang(prompt(3, 40))
     full.tree_core.inc_lock_ref(node)
     full.evict(1_000 * PAGE)

@@ -11,7 +11,8 @@ import pytest
 from banyan.lab.sim.tree import Tree, Victims
 from banyan.planner.victims import Leaf, Looks
 from benchmark.pressure.approximate import ApproximateTrees
-from benchmark.pressure.node import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, Node, Setting
+from benchmark.pressure.node import Node
+from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, Setting
 from benchmark.pressure.study import main, table
 from benchmark.pressure.workloads import HOT_SHARE, documents, hot, scan, turns
 
@@ -80,12 +81,12 @@ def test_pool_when_requests_under_way_lock_it_then_the_next_one_waits():
     assert max(two.ttft_s) > 1.9 * max(one.ttft_s)
 
 
-def test_pool_when_a_long_node_is_cut_then_a_prompt_that_lost_its_tail_is_still_found():
+def test_pool_when_a_long_node_is_split_then_a_prompt_that_lost_its_tail_is_still_found():
     """Room for one and a half prompts. The third pushes out as much of the second as it needs."""
     one = replace(ONE, pool_pages=30, evicts=LOSS)
     asked = [list(range(number * 100, number * 100 + 20)) for number in (0, 1, 2, 1)]
     assert play(one, asked, 1).hits == 0.0
-    assert play(replace(one, cuts=True), asked, 1).hits == 0.4
+    assert play(replace(one, splits=True), asked, 1).hits == 0.4
 
 
 def test_ranks_when_one_computes_the_prefix_and_pools_are_full_then_the_next_waits_and_fetches():
@@ -146,8 +147,8 @@ def test_one_rank_when_a_scan_runs_beside_a_hot_set_then_loss_keeps_it_and_age_d
 def test_tree_when_used_at_random_ten_thousand_times_then_whole_within_bounds_and_locked_pages_stay(seed):
     rng = random.Random(seed)
     held: set[int] = set()
-    near, cuts = rng.choice([1, 4, 1 << 30]), seed % 2 == 0
-    victims = Victims(lambda page: Leaf(page, "", None, rng.random()), near, Looks(), cuts)
+    near, splits = rng.choice([1, 4, 1 << 30]), seed % 2 == 0
+    victims = Victims(lambda page: Leaf(page, "", None, rng.random()), near, Looks(), splits)
     tree = Tree(60, victims=victims, gone=lambda page: held.discard(page))
     locked: list[list[int]] = []
     for _ in range(10_000):

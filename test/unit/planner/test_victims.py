@@ -164,22 +164,22 @@ def test_choose_when_looked_at_then_each_leaf_once(flat):
 
 
 @pytest.fixture
-def pieces():
-    """Three runs of four pieces, the oldest first: 0 to 3, 10 to 13, 20 to 23."""
+def stretches():
+    """Three runs of four stretches, the oldest first: 0 to 3, 10 to 13, 20 to 23."""
     tree = Tree()
     for run in (0, 10, 20):
-        for piece in range(run, run + 4):
-            tree.add(piece, piece - 1 if piece > run else None)
+        for stretch in range(run, run + 4):
+            tree.add(stretch, stretch - 1 if stretch > run else None)
     return tree
 
 
-def test_choose_when_a_piece_uncovers_the_one_before_it_then_the_oldest_run_goes_on(pieces):
-    ages = {node: 1.0 / (100 - node // 10) for node in pieces.parent}
-    assert evicted(pieces, set(), 5, losses=ages, uncovers=lambda node: node % 10 > 0) == [3, 2, 1, 0, 13]
+def test_choose_when_a_stretch_uncovers_the_one_before_it_then_the_oldest_run_goes_on(stretches):
+    ages = {node: 1.0 / (100 - node // 10) for node in stretches.parent}
+    assert evicted(stretches, set(), 5, losses=ages, uncovers=lambda node: node % 10 > 0) == [3, 2, 1, 0, 13]
 
 
-def test_choose_when_nothing_is_known_of_the_parents_then_a_piece_of_each_run_goes(pieces):
-    assert evicted(pieces, set(), 3) == [3, 13, 23]
+def test_choose_when_nothing_is_known_of_the_parents_then_a_stretch_of_each_run_goes(stretches):
+    assert evicted(stretches, set(), 3) == [3, 13, 23]
 
 
 def test_choose_when_a_walk_starts_over_then_what_was_paid_for_stays_in_view():

@@ -33,7 +33,7 @@ class Pool:
         self._pages: list[Page] = []
         self._demand = Demand(num_pages)
         self._loss = loss
-        how = Victims(self._by_age, 1) if loss is None else Victims(self._by_loss, NEAR_LEAVES, Looks(), cuts=True)
+        how = Victims(self._by_age, 1) if loss is None else Victims(self._by_loss, NEAR_LEAVES, Looks(), splits=True)
         self._tree = Tree(num_pages, victims=how, gone=lambda number: None)
 
     def __contains__(self, page: Page) -> bool:

@@ -25,7 +25,7 @@ from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.resources import Link
 from banyan.layout import cacheable_tokens
 from banyan.planner import Tail
-from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots
+from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots, Wait
 from banyan.routing.dualpath import decode_rank
 
 
@@ -47,6 +47,7 @@ class DpNode:
             self._ranks.append(Rank(sim, site, number, self._copy_of))
         self._decode: list[DecodeGroup] = []
         self._num_requests = 0
+        self._held_back: list[tuple[Request, Wait]] = []
         self.tokens_from: Counter[SourceKind] = Counter()
         self.prompt_tokens = 0
         self._add_decode()
@@ -66,26 +67,46 @@ class DpNode:
         """A request arrives now; its number, which no other has."""
         request = Request(self._num_requests, session, pages, prompt_tokens, output_tokens, self._sim.now_s)
         self._num_requests += 1
-        own = {rank.number: rank.pool.prefix(pages) * self._site.page_tokens for rank in self._ranks}
-        longest = max(own.values())
-        fetchable = max(longest, self._arena.prefix(pages, 0) * self._site.page_tokens) if self._site.shares else 0
-        prompt = Prompt(
-            num_tokens=prompt_tokens,
-            cached_tokens=[own[rank.number] for rank in self._ranks],
-            fetchable_tokens=fetchable,
-            session=session,
-            tokens=PagedPrompt(pages, self._site.page_tokens),
+        prompt = self._prompt(request)
+        wait = self._dispatcher.wait(prompt, range(len(self._ranks))) if self._site.shares else None
+        if wait is None:
+            self._place(request, prompt)
+        else:
+            self._held_back.append((request, wait))
+        return request.number
+
+    def _prompt(self, request: Request) -> Prompt:
+        """As the dispatcher sees it now."""
+        own = [rank.pool.prefix(request.pages) * self._site.page_tokens for rank in self._ranks]
+        in_arena = self._arena.prefix(request.pages, 0) * self._site.page_tokens
+        return Prompt(
+            num_tokens=request.prompt_tokens,
+            cached_tokens=own,
+            fetchable_tokens=max(*own, in_arena) if self._site.shares else 0,
+            session=request.session,
+            tokens=PagedPrompt(request.pages, self._site.page_tokens),
         )
+
+    def _place(self, request: Request, prompt: Prompt) -> None:
         choice = self._dispatcher.place(prompt, range(len(self._ranks)), self._sim.now_s)
         rank = self._ranks[choice.rank]
-        rank.pool.asked(pages)
-        request.uncached_tokens = prompt_tokens - own[rank.number]
-        rank.ongoing_tokens += prompt_tokens + output_tokens
+        rank.pool.asked(request.pages)
+        request.uncached_tokens = request.prompt_tokens - prompt.cached_tokens[rank.number]
+        rank.ongoing_tokens += request.prompt_tokens + request.output_tokens
         rank.pending_tokens += request.uncached_tokens
         rank.num_requests += 1
         rank.queue.append(request)
         self._prefill_next(rank)
-        return request.number
+
+    def _send_on(self) -> None:
+        """Place what was held back for pages that are there now, or will not come."""
+        for held in list(self._held_back):
+            request, wait = held
+            prompt = self._prompt(request)
+            has_come = prompt.cached_tokens[wait.rank] >= wait.num_tokens
+            if has_come or not self._dispatcher.is_awaited(prompt, wait):
+                self._held_back.remove(held)
+                self._place(request, prompt)
 
     def _report(self, rank: Rank) -> None:
         """What the rank says of itself whenever something begins or ends there; all that was sent to it is in it."""
@@ -213,6 +234,7 @@ class DpNode:
             self._decode[rank.number].set_pause(0.0)
             self._join(request, rank.number)
         self._report(rank)
+        self._send_on()
         self._prefill_next(rank)
 
     def _hand_over(self, rank: Rank, request: Request) -> None:

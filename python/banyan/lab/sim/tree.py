@@ -2,7 +2,7 @@
 """One rank's pool as SGLang's tree, which evicts leaves when it is full: in the walks that Banyan's eviction makes.
 
 What is inserted at once is one node, until a prompt parts from it or ends in it, and a leaf goes as a whole: more than
-was wanted goes. Shipped is a cut of long nodes (``banyan.planner.pieces``).
+was wanted goes. Shipped is a split of long nodes (``banyan.planner.stretches``).
 
 Invariants
   1. A page is held only while its parent is: leaves go first.
@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from banyan.planner.pieces import cuts, least_piece
+from banyan.planner.stretches import least_stretch, splits
 from banyan.planner.victims import Leaf, Looks, Walk
 
 Page = int
@@ -30,21 +30,21 @@ class _Held:
     used_at: int
     num_locks: int = 0
     ends_node: bool = False
-    is_cut: bool = False
-    """Its node ends there because a long one was cut."""
+    is_split: bool = False
+    """Its node ends there because a long one was split."""
 
 
 @dataclass(slots=True)
 class Victims:
     """How leaves are chosen: what a look sees, how many are looked at before an eviction, and who looks further.
 
-    ``cuts``: long nodes are cut, once a page has had to go.
+    ``splits``: long nodes are split, once a page has had to go.
     """
 
     look: Look
     near: int
     looks: Looks | None = None
-    cuts: bool = False
+    splits: bool = False
 
 
 class Tree:
@@ -129,10 +129,10 @@ class Tree:
         for number in (num_matched, num_held):
             if number:
                 self._held[pages[number - 1]].ends_node = True
-        if self._victims.cuts and self._has_evicted:
-            for number in cuts(num_matched, num_held, least_piece(self._capacity)):
+        if self._victims.splits and self._has_evicted:
+            for number in splits(num_matched, num_held, least_stretch(self._capacity)):
                 held = self._held[pages[number - 1]]
-                held.ends_node = held.is_cut = True
+                held.ends_node = held.is_split = True
         return num_held
 
     def _offer(self, page: Page) -> None:
@@ -190,6 +190,6 @@ class Tree:
                 return num_gone
             if held.ends_node:
                 self._offer(parent)
-                self._has_uncovered = held.is_cut
+                self._has_uncovered = held.is_split
                 return num_gone
             page = parent

@@ -4,8 +4,8 @@
 SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
 the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
 
-A leaf goes as a whole. So once pages have had to go, long runs of new pages are cut (``banyan.planner.pieces``): by a
-match that ends where the cut shall be, as the match of another prompt would.
+A leaf goes as a whole. So once pages have had to go, long runs of new pages are split (``banyan.planner.stretches``):
+by a match that ends where the split shall be, as the match of another prompt would.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
-from banyan.planner.pieces import PIECES_PER_POOL, cuts, least_piece
+from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, expected_loss
 from banyan.sglang_plugin import runtime
 from banyan.telemetry import Counters, Dropped, Stopwatch
 
 logger = logging.getLogger("banyan")
 
-MOST_PIECES_KNOWN = 8 * PIECES_PER_POOL
+MOST_STRETCHES_KNOWN = 8 * STRETCHES_PER_POOL
 """Several times what a pool can hold. More means that the tree was emptied meanwhile, and these are forgotten."""
 
 
@@ -53,12 +53,12 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         counters=linker.counters,
         dropped=linker.dropped,
         page_tokens=cache.page_size,
-        piece_tokens=least_piece(linker.num_frames) * cache.page_size,
+        stretch_tokens=least_stretch(linker.num_frames) * cache.page_size,
     )
 
 
 def after_insert(result: Any, cache: Any, params: Any) -> None:
-    """A prompt's pages are in the tree: cut what is new of them, where victims are ours."""
+    """A prompt's pages are in the tree: split what is new of them, where victims are ours."""
     victims: VictimChoice | None = getattr(cache, "banyan_victims", None)
     if victims is not None and params.key is not None:
         victims.came(params.key, result, lambda key: cache.match_prefix(MatchPrefixParams(key=key)).last_device_node)
@@ -83,7 +83,7 @@ class VictimChoice:
         core: the tree core; its three steps of a walk are replaced on this object.
         copy_of: where else the page of a key lies.
         shares: what a page costs to have again.
-        piece_tokens: least length of a piece, in whole pages.
+        stretch_tokens: least length of a stretch, in whole pages.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class VictimChoice:
         counters: Counters,
         dropped: Dropped,
         page_tokens: int,
-        piece_tokens: int,
+        stretch_tokens: int,
     ) -> None:
         self._core = core
         self._copy_of = copy_of
@@ -105,8 +105,8 @@ class VictimChoice:
         self._counters = counters
         self._dropped = dropped
         self._page_tokens = page_tokens
-        self._piece_tokens = piece_tokens
-        self._pieces: set[int] = set()
+        self._stretch_tokens = stretch_tokens
+        self._stretches: set[int] = set()
         self._start, self._next, self._end = (
             core.evict_device_start,
             core.evict_device_next_node,
@@ -131,13 +131,13 @@ class VictimChoice:
         """The pages of ``key`` are in the tree. ``node_at`` has a node end where a key does, and names it."""
         if result.rotation_tail_declined or not self._counters.num_evicted_pages:
             return
-        page, begin, piece = self._page_tokens, result.prefix_len, self._piece_tokens
-        at = cuts(begin // page, len(key) // page, piece // page)
-        pieces = [node_at(key[: number * page]) for number in at]
-        if len(self._pieces) > MOST_PIECES_KNOWN:
-            self._pieces.clear()
-        # Behind the first piece there is always another one. The last keeps the name of the whole.
-        self._pieces.update(pieces[1:], [result.last_device_node] if pieces else [])
+        page, begin, stretch = self._page_tokens, result.prefix_len, self._stretch_tokens
+        at = splits(begin // page, len(key) // page, stretch // page)
+        stretches = [node_at(key[: number * page]) for number in at]
+        if len(self._stretches) > MOST_STRETCHES_KNOWN:
+            self._stretches.clear()
+        # Behind the first stretch there is always another one. The last keeps the name of the whole.
+        self._stretches.update(stretches[1:], [result.last_device_node] if stretches else [])
 
     def start(self, component: Any, num_tokens: int) -> None:
         self._start(component, num_tokens)
@@ -179,9 +179,9 @@ class VictimChoice:
         return int(step.node_id)
 
     def _uncovers(self, node: int) -> bool:
-        if node not in self._pieces:
+        if node not in self._stretches:
             return False
-        self._pieces.discard(node)
+        self._stretches.discard(node)
         return True
 
     def _look(self, node: int) -> Leaf:
