@@ -96,6 +96,8 @@ class Dispatcher:
         Raises:
             NoActiveRank: when none is active and the request would have to be placed.
         """
+        if all(load.report.unused_tokens is None for load in self._loads):
+            return None
         states = [state for state in self.states(active) if state.is_active]
         if not any(short_of_room(prompt.num_tokens, state) for state in states):
             return None
