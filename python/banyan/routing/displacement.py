@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from banyan.routing.view import Query, RankState
 
+TIMES_LOST = 2
+"""What is pushed out and wanted again is computed, and pushes out something else."""
+
 
 def displaced(query: Query, state: RankState) -> int:
-    """Tokens that leave the rank's pool for good when the request runs there."""
+    """Tokens that others will have to compute for it when the request runs there."""
     if state.unused_tokens is None:
         return 0
-    return max(0, query.new_on(state.rank) - state.unused_tokens)
+    return TIMES_LOST * max(0, query.new_on(state.rank) - state.unused_tokens)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from banyan.routing import UNGUARDED, Query, RankState, place
-from banyan.routing.displacement import displaced
+from banyan.routing.displacement import TIMES_LOST, displaced
 from banyan.routing.hybrid import Hybrid
 from banyan.routing.linear import Linear
 from banyan.routing.lmetric import LMetric
@@ -25,7 +25,7 @@ def ask(**fields):
 )
 def test_displaced_when_there_is_room_then_only_what_exceeds_it(unused_tokens, held, expected):
     state = RankState(rank=0, unused_tokens=unused_tokens)
-    assert displaced(ask(cached_tokens={0: held}), state) == expected
+    assert displaced(ask(cached_tokens={0: held}), state) == TIMES_LOST * expected
 
 
 def ranks(unused_tokens):
