@@ -94,7 +94,7 @@ def test_ranks_when_one_computes_the_prefix_and_pools_are_full_then_the_next_wai
     stem = list(range(900, 920))
     asked = [list(range(number * 100, number * 100 + 30)) for number in (0, 1)]
     asked += [[*stem, *range(2_000, 2_010)], [*stem, *range(3_000, 3_010)]]
-    full = Setting(num_ranks=2, pool_pages=35, concurrency=2, evicts=LOSS, counts_displaced=True)
+    full = replace(TWO, policy="round_robin", pool_pages=35, concurrency=2, counts_displaced=True)
     apart, waiting = play(full, asked, 2), play(replace(full, waits=True), asked, 2)
     assert (apart.num_held_back, waiting.num_held_back) == (0, 1)
     assert (apart.num_cached, waiting.num_cached) == (0, 20 * 16)
