@@ -40,7 +40,7 @@ from benchmark.source_table import WHAT, cells_of, difference
 from benchmark.workload.conversation import ChatTokenizer, Conversation
 from benchmark.workload.generated import GENERATED, ChatShape, generate_conversations
 from benchmark.workload.scripts import ScriptLimits, history_scripts, session_scripts
-from benchmark.workload.sharegpt import DatasetError, load_conversations, openings
+from benchmark.workload.sharegpt import DatasetError, file_of, load_conversations, openings
 
 PAGE_SIZE = 16
 console = Console(stderr=True, highlight=False)
@@ -328,7 +328,7 @@ def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Wor
     scripts = next(iter(workloads.values())).scripts
     return {
         "model": args.model.name,
-        "dataset": Path(args.dataset).name,
+        "dataset": args.dataset if args.dataset == GENERATED else file_of(Path(args.dataset)).name,
         "seed": args.seed,
         "page_size": PAGE_SIZE,
         "mean_prompt_tokens": round(sum(script.prompt_len for script in scripts) / len(scripts)),

@@ -54,8 +54,8 @@ def openings(conversations: Iterable[Conversation]) -> list[Conversation]:
     ]
 
 
-def _file(path: Path) -> Path:
-    """``path``, or what a folder has of ShareGPT."""
+def file_of(path: Path) -> Path:
+    """``path``, or what a folder has of ShareGPT. Raises DatasetError for a folder without."""
     if not path.is_dir():
         return path
     found = sorted(path.rglob("*[sS]hare[gG][pP][tT]*.json*"))
@@ -65,7 +65,7 @@ def _file(path: Path) -> Path:
 
 
 def _entries(path: Path) -> Iterator[Any]:
-    path = _file(path)
+    path = file_of(path)
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
