@@ -49,7 +49,9 @@ class Library:
     num_questions: int = 24
     document_blocks: int = 96
     question_blocks: int = 2
-    gap_s: float = 0.7
+    gap_s: float = 2.0
+    """So that who knows no document is just overloaded, on two cores: faster, and none is computed before all are
+    asked."""
 
 
 GENERATED: Mapping[str, Talk] = MappingProxyType(
@@ -66,11 +68,16 @@ GENERATED: Mapping[str, Talk] = MappingProxyType(
     }
 )
 
-# The first two are those of the policy tables, with more sessions over more time; lengths shrink with their blocks, so
-# that what is shared stays shared.
+# Sessions that come back: of conversations none with one turn only, over an hour and not ten minutes. Coding agents are
+# those of the policy tables, with more sessions over more time. Lengths shrink with their blocks, so that what is
+# shared stays shared.
 RECORDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "conversations": POLICY_TRACES["mooncake_long"],
+        "conversations": (
+            *("--trace", "mooncake/conversation_trace.jsonl.gz", "--seed", str(SEED), "--window-seconds", "3600"),
+            *("--sample-ratio", "0.02", "--max-single-turn-ratio", "0", "--token-scale", "0.0625"),
+            *("--max-input-tokens", "2000", "--time-scale", "0.03"),
+        ),
         "coding_agents": (*POLICY_TRACES["claude_code"], "--sample-ratio", "0.16", "--time-scale", "0.08"),
         "tool_agents": (
             *("--trace", "tau_bench/gpt-4o-airline.jsonl.gz", "--seed", str(SEED), "--sample-ratio", "0.05"),
