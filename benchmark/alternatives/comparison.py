@@ -17,7 +17,7 @@ import aiohttp
 
 from benchmark.alternatives import figures
 from benchmark.alternatives.figures import Run
-from benchmark.alternatives.play import ask_alone, play_again, play_cold, warm_up
+from benchmark.alternatives.play import ask_alone, fill, play_again, play_cold, warm_up
 from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import Budget, System, systems_of
 from benchmark.alternatives.traces import NUM_OUTPUT_TOKENS, alone_prompts
@@ -76,6 +76,9 @@ class Comparison:
                 found = play_cold(up, workload, budget)
                 self._save(Run(system.name, trace, "cold", budget.pool_tokens, repetition, *found))
             self.alone[key] = ask_alone(up, alone_prompts(NUM_ALONE), NUM_OUTPUT_TOKENS, times=2)
+            if system.flush_empties_disk:
+                # A restart is to find the workloads before the last one, too.
+                fill(up, list(self.workloads.values())[:-1])
         if system.disk is None:
             return
         with self._running(system) as up:

@@ -58,6 +58,20 @@ def play_again(running: Running, workload: Workload) -> tuple[dict[str, Any], di
     return summary(workload, records, total_time_s=total_time_s), answers_of(records)
 
 
+def fill(running: Running, workloads: Sequence[Workload]) -> None:
+    """Ask them without emptying anything, for what it leaves on the disk.
+
+    Raises:
+        RuntimeError: when a request fails.
+    """
+    for workload in workloads:
+        records, _ = asyncio.run(_play(running, workload))
+        errors = [record.answer.error for record in records if record.answer.error]
+        if errors:
+            raise RuntimeError(f"{running.system.name}: {errors[0]}")
+    wait_until_still(lambda: written_by(running), timeout_s=WRITE_S)
+
+
 def ask_alone(running: Running, prompts: Sequence[list[int]], num_tokens: int, times: int) -> dict[str, list[int]]:
     """Prompts asked one at a time, all of them `times` times: no batch of several rounds otherwise than another."""
     return asyncio.run(_alone(running, prompts, num_tokens, times))

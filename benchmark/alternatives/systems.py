@@ -62,13 +62,15 @@ class LMCacheServer:
 
 @dataclass(frozen=True)
 class System:
-    """One way to serve. `disk`: the folder that outlives its servers, where it has one."""
+    """One way to serve. `disk`: the folder that outlives its servers, where it has one; `flush_empties_disk`: emptying
+    the caches removes what is there, too."""
 
     name: str
     title: str
     specs: tuple[ServerSpec, ...]
     front: Front = "none"
     disk: Path | None = None
+    flush_empties_disk: bool = False
     lmcache: LMCacheServer | None = None
 
 
@@ -159,4 +161,4 @@ def _with_store(budget: Budget, disk: Path) -> System:
     flags = ("--banyan-store", str(disk), "--banyan-store-admit", "first")
     size = ("--banyan-store-gb", f"{budget.disk_bytes / GIB:.6f}")
     spec = _one("banyan_store", budget, "on", *_arena(budget, 1), *flags, *size)
-    return System("banyan_store", "Banyan with a store, dp 2", (spec,), disk=disk)
+    return System("banyan_store", "Banyan with a store, dp 2", (spec,), disk=disk, flush_empties_disk=True)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmark.alternatives import documented, figures, traces
+from benchmark.alternatives import comparison, documented, figures, traces
 from benchmark.alternatives.__main__ import build_parser
 from benchmark.alternatives.comparison import Comparison, last_error_line
 from benchmark.alternatives.figures import Run
@@ -287,8 +289,33 @@ class TestKept:
 
 
 def test_measure_when_the_time_is_over_then_no_system_is_started_and_each_row_says_so(tmp_path):
-    comparison = Comparison({}, [BUDGET], ["stock", "banyan"], tmp_path / "no model", tmp_path)
-    comparison.measure(1, max_s=-1.0)
-    assert [one["system"] for one in comparison.not_run] == ["stock", "banyan"]
-    assert all("--max-minutes" in one["reason"] for one in comparison.not_run)
-    assert comparison.runs == []
+    compared = Comparison({}, [BUDGET], ["stock", "banyan"], tmp_path / "no model", tmp_path)
+    compared.measure(1, max_s=-1.0)
+    assert [one["system"] for one in compared.not_run] == ["stock", "banyan"]
+    assert all("--max-minutes" in one["reason"] for one in compared.not_run)
+    assert compared.runs == []
+
+
+@pytest.mark.parametrize(("system", "filled"), [("banyan_store", ["a"]), ("hicache", [])])
+def test_measure_when_a_flush_has_emptied_the_disk_then_it_is_filled_again_before_the_restart(
+    system, filled, tmp_path, monkeypatch
+):
+    done = []
+
+    def played(phase):
+        def play(up, workload, *budget):
+            done.append((phase, workload))
+            return run(system).figures, {}
+
+        return play
+
+    up = SimpleNamespace(start_up_s=1.0)
+    monkeypatch.setattr(comparison, "running", lambda *args: contextlib.nullcontext(up))
+    monkeypatch.setattr(comparison, "warm_up", lambda up: None)
+    monkeypatch.setattr(comparison, "ask_alone", lambda *args, **kwargs: {})
+    monkeypatch.setattr(comparison, "play_cold", played("cold"))
+    monkeypatch.setattr(comparison, "play_again", played("restart"))
+    monkeypatch.setattr(comparison, "fill", lambda up, some: done.extend(("fill", one) for one in some))
+    Comparison({"A": "a", "B": "b"}, [BUDGET], [system], tmp_path / "no model", tmp_path).measure(1, max_s=60.0)
+    cold, again = [("cold", "a"), ("cold", "b")], [("restart", "a"), ("restart", "b")]
+    assert done == [*cold, *(("fill", one) for one in filled), *again]
