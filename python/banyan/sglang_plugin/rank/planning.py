@@ -103,7 +103,7 @@ class RankPlanner:
         self.spans.became(rid, outcome)
 
     def started(self, fetches: Sequence[Fetch]) -> None:
-        self.spans.started(fetches)
+        self.spans.started(fetches, prefill.requests_of_this_pass())
         self._pieces_prepared = prefill.pieces_of_this_pass()
         self._stored_tokens_prepared = sum(fetch.tokens[SourceKind.STORE] for fetch in fetches)
 

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,15 @@ def hold_back(is_awaited: Callable[[str], bool]) -> None:
     _is_awaited = is_awaited
 
 
-def pieces_of_this_pass() -> tuple[Piece, ...]:
-    """What the forward that is being prepared computes, request by request."""
+def requests_of_this_pass() -> Sequence[Any]:
+    """The requests that the forward that is being prepared is for."""
     adder = None if _newest is None else _newest()
-    return () if adder is None else tuple(_piece(req) for req in adder.can_run_list)
+    return () if adder is None else adder.can_run_list
+
+
+def pieces_of_this_pass() -> tuple[Piece, ...]:
+    """What that forward computes, request by request."""
+    return tuple(_piece(req) for req in requests_of_this_pass())
 
 
 @functools.cache
