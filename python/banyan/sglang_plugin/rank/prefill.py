@@ -43,11 +43,11 @@ def after_get_prefill_adder_class(chosen: type, scheduler: Any) -> type | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lockstep:
-    most_moved_tokens: int
+    most_moved_tokens: Callable[[], int]
     num_quarantined_tokens: Callable[[], int]
 
 
-def step_together(*, most_moved_tokens: int, num_quarantined_tokens: Callable[[], int]) -> None:
+def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_tokens: Callable[[], int]) -> None:
     """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
     prefill is not given pages that peers still read."""
     global _lockstep
@@ -94,7 +94,7 @@ class WatchedAdder:
         _newest = weakref.ref(self)
         self._moves: MoveBudget | None = None
         if _lockstep is not None:
-            self._moves = MoveBudget(_lockstep.most_moved_tokens)
+            self._moves = MoveBudget(_lockstep.most_moved_tokens())
             num_tokens = _lockstep.num_quarantined_tokens()
             self.memory_budget.total_offset += num_tokens
             self.memory_budget.current_offset += num_tokens
