@@ -162,7 +162,9 @@ def _lanes(steps: Iterable[Step]) -> Iterator[list[Step]]:
     """The steps, divided so that those of one lane are nested."""
     rest = sorted(steps, key=lambda step: (step.start_ns, -step.end_ns))
     while rest:
-        lane, left, open_ends = [], [], []
+        lane: list[Step] = []
+        left: list[Step] = []
+        open_ends: list[int] = []
         for step in rest:
             while open_ends and open_ends[-1] <= step.start_ns:
                 open_ends.pop()
