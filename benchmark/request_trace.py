@@ -19,7 +19,7 @@ from typing import Any
 
 from banyan.cli import trace
 from banyan.cli.engine import Engine
-from banyan.observe.timeline import chrome_trace
+from banyan.observe.timeline import FIRST_TOKEN, chrome_trace
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance
@@ -31,6 +31,7 @@ FLAGS = (*CPU_ENGINE, "--max-total-tokens", "12000", "--context-length", "4096",
 WORDS = "river stone harbour road hill market weather boat school house garden winter letter window morning".split()
 COLOURS = {"prefill": "#5a7fb5", "copies": "#2f6f4f", "layers": "#8d6bb0", "first token": "#c9c4ba"}
 PLAIN = "#9a9a9a"
+EDGED_MS = 1.0
 
 
 def prompt_of(num_words: int, seed: int) -> str:
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> dict[str, trace.Traced]:
 
 
 def draw(events: Sequence[dict[str, Any]], path: Path) -> None:
-    """The events of a file for Perfetto as an SVG: a panel for each server, a row for each track."""
+    """The events of a file for Perfetto as an SVG: for each server a panel with a scale of its own, a row for each
+    track."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,7 +71,7 @@ def draw(events: Sequence[dict[str, Any]], path: Path) -> None:
     servers = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     rows = [sum(pid == server for pid, _ in named) for server in servers]
     figure, panels = pyplot.subplots(
-        len(servers), 1, figsize=(9, 0.9 + 0.32 * sum(rows)), sharex=True, squeeze=False, height_ratios=rows
+        len(servers), 1, figsize=(9, 1.6 + 0.32 * sum(rows)), squeeze=False, height_ratios=rows
     )
     for axes, (pid, label) in zip(panels[:, 0], servers.items(), strict=True):
         tids = [tid for server, tid in named if server == pid]
@@ -78,7 +80,9 @@ def draw(events: Sequence[dict[str, Any]], path: Path) -> None:
                 _bar(axes, tids.index(one["tid"]), one, named[pid, one["tid"]])
         axes.set_yticks(range(len(tids)), [named[pid, tid] for tid in tids], fontsize=8)
         axes.invert_yaxis()
-        axes.set_title(label, fontsize=9, loc="left")
+        axes.tick_params(axis="x", labelsize=8)
+        first_ms = next(one["dur"] for one in events if one["pid"] == pid and one["name"] == FIRST_TOKEN) / 1e3
+        axes.set_title(f"{label}: first token after {first_ms:.0f} ms", fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel("milliseconds since the client began to send", fontsize=8)
     figure.tight_layout()
@@ -90,7 +94,9 @@ def draw(events: Sequence[dict[str, Any]], path: Path) -> None:
 def _bar(axes: Any, row: int, event: dict[str, Any], title: str) -> None:
     colour = COLOURS.get(event["name"], COLOURS.get(title.rpartition(": ")[2], PLAIN))
     start_ms, took_ms = event["ts"] / 1e3, event["dur"] / 1e3
-    axes.broken_barh([(start_ms, took_ms)], (row - 0.35, 0.7), facecolor=colour, edgecolor="white", linewidth=0.3)
+    # Steps side by side are told apart by their edges; one that is hardly there must not vanish behind them.
+    edge = "white" if took_ms > EDGED_MS else colour
+    axes.broken_barh([(start_ms, took_ms)], (row - 0.35, 0.7), facecolor=colour, edgecolor=edge, linewidth=0.4)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

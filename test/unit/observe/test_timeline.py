@@ -105,7 +105,7 @@ def test_file_when_parsed_then_it_is_of_the_trace_event_format(tracks):
     for event in events:
         assert event["ph"] in ("X", "M", "i") and isinstance(event["name"], str) and event["ts"] >= 0
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["args"], dict)
-        assert event["ph"] != "X" or event["dur"] > 0
+        assert isinstance(event["ts"], int) and (event["ph"] != "X" or isinstance(event["dur"], int))
         assert event["ph"] != "i" or event["s"] == "t"
     named = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     assert named == {1: "a (Banyan)", 2: "b"}
@@ -115,6 +115,15 @@ def test_file_when_parsed_then_it_is_of_the_trace_event_format(tracks):
     assert [one["ts"] for one in events if one["name"] == FIRST_TOKEN] == [0, 0]
     copy = next(one for one in events if one["name"] == "copy")
     assert (copy["ts"], copy["dur"], copy["args"]) == (14000, 8000, {"peer_tokens": 64, "outcome": "landed"})
+
+
+def test_file_when_a_step_ends_with_the_one_around_it_then_it_does_so_in_the_file_whatever_the_fractions():
+    for shift_ns in range(0, 3000, 7):
+        outer = Step("o", shift_ns, 10_000_001)
+        inner = Step("i", shift_ns + 333, 10_000_001)
+        file = chrome_trace({"s": {CLIENT: [Step(FIRST_TOKEN, 0, 20)], "rank 0": [outer, inner]}}, {})
+        ends = {one["name"]: one["ts"] + one["dur"] for one in file["traceEvents"] if one["ph"] == "X"}
+        assert ends["o"] == ends["i"]
 
 
 def test_file_when_steps_of_a_track_overlap_then_they_are_on_tracks_of_one_name_and_each_is_nested():
