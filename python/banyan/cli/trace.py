@@ -137,8 +137,13 @@ def _check_traces(url: str, info: Mapping[str, Any], listen: str) -> None:
             f"{url} does not trace: start it with --enable-trace --otlp-traces-endpoint {listen} "
             "(and SGLANG_TRACE_LEVEL=0, so that it traces nothing until it is asked to)"
         )
-    if endpoint.rpartition(":")[2] != listen.rpartition(":")[2]:
+    if _plain(endpoint) != _plain(listen):
+        # Whoever collects there would get nothing more: the level is 0 afterwards.
         raise EngineError(f"{url} sends its traces to {endpoint}: --listen {endpoint}, or look there")
+
+
+def _plain(address: str) -> str:
+    return address.rpartition("//")[2].replace("localhost:", "127.0.0.1:")
 
 
 def _label(url: str, info: Mapping[str, Any]) -> str:

@@ -99,6 +99,7 @@ def test_trace_when_two_servers_are_asked_then_one_file_has_both_and_nothing_is_
     [
         ({"enable_trace": False}, "--enable-trace --otlp-traces-endpoint"),
         ({"otlp_traces_endpoint": "otel:9999"}, "--listen otel:9999"),
+        ({"otlp_traces_endpoint": "otel:24317"}, "--listen otel:24317"),
     ],
 )
 def test_trace_when_a_server_sends_nothing_here_then_refused_with_the_way_out(servers, info, way_out, capsys):
@@ -107,6 +108,12 @@ def test_trace_when_a_server_sends_nothing_here_then_refused_with_the_way_out(se
     said = capsys.readouterr().err
     assert way_out in said and "http://off" in said
     assert not servers["http://on"].asked
+
+
+def test_trace_when_the_address_is_spelled_otherwise_then_it_is_the_same(servers, tmp_path):
+    servers["http://on"] = FakeServer(shares=True, otlp_traces_endpoint=LISTEN.replace("127.0.0.1", "http://localhost"))
+    words = ["trace", "http://on", "--prompt", "x", "--listen", LISTEN, "--output", str(tmp_path / "t.json")]
+    assert cli.main(words) == 0
 
 
 def test_trace_when_no_span_comes_then_an_error_and_the_level_is_0_again(servers, monkeypatch, capsys):
