@@ -6,14 +6,16 @@
 
 One call of `measure` is one fresh server, short enough to take turns with other work on a machine. Within it, the
 caches are emptied before every run and the policies take turns, in an order that rotates with the repetition. Servers:
-stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`; and these two without
-the guard against hot ranks, to see what it guards against.
+stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`; these two without the guard
+against hot ranks, to see what it guards against; and `store`, small pools above a drive, and `slow_store`, a drive of
+20 MB/s.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ from benchmark import trace_replay
 from benchmark.compare import order_of_repetition
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.plot_policies import plot_policies
+from benchmark.policy_classes import class_table
 from benchmark.policy_draws import draws_table
 from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance
@@ -38,6 +41,12 @@ from benchmark.trace_replay import AS_SERVED
 POOLS_ONLY = ("--banyan-host-gb", "0")
 """The table is about placement: what a rank does not hold, a peer's pool holds or nobody."""
 
+SMALL_ABOVE_A_STORE = (
+    *("--banyan-host-gb", "0.1", "--banyan-store-admit", "first", "--banyan-store-gb", "8"),
+    *("--max-total-tokens", "3500"),
+)
+"""What a rank does not hold is on the drive: a later turn of a session finds its prefix there."""
+
 SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
     "stock_rr": ("stock", ("--load-balance-method", "round_robin")),
     "stock_tokens": ("stock", ("--load-balance-method", "total_tokens")),
@@ -45,7 +54,10 @@ SERVERS: dict[str, tuple[Share, tuple[str, ...]]] = {
     "peer": ("on", POOLS_ONLY),
     "index_unguarded": ("index", ("--banyan-hot-rank-factor", "inf")),
     "peer_unguarded": ("on", (*POOLS_ONLY, "--banyan-hot-rank-factor", "inf")),
+    "store": ("on", SMALL_ABOVE_A_STORE),
+    "slow_store": ("on", (*SMALL_ABOVE_A_STORE, "--banyan-store-read-mb-per-s", "20")),
 }
+STORED = ("store", "slow_store")
 POLICIES = tuple(name for name in POLICY_CHOICES if name != SGLANG_POLICY)
 
 SEED = 1
@@ -72,13 +84,21 @@ TRACES: dict[str, tuple[str, ...]] = {
         *("--window-start", "7000", "--sample-ratio", "0.08", "--token-scale", "0.015625"),
         *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.04"),
     ),
+    # Sessions of up to eight turns that hold more together than the pools of `store` and `slow_store`.
+    "agents": (
+        *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", str(SEED), "--window-seconds", "240"),
+        *("--window-start", "7000", "--sample-ratio", "0.25", "--token-scale", "0.015625"),
+        *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.1"),
+    ),
     "skewed": ("--trace", SKEWED, "--seed", str(SEED), "--num-requests", "36", "--max-output-tokens", "4"),
 }
 
 
-def server_spec(label: str) -> ServerSpec:
-    """Two ranks of the CPU engine."""
+def server_spec(label: str, folder: Path) -> ServerSpec:
+    """Two ranks of the CPU engine; a store lies in `folder`."""
     share, flags = SERVERS[label]
+    if label in STORED:
+        flags = ("--banyan-store", str(folder / label), *flags)
     return ServerSpec(
         label=label,
         dp=2,
@@ -92,7 +112,10 @@ def server_spec(label: str) -> ServerSpec:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    server = Server(server_spec(args.server), ensure_model(DEFAULT_TARGET), args.result.parent / "logs")
+    out = args.result.parent
+    # What an earlier server has left there would be found, and its pages are nobody's to empty.
+    shutil.rmtree(out / args.server, ignore_errors=True)
+    server = Server(server_spec(args.server, out), ensure_model(DEFAULT_TARGET), out / "logs")
     status = 0
     with server:
         wait_ready([server])
@@ -103,6 +126,8 @@ def _measure(args: argparse.Namespace) -> int:
             play = ["play", "--url", server.url, "--label", args.server, "--result", str(args.result)]
             if server.spec.share != "stock":
                 play += [option for policy in policies for option in ("--policy", policy)]
+            if args.server in STORED:
+                play.append("--watch-reads")
             times = ["--first-repetition", str(args.repetition), "--repetitions", str(args.repetitions)]
             status |= trace_replay.main([*trace_options(name, args.data, args.stretch, seed), *play, *times])
     return status
@@ -149,6 +174,8 @@ def _show(args: argparse.Namespace) -> int:
     lines = read_lines(args.result)
     runs = [line for line in lines if line.get("kind") == "run"]
     print(table(runs))
+    print()
+    print(class_table(grouped(runs)))
     print()
     print(draws_table([line for line in lines if line.get("kind") == "request"], draw_of))
     print()

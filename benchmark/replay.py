@@ -25,7 +25,7 @@ from banyan.lab.replay import (
     sharing_of,
 )
 from benchmark.measure import flush_cache
-from benchmark.metrics import summarise
+from benchmark.metrics import distribution, summarise
 from benchmark.records import Answer, Record
 from benchmark.workload.conversation import Message
 
@@ -139,7 +139,26 @@ def summary(workload: Workload, records: Sequence[Record], *, total_time_s: floa
     figures["by_class"] = {name: _of_class(some, total_time_s) for name, some in by_class.items()}
     figures["imbalance"] = imbalance(figures["by_rank"])
     figures["ideal_cached_share"] = round(workload.sharing.shared_ratio, 5)
+    figures["follow_ups"] = follow_ups(records)
     return figures
+
+
+def follow_ups(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Later turns of sessions, by whether they ran on another rank than the turn before them; those whose rank, or the
+    one before, nobody has told are left out."""
+    ranks = {(record.script_id, record.turn): record.answer.dp_rank for record in records if not record.answer.error}
+    by_place: dict[str, list[Record]] = {"moved": [], "stayed": []}
+    for record in records:
+        before, now = ranks.get((record.script_id, record.turn - 1)), record.answer.dp_rank
+        if before is not None and now is not None and not record.answer.error:
+            by_place["moved" if before != now else "stayed"].append(record)
+    return {
+        place: {
+            "num_requests": len(some),
+            "ttft_s": distribution(one.answer.ttft_s for one in some if one.answer.ttft_s is not None),
+        }
+        for place, some in by_place.items()
+    }
 
 
 def imbalance(by_rank: dict[str, dict[str, int]]) -> dict[str, float | None]:

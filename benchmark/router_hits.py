@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: workload_of(replay.parse_args([*trace_options(name, args.data, args.stretch), "describe"]))
         for name in args.trace or REAL_TRACES
     }
-    alone = server_spec("index")
+    alone = server_spec("index", args.out)
     inside = replace(alone, args=(*alone.args, "--banyan-policy", args.policy))
     with ExitStack() as stack:
 

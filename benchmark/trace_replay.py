@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 if not __package__:
     # Run as a file: Python then looks for modules beside it, not where `benchmark` itself is found.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,6 +33,8 @@ from benchmark.records import Record
 from benchmark.replay import WarmStart, Workload, play_cold, summary
 from benchmark.replay_options import add_workload_options, workload_of
 from benchmark.results import append_lines
+
+LOOK_PERIOD_S = 0.25
 
 AS_SERVED = "as_served"
 """The label of a run that names no policy: whatever the server does."""
@@ -56,6 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     play.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds one request may take")
     play.add_argument("--result", type=Path, metavar="FILE.jsonl", help="append requests and summaries to this file")
+    play.add_argument(
+        "--watch-reads", action="store_true", help="look four times a second at what the ranks wait for from the store"
+    )
     play.set_defaults(run=_play)
     return parser
 
@@ -102,8 +109,35 @@ async def _play_one(args: argparse.Namespace, workload: Workload, policy: str, h
 
     async with open_session(args.timeout) as session:
         client = NativeClient(session, args.url, policy_fields(policy))
+        queues: list[list[int]] = []
+        watch = asyncio.create_task(_watch_reads(session, args.url, queues)) if args.watch_reads else None
         records, total_time_s = await play_cold(args.url, workload, client, arrived=save)
-    return {"kind": "run", **head, **summary(workload, records, total_time_s=total_time_s)}
+        if watch is not None and not watch.cancel():
+            # It has ended by itself: it failed.
+            watch.result()
+    figures = summary(workload, records, total_time_s=total_time_s)
+    return {"kind": "run", **head, **figures, **({"read_queues": read_queues(queues)} if args.watch_reads else {})}
+
+
+async def _watch_reads(session: aiohttp.ClientSession, url: str, queues: list[list[int]]) -> None:
+    """Append what each rank waits for, again and again, until cancelled."""
+    while True:
+        async with session.get(f"{url}/v1/loads", params={"include": "core"}) as response:
+            response.raise_for_status()
+            loads = await response.json()
+        queues.append([load["read_queue_tokens"] for load in loads["loads"]])
+        await asyncio.sleep(LOOK_PERIOD_S)
+
+
+def read_queues(queues: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Of looks at every rank's queue, in tokens: the longest, and in which share of the looks some rank waited, and in
+    which one rank waited for more than the other ones."""
+    return {
+        "num_looks": len(queues),
+        "most_tokens": max((max(look) for look in queues), default=0),
+        "waiting_share": round(sum(any(look) for look in queues) / len(queues), 4) if queues else None,
+        "uneven_share": round(sum(min(look) != max(look) for look in queues) / len(queues), 4) if queues else None,
+    }
 
 
 def policy_fields(policy: str) -> dict[str, Any]:

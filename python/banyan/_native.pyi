@@ -267,6 +267,10 @@ class Copy:
     def finish(self) -> bool:
         """Wait for the end and release the leases. True when all layers landed; else the targets hold garbage."""
 
+    def ages_s(self) -> list[float]:
+        """Seconds ago: the helper thread began with this copy; then for each layer that is in place, it landed. [] for
+        a copy that waits for its turn."""
+
     @property
     def bytes_fetched(self) -> int:
         """Bytes read from peers so far."""

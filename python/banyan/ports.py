@@ -63,6 +63,11 @@ class Copy(Protocol):
         """Wait until nothing writes the destination any more; True when every layer landed."""
         ...
 
+    def ages_s(self) -> Sequence[float]:
+        """Seconds ago: copying began; then for each layer that is in place, it landed. Empty before, and where layers
+        have no time of their own on the host."""
+        ...
+
 
 class Peers(Protocol):
     """Where pages come from: the shelves of the peers."""

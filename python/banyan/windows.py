@@ -131,6 +131,15 @@ class _JoinedCopy:
     def finish(self) -> bool:
         return all([part.finish() for part in self._parts])
 
+    def ages_s(self) -> list[float]:
+        ages = [part.ages_s() for part in self._parts]
+        told = [max((part[0] for part in ages if part), default=0.0)] if all(ages) else []
+        for counts in self._reached if told else ():
+            if any(count >= len(part) for part, count in zip(ages, counts, strict=True)):
+                break
+            told.append(min(part[count] for part, count in zip(ages, counts, strict=True)))
+        return told
+
     @property
     def has_ended(self) -> bool:
         return all(part.has_ended for part in self._parts)

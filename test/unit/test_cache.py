@@ -62,6 +62,8 @@ def test_fetch_when_a_peer_holds_the_prefix_then_its_bytes_arrive(node):
     index = node.reader.start()
     for layer in range(3):
         node.reader.moving(index).wait_layer(layer)
+    ages_s = node.reader.moving(index).ages_s()
+    assert len(ages_s) == 4 and ages_s == sorted(ages_s, reverse=True)
     assert node.reader.finish(index)
     assert [node.ranks[1].pages(frame) for frame in (7, 8, 9)] == [node.ranks[0].pages(frame) for frame in (3, 4, 5)]
     seen = node.counters[1]

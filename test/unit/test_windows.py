@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Window pages over the real native core: two ranks, each with two shelves, in one process."""
 
+from types import SimpleNamespace
+
 import pytest
 from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import Rank, frames, ids, keys
@@ -94,6 +96,8 @@ def test_fetch_when_full_and_window_pages_are_held_then_both_arrive_layer_by_lay
     for layer in range(len(PLACES)):
         copy.wait_layer(layer)
     assert reader.cache.finish(index) and copy.has_ended
+    ages_s = copy.ages_s()
+    assert len(ages_s) == 1 + len(PLACES) and ages_s == sorted(ages_s, reverse=True) and ages_s[-1] >= 0
     for number in (1, 2, 3):
         assert reader.full.pages(number + 8) == owner.full.pages(number)
     for number in (2, 3):
@@ -118,6 +122,19 @@ def test_wait_when_one_layer_is_asked_for_then_all_before_it_are_there_in_both_c
     copies = Asked(), Asked()
     assert ranks[0].pages.joined(*copies).wait_layer(layer) == 0.25 * len(full + window)
     assert (copies[0].layers, copies[1].layers) == (full, window)
+
+
+def test_ages_when_one_copy_is_behind_then_as_far_as_both_have_come(ranks):
+    def at(*ages_s):
+        return SimpleNamespace(ages_s=lambda: list(ages_s))
+
+    def told(*parts):
+        return ranks[0].pages.joined(*parts).ages_s()
+
+    # The model's layers are window, full, window, full, ...
+    assert told(at(9, 8, 7), at(9.5, 8.5, 6)) == [9.5, 8.5, 8, 6, 6]
+    assert told(at(9), at(9.5, 8.5, 6)) == [9.5, 8.5]
+    assert told(at(), at(9)) == []
 
 
 def test_offer_when_the_last_window_is_missing_then_it_ends_where_one_is_held(ranks):

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from banyan.planner import Action, asked
 from banyan.routing import hint
 
 TIMEOUT_S = 600.0
+STREAM_END = b"[DONE]"
 LOADS_PATH = "/v1/loads?include=core"
 
 
@@ -123,12 +125,38 @@ class Engine:
         answer: dict[str, Any] = self._call("/generate", body)
         return answer
 
+    def stream(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Have a prompt answered, and tell of each piece of the answer when it comes.
+
+        Raises:
+            EngineError: as ``generate``, also in the middle of an answer.
+        """
+        with self._answer("/generate", {**body, "stream": True}, headers) as response:
+            for line in response:
+                said = line.strip().removeprefix(b"data: ")
+                if said and said != STREAM_END:
+                    piece: dict[str, Any] = json.loads(said)
+                    if "error" in piece:
+                        raise EngineError(f"{self._url}/generate: {piece['error']}")
+                    yield piece
+
+    def set_trace_level(self, level: int) -> None:
+        """From now on the server traces its requests in so much detail, where it was started with tracing; 0: none."""
+        with self._answer(f"/set_trace_level?level={level}", None, {}):
+            pass
+
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        with self._answer(path, body, {}) as response:
+            return json.loads(response.read())
+
+    @contextlib.contextmanager
+    def _answer(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json", **self._headers})
+        sent = {"Content-Type": "application/json", **self._headers, **headers}
+        request = urllib.request.Request(self._url + path, data, sent)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-                return json.loads(response.read())
+                yield response
         except urllib.error.HTTPError as error:
             said = error.read()[:300].decode(errors="replace")
             raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}", error.code) from error

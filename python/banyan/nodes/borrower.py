@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 from array import array
@@ -26,14 +25,10 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from banyan import _native
 from banyan.core import Address
 from banyan.layout import BlockGeometry
-from banyan.nodes.connection import connect
-from banyan.nodes.door import HANDSHAKE_FAILURES, Strangers
+from banyan.nodes.lines import Lines
 from banyan.nodes.pull import Ended, Pull
 from banyan.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.nodes.secret import Keys
@@ -51,8 +46,6 @@ from banyan.nodes.wire import (
     Refused,
     Return,
     ToBorrower,
-    ToDoor,
-    encode,
     pack_keys,
     read_by_borrower,
 )
@@ -116,17 +109,10 @@ class Borrower:
         self._answers: deque[Best] = deque()
         self._wanted: dict[int, _Wanted] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
         self._has_ended = False
         self.num_lost = 0
-        self._context = zmq.Context()
-        self._strangers = [
-            Strangers(f"the node at {node} does not let this one in: compare the files of --banyan-secret-file")
-            for node in nodes
-        ]
-        self._sockets = [connect(self._context, node, keys) for node in nodes]
-        self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILURES) for socket in self._sockets]
+        self._lines = Lines(nodes, keys)
         self._thread = threading.Thread(target=self._run, name="banyan-borrow", daemon=True)
         self._thread.start()
 
@@ -189,29 +175,18 @@ class Borrower:
         self._has_ended = True
         self._tell(lambda: None)
         self._thread.join()
-        os.close(self._wake)
+        self._lines.close()
 
     def _tell(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
-        os.eventfd_write(self._wake, 1)
+        self._lines.ring()
 
     # ---- the thread that owns the sockets ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
-        for socket in (*self._sockets, *self._monitors):
-            poller.register(socket, zmq.POLLIN)
         while not self._has_ended:
-            ready = dict(poller.poll(TICK_MS))
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            for node, (socket, monitor) in enumerate(zip(self._sockets, self._monitors, strict=True)):
-                if socket in ready:
-                    self._take(node, socket.recv())
-                if monitor in ready:
-                    recv_monitor_message(monitor)
-                    self._strangers[node].came()
+            for node, payload in self._lines.wait(TICK_MS):
+                self._take(node, payload)
             self._obey()
             self._answers.extend(self._asking.expire())
             self._give_up_errands()
@@ -232,28 +207,19 @@ class Borrower:
         self._obey()
         for wanted in self._wanted.values():
             wanted.pull.feed.end()
-        for socket in self._sockets:
-            socket.disable_monitor()
-        self._context.destroy(linger=100)
-
-    def _send(self, node: int, message: ToDoor) -> bool:
-        try:
-            self._sockets[node].send(encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            return False
-        return True
+        self._lines.hang_up()
 
     def _ask(self, number: int, packed: bytes) -> None:
         nodes = self._asking.begin(number)
         if not nodes:
             self._answers.append(Best(number, -1, 0))
         for node in nodes:
-            if not self._send(node, Ask(number, self._namespace, packed)):
+            if not self._lines.send(node, Ask(number, self._namespace, packed)):
                 self._over(self._asking.missed(number, node))
 
     def _send_for(self, number: int, node: int, packed: bytes) -> None:
         self._waits.begin(number, node)
-        if not self._send(node, Read(number, self._namespace, packed)):
+        if not self._lines.send(node, Read(number, self._namespace, packed)):
             self._over(self._waits.answered(number, node, 0))
             self._asking.silent(node)
 
@@ -273,7 +239,7 @@ class Borrower:
 
     def _probe(self) -> None:
         for node in self._asking.to_probe():
-            self._send(node, Ask(0, self._namespace, b""))
+            self._lines.send(node, Ask(0, self._namespace, b""))
 
     def _over(self, best: Best | None) -> None:
         if best is not None:
@@ -282,7 +248,7 @@ class Borrower:
     def _want(self, node: int, pull: Pull) -> None:
         number = next(self._numbers)
         self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S)
-        if not self._send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
+        if not self._lines.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
             self._refused(number)
 
     def _refused(self, number: int) -> None:
@@ -320,7 +286,7 @@ class Borrower:
                 self._asking.heard(node)
                 wanted = self._wanted.pop(message.number, None)
                 if wanted is None:
-                    self._send(node, Return(message.token))
+                    self._lines.send(node, Return(message.token))
                 else:
                     self._executor.submit(self._carry, node, wanted.pull, message)
 
@@ -331,7 +297,7 @@ class Borrower:
         self._tell(partial(self._carried, node, loan, ended))
 
     def _carried(self, node: int, loan: Loan, ended: Ended) -> None:
-        self._send(node, Return(loan.token))
+        self._lines.send(node, Return(loan.token))
         if ended in (Ended.LOST, Ended.DAMAGED):
             self.num_lost += 1
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)

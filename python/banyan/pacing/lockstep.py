@@ -19,7 +19,10 @@ Nobody waits in a circle
 
 Nobody waits for long
   1. A rank promises what has landed, never a read of the store under way.
-  2. In one step it moves at most ``MOST_MOVED_BYTES``, or one request: the next one waits for the next step.
+  2. In one step it moves what comes in the time of a decode step, as both were measured here, or one request: the next
+     one waits for the next step. So a decode of another rank takes twice as long at most, beside any number of small
+     moves. ``MOST_MOVED_BYTES`` while either is not known, and where a rank has several shards, who measure different
+     times and must cut a batch alike.
   3. What a move makes the forward wait is charged once for every rank when moving is compared with computing.
   4. Pages in quarantine are not counted on for a prefill, and loading waits ``LOAD_PATIENCE_S`` for them, then the
      tail is computed. Only a decode may wait longer: SGLang ends the server when one gets no page. (Where a rank has
@@ -35,7 +38,17 @@ LOAD_PATIENCE_S = 0.03
 """A copy of ``MOST_MOVED_BYTES`` takes a third of it."""
 
 MOST_MOVED_BYTES = 256 << 20
-"""10 ms over PCIe 4.0 x16 at 25 GB/s; not measured in such a server yet."""
+"""10 ms over PCIe 4.0 x16 at 25 GB/s: taken until moves and forwards were measured."""
+
+
+def most_moved_tokens(token_bytes: int, decode_us: float | None, token_us: float | None) -> int:
+    """How many tokens of ``token_bytes`` each a step may move.
+
+    ``decode_us``: what a step takes that decodes; ``token_us``: what it takes to move a token. None: not known.
+    """
+    if decode_us is None or token_us is None:
+        return MOST_MOVED_BYTES // token_bytes
+    return int(decode_us / token_us)
 
 
 @dataclass(slots=True)

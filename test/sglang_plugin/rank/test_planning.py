@@ -123,6 +123,16 @@ def test_forward_when_it_was_timed_after_others_had_begun_then_its_own_pieces_ar
     assert learnt == {"number": 0, "pieces": first, "forward_us": 10 * LAYERS}
 
 
+def test_decode_window_when_moves_and_forwards_were_measured_then_both_are_told(monkeypatch):
+    fresh = Rank(monkeypatch)
+    assert (fresh.planner.decode_us(), fresh.planner.token_us()) == (None, None)
+    rank = Rank(monkeypatch, profiled=saved(COST))
+    rank.arrive("r", 330)
+    rank.move("r", per_token_us=7.0)
+    assert rank.planner.decode_us() == pytest.approx(COST.fixed_us + COST.token_us)
+    assert rank.planner.token_us() == pytest.approx(7.0)
+
+
 def test_plan_when_the_server_always_moves_then_moved_but_a_request_may_still_ask(monkeypatch):
     rank = Rank(monkeypatch, plan="move", profiled=saved(COST))
     rank.arrive("r", 330)

@@ -194,9 +194,9 @@ def test_pieces_when_the_pass_is_over_then_none(make_adder):
 @pytest.fixture
 def lockstep(monkeypatch):
     """A rank that steps with others: 100 moved tokens a step, and as many in quarantine as ``lockstep`` says."""
-    held = SimpleNamespace(num_tokens=0)
+    held = SimpleNamespace(num_tokens=0, most_moved=100)
     monkeypatch.setattr(prefill, "_lockstep", None)
-    prefill.step_together(most_moved_tokens=100, num_quarantined_tokens=lambda: held.num_tokens)
+    prefill.step_together(most_moved_tokens=lambda: held.most_moved, num_quarantined_tokens=lambda: held.num_tokens)
     return held
 
 
@@ -215,6 +215,13 @@ def test_add_when_ranks_step_together_then_the_second_large_move_waits_for_the_n
     assert len(add(adder, first, second, plain)) == 1
     assert adder.add_one_req(second, has_chunked_req=False, truncation_align_size=None) == AddReqResult.OTHER
     assert len(add(make_adder(None), second, plain)) == 2, "the next step takes it, and who moves nothing joins"
+
+
+def test_add_when_moves_have_become_quicker_then_the_next_step_takes_more_of_them(make_adder, lockstep):
+    first, second = moving(900, 640), moving(500, 320)
+    assert len(add(make_adder(None), first, second)) == 1
+    lockstep.most_moved = 2_000
+    assert len(add(make_adder(None), moving(900, 640), second)) == 2
 
 
 def test_add_when_ranks_step_together_then_pages_in_quarantine_are_not_counted_on(make_adder, lockstep):

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from aiohttp import web
 from bench_fakes import record
 
 from banyan.lab.replay import Pace, Skew, Trace, TraceRequest, Vocabulary, skewed_trace
 from benchmark import policy_table, replay, trace_replay
 from benchmark.records import Answer
-from benchmark.replay import WarmStart, Workload, imbalance, play, play_cold, summary
+from benchmark.replay import WarmStart, Workload, follow_ups, imbalance, play, play_cold, summary
 from benchmark.results import read_lines
 
 WORDS = Vocabulary(10, 99)
@@ -130,6 +133,30 @@ def test_summary_when_requests_are_of_several_classes_then_each_has_its_figures(
     assert figures["ideal_cached_share"] == pytest.approx(6_000 / 42_100, abs=1e-5)
 
 
+def test_follow_ups_when_a_turn_runs_on_another_rank_then_it_has_moved():
+    turns = [("a", 0, 0), ("a", 1, 0), ("a", 2, 1), ("b", 0, 1), ("b", 2, 0), ("c", 0, None), ("c", 1, 1)]
+    records = [
+        replace(record(name, position=n, ttft_s=float(n), dp_rank=rank), turn=turn)
+        for n, (name, turn, rank) in enumerate(turns)
+    ]
+    found = follow_ups(records)
+    assert {place: some["num_requests"] for place, some in found.items()} == {"moved": 1, "stayed": 1}
+    assert (found["stayed"]["ttft_s"]["mean"], found["moved"]["ttft_s"]["mean"]) == (1.0, 2.0)
+    failed = [replace(one, answer=replace(one.answer, error="gone")) for one in records]
+    assert follow_ups(failed)["moved"] == {"num_requests": 0, "ttft_s": None}
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([[0, 0], [32, 16], [48, 48], [0, 16]], {"most_tokens": 48, "waiting_share": 0.75, "uneven_share": 0.5}),
+        ([], {"most_tokens": 0, "waiting_share": None, "uneven_share": None}),
+    ],
+)
+def test_read_queues_when_ranks_wait_then_how_long_and_how_often(looks, told):
+    assert trace_replay.read_queues(looks) == {"num_looks": len(looks), **told}
+
+
 def test_imbalance_when_nothing_was_served_then_unknown():
     assert imbalance({}) == {"num_requests": None, "prompt_tokens": None, "uncached_tokens": None}
 
@@ -175,6 +202,40 @@ def test_play_command_when_policies_are_compared_then_they_rotate_and_every_requ
     assert lines[2]["provenance"]["hardware"] and lines[0]["class"] == "warm"
 
 
+def test_play_command_when_reads_are_watched_then_the_run_says_how_long_the_queues_were(monkeypatch, tmp_path):
+    async def cold(url, workload, client, *, arrived):
+        await asyncio.sleep(0.2)
+        return [], 1.0
+
+    async def answer(request):
+        return web.json_response({"loads": [{"read_queue_tokens": 48}, {"read_queue_tokens": 0}]})
+
+    async def serve_and_play():
+        app = web.Application()
+        app.router.add_get("/v1/loads", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        asked = ["--trace", "skewed", "play", "--url", f"http://127.0.0.1:{port}", "--watch-reads"]
+        args = trace_replay.build_parser().parse_args([*asked, "--result", str(tmp_path / "runs.jsonl")])
+        status = await trace_replay._play_all(args, trace_replay.workload_of(args))
+        await runner.cleanup()
+        return status
+
+    monkeypatch.setattr(trace_replay, "play_cold", cold)
+    monkeypatch.setattr(trace_replay, "LOOK_PERIOD_S", 0.02)
+    asyncio.run(serve_and_play())
+    (run_line,) = read_lines(tmp_path / "runs.jsonl")
+    queues = run_line["read_queues"]
+    assert queues["num_looks"] > 1 and (queues["most_tokens"], queues["waiting_share"], queues["uneven_share"]) == (
+        48,
+        1,
+        1,
+    )
+
+
 def test_table_when_repetitions_are_shown_then_medians_in_the_order_of_servers_and_policies():
     def run_line(label, policy, ttft_s):
         figures = summary(workload_of(TraceRequest("a", 0, 0.0, 32, 4)), [record(ttft_s=ttft_s)], total_time_s=1.0)
@@ -191,10 +252,13 @@ def test_table_when_repetitions_are_shown_then_medians_in_the_order_of_servers_a
     assert "2.00 (1.00-4.00)" in rows[1]
 
 
-def test_servers_when_specified_then_each_differs_in_who_dispatches_and_who_fetches():
-    flags = {
-        label: policy_table.server_spec(label).command(policy_table.DEFAULT_TARGET, 1) for label in policy_table.SERVERS
+def test_servers_when_specified_then_each_differs_in_who_dispatches_who_fetches_and_who_has_a_store():
+    folder, model = Path("build"), policy_table.DEFAULT_TARGET
+    flags = {label: policy_table.server_spec(label, folder).command(model, 1) for label in policy_table.SERVERS}
+    stores = {
+        label: words[words.index("--banyan-store") + 1] for label, words in flags.items() if "--banyan-store" in words
     }
+    assert stores == {label: f"build/{label}" for label in policy_table.STORED}
     assert "--enable-banyan" not in flags["stock_rr"] and "total_tokens" in flags["stock_tokens"]
     assert flags["index"][flags["index"].index("--banyan-share") + 1] == "index"
     assert "--banyan-share" not in flags["peer"]

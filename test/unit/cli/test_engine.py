@@ -93,6 +93,32 @@ def test_generate_when_all_is_wished_for_then_the_request_says_so(served):
     assert body["kv_hints"] == plan_hints(Action.MOVE)
 
 
+def test_stream_when_an_answer_comes_in_pieces_then_each_is_told(served):
+    url, answers, sent = served
+    answers["/generate"] = 200, 'data: {"text": "a"}\n\ndata: {"text": "ab"}\n\ndata: [DONE]\n\n'
+    assert [piece["text"] for piece in Engine(url).stream({"text": "x"}, {"traceparent": "t"})] == ["a", "ab"]
+    ((_, body),) = sent
+    assert body == {"text": "x", "stream": True}
+
+
+def test_stream_when_the_server_gives_up_in_the_middle_then_said(served):
+    url, answers, _ = served
+    answers["/generate"] = 200, 'data: {"text": "a"}\n\ndata: {"error": {"message": "no memory"}}\n\n'
+    pieces = Engine(url).stream({"text": "x"}, {})
+    assert next(pieces) == {"text": "a"}
+    with pytest.raises(EngineError, match="no memory"):
+        next(pieces)
+
+
+def test_trace_level_when_set_then_asked_for_and_when_the_server_knows_none_then_said(served):
+    url, answers, sent = served
+    with pytest.raises(EngineError, match="HTTP 404"):
+        Engine(url).set_trace_level(3)
+    answers["/set_trace_level?level=3"] = 200, "success"
+    Engine(url).set_trace_level(3)
+    assert sent[-1] == ("/set_trace_level?level=3", None)
+
+
 def test_policy_hints_when_they_are_sent_then_it_is_the_dispatchers_action():
     (action,) = policy_hints({"policy": "session_sticky"})["actions"]
     assert (action["action_type"], action["action_version"]) == ("banyan.policy", "1")

@@ -13,7 +13,7 @@ from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint, ReadHint, Until
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import is_detour, payload_of
-from banyan.sglang_plugin.rank import linker, requests
+from banyan.sglang_plugin.rank import linker, requests, spans
 from banyan.telemetry import Counters
 
 
@@ -31,6 +31,7 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
         req.finished_output = True
         counters.detours += 1
     else:
+        spans.placed(req, req.banyan_decision)
         _count_placement(counters, req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
 
 

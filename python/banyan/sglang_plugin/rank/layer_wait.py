@@ -9,6 +9,7 @@ from banyan.cache import NOTHING_QUEUED, PrefixCache
 from banyan.disagg import Forwards
 from banyan.sglang_plugin.pools.access import DeviceTimer
 from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.spans import TracedForward
 from banyan.telemetry import LayerClock
 
 
@@ -39,12 +40,16 @@ class LayerWait:
         self._forwards = forwards
         self._last_page_layer = num_page_layers - 1
         self._copy: Any = None
+        self._traced: TracedForward | None = None
 
     def set_consumer(self, index: int) -> None:
         """The next forward consumes batch ``index``; -1: it waits for nothing."""
         self.consumer_index = index
         self._copy = self._cache.moving(index)
         self._planner.forward_begins()
+        traced = self._planner.spans.forward_begins(self._copy, self.num_layers)
+        # Where the device has a clock of its own, what is seen here are launches.
+        self._traced = traced if self._timer is None else None
         self._forwards.begin()
         self._clock.begin()
         if self._timer is not None:
@@ -58,5 +63,7 @@ class LayerWait:
         if self._copy is not None:
             waited_s = self._copy.wait_layer(layer if layer < self.num_layers - 1 else self._last_page_layer)
         self._clock.tick(layer, waited_s)
+        if self._traced is not None:
+            self._traced.reads(layer, waited_s)
         if self._timer is not None:
             self._timer.tick(layer)

@@ -23,7 +23,7 @@ from banyan.arena.prefetch import Worth
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
 from banyan.disagg import Forwards
-from banyan.pacing.lockstep import LOAD_PATIENCE_S, MOST_MOVED_BYTES
+from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
 from banyan.planner.demand import Demand
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -159,12 +159,17 @@ class BanyanLinker(UnifiedCacheLinker):
         """Hold to the rules of ``banyan.pacing.lockstep``."""
         token_bytes = self._member.block.block_bytes // self._page_tokens
         # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
-        waits_briefly = self._shards.is_one
+        is_alone, planner = self._shards.is_one, self._planner
+
+        def most_moved() -> int:
+            measured = (planner.decode_us(), planner.token_us()) if is_alone else (None, None)
+            return most_moved_tokens(token_bytes, *measured)
+
         prefill.step_together(
-            most_moved_tokens=MOST_MOVED_BYTES // token_bytes,
-            num_quarantined_tokens=lambda: allocator.num_quarantined_tokens if waits_briefly else 0,
+            most_moved_tokens=most_moved,
+            num_quarantined_tokens=lambda: allocator.num_quarantined_tokens if is_alone else 0,
         )
-        if waits_briefly:
+        if is_alone:
             allocator.load_patience_s = LOAD_PATIENCE_S
 
     def _time_forwards(self, num_layers: int) -> None:

@@ -93,6 +93,16 @@ class RankPlanner:
         """What it takes to have an evicted prefix again from ``kind``, over computing it; None while not measured."""
         return self._planner.move_share(kind, TYPICAL_TOKENS)
 
+    def decode_us(self) -> float | None:
+        """What a forward over a single token takes, as profile and forwards tell; None while nothing is known."""
+        told = self._times.expected((1, 0))
+        return None if told is None else told[0]
+
+    def token_us(self) -> float | None:
+        """What it takes to move a token from the slower of pools and arena, as far as anything has come from them."""
+        told = [self._rates.expected(kind, TYPICAL_TOKENS) for kind in (SourceKind.PEER, SourceKind.HOST)]
+        return max((move[0] / TYPICAL_TOKENS for move in told if move is not None), default=None)
+
     def _asked(self, request: RequestFacts) -> Action | None:
         return request.asked or self._default_action
 
@@ -103,7 +113,7 @@ class RankPlanner:
         self.spans.became(rid, outcome)
 
     def started(self, fetches: Sequence[Fetch]) -> None:
-        self.spans.started(fetches)
+        self.spans.started(fetches, prefill.requests_of_this_pass())
         self._pieces_prepared = prefill.pieces_of_this_pass()
         self._stored_tokens_prepared = sum(fetch.tokens[SourceKind.STORE] for fetch in fetches)
 

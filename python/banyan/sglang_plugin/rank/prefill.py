@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,11 @@ def after_get_prefill_adder_class(chosen: type, scheduler: Any) -> type | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lockstep:
-    most_moved_tokens: int
+    most_moved_tokens: Callable[[], int]
     num_quarantined_tokens: Callable[[], int]
 
 
-def step_together(*, most_moved_tokens: int, num_quarantined_tokens: Callable[[], int]) -> None:
+def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_tokens: Callable[[], int]) -> None:
     """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
     prefill is not given pages that peers still read."""
     global _lockstep
@@ -60,10 +60,15 @@ def hold_back(is_awaited: Callable[[str], bool]) -> None:
     _is_awaited = is_awaited
 
 
-def pieces_of_this_pass() -> tuple[Piece, ...]:
-    """What the forward that is being prepared computes, request by request."""
+def requests_of_this_pass() -> Sequence[Any]:
+    """The requests that the forward that is being prepared is for."""
     adder = None if _newest is None else _newest()
-    return () if adder is None else tuple(_piece(req) for req in adder.can_run_list)
+    return () if adder is None else adder.can_run_list
+
+
+def pieces_of_this_pass() -> tuple[Piece, ...]:
+    """What that forward computes, request by request."""
+    return tuple(_piece(req) for req in requests_of_this_pass())
 
 
 @functools.cache
@@ -89,7 +94,7 @@ class WatchedAdder:
         _newest = weakref.ref(self)
         self._moves: MoveBudget | None = None
         if _lockstep is not None:
-            self._moves = MoveBudget(_lockstep.most_moved_tokens)
+            self._moves = MoveBudget(_lockstep.most_moved_tokens())
             num_tokens = _lockstep.num_quarantined_tokens()
             self.memory_budget.total_offset += num_tokens
             self.memory_budget.current_offset += num_tokens

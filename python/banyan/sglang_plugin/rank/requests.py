@@ -71,9 +71,14 @@ def reads_of(rid: str) -> ReadHint | None:
 def traced(rid: str) -> Any | None:
     """The request, when SGLang traces it on this rank."""
     req = _by_rid.get(rid)
+    return req if is_traced(req) else None
+
+
+def is_traced(req: Any) -> bool:
+    """Whether SGLang traces this request."""
     trace = getattr(getattr(req, "time_stats", None), "trace_ctx", None)
     # Where SGLang does not trace, this is an object that has every attribute, and it is false.
-    return req if trace is not None and trace.tracing_enable is True else None
+    return trace is not None and trace.tracing_enable is True
 
 
 def record_fetch(fetch: Fetch) -> None:

@@ -193,6 +193,10 @@ class CudaCopy:
         """By the clock of the device, of the chain that took longest; known once the batch has ended."""
         return max((chain.took_s for chain in self.chains), default=0.0)
 
+    def ages_s(self) -> Sequence[float]:
+        """Empty: a layer's time is the device's, and only the batch's end is asked for."""
+        return ()
+
     @property
     def has_ended(self) -> bool:
         """Whether the device has done all that was enqueued. A batch whose end is unknown never is."""

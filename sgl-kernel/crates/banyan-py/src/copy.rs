@@ -64,6 +64,11 @@ impl PyCopy {
         self.parcel.copy_time().as_secs_f64()
     }
 
+    fn ages_s(&self) -> Vec<f64> {
+        let ages = self.parcel.ages();
+        ages.iter().map(|age| age.as_secs_f64()).collect()
+    }
+
     #[getter]
     fn wait_s(&self) -> f64 {
         self.parcel.wait_time().as_secs_f64()

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -53,17 +53,23 @@ pub struct Parcel {
     fetched_bytes: AtomicU64,
     copied_bytes: AtomicU64,
     copy_ns: AtomicU64,
+    began: OnceLock<Instant>,
+    /// Of each layer, from `began` on, once it is in place; 0 before.
+    landed_ns: Box<[AtomicU64]>,
 }
 
 impl Parcel {
     fn new(cargo: Box<dyn Cargo>) -> Self {
+        let num_layers = cargo.num_layers();
         Self {
-            progress: LayerProgress::new(cargo.num_layers()),
+            progress: LayerProgress::new(num_layers),
             state: Mutex::new(State::Queued(cargo)),
             stop: AtomicBool::new(false),
             fetched_bytes: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             copy_ns: AtomicU64::new(0),
+            began: OnceLock::new(),
+            landed_ns: (0..num_layers).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -90,6 +96,18 @@ impl Parcel {
     /// Time the helper thread spent on this parcel.
     pub fn copy_time(&self) -> Duration {
         Duration::from_nanos(self.copy_ns.load(Ordering::Relaxed))
+    }
+
+    /// How long ago the helper thread began with this parcel, and how long ago each layer that is in place landed.
+    pub fn ages(&self) -> Vec<Duration> {
+        let Some(began) = self.began.get() else {
+            return Vec::new();
+        };
+        let begun = began.elapsed();
+        let landed = self.landed_ns[..self.layers_done()].iter();
+        let ages =
+            landed.map(|ns| begun.saturating_sub(Duration::from_nanos(ns.load(Ordering::Relaxed))));
+        std::iter::once(begun).chain(ages).collect()
     }
 
     /// Time others spent waiting for it.
@@ -151,7 +169,7 @@ impl Parcel {
         let Some(cargo) = self.take_queued(State::Moving) else {
             return;
         };
-        let began = Instant::now();
+        let began = *self.began.get_or_init(Instant::now);
         // The cargo is dropped in there too, before the end is announced: whoever sees the end finds its leases given back.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.move_layers(cargo)));
         let spent = began.elapsed().as_nanos() as u64;
@@ -177,6 +195,10 @@ impl Parcel {
                 .fetch_add(moved.copied_bytes, Ordering::Relaxed);
             if self.stop.load(Ordering::Relaxed) {
                 return State::Failed;
+            }
+            if let Some(began) = self.began.get() {
+                // Published by the progress.
+                self.landed_ns[layer].store(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
             }
             self.progress.advance_to(layer + 1);
         }
@@ -334,8 +356,15 @@ mod tests {
         permit.send(()).unwrap();
         parcel.wait_layer(0);
         assert_eq!(parcel.layers_done(), 1);
+        let ages = parcel.ages();
+        assert!(ages.len() == 2 && ages[0] >= ages[1]);
+        thread::sleep(Duration::from_millis(2));
         permit.send(()).unwrap();
         assert!(parcel.wait_end());
+        // A layer's age grows by itself, and the second landed at least as much later as it was held back.
+        let later = parcel.ages();
+        assert!(later.len() == 3 && later[1] > ages[1]);
+        assert!(later[1] - later[2] >= Duration::from_millis(2));
         assert!(
             dropped
                 .try_recv()
