@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's CUDA path without a GPU: two ranks on the stand-in (``test/cuda_stand_in``), whose queues run as late as
+the waits allow, or by chance. Tokens are those that another library computes, wherever a prefix comes from."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from test.e2e.conftest import Client
+from transformers import AutoModelForCausalLM
+
+from benchmark.modes import asking, models
+from benchmark.modes.run import ENV
+from benchmark.servers import Server, ServerSpec, wait_ready
+
+pytestmark = pytest.mark.e2e
+PAGE_TOKENS, NUM_TOKENS, POOL_TOKENS = 16, 6, 1500
+STAND_IN = Path(__file__).parents[1] / "cuda_stand_in"
+WITHOUT_WAITS = STAND_IN / "without_waits"
+ENGINE = (
+    *("--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
+    *("--max-total-tokens", str(POOL_TOKENS), "--page-size", str(PAGE_TOKENS), "--context-length", "1024"),
+    # A fetch comes between two forwards of one prompt, too.
+    *("--chunked-prefill-size", "256", "--banyan-plan", "move"),
+)
+STORED = ("--banyan-host-gb", "0.25", "--banyan-store-admit", "first", "--banyan-store")
+
+
+def serve(folder, label, *flags, order, paths=()):
+    from test.cuda_stand_in.cuda_stand_in import VARIABLE, engine
+
+    found = os.pathsep.join(map(str, (STAND_IN, *paths, os.environ.get("PYTHONPATH", "")))).rstrip(os.pathsep)
+    env = (*ENV, *engine.ENVIRONMENT.items(), (VARIABLE, order), ("PYTHONPATH", found), ("OMP_NUM_THREADS", "1"))
+    server = Server(ServerSpec(label, 2, "on", (*ENGINE, *flags), env), models.ensure(models.LLAMA), folder)
+    return server
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Greedy tokens of some prompts, by another library."""
+    made = AutoModelForCausalLM.from_pretrained(models.ensure(models.LLAMA), dtype=torch.float32)
+
+    def tokens(ids):
+        with torch.no_grad():
+            out = made.generate(
+                torch.tensor([ids]), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
+            )
+        return out[0, len(ids) :].tolist()
+
+    return [(ids, tokens(ids)) for ids in asking.prompts(4)]
+
+
+def came_from(meta):
+    return {source: tokens for source, tokens in meta["cached_tokens_details"].items() if source in asking.SOURCES}
+
+
+def whole_pages(ids):
+    return (len(ids) - 1) // PAGE_TOKENS * PAGE_TOKENS
+
+
+def crowd(client):
+    """Prompts that push everything else out of both pools."""
+    drawn = random.Random(5)
+    for number in range(12):
+        ids = [drawn.randrange(models.FIRST_PLAIN_TOKEN, models.VOCABULARY) for _ in range(400)]
+        client.generate(ids, rank=number % 2, num_tokens=1)
+
+
+def test_prefix_when_it_comes_from_a_peer_the_arena_or_the_store_then_tokens_are_another_librarys(
+    alone, tmp_path, expected
+):
+    store = (*STORED, str(tmp_path / "store"))
+    with serve(tmp_path, "late", *store, order="late") as server:
+        wait_ready([server])
+        client = Client(server)
+        for ids, tokens in expected:
+            assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
+            again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
+            assert again == tokens and came_from(meta)["peer"] == whole_pages(ids)
+        crowd(client)
+        answers = [(client.generate(ids, rank=0, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
+        assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
+        assert sum(came_from(meta)["host"] for (_, meta), _ in answers) > 0.8 * sum(len(ids) for ids, _ in expected)
+        assert client.total("fetches_failed") == 0 and client.total("archived_pages") > 0
+
+    with serve(tmp_path, "chance", *store, order="7") as server:
+        wait_ready([server])
+        client = Client(server)
+        for number, (ids, tokens) in enumerate(expected):
+            first, meta = client.generate(ids, rank=number % 2, num_tokens=NUM_TOKENS)
+            assert first == tokens and came_from(meta)["storage"] + came_from(meta)["host"] > 0
+            second, meta = client.generate(ids, rank=1 - number % 2, num_tokens=NUM_TOKENS)
+            assert second == tokens and came_from(meta)["peer"] + came_from(meta)["host"] > 0
+        assert client.total("read_pages") > 0
+
+
+def test_prefix_when_no_layer_waits_for_its_copy_then_tokens_differ(alone, tmp_path, expected):
+    """Or nothing here could fail."""
+    with serve(tmp_path, "damaged", order="late", paths=[WITHOUT_WAITS]) as server:
+        wait_ready([server])
+        client = Client(server)
+        differ = []
+        for ids, tokens in expected:
+            assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
+            again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
+            assert came_from(meta)["peer"] == whole_pages(ids)
+            differ.append(again != tokens)
+    assert any(differ)
