@@ -22,6 +22,7 @@ def install() -> None:
         return
     os.environ.setdefault("TRITON_INTERPRET", "1")
     from cuda.bindings import driver as bindings
+
     from cuda_stand_in import engine
     from cuda_stand_in.device import Device
     from cuda_stand_in.driver import Driver

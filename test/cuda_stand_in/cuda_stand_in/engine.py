@@ -44,14 +44,14 @@ class _AfterImport:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
-            return ModuleSpec(name, self, is_package=True) if self._makes_missing else None  # type: ignore[arg-type]
+            return ModuleSpec(name, self, is_package=True) if self._makes_missing else None
         execute = spec.loader.exec_module
 
         def execute_and_change(module: ModuleType) -> None:
             execute(module)
             self._change(module)
 
-        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_change
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None: ...
@@ -64,7 +64,7 @@ def _compile_nothing(loader: ModuleType) -> None:
     def load_jit(*names: str, **_rest: Any) -> NoReturn:
         raise NotImplementedError(f"the stand-in for a GPU compiles nothing: {names}")
 
-    loader.load_jit = load_jit  # type: ignore[attr-defined]
+    loader.load_jit = load_jit
 
 
 def _have_any_name(module: ModuleType) -> None:
@@ -73,7 +73,7 @@ def _have_any_name(module: ModuleType) -> None:
             raise AttributeError(name)
         return missing(f"{module.__name__}.{name}")
 
-    module.__getattr__ = named  # type: ignore[method-assign]
+    module.__getattr__ = named
 
 
 def _register_for_host() -> None:
@@ -85,7 +85,7 @@ def _register_for_host() -> None:
         if dispatch_key == "CUDA" and library.ns != "sgl_kernel":
             register(library, name, function, "CPU", **named)
 
-    torch.library.Library.impl = impl  # type: ignore[method-assign,assignment]
+    torch.library.Library.impl = impl
 
 
 def install() -> None:
@@ -93,5 +93,5 @@ def install() -> None:
         _AfterImport(lambda name: name == LOADER, _compile_nothing, makes_missing=False),
         _AfterImport(lambda name: name.split(".")[0] == KERNELS, _have_any_name, makes_missing=True),
     )
-    sys.meta_path[:0] = finders  # type: ignore[arg-type]
+    sys.meta_path[:0] = finders
     _register_for_host()

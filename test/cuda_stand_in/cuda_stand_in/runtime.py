@@ -113,7 +113,7 @@ class Runtime:
     def _streams(self) -> list[Any]:
         if not hasattr(self._current, "streams"):
             self._current.streams = [self._default]
-        return self._current.streams  # type: ignore[no-any-return]
+        return self._current.streams
 
     def current_stream(self, device: Any = None) -> Any:
         return self._streams()[-1]
@@ -131,7 +131,7 @@ class Runtime:
         cuda = torch.cuda
         for name, value in self._names().items():
             setattr(cuda, name, value)
-        cuda.streams.Stream, cuda.streams.Event = self.Stream, self.Event  # type: ignore[misc]
+        cuda.streams.Stream, cuda.streams.Event = self.Stream, self.Event
         self._install_in_c()
         torch.backends.cuda.is_built = lambda: True
         torch.get_device_module = lambda device=None: (
@@ -224,7 +224,7 @@ class Runtime:
             with OnHost():
                 run(thread)
 
-        threading.Thread.run = run_on_host  # type: ignore[method-assign]
+        threading.Thread.run = run_on_host
         import torch.utils._device as blocks
 
         begin = blocks.DeviceContext.__init__

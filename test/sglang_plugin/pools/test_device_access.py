@@ -82,7 +82,19 @@ class Kernel(FakeKernel):
 class Rank:
     building = None
 
-    def __init__(self, gpu, roster, slot, monkeypatch, *, pool=None, arena=None, exportable=True, uuid=bytes(16), gives_handles=True):
+    def __init__(
+        self,
+        gpu,
+        roster,
+        slot,
+        monkeypatch,
+        *,
+        pool=None,
+        arena=None,
+        exportable=True,
+        uuid=bytes(16),
+        gives_handles=True,
+    ):
         Rank.building = self
         self.driver = Device(gpu)
         self.driver.exportable = exportable

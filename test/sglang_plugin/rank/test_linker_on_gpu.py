@@ -189,7 +189,6 @@ def test_rank_when_its_pool_has_no_handles_then_it_needs_an_arena_that_there_is(
     assert "--banyan-host-gb" in capsys.readouterr().err
 
 
-
 def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, monkeypatch, capsys):
     rank = ranks[0]
     del rank.pool.banyan_geometry

@@ -71,8 +71,8 @@ def open_access(
     devices: Sequence[int],
 ) -> PoolAccess:
     """The way to ``pool``, and its drafts. ``device`` as ``open_device`` opened it. ``num_slots`` counts the roster's,
-    ``arena`` is this rank's part of the host arena, ``has_arena`` whether its pages have a part to go to; ``reserve`` is
-    kept free where a freed page comes late; ``devices`` are those of all seats."""
+    ``arena`` is this rank's part of the host arena, ``has_arena`` whether its pages have a part to go to; ``reserve``
+    is kept free where a freed page comes late; ``devices`` are those of all seats."""
     if device is None:
         return HostAccess(pool, page_tokens)
     # Imported here: it loads Triton and the driver.
