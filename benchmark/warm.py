@@ -169,7 +169,7 @@ def _ended(pid: int) -> int | None:
 
 
 def _die_with(parent: int) -> None:
-    """Whatever ends the process that this one was forked from ends it as well; SGLang's own processes watch this one."""
+    """Whatever ends the process that this one was forked from ends this one too, which SGLang's own processes watch."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

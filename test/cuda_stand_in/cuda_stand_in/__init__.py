@@ -10,6 +10,7 @@ have is refused by whoever asks for it: graphs, kernels that are compiled.
 from __future__ import annotations
 
 import os
+import sys
 
 VARIABLE = "CUDA_STAND_IN"
 """The order in which queues run: see ``device``."""
@@ -18,8 +19,8 @@ VARIABLE = "CUDA_STAND_IN"
 def install() -> None:
     """Make this process see the stand-in, where it is asked for. Once, before SGLang is imported."""
     order = os.environ.get(VARIABLE)
-    if order is None:
-        return
+    if order is None or any("resource_tracker" in word for word in sys.orig_argv):
+        return  # Python's own helper needs no torch.
     os.environ.setdefault("TRITON_INTERPRET", "1")
     from cuda.bindings import driver as bindings
 

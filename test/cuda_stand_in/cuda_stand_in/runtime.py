@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from cuda_stand_in.device import Device
 from cuda_stand_in.driver import NUM_DEVICES, NUM_SMS, Driver
 from cuda_stand_in.memory import Memory
+from cuda_stand_in.streams import Streams
 
 POOL_BYTES = 64 << 10
 """Tensors of zeros from this size on lie in memory that other processes can open: KV pools do."""
@@ -32,94 +33,7 @@ class Runtime:
 
     def __init__(self, device: Device, memory: Memory, driver: Driver) -> None:
         self._device, self._memory, self._driver = device, memory, driver
-        self._current = threading.local()
-        self._num_streams = 0
-        runtime = self
-
-        class Event:
-            def __init__(self, enable_timing: bool = False, blocking: bool = False, **_rest: Any) -> None:
-                self.cuda_event = device.create_event()
-
-            def record(self, stream: Any = None) -> None:
-                device.record(self.cuda_event, (stream or runtime.current_stream()).cuda_stream)
-
-            def wait(self, stream: Any = None) -> None:
-                device.wait((stream or runtime.current_stream()).cuda_stream, self.cuda_event)
-
-            def query(self) -> bool:
-                return device.is_done(self.cuda_event)
-
-            def synchronize(self) -> None:
-                device.synchronize(self.cuda_event)
-
-            def elapsed_time(self, last: Any) -> float:
-                return device.elapsed_s(self.cuda_event, last.cuda_event) * 1000
-
-        class Stream:
-            device_type, device_index, priority = 1, 0, 0
-            device = HOST
-
-            def __init__(self, device: Any = None, priority: int = 0, **_rest: Any) -> None:
-                runtime._num_streams += 1
-                self.cuda_stream = self.stream_id = runtime._num_streams
-
-            def record_event(self, event: Any = None) -> Any:
-                event = event or Event()
-                event.record(self)
-                return event
-
-            def wait_event(self, event: Any) -> None:
-                event.wait(self)
-
-            def wait_stream(self, other: Any) -> None:
-                self.wait_event(other.record_event())
-
-            def synchronize(self) -> None:
-                self.record_event().synchronize()
-
-            def query(self) -> bool:
-                return bool(self.record_event().query())
-
-            def __enter__(self) -> Any:
-                runtime._streams().append(self)
-                return self
-
-            def __exit__(self, *_error: object) -> None:
-                runtime._streams().pop()
-
-            def __eq__(self, other: object) -> bool:
-                return getattr(other, "cuda_stream", None) == self.cuda_stream
-
-            def __hash__(self) -> int:
-                return int(self.cuda_stream)
-
-        class ExternalStream(Stream):
-            def __init__(self, number: int, device: Any = None, **_rest: Any) -> None:
-                self.cuda_stream = self.stream_id = number
-
-        class StreamContext:
-            def __init__(self, stream: Any) -> None:
-                self._stream = stream
-
-            def __enter__(self) -> None:
-                runtime._streams().append(self._stream or runtime.current_stream())
-
-            def __exit__(self, *_error: object) -> None:
-                runtime._streams().pop()
-
-        self.Event, self.Stream, self.ExternalStream, self.StreamContext = Event, Stream, ExternalStream, StreamContext
-        self._default = ExternalStream(0)
-
-    def _streams(self) -> list[Any]:
-        if not hasattr(self._current, "streams"):
-            self._current.streams = [self._default]
-        return self._current.streams
-
-    def current_stream(self, device: Any = None) -> Any:
-        return self._streams()[-1]
-
-    def set_stream(self, stream: Any) -> None:
-        self._streams()[-1] = stream
+        self._streams = Streams(device)
 
     def set_device(self, device: Any) -> None:
         number = torch.device(device).index if not isinstance(device, int) else device
@@ -131,7 +45,7 @@ class Runtime:
         cuda = torch.cuda
         for name, value in self._names().items():
             setattr(cuda, name, value)
-        cuda.streams.Stream, cuda.streams.Event = self.Stream, self.Event
+        cuda.streams.Stream, cuda.streams.Event = self._streams.Stream, self._streams.Event
         self._install_in_c()
         torch.backends.cuda.is_built = lambda: True
         torch.get_device_module = lambda device=None: (
@@ -139,7 +53,7 @@ class Runtime:
         )
         self._install_modes()
         _install_distributed()
-        _install_kernels(self._device, lambda: int(self.current_stream().cuda_stream))
+        _install_kernels(self._device, lambda: self._streams.current().cuda_stream)
 
     def _names(self) -> dict[str, Any]:
         properties = SimpleNamespace(
@@ -156,14 +70,14 @@ class Runtime:
             is_integrated=0,
         )
         return {
-            "Stream": self.Stream,
-            "Event": self.Event,
-            "ExternalStream": self.ExternalStream,
-            "StreamContext": self.StreamContext,
-            "stream": self.StreamContext,
-            "current_stream": self.current_stream,
-            "default_stream": lambda *_: self._default,
-            "set_stream": self.set_stream,
+            "Stream": self._streams.Stream,
+            "Event": self._streams.Event,
+            "ExternalStream": self._streams.ExternalStream,
+            "StreamContext": self._streams.StreamContext,
+            "stream": self._streams.StreamContext,
+            "current_stream": self._streams.current,
+            "default_stream": self._streams.default,
+            "set_stream": self._streams.make_current,
             "set_device": self.set_device,
             "current_device": lambda: self._driver.current_device,
             "device": _Nothing,
@@ -190,7 +104,7 @@ class Runtime:
             "_cuda_getDeviceCount": lambda: NUM_DEVICES,
             "_cuda_getDevice": lambda: self._driver.current_device,
             "_cuda_setDevice": lambda device: self.set_device(device),
-            "_cuda_getCurrentRawStream": lambda *_: self.current_stream().cuda_stream,
+            "_cuda_getCurrentRawStream": lambda *_: self._streams.current().cuda_stream,
             "_cuda_exchangeDevice": lambda _number: self._driver.current_device,
             "_cuda_maybeExchangeDevice": lambda _number: self._driver.current_device,
         }
