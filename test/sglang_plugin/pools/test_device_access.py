@@ -383,6 +383,26 @@ def test_peer_when_its_memory_reads_as_other_bytes_then_its_pages_are_computed_a
     assert caplog.text.count("reads as other bytes than it holds") == 1
 
 
+@pytest.mark.parametrize(("refused", "after", "stays_open"), [("record_event", 0, True), ("create_event", 0, False)])
+def test_peer_when_a_call_is_refused_once_its_probe_is_being_read_then_it_stays_open_and_is_not_looked_for(
+    gpu, monkeypatch, caplog, refused, after, stays_open
+):
+    roster = _native.Roster.create(4)
+    owner, reader = (Rank(gpu, roster, slot, monkeypatch) for slot in range(2))
+    owner.offload([3], keys(1))
+    gpu.run()
+    owner.access.poll()
+    reader.access.poll()
+    gpu.opener.run()
+    reader.driver.refuse[refused] = after
+    reader.access.poll()
+    reader.driver.refuse.clear()
+    gpu.run()
+    reader.meet_peers()
+    assert "no place for the pool of slot 0" in caplog.text and reader.source.lookup(keys(1)).num_pages == 0
+    assert bool(reader.driver.mapped) is stays_open
+
+
 @pytest.mark.parametrize("opens", [True, False])
 def test_peer_when_it_lies_on_a_gpu_that_is_hidden_here_then_the_driver_decides_and_a_refusal_names_it(
     gpu, monkeypatch, caplog, opens

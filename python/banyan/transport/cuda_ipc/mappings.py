@@ -246,16 +246,19 @@ class PeerMappings:
         if opening.given_up.is_set():
             opened.close()
             return
+        row = None
         try:
             opened.check_alignment(self._alignment_bytes)
+            placed = self._driver.create_event()
             row = self._places.take_row()
             self._places.write(row, opened.bases, opened.strides)
             if self._prober is not None and opened.probe is not None:
                 self._prober.begin(opened.probe[1])
-            placed = self._driver.create_event()
             self._driver.record_event(placed, self._places.stream)
         except (DriverError, ValueError) as error:
-            opened.close()
+            # Once something was enqueued it stays open: the device may be reading its probe, and nobody can tell when.
+            if row is None:
+                opened.close()
             self._bar(peer, f"no place for the pool of slot {peer[0]}", error)
             return
         self._open[peer] = _Mapping(row, opened, placed)
