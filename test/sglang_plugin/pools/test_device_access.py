@@ -319,6 +319,21 @@ def test_rank_when_its_pool_has_no_handles_then_refused_or_staged_through_the_ar
     assert not staged.access.shares_pool and "export_handle" not in staged.driver.names()
 
 
+@pytest.mark.parametrize(("granted", "num_programs"), [(None, 16), (24, 4 * 24)])
+def test_copies_when_the_driver_grants_a_partition_then_their_grid_fills_it(gpu, monkeypatch, granted, num_programs):
+    if granted is not None:
+        granting = lambda driver, num_sms, num_streams: ([driver.create_stream() for _ in range(num_streams)], granted)  # noqa: E731
+        monkeypatch.setattr(Device, "create_partition_streams", granting)
+    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch)
+    assert rank.access._kernel.num_programs == num_programs
+
+
+def test_link_when_there_is_an_arena_then_it_is_measured_at_the_start(gpu, monkeypatch):
+    roster = _native.Roster.create(4)
+    assert Rank(gpu, roster, 0, monkeypatch, arena=arena_of_four_pages()).access.link_bytes_per_s > 0
+    assert Rank(gpu, roster, 1, monkeypatch).access.link_bytes_per_s == 0
+
+
 def test_rank_when_the_driver_gives_no_handle_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
     roster = _native.Roster.create(4)
     with pytest.raises((SystemExit, Refused)):

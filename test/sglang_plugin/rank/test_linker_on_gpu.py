@@ -172,6 +172,12 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
     assert len(owner.pages.free_pages) == TOKENS // PAGE
 
 
+def test_rank_when_it_has_started_then_the_dispatcher_knows_its_pages_and_what_its_allocations_waited(ranks):
+    assert ranks[0].linker._member._roster.page_tokens == PAGE
+    ranks[0].pages.wait_us = 7
+    assert ranks[0].linker.counters_now().alloc_wait_us == 7
+
+
 @pytest.mark.parametrize(("has_handles", "free_bytes"), [(False, 0), (False, 1 << 36), (True, 0)])
 def test_rank_when_its_pool_has_no_handles_then_it_needs_an_arena_that_there_is(
     monkeypatch, capsys, has_handles, free_bytes
