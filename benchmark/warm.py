@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from benchmark.processes import ProcessSession
@@ -73,7 +74,9 @@ class Fork:
 class Nursery:
     """The process that servers are forked from; started by the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """``variables``: what it imports with, besides those of this process and of the first server."""
+        self._variables = dict(variables)
         self._socket: socket.socket | None = None
         self._fixed: dict[str, str | None] = {}
 
@@ -107,7 +110,11 @@ class Nursery:
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "benchmark.warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **{name: variables[name] for name in READ_ON_IMPORT if name in variables}},
+                env={
+                    **os.environ,
+                    **self._variables,
+                    **{name: variables[name] for name in READ_ON_IMPORT if name in variables},
+                },
                 pass_fds=(theirs.fileno(),),
             )
         return ours
@@ -120,8 +127,10 @@ NURSERY = Nursery()
 class ForkedServer(Server):
     """A server that is up sooner."""
 
+    nursery = NURSERY
+
     def _begin(self, model: Path) -> Fork:
-        return NURSERY.start(dict(self.spec.env), self.spec.flags(model, self.port), self.log_path.resolve())
+        return self.nursery.start(dict(self.spec.env), self.spec.flags(model, self.port), self.log_path.resolve())
 
 
 def main(fd: int) -> None:

@@ -4,16 +4,20 @@ the waits allow, or by chance. Tokens are those that another library computes, w
 
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from test.cuda_stand_in.cuda_stand_in import VARIABLE
+from test.cuda_stand_in.cuda_stand_in.engine import ENVIRONMENT
 from test.e2e.conftest import Client
 from transformers import AutoModelForCausalLM
 
 from benchmark.modes import asking, models
 from benchmark.modes.run import ENV
-from benchmark.servers import Server, ServerSpec, wait_ready
+from benchmark.servers import ServerSpec, wait_ready
+from benchmark.warm import ForkedServer, Nursery
 
 pytestmark = pytest.mark.e2e
 PAGE_TOKENS, NUM_TOKENS, POOL_TOKENS = 16, 6, 1500
@@ -26,16 +30,27 @@ ENGINE = (
     # A fetch comes between two forwards of one prompt, too.
     *("--chunked-prefill-size", "256", "--banyan-plan", "move"),
 )
+
+
+def python_path(*first):
+    return os.pathsep.join(map(str, (*first, os.environ.get("PYTHONPATH", "")))).rstrip(os.pathsep)
+
+
 STORED = ("--banyan-host-gb", "0.25", "--banyan-store-admit", "first", "--banyan-store")
+WITHOUT_HANDLES = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+"""Pools that no other process can open."""
 
 
-def serve(folder, label, *flags, order, paths=()):
-    from test.cuda_stand_in.cuda_stand_in import VARIABLE, engine
+class OnStandIn(ForkedServer):
+    """A server for which everything was imported on the stand-in."""
 
-    found = os.pathsep.join(map(str, (STAND_IN, *paths, os.environ.get("PYTHONPATH", "")))).rstrip(os.pathsep)
-    env = (*ENV, *engine.ENVIRONMENT.items(), (VARIABLE, order), ("PYTHONPATH", found), ("OMP_NUM_THREADS", "1"))
-    server = Server(ServerSpec(label, 2, "on", (*ENGINE, *flags), env), models.ensure(models.LLAMA), folder)
-    return server
+    nursery = Nursery({**ENVIRONMENT, VARIABLE: "late", "PYTHONPATH": python_path(STAND_IN)})
+
+
+def serve(folder, label, *flags, order, paths=(), variables=()):
+    env = (*ENV, *ENVIRONMENT.items(), (VARIABLE, order), ("PYTHONPATH", python_path(STAND_IN, *paths)), *variables)
+    spec = ServerSpec(label, 2, "on", (*ENGINE, *flags), (*env, ("OMP_NUM_THREADS", "1")))
+    return OnStandIn(spec, models.ensure(models.LLAMA), folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +69,8 @@ def expected():
 
 
 def came_from(meta):
-    return {source: tokens for source, tokens in meta["cached_tokens_details"].items() if source in asking.SOURCES}
+    details = meta["cached_tokens_details"] or {}
+    return {source: details.get(source, 0) for source in asking.SOURCES}
 
 
 def whole_pages(ids):
@@ -95,6 +111,26 @@ def test_prefix_when_it_comes_from_a_peer_the_arena_or_the_store_then_tokens_are
             second, meta = client.generate(ids, rank=1 - number % 2, num_tokens=NUM_TOKENS)
             assert second == tokens and came_from(meta)["peer"] + came_from(meta)["host"] > 0
         assert client.total("read_pages") > 0
+        crowd(client)
+        # All at once: the pools have room for three of the prompts, and peers read what is being evicted.
+        wanted = [(ids, tokens[:1], rank) for ids, tokens in expected for rank in (0, 1)] * 2
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            firsts = list(threads.map(lambda ask: client.generate(ask[0], rank=ask[2], num_tokens=1)[0], wanted))
+        assert firsts == [first for _, first, _ in wanted] and client.total("fetches_failed") == 0
+
+
+def test_prefix_when_no_pool_can_be_opened_then_it_comes_by_the_arena_alone(alone, tmp_path, expected):
+    arena = ("--banyan-host-gb", "0.25")
+    with serve(tmp_path, "staged", *arena, order="3", variables=[WITHOUT_HANDLES]) as server:
+        wait_ready([server])
+        client = Client(server)
+        for ids, tokens in expected:
+            assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
+        client.total("archived_pages")  # They are on their way: the ranks step meanwhile.
+        answers = [(client.generate(ids, rank=1, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
+        assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
+        assert [came_from(meta)["peer"] for (_, meta), _ in answers] == [0] * len(expected)
+        assert [came_from(meta)["host"] for (_, meta), _ in answers] == [whole_pages(ids) for ids, _ in expected]
 
 
 def test_prefix_when_no_layer_waits_for_its_copy_then_tokens_differ(alone, tmp_path, expected):

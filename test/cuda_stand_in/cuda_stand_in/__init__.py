@@ -24,6 +24,7 @@ def install() -> None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     from cuda.bindings import driver as bindings
 
+    from banyan import config
     from cuda_stand_in import engine
     from cuda_stand_in.device import Device
     from cuda_stand_in.driver import Driver
@@ -31,8 +32,9 @@ def install() -> None:
     from cuda_stand_in.runtime import Runtime
 
     device, memory = Device(order), Memory()
-    exports = "expandable_segments:True" not in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    driver = Driver(bindings, device, memory, exports=exports)
+    # A server that is forked may be told another order than the process that has imported for it.
+    os.register_at_fork(after_in_child=lambda: device.obey(os.environ[VARIABLE]))
+    driver = Driver(bindings, device, memory, exports=lambda: not config.uses_expandable_segments())
     driver.install()
     Runtime(device, memory, driver).install()
     engine.install()

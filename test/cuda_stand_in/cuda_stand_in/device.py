@@ -41,8 +41,7 @@ class Device:
     """All queues of one process. Any thread may call."""
 
     def __init__(self, order: Order) -> None:
-        self._runs_soon = order == "soon"
-        self._chance = random.Random(int(order)) if order.isdigit() else None
+        self.obey(order)
         self._lock = threading.RLock()
         self._queues: dict[int, deque[_Op]] = {}
         self._recorded: dict[int, int] = defaultdict(int)
@@ -52,6 +51,11 @@ class Device:
         self._next_queue, self._next_event = FIRST_QUEUE, 1
         self.num_deferred = 0
         """Operations that ran later than they were enqueued."""
+
+    def obey(self, order: Order) -> None:
+        """From now on another order; before anything is enqueued."""
+        self._runs_soon = order == "soon"
+        self._chance = random.Random(int(order)) if order.isdigit() else None
 
     def create_queue(self) -> int:
         with self._lock:

@@ -22,7 +22,7 @@ HANDLE_BYTES = 64
 class Driver:
     """Each public function stands for one of ``cuda.bindings.driver`` and answers as it does: the code comes first."""
 
-    def __init__(self, bindings: Any, device: Device, memory: Memory, *, exports: bool) -> None:
+    def __init__(self, bindings: Any, device: Device, memory: Memory, *, exports: Callable[[], bool]) -> None:
         """``exports``: whether memory has handles; that of virtual memory pools has none."""
         self._cuda = bindings
         self._device, self._memory, self._exports = device, memory, exports
@@ -162,7 +162,7 @@ class Driver:
         return (self._cuda.CUresult.CUDA_ERROR_NOT_FOUND,) if found is None else (self._ok, *found)
 
     def cuPointerGetAttribute(self, attribute: Any, address: int) -> int:
-        return int(self._exports and self._memory.allocation_of(address) is not None)
+        return int(self._exports() and self._memory.allocation_of(address) is not None)
 
     def cuIpcGetMemHandle(self, base: int) -> Any:
         handle = self._cuda.CUipcMemHandle()
