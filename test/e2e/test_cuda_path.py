@@ -126,11 +126,26 @@ def test_prefix_when_no_pool_can_be_opened_then_it_comes_by_the_arena_alone(alon
         client = Client(server)
         for ids, tokens in expected:
             assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
-        client.total("archived_pages")  # They are on their way: the ranks step meanwhile.
         answers = [(client.generate(ids, rank=1, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
         assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
         assert [came_from(meta)["peer"] for (_, meta), _ in answers] == [0] * len(expected)
         assert [came_from(meta)["host"] for (_, meta), _ in answers] == [whole_pages(ids) for ids, _ in expected]
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_exact"), [(("--tp", "2"), True), (("--kv-cache-dtype", "fp8_e4m3"), False)], ids=["shards", "fp8 KV"]
+)
+def test_prefix_when_ranks_have_two_shards_or_keep_other_numbers_then_the_tokens_are_those_of_who_computed_it(
+    alone, tmp_path, expected, flags, is_exact
+):
+    with serve(tmp_path, "variant", *flags, order="3") as server:
+        wait_ready([server])
+        client = Client(server)
+        for ids, tokens in expected:
+            first, _ = client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
+            again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
+            assert again == first and came_from(meta)["peer"] == whole_pages(ids)
+            assert first == tokens or not is_exact
 
 
 def test_prefix_when_no_layer_waits_for_its_copy_then_tokens_differ(alone, tmp_path, expected):

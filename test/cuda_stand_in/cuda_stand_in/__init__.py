@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for a GPU, for tests of the engine's CUDA path on machines that have none.
 
-Every process whose ``PYTHONPATH`` starts with the folder above this one, and that has ``CUDA_STAND_IN``, sees two GPUs
-that read each other. Computing is done by torch on the host; Triton's kernels are interpreted; copies and events obey
-``device``; memory of pools is shared memory (``memory``); the driver's calls are those of ``driver``. What it does not
-have is refused by whoever asks for it: graphs, kernels that are compiled.
+Every process whose ``PYTHONPATH`` starts with the folder above this one, and that has ``CUDA_STAND_IN``, sees eight
+GPUs that read each other. Computing is done by torch on the host; Triton's kernels are interpreted; copies and events
+obey ``device``; memory of pools is shared memory (``memory``); the driver's calls are those of ``driver``. What it does
+not have is refused by whoever asks for it: graphs, kernels that are compiled.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 from cuda_stand_in.device import Device
 from cuda_stand_in.memory import Memory
 
-NUM_DEVICES = 2
+NUM_DEVICES = 8
 NUM_SMS = 132
 CONTEXT = 0xC0
 HANDLE_BYTES = 64
