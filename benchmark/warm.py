@@ -6,11 +6,14 @@ that has done so; from there on a server is `sglang.launch_server` with its flag
 measurements, and tests of how a server starts, start real ones.
 
 The process reads requests from a socket and answers each with one line: start a server, or say how one ended. It ends
-with the socket. Variables that are read while modules are imported are those of the first server, for all.
+with the socket, however the other side came to its end, and no server outlives it. Variables that are read while
+modules are imported are those of the first server, for all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -24,8 +27,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
+from benchmark.processes import ProcessSession
 from benchmark.servers import Server
 
 SERVER = "sglang.launch_server"
@@ -40,6 +45,7 @@ MODULES = (
 )
 READ_ON_IMPORT = ("SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
 POLL_S = 0.05
+PR_SET_PDEATHSIG = 1
 
 
 class Fork:
@@ -68,7 +74,9 @@ class Fork:
 class Nursery:
     """The process that servers are forked from; started by the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """``variables``: what it imports with, besides those of this process and of the first server."""
+        self._variables = dict(variables)
         self._socket: socket.socket | None = None
         self._fixed: dict[str, str | None] = {}
 
@@ -102,7 +110,11 @@ class Nursery:
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "benchmark.warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **{name: variables[name] for name in READ_ON_IMPORT if name in variables}},
+                env={
+                    **os.environ,
+                    **self._variables,
+                    **{name: variables[name] for name in READ_ON_IMPORT if name in variables},
+                },
                 pass_fds=(theirs.fileno(),),
             )
         return ours
@@ -115,8 +127,10 @@ NURSERY = Nursery()
 class ForkedServer(Server):
     """A server that is up sooner."""
 
+    nursery = NURSERY
+
     def _begin(self, model: Path) -> Fork:
-        return NURSERY.start(dict(self.spec.env), self.spec.flags(model, self.port), self.log_path.resolve())
+        return self.nursery.start(dict(self.spec.env), self.spec.flags(model, self.port), self.log_path.resolve())
 
 
 def main(fd: int) -> None:
@@ -133,22 +147,41 @@ def main(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=fd)
-    for line in connection.makefile("rb"):
-        request = json.loads(line)
-        if "ended" in request:
-            answer = {"returncode": _ended(request["ended"])}
-        else:
-            pid = os.fork()
-            if pid == 0:
-                connection.close()
-                _become_server(**request)
-            answer = {"pid": pid}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+    running: set[int] = set()
+    with contextlib.suppress(ConnectionError):
+        for line in connection.makefile("rb"):
+            request = json.loads(line)
+            if "ended" in request:
+                code = _ended(request["ended"])
+                answer = {"returncode": code}
+                if code is not None:
+                    running.discard(request["ended"])
+            else:
+                nursery, pid = os.getpid(), os.fork()
+                if pid == 0:
+                    connection.close()
+                    _die_with(nursery)
+                    _become_server(**request)
+                running.add(pid)
+                answer = {"pid": pid}
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+    # Nobody is left to stop these.
+    for pid in running:
+        ProcessSession(pid).kill()
+    # At once: what was imported may have threads that an ordinary end would wait for.
+    os._exit(0)
 
 
 def _ended(pid: int) -> int | None:
     ended_pid, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if ended_pid == pid else None
+
+
+def _die_with(parent: int) -> None:
+    """Whatever ends the process that this one was forked from ends this one too, which SGLang's own processes watch."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _become_server(*, arguments: Sequence[str], variables: Mapping[str, str], log: str) -> NoReturn:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two processes on one GPU: pages fetched while their owner evicts, and an owner that is killed."""
 
+import ctypes
 import os
 import random
 import subprocess
@@ -90,6 +91,24 @@ def test_owner_when_killed_then_its_mapping_is_closed_in_time_and_the_reader_goe
     rank.write(3, 17)
     torch.cuda.synchronize()
     assert int(rank.mismatches(3, 17)) == 0
+
+
+def test_copy_when_the_owner_is_killed_before_it_begins_then_it_still_reads_its_bytes(node):
+    """Its memory is the device's for as long as a process has it open: rank and copies depend on that."""
+    owner, rank = node
+    # Kernels are loaded when they run first, and loading may wait for streams: not behind the gate.
+    assert int(rank.mismatches(0, 0)) > 0
+    gate = rank.driver.allocate_pinned(64)
+    ctypes.memset(gate, 0, 64)
+    rank.driver.wait_flag(rank.copy_stream, gate, 1)
+    wrong = next(wrong for number in range(NUM_KEYS) if (wrong := fetch(rank, number, 0)) is not None)
+    owner.kill()
+    owner.wait()
+    time.sleep(HEARTBEAT_S)
+    rank.mappings.attend(rank.peers.present())
+    ctypes.c_uint32.from_address(gate).value = 1
+    torch.cuda.synchronize()
+    assert int(wrong) == 0
 
 
 def test_pool_when_opened_as_a_tensor_then_it_shows_what_the_owner_has_published(node):

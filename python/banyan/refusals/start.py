@@ -32,6 +32,11 @@ def device_refusal(obstacle: str) -> str:
     return f"{obstacle}: use --banyan-share off"
 
 
+def unshared_pool_refusal(obstacle: str) -> str:
+    """The line for a pool that no other rank can read where it lies, on a server without a host arena."""
+    return f"{obstacle}: let pages go through host memory with --banyan-host-gb, or use --banyan-share off"
+
+
 def components_refusal(components: Sequence[str]) -> str:
     """The line for a model that caches other things than the KV of full attention."""
     names = ", ".join(sorted(components))

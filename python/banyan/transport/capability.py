@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from banyan.refusals.start import device_refusal
+from banyan.refusals.start import device_refusal, unshared_pool_refusal
 
 
 class Route(Enum):
@@ -25,6 +25,7 @@ class DeviceFacts:
 
     driver_error: str | None = None
     num_unexportable_extents: int = 0
+    export_error: str | None = None
     unreachable_devices: tuple[int, ...] = ()
 
 
@@ -45,7 +46,7 @@ def choose_route(facts: DeviceFacts, *, has_arena: bool) -> RouteChoice:
         return RouteChoice(Route.DIRECT)
     if has_arena:
         return RouteChoice(Route.STAGED, f"{obstacle}: pages go through the host arena")
-    return RouteChoice(Route.REFUSED, device_refusal(obstacle))
+    return RouteChoice(Route.REFUSED, unshared_pool_refusal(obstacle))
 
 
 def _obstacle(facts: DeviceFacts) -> str | None:
@@ -54,6 +55,8 @@ def _obstacle(facts: DeviceFacts) -> str | None:
             f"{facts.num_unexportable_extents} buffers of the KV pool have no CUDA IPC handle (virtual memory: "
             "expandable segments, memory saver, post-capture sizing or a custom pool)"
         )
+    if facts.export_error is not None:
+        return f"the driver gives no handle of the KV pool to other processes ({facts.export_error})"
     if facts.unreachable_devices:
         devices = ", ".join(map(str, facts.unreachable_devices))
         return f"this GPU cannot read the memory of device {devices} (no peer access)"

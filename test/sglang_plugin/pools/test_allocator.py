@@ -9,6 +9,7 @@ import torch
 from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
+from banyan import _native
 from banyan._native import Roster
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
@@ -86,6 +87,12 @@ def test_alloc_when_a_reader_never_lets_go_then_it_fails_after_its_patience(node
     with pytest.raises(RuntimeError, match="peers have held 1 page"):
         pages.wait_for_readers()
     lease.release()
+
+
+def test_patience_when_a_readers_drive_stalls_and_its_forward_is_long_then_it_is_longer_than_both():
+    """A page that a reader will let go of must not end the server: 128k tokens at once take over 10 s."""
+    drive_stalls_s = float(_native.Store.open.__text_signature__.partition("stall_s=")[2].rstrip(")"))
+    assert drive_stalls_s + 30 <= quarantine.READER_PATIENCE_S
 
 
 def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_others_do(node):

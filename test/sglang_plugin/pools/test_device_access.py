@@ -28,7 +28,7 @@ from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
 from banyan.transport.capability import Route
 from banyan.transport.cuda_ipc.driver import DriverError
-from banyan.transport.cuda_ipc.probe import pattern
+from banyan.transport.cuda_ipc.probe import SHARED_BYTES, pattern
 
 PAGE, TOKENS, LAYERS = 4, 32, 3
 COMMON = {"size": TOKENS, "page_size": PAGE, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
@@ -82,11 +82,25 @@ class Kernel(FakeKernel):
 class Rank:
     building = None
 
-    def __init__(self, gpu, roster, slot, monkeypatch, *, pool=None, arena=None, exportable=True, uuid=bytes(16)):
+    def __init__(
+        self,
+        gpu,
+        roster,
+        slot,
+        monkeypatch,
+        *,
+        pool=None,
+        arena=None,
+        exportable=True,
+        uuid=bytes(16),
+        gives_handles=True,
+    ):
         Rank.building = self
         self.driver = Device(gpu)
         self.driver.exportable = exportable
         self.driver.uuid = uuid
+        if not gives_handles:
+            self.driver.refuse["export_handle"] = 0
         self.pool = pool or DeviceMHAPool(**MHA)
         for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
             buffer.copy_(torch.randn(buffer.shape))
@@ -104,6 +118,7 @@ class Rank:
             forward_stream=SimpleNamespace(cuda_stream=FORWARD),
             record_ready=self.record_ready,
             arena=arena,
+            has_arena=arena is not None,
             reserve=Reserve(0),
             devices=(0, 1),
         )
@@ -290,15 +305,43 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     assert len(backup.poll()) == (0 if can_register else 1)
 
 
+def arena_of_four_pages():
+    block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
+    return _native.SharedBytes.create(4 * block.frame_bytes, "arena")
+
+
 def test_rank_when_its_pool_has_no_handles_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
     roster = _native.Roster.create(4)
     with pytest.raises((SystemExit, Refused)):
         Rank(gpu, roster, 0, monkeypatch, exportable=False)
     assert "no CUDA IPC handle" in capsys.readouterr().err
-    block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
-    arena = _native.SharedBytes.create(4 * block.frame_bytes, "arena")
-    staged = Rank(gpu, roster, 1, monkeypatch, exportable=False, arena=arena)
+    staged = Rank(gpu, roster, 1, monkeypatch, exportable=False, arena=arena_of_four_pages())
     assert not staged.access.shares_pool and "export_handle" not in staged.driver.names()
+
+
+@pytest.mark.parametrize(("granted", "num_programs"), [(None, 16), (24, 4 * 24)])
+def test_copies_when_the_driver_grants_a_partition_then_their_grid_fills_it(gpu, monkeypatch, granted, num_programs):
+    if granted is not None:
+        granting = lambda driver, num_sms, num_streams: ([driver.create_stream() for _ in range(num_streams)], granted)  # noqa: E731
+        monkeypatch.setattr(Device, "create_partition_streams", granting)
+    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch)
+    assert rank.access._kernel.num_programs == num_programs
+
+
+def test_link_when_there_is_an_arena_then_it_is_measured_at_the_start(gpu, monkeypatch):
+    roster = _native.Roster.create(4)
+    assert Rank(gpu, roster, 0, monkeypatch, arena=arena_of_four_pages()).access.link_bytes_per_s > 0
+    assert Rank(gpu, roster, 1, monkeypatch).access.link_bytes_per_s == 0
+
+
+def test_rank_when_the_driver_gives_no_handle_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
+    roster = _native.Roster.create(4)
+    with pytest.raises((SystemExit, Refused)):
+        Rank(gpu, roster, 0, monkeypatch, gives_handles=False)
+    said = capsys.readouterr().err
+    assert "export_handle" in said and "--banyan-host-gb" in said
+    staged = Rank(gpu, roster, 1, monkeypatch, gives_handles=False, arena=arena_of_four_pages())
+    assert not staged.access.shares_pool
 
 
 @pytest.mark.parametrize("kind", [DeviceMHAPool, DeviceMLAPool])
@@ -355,12 +398,47 @@ def test_peer_when_its_memory_reads_as_other_bytes_then_its_pages_are_computed_a
     assert caplog.text.count("reads as other bytes than it holds") == 1
 
 
-def test_peer_when_it_lies_on_a_gpu_that_is_hidden_here_then_it_is_said_and_nothing_is_opened(gpu, monkeypatch, caplog):
+@pytest.mark.parametrize(("refused", "after", "stays_open"), [("record_event", 0, True), ("create_event", 0, False)])
+def test_peer_when_a_call_is_refused_once_its_probe_is_being_read_then_it_stays_open_and_is_not_looked_for(
+    gpu, monkeypatch, caplog, refused, after, stays_open
+):
     roster = _native.Roster.create(4)
-    Rank(gpu, roster, 0, monkeypatch, uuid=b"another GPU's id")
-    reader = Rank(gpu, roster, 1, monkeypatch)
+    owner, reader = (Rank(gpu, roster, slot, monkeypatch) for slot in range(2))
+    owner.offload([3], keys(1))
+    gpu.run()
+    owner.access.poll()
+    reader.access.poll()
+    gpu.opener.run()
+    reader.driver.refuse[refused] = after
+    reader.access.poll()
+    reader.driver.refuse.clear()
+    gpu.run()
     reader.meet_peers()
-    assert "CUDA_VISIBLE_DEVICES hides it" in caplog.text and not reader.driver.mapped
+    assert "no place for the pool of slot 0" in caplog.text and reader.source.lookup(keys(1)).num_pages == 0
+    assert bool(reader.driver.mapped) is stays_open
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_peer_when_it_lies_on_a_gpu_that_is_hidden_here_then_the_driver_decides_and_a_refusal_names_it(
+    gpu, monkeypatch, caplog, opens
+):
+    roster = _native.Roster.create(4)
+    owner = Rank(gpu, roster, 0, monkeypatch, uuid=b"another GPU's id")
+    reader = Rank(gpu, roster, 1, monkeypatch)
+    if not opens:
+        reader.driver.refuse["open_handle"] = 0
+    owner.offload([3], keys(1))
+    gpu.run()
+    owner.access.poll()
+    reader.meet_peers()
+    assert reader.source.lookup(keys(1)).num_pages == opens
+    assert ("CUDA_VISIBLE_DEVICES hides" in caplog.text) is not opens
+
+
+def test_probe_when_peers_open_it_then_no_other_allocation_lies_in_the_block_that_they_map(ranks):
+    gpu, probe = ranks[0].gpu, ranks[0].access._probe
+    assert probe.address in gpu.exported.values()
+    assert len(gpu.memory[probe.address]) % SHARED_BYTES == 0
 
 
 class TwoPairs(Device):

@@ -27,8 +27,9 @@ from banyan.disagg import Role
 from banyan.sglang_plugin.pools import device_access, device_start
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool
-from banyan.sglang_plugin.rank import planning, shareable
+from banyan.sglang_plugin.rank import membership, planning, shareable
 from banyan.sglang_plugin.rank.linker import BanyanLinker
+from banyan.sglang_plugin.runtime import Refused
 from banyan.transport.cuda_ipc.driver import DriverError
 
 PAGE, TOKENS, LAYERS = rig.PAGE, rig.TOKENS, rig.LAYERS
@@ -169,6 +170,29 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
     reader.linker.num_completed_offloads()
     owner.linker.num_completed_offloads()
     assert len(owner.pages.free_pages) == TOKENS // PAGE
+
+
+def test_rank_when_it_has_started_then_the_dispatcher_knows_its_pages_and_what_its_allocations_waited(ranks):
+    assert ranks[0].linker._member._roster.page_tokens == PAGE
+    ranks[0].pages.wait_us = 7
+    assert ranks[0].linker.counters_now().alloc_wait_us == 7
+
+
+@pytest.mark.parametrize(("has_handles", "free_bytes"), [(False, 0), (False, 1 << 36), (True, 0)])
+def test_rank_when_its_pool_has_no_handles_then_it_needs_an_arena_that_there_is(
+    monkeypatch, capsys, has_handles, free_bytes
+):
+    """An arena that was to be had and found no memory takes no pages."""
+    monkeypatch.setattr(Device, "exportable", has_handles)
+    monkeypatch.setattr(membership.arena_memory, "LEAST_FRAMES", 1)
+    monkeypatch.setattr(membership._native, "available_bytes", lambda: free_bytes)
+    if has_handles or free_bytes:
+        (rank,) = make_node(monkeypatch, Config(min_fetch_tokens=PAGE), num_ranks=1)
+        assert rank.linker._access.shares_pool is has_handles
+        return
+    with pytest.raises((SystemExit, Refused)):
+        make_node(monkeypatch, Config(min_fetch_tokens=PAGE), num_ranks=1)
+    assert "--banyan-host-gb" in capsys.readouterr().err
 
 
 def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, monkeypatch, capsys):

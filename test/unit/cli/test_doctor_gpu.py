@@ -87,6 +87,14 @@ def test_gpus_when_memory_has_no_handles_then_the_way_out(monkeypatch):
     assert rows(Machine())["CUDA IPC"].is_ok
 
 
+@pytest.mark.parametrize(("with_it", "words"), [((), "not there"), ((0, 1), "not there"), (range(4), "there")])
+def test_gpus_when_some_cannot_register_memory_for_reading_only_then_the_row_is_well_and_says_so(with_it, words):
+    driver = Machine()
+    driver.registers_read_only = lambda device: device in with_it
+    found = rows(driver)["read-only registration"]
+    assert found.is_ok and found.detail.startswith(words)
+
+
 def test_gpus_when_the_driver_refuses_a_question_then_that_row_says_so_and_the_others_are_there():
     driver = Machine()
     driver.refuse["export_handle"] = 0

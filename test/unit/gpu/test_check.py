@@ -67,3 +67,10 @@ def test_step_when_it_is_run_then_it_has_the_queues_that_sglang_asks_for_and_wha
     words = "import os; print('verdict:', os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     assert check.run(check.Step("said", ("-c", words)), check.find_facts(), tmp_path) == 0
     assert check.said_by((tmp_path / "said.txt").read_text()) == "8"
+
+
+def test_step_when_it_takes_longer_than_its_limit_then_it_is_ended_and_counts_as_late(check, monkeypatch, tmp_path):
+    monkeypatch.setattr(check, "LIMIT_S", 0.3)
+    words = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
+    assert check.run(check.Step("long", ("-c", words)), check.find_facts(), tmp_path) < 0
+    assert not Path(f"/proc/{(tmp_path / 'long.txt').read_text().split()[1]}").exists()

@@ -4,6 +4,7 @@
 import argparse
 import importlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,31 @@ def check_of(server_check, *, staged, peer, host):
 )
 def test_verdict_when_pages_took_a_way_then_it_has_to_be_the_one_that_there_is(server_check, staged, peer, host, holds):
     assert all(check_of(server_check, staged=staged, peer=peer, host=host).verdict().values()) is holds
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (
+            "tokens_are_those_of_sharing_off_behind_the_same_prefix",
+            lambda check: check.answers["peer"][0].tokens.__setitem__(0, 8),
+        ),
+        ("enough_was_compared", lambda check: check.answers.update(off=[])),
+        ("hits_are_as_near_as_sglangs_own", lambda check: check.divergences.update(peer=0.03)),
+        ("hits_are_as_near_as_sglangs_own", lambda check: check.divergences.pop("peer")),
+        ("sharing_adds_no_wait_for_the_device", lambda check: check.waits.update(peer=Counter(x=9))),
+        ("sharing_adds_no_wait_for_the_device", lambda check: check.waits.update(peer="no trace")),
+    ],
+    ids=["another token", "another shape", "far from an empty cache", "no hit", "waits", "no trace"],
+)
+def test_verdict_when_a_transport_is_not_right_or_nothing_shows_it_then_that_condition_does_not_hold(
+    server_check, name, damage
+):
+    check = check_of(server_check, staged=False, peer=16, host=0)
+    check.answers["peer"] = [replace(answer, tokens=list(answer.tokens)) for answer in check.answers["peer"]]
+    assert all(check.verdict().values())
+    damage(check)
+    assert [condition for condition, holds in check.verdict().items() if not holds] == [name]
 
 
 def test_verdict_when_something_does_not_hold_then_the_last_line_names_it(server_check):

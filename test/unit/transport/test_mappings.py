@@ -63,6 +63,7 @@ def test_peer_when_it_is_being_opened_then_not_reachable_and_nobody_waits_for_it
     assert rig.mappings.reachable([0, OWN]) == [OWN] and rig.mappings.acquire(PEER, 0) is None
     rig.gpu.opener.run()
     rig.mappings.poll()
+    rig.mappings.attend([PEER])
     assert rig.mappings.reachable([0]) == [], "its row has not reached the device"
     before = rig.mappings.version
     rig.gpu.run()
@@ -205,6 +206,7 @@ def test_peer_when_it_is_host_memory_then_it_is_registered_until_it_leaves(rig):
 
 
 def test_host_memory_when_it_is_large_then_registered_in_pieces_and_all_of_them_let_go(rig, monkeypatch):
+    assert opening.PIECE_BYTES <= 1 << 30, "a quarter of a second"
     monkeypatch.setattr(opening, "PIECE_BYTES", 48)
     rig.mapped[HOST] = memory = host_memory(rig, num_frames=4)
     rig.meet(HOST)

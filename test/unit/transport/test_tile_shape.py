@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from banyan.transport.kv_trans.launch import TILE_BYTES, TileShape
+from banyan.transport.cuda_ipc.copies import PageLists
+from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.kv_trans.launch import MAX_ITEMS, TILE_BYTES, KvTrans, TileShape
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,23 @@ def test_tile_when_pages_are_a_models_then_no_lane_is_idle(page_tokens, token_by
 def test_tile_when_a_page_has_no_bytes_then_valueerror(page_bytes):
     with pytest.raises(ValueError, match="no pages"):
         TileShape.fitting(page_bytes, 16)
+
+
+def test_launch_when_its_last_tile_would_end_beyond_32_bits_then_refused_before_it_runs():
+    shape = TileShape.fitting([1], 1)
+    assert MAX_ITEMS + shape.num_items <= 2**31 - 1, "the kernel counts items to the end of the last tile"
+    kernel = KvTrans(
+        table=1 << 40,
+        page_words=1 << 40,
+        page_bytes=[1],
+        shape=shape,
+        num_programs=1,
+        on_stream=lambda stream: pytest.fail("it was launched"),
+        kernel=object(),
+    )
+    lists = PageLists(1 << 40, 1 << 40, 1 << 40, MAX_ITEMS + 1)
+    with pytest.raises(DriverError, match="items in one launch"):
+        kernel.enqueue(stream=0, lists=lists, target_row=0, extents=range(1))
 
 
 def test_transport_when_imported_then_no_accelerator_library_comes_with_it():

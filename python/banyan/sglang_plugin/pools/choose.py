@@ -66,12 +66,13 @@ def open_access(
     forward_stream: Any,
     record_ready: Callable[[], list[Any]],
     arena: _native.SharedBytes | None,
+    has_arena: bool,
     reserve: Reserve,
     devices: Sequence[int],
 ) -> PoolAccess:
     """The way to ``pool``, and its drafts. ``device`` as ``open_device`` opened it. ``num_slots`` counts the roster's,
-    ``arena`` is this rank's part of the host arena; ``reserve`` is kept free where a freed page comes late; ``devices``
-    are those of all seats."""
+    ``arena`` is this rank's part of the host arena, ``has_arena`` whether its pages have a part to go to; ``reserve``
+    is kept free where a freed page comes late; ``devices`` are those of all seats."""
     if device is None:
         return HostAccess(pool, page_tokens)
     # Imported here: it loads Triton and the driver.
@@ -86,6 +87,7 @@ def open_access(
         forward_stream=forward_stream,
         record_ready=record_ready,
         arena=arena,
+        has_arena=has_arena,
         reserve=reserve,
         devices=devices,
     )

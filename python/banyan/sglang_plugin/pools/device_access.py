@@ -72,11 +72,13 @@ class DeviceAccess:
         forward_stream: Any,
         record_ready: Callable[[], list[Any]],
         arena: _native.SharedBytes | None,
+        has_arena: bool,
         reserve: Reserve,
         devices: Sequence[int],
     ) -> None:
         """``device`` is shared by all pools of the rank; ``devices`` are those of all seats; ``record_ready`` is the
-        linker's ``record_offload_ready``; ``arena`` this rank's part of the host arena."""
+        linker's ``record_offload_ready``; ``arena`` this rank's part of the host arena, and ``has_arena`` whether its
+        pages have a part to go to, be it another shard's."""
         self._rank_device = device
         self._reserve = reserve
         self._page_tokens = page_tokens
@@ -89,7 +91,7 @@ class DeviceAccess:
         self._driver = device.driver
         self._arena_address = None if arena is None else pin_arena(self._driver, arena, config)
         self.pins_arena = arena is None or self._arena_address is not None
-        self._has_arena = config.has_arena and self.pins_arena
+        self._has_arena = has_arena and self.pins_arena
         route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
         self.shares_pool = route is Route.DIRECT
         self._device_uuid = self._driver.device_uuid(self._driver.current_device())
@@ -196,8 +198,6 @@ class DeviceAccess:
         """For all readers of this rank: what one of them can read the others can."""
         has_part = self._arena_address is not None
         own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
-        # A shard that keeps no part of its own reads those of its keepers.
-        reads_arena = self._has_arena and (has_part or not seats.is_keeper)
         pools = seats.peers if self._fetches and self.shares_pool else []
         return PeerMappings(
             driver=self._driver,
@@ -206,7 +206,7 @@ class DeviceAccess:
             alignment_bytes=self._alignment_bytes,
             announcements=peers,
             own_rows=own_rows,
-            wanted_slots=[*pools, *(seats.arenas if reads_arena else ())],
+            wanted_slots=[*pools, *(seats.arenas if self._has_arena else ())],
             executor=self._rank_device.opener,
             prober=self._prober,
             visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},

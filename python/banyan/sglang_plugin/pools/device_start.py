@@ -16,7 +16,7 @@ from banyan.refusals.start import pinning_refusal
 from banyan.sglang_plugin import runtime
 from banyan.transport.capability import DeviceFacts, Route, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags
+from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
 
 logger = logging.getLogger("banyan")
@@ -51,9 +51,12 @@ def find_route(
     device = driver.current_device()
     visible = range(driver.num_devices())
     others = [other for other in devices if other in visible and not driver.can_access(device, other)]
+    addresses = [address for address, _ in extents]
+    unexportable = [address for address in addresses if not driver.is_exportable(address)]
     found = choose_route(
         DeviceFacts(
-            num_unexportable_extents=sum(not driver.is_exportable(address) for address, _ in extents),
+            num_unexportable_extents=len(unexportable),
+            export_error=None if unexportable else _export_error(driver, addresses),
             unreachable_devices=tuple(others),
         ),
         has_arena=has_arena,
@@ -63,6 +66,16 @@ def find_route(
     if found.route is Route.STAGED:
         logger.warning("banyan: %s", found.line)
     return found.route
+
+
+def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
+    """Why the driver gives no handle of memory that could have one: some systems have no CUDA IPC at all."""
+    try:
+        for base in {driver.allocation_of(address)[0] for address in addresses}:
+            driver.export_handle(base)
+    except DriverError as error:
+        return str(error)
+    return None
 
 
 def pin_arena(driver: CopyDriver, arena: _native.SharedBytes, config: Config) -> int | None:

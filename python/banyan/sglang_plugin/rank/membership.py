@@ -127,6 +127,7 @@ class Membership:
             forward_stream=forward_stream,
             record_ready=record_ready,
             arena=self._arena.memory if self._arena is not None else None,
+            has_arena=self._has_part,
             reserve=reserve_for(
                 chunked_prefill_tokens=server_args.chunked_prefill_size,
                 max_prefill_tokens=server_args.max_prefill_tokens,
@@ -202,9 +203,13 @@ class Membership:
 
     def sources(self) -> list[int]:
         """The seats that this rank takes pages from, the preferred first."""
-        reads_arena = self._config.has_arena and (self._arena is not None or not self.seats.is_keeper)
         pools = self.seats.peers if self._config.fetches and self.access.shares_pool else ()
-        return [*pools, *(self.seats.arenas if reads_arena else ())]
+        return [*pools, *(self.seats.arenas if self._has_part else ())]
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether pages of this rank have a part of the arena to go to: its own, or its keeper's."""
+        return self._config.has_arena and (self._arena is not None or not self.seats.is_keeper)
 
     def join(self) -> Places:
         """Take the places, under the namespace of the present weights."""

@@ -97,7 +97,7 @@ class PeerMappings:
 
         ``alignment_bytes`` is what the kernel was compiled for: a peer whose pages lie otherwise is not opened. With a
         ``prober`` no pool on a GPU is believed before its probe was read; ``visible_uuids``: the GPUs that this process
-        sees, where a pool on another is to be refused by name.
+        sees, so that a pool that cannot be opened and lies on another is named as such.
         """
         self._prober = prober
         self._visible_uuids = frozenset(visible_uuids)
@@ -222,12 +222,19 @@ class PeerMappings:
             if memory is not None:
                 return open_host(self._driver, memory, self._page_bytes, go_on)
             assert described is not None
-            description = PoolDescription.decode(described)
-            if self._visible_uuids and description.device_uuid not in self._visible_uuids:
-                raise ValueError("it lies on a GPU that this process does not see: CUDA_VISIBLE_DEVICES hides it")
-            return p2p_fix_rebuild_cuda_tensor(self._driver, description, self._page_bytes, go_on)
+            return self._open_on_gpu(PoolDescription.decode(described), go_on)
 
         self._opening[peer] = _Opening(self._executor.submit(open_pool), given_up)
+
+    def _open_on_gpu(self, description: PoolDescription, go_on: Callable[[], None]) -> Opened:
+        try:
+            return p2p_fix_rebuild_cuda_tensor(self._driver, description, self._page_bytes, go_on)
+        except DriverError as error:
+            # Tried all the same: the driver opens handles of GPUs that this process does not see, where it can.
+            if self._visible_uuids and description.device_uuid not in self._visible_uuids:
+                hidden = "it lies on a GPU that CUDA_VISIBLE_DEVICES hides from this process"
+                raise ValueError(f"{error}; {hidden}") from error
+            raise
 
     def _take(self, peer: Peer, opening: _Opening) -> None:
         """What the other thread has opened, or why it could not."""
@@ -239,16 +246,19 @@ class PeerMappings:
         if opening.given_up.is_set():
             opened.close()
             return
+        row = None
         try:
             opened.check_alignment(self._alignment_bytes)
+            placed = self._driver.create_event()
             row = self._places.take_row()
             self._places.write(row, opened.bases, opened.strides)
             if self._prober is not None and opened.probe is not None:
                 self._prober.begin(opened.probe[1])
-            placed = self._driver.create_event()
             self._driver.record_event(placed, self._places.stream)
         except (DriverError, ValueError) as error:
-            opened.close()
+            # Once something was enqueued it stays open: the device may be reading its probe, and nobody can tell when.
+            if row is None:
+                opened.close()
             self._bar(peer, f"no place for the pool of slot {peer[0]}", error)
             return
         self._open[peer] = _Mapping(row, opened, placed)

@@ -24,6 +24,10 @@ NUM_LISTS = 3
 NUM_PROBE_ROWS = 2
 
 
+SHARED_BYTES = 2 << 20
+"""A handle opens memory in blocks of this size. What is smaller lies in one with other allocations of its process."""
+
+
 def pattern(nonce: bytes, num_bytes: int) -> bytes:
     """What the memory behind ``nonce`` holds."""
     return hashlib.shake_256(nonce).digest(num_bytes)
@@ -36,7 +40,7 @@ class OwnProbe:
         """The bytes are there when ``stream`` has come so far: announce them afterwards."""
         self.nonce = os.urandom(NONCE_BYTES)
         self.num_bytes = num_bytes
-        self.address = driver.allocate(num_bytes)
+        self.address = driver.allocate(-(-num_bytes // SHARED_BYTES) * SHARED_BYTES)
         self._staging = driver.allocate_pinned(num_bytes)
         ctypes.memmove(self._staging, pattern(self.nonce, num_bytes), num_bytes)
         driver.copy_async(self.address, self._staging, num_bytes, stream)

@@ -20,7 +20,8 @@ MAX_WORD_BYTES = 8
 
 MAX_ALIGNMENT_BYTES = 16
 MIN_CHUNK_BYTES = 512
-MAX_ITEMS = 2**31 - 1
+MAX_ITEMS = 2**30
+"""The kernel counts to the end of the last tile in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's calls, as ``cuda-python`` names them: its own classes and constants, other functions behind them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cuda_stand_in.device import Device
+from cuda_stand_in.memory import Memory
+
+NUM_DEVICES = 8
+NUM_SMS = 132
+CONTEXT = 0xC0
+HANDLE_BYTES = 64
+
+
+class Driver:
+    """Each public function stands for one of ``cuda.bindings.driver`` and answers as it does: the code comes first."""
+
+    def __init__(self, bindings: Any, device: Device, memory: Memory, *, exports: Callable[[], bool]) -> None:
+        """``exports``: whether memory has handles; that of virtual memory pools has none."""
+        self._cuda = bindings
+        self._device, self._memory, self._exports = device, memory, exports
+        self._ok = bindings.CUresult.CUDA_SUCCESS
+        self._pinned: dict[int, Any] = {}
+        self._registered: dict[int, int] = {}
+        self.current_device = 0
+
+    def install(self) -> None:
+        """From now on the bindings answer so."""
+        for name in dir(self):
+            if name.startswith("cu") and name[2].isupper():
+                setattr(self._cuda, name, self._answering(getattr(self, name)))
+
+    def _answering(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            try:
+                result = function(*arguments)
+            except (OSError, KeyError):
+                return (self._cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+            if isinstance(result, tuple):
+                return result
+            return (self._ok,) if result is None else (self._ok, result)
+
+        return call
+
+    # ---- devices and contexts
+
+    def cuInit(self, flags: int) -> None: ...
+
+    def cuDriverGetVersion(self) -> int:
+        return 13000
+
+    def cuDeviceGetCount(self) -> int:
+        return NUM_DEVICES
+
+    def cuCtxGetDevice(self) -> int:
+        return self.current_device
+
+    def cuDeviceGetUuid(self, device: int) -> Any:
+        return SimpleNamespace(bytes=hashlib.blake2b(bytes([int(device)]), digest_size=16).digest())
+
+    def cuDeviceCanAccessPeer(self, device: int, other: int) -> int:
+        return 1
+
+    def cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
+        return NUM_SMS if "MULTIPROCESSOR" in attribute.name else 0
+
+    def cuCtxGetCurrent(self) -> int:
+        return CONTEXT
+
+    def cuCtxSetCurrent(self, context: int) -> None:
+        assert context == CONTEXT
+
+    # ---- streams
+
+    def cuCtxGetStreamPriorityRange(self) -> tuple[Any, int, int]:
+        return self._ok, 0, -5
+
+    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> int:
+        return self._device.create_queue()
+
+    def cuDeviceGetDevResource(self, device: int, kind: Any) -> Any:
+        return SimpleNamespace(sm=SimpleNamespace(smCount=NUM_SMS))
+
+    def cuDevSmResourceSplitByCount(self, num_groups: int, whole: Any, flags: int, num_sms: int) -> tuple[Any, ...]:
+        group = SimpleNamespace(sm=SimpleNamespace(smCount=-(-num_sms // 8) * 8))
+        return self._ok, [group], 1, whole
+
+    def cuDevResourceGenerateDesc(self, groups: list[Any], num_groups: int) -> Any:
+        return groups
+
+    def cuGreenCtxCreate(self, described: Any, device: int, flags: int) -> Any:
+        return described
+
+    def cuGreenCtxStreamCreate(self, context: Any, flags: int, priority: int) -> int:
+        return self._device.create_queue()
+
+    def cuEventCreate(self, flags: int) -> int:
+        return self._device.create_event()
+
+    def cuEventDestroy(self, event: int) -> None: ...
+
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        self._device.record(event, stream)
+
+    def cuEventQuery(self, event: int) -> tuple[Any]:
+        return (self._ok if self._device.is_done(event) else self._cuda.CUresult.CUDA_ERROR_NOT_READY,)
+
+    def cuEventElapsedTime(self, first: int, last: int) -> float:
+        return self._device.elapsed_s(first, last) * 1000
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        self._device.wait(stream, event)
+
+    def cuStreamWaitValue32(self, stream: int, address: int, value: int, flags: int) -> None:
+        word = ctypes.c_uint32.from_address(address)
+        self._device.wait_until(stream, lambda: (word.value - value) % 2**32 < 2**31)
+
+    def cuMemcpyAsync(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        self._device.enqueue(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
+
+    # ---- memory
+
+    def cuMemAlloc(self, num_bytes: int) -> int:
+        return self._memory.allocate(num_bytes)
+
+    def cuMemFree(self, address: int) -> None:
+        self._memory.free(address)
+
+    def cuMemAllocHost(self, num_bytes: int) -> int:
+        block = ctypes.create_string_buffer(num_bytes)
+        self._pinned[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def cuMemFreeHost(self, address: int) -> None:
+        del self._pinned[address]
+
+    def cuMemHostRegister(self, address: int, num_bytes: int, flags: int) -> tuple[Any, ...] | None:
+        if address in self._registered:
+            return (self._cuda.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,)
+        if "w" not in protection(address):
+            return (self._cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+        self._registered[address] = num_bytes
+        return None
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> int:
+        return address
+
+    def cuMemHostUnregister(self, address: int) -> None:
+        del self._registered[address]
+
+    # ---- memory of other processes
+
+    def cuMemGetAddressRange(self, address: int) -> tuple[Any, ...]:
+        found = self._memory.allocation_of(address)
+        return (self._cuda.CUresult.CUDA_ERROR_NOT_FOUND,) if found is None else (self._ok, *found)
+
+    def cuPointerGetAttribute(self, attribute: Any, address: int) -> int:
+        return int(self._exports() and self._memory.allocation_of(address) is not None)
+
+    def cuIpcGetMemHandle(self, base: int) -> Any:
+        handle = self._cuda.CUipcMemHandle()
+        ctypes.memmove(int(handle.getPtr()), self._memory.handle(base), HANDLE_BYTES)
+        return handle
+
+    def cuIpcOpenMemHandle(self, handle: Any, flags: int) -> int:
+        return self._memory.open(ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES))
+
+    def cuIpcCloseMemHandle(self, base: int) -> None:
+        self._memory.close(base)
+
+
+def protection(address: int) -> str:
+    """How this process has mapped the page of ``address``: "rw-s" and the like."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, flags, *_rest = line.split()
+        first, end = (int(number, 16) for number in span.split("-"))
+        if first <= address < end:
+            return flags
+    return ""
