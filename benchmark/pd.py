@@ -3,26 +3,29 @@
 
     python -m benchmark.pd [--quick]
 
-Two pairs run side by side and take turns, one request at a time. The pair without sharing has the CPU engine's fixes
+Two pairs run side by side, each of which has one request at a time. The pair without sharing has the CPU engine's fixes
 only (`--banyan-share off`), among them that its pools are registered as DRAM, without which no pair runs on a CPU.
+Servers are forked from one process (`warm`).
 
 1. Conversations, all of them turn by turn, so that answers are written while others are asked. Both pairs get the same
-   prompts, which go on with the answers of the pair with Banyan. Counted: how many of the full pages of the answer
-   before were supplied by the linker of the prefill server (`next_turn_cached_share`). Compared: greedy tokens, with
-   those of one server that is no pair and shares nothing, and is asked the same in the same order when the pairs have
-   ended (`pd_outputs_identical`). It finds in its own cache what it has generated itself, as the prefill server finds
-   what the decode server has. The stock pair computes the answer before as a part of the prompt, which may round in
-   another way: how many of its answers are the same is counted too, and those to first turns have to be.
-2. Prompts that nobody has seen, streamed: the median time to the first token, in alternating turns.
+   prompts at the same time, which go on with the answers of the pair with Banyan. Counted: how many of the full pages
+   of the answer before were supplied by the linker of the prefill server (`next_turn_cached_share`). Compared: greedy
+   tokens, with those of a server that is no pair and shares nothing, and is asked the same in the same order when the
+   pairs have ended (`pd_outputs_identical`): its two ranks have half of the conversations each, one request at a time.
+   It finds in its own cache what it has generated itself, as the prefill server finds what the decode server has. The
+   stock pair computes the answer before as a part of the prompt, which may round in another way: how many of its
+   answers are the same is counted too, and those to first turns have to be.
+2. Prompts that nobody has seen, streamed: the median time to the first token, in alternating turns, one request at a
+   time.
 3. A next turn of which both servers have all but some 5 %: how many of its prompt's pages the prefill server sends.
    A decode server without a cache of its own is sent all of them.
 4. When all is done: what the decode server's tree still locks, and whether one request gets its whole pool.
 5. The decode server is killed while the prompt of a request is computed, and started again: whether the request, which
    waits in the router, has the right answer.
 
-After that, where this may make networks of its own: what `--slow` and `--classes` measure. `--quick` leaves these out,
-and whether one request gets the whole pool, and the killed server. Writes build/pd/report.json. Exits
-with 1 when a figure that does not depend on time misses its mark.
+After that, where this may make networks of its own: what `--slow` and `--classes` measure, unless `--no-networks`.
+`--quick` leaves these out, and whether one request gets the whole pool, and the killed server. Writes
+build/pd/report.json. Exits with 1 when a figure that does not depend on time misses its mark.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +59,7 @@ from benchmark.pd_servers import PAGE_TOKENS, START_TIMEOUT_S, Pair
 from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import prompts
+from benchmark.warm import ForkedServer
 from benchmark.workload.generated import random_ids
 
 
@@ -66,7 +71,7 @@ class Sizes:
     num_turns: int = 4
     first_tokens: int = 200
     question_tokens: int = 40
-    answer_tokens: int = 48
+    answer_tokens: int = 32
     num_rounds: int = 5
     prompts_per_round: int = 8
     prompt_tokens: int = 400
@@ -125,8 +130,7 @@ def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> li
     for turn in range(sizes.num_turns):
         for number, talk in enumerate(talks):
             talk.prompt += talk.questions[turn]
-            order = sorted(urls, reverse=(turn + number) % 2 == 1)
-            answers = {kind: Engine(urls[kind]).generate(talk.prompt, num_tokens=sizes.answer_tokens) for kind in order}
+            answers = _ask_both(urls, talk.prompt, sizes.answer_tokens)
             stock, banyan = answers["stock"]["output_ids"], answers["banyan"]["output_ids"]
             details = answers["banyan"]["meta_info"].get("cached_tokens_details")
             rows.append(
@@ -145,6 +149,16 @@ def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> li
             talk.num_before = len(talk.prompt)
             talk.prompt = [*talk.prompt, *banyan]
     return rows
+
+
+def _ask_both(urls: Mapping[str, str], prompt: Sequence[int], num_tokens: int) -> dict[str, dict[str, Any]]:
+    """The same of each pair, at the same time."""
+
+    def ask(url: str) -> dict[str, Any]:
+        return Engine(url).generate(prompt, num_tokens=num_tokens)
+
+    with ThreadPoolExecutor(len(urls)) as pool:
+        return dict(zip(urls, pool.map(ask, urls.values()), strict=True))
 
 
 def time_first_tokens(urls: Mapping[str, str], sizes: Sizes, seed: int) -> dict[str, list[float]]:
@@ -195,8 +209,8 @@ def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool, 
         ),
     }
     moves = {**pools, "prefill_args": (*pools["prefill_args"], "--banyan-plan", "move")}
-    banyan = Pair("banyan", "on", model, out / "logs", store=store, **moves)
-    stock = Pair("stock", "off", model, out / "logs", **pools)
+    banyan = Pair("banyan", "on", model, out / "logs", store=store, kind=ForkedServer, **moves)
+    stock = Pair("stock", "off", model, out / "logs", kind=ForkedServer, **pools)
     with (
         banyan,
         stock,
@@ -251,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--slow", action="store_true", help="only what is seen of hand-overs over a slow network: root")
     parser.add_argument("--classes", action="store_true", help="only what a traffic class is worth: root")
+    parser.add_argument("--no-networks", action="store_true", help="without what --slow and --classes measure")
     parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="shards of each server")
     parser.add_argument("--seed", type=int, default=0)
@@ -271,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The other model's heads cannot be divided.
     model = ensure(LLAMA) if args.tp > 1 else ensure_model(DEFAULT_TARGET)
     report = measure(model, args.out, sizes, args.seed, is_quick=args.quick, num_shards=args.tp)
-    if not args.quick and own_network.is_possible():
+    if not args.quick and not args.no_networks and own_network.is_possible():
         report |= {**pd_slow.measure(args.out, args.seed), **pd_classes.measure(args.out)}
     figures = {name: value for name, value in report.items() if name not in LONG_PARTS}
     write_report(args.out / "report.json", {**report, "sizes": asdict(sizes)}, args)

@@ -38,6 +38,7 @@ from benchmark.pd_servers import Pair
 from benchmark.provenance import provenance
 from benchmark.servers import Server, free_port, write_secret
 from benchmark.store_server import prompts
+from benchmark.warm import ForkedServer
 
 NUM_PROMPTS = 12
 PROMPT_TOKENS = 1600
@@ -96,6 +97,7 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         model,
         out / "logs",
         store=store,
+        kind=ForkedServer,
         prefill_args=(
             *common,
             *("--banyan-peers", door, "--banyan-host-gb", PREFILL_HOST_GB[name]),

@@ -59,6 +59,7 @@ from banyan.nodes.wire import (
 
 logger = logging.getLogger("banyan")
 
+HANDSHAKES = HANDSHAKE_FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED
 MAX_PULLS = 2
 MAX_QUESTIONS = 256
 TICK_MS = 20
@@ -126,7 +127,7 @@ class Borrower:
             for node in nodes
         ]
         self._sockets = [connect(self._context, node, keys) for node in nodes]
-        self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILURES) for socket in self._sockets]
+        self._monitors = [socket.get_monitor_socket(HANDSHAKES) for socket in self._sockets]
         self._thread = threading.Thread(target=self._run, name="banyan-borrow", daemon=True)
         self._thread.start()
 
@@ -210,14 +211,19 @@ class Borrower:
                 if socket in ready:
                     self._take(node, socket.recv())
                 if monitor in ready:
-                    recv_monitor_message(monitor)
-                    self._strangers[node].came()
+                    self._shook_hands(node, recv_monitor_message(monitor)["event"])
             self._obey()
             self._answers.extend(self._asking.expire())
             self._give_up_errands()
             self._give_up_waiting()
             self._probe()
         self._end()
+
+    def _shook_hands(self, node: int, event: int) -> None:
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._asking.connected(node)
+        else:
+            self._strangers[node].came()
 
     def _obey(self) -> None:
         while True:
