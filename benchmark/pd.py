@@ -312,12 +312,13 @@ def _measure_dual(args: argparse.Namespace) -> int:
     report of the other runs, if there is one."""
     kept = args.out / "dual.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
-    settings = args.dual or list(pd_dual.LIMITED)
     model = ensure(LLAMA)
-    found |= pd_dual.measure(model, args.out, args.seed, [name for name in settings if name != pd_agents.NAME])
-    if pd_agents.NAME in settings:
-        found[pd_agents.NAME] = pd_agents.measure(model, args.out, args.seed)
-    kept.write_text(json.dumps(found, indent=1) + "\n")
+    for name in args.dual or list(pd_dual.LIMITED):
+        if name == pd_agents.NAME:
+            found[name] = pd_agents.measure(model, args.out, args.seed)
+        else:
+            found[name] = pd_dual.measure_setting(name, model, args.out, args.seed)
+        kept.write_text(json.dumps(found, indent=1) + "\n")
     figures = pd_dual.figures(found)
     if pd_agents.NAME in found:
         figures |= pd_agents.figures(found[pd_agents.NAME])

@@ -123,8 +123,8 @@ def _page(run: Mapping[str, Any], marks: Mapping[str, str], conditions: str) -> 
 
 
 def _dual_conditions(run: Mapping[str, Any]) -> str:
-    """Command, hardware, workload and commit. All settings are of one run of one command."""
-    parts = [_one_at_a_time(run["dual_settings"], "agents" in run)] if "dual_settings" in run else []
+    """Commands, hardware, workload and commit."""
+    parts = [_one_at_a_time(run["dual_settings"])] if "dual_settings" in run else []
     return " ".join([*parts, _agents(run["agents"])] if "agents" in run else parts)
 
 
@@ -133,19 +133,20 @@ def _agents(found: Mapping[str, Any]) -> str:
     kinds = ("on", "off")
     on_s, off_s = (statistics.mean(row["jct_s"] for row in found["rows"] if row["kind"] == kind) for kind in kinds)
     return (
-        f"Agents ({place_and_time(found['provenance'])}): {sizes['num_agents']} at once with {sizes['num_turns']} "
+        f"Agents (`python -m benchmark.pd --dual agents`, {place_and_time(found['provenance'])}): "
+        f"{sizes['num_agents']} at once with {sizes['num_turns']} "
         f"turns each, first {sizes['first_tokens']} tokens, then {sizes['added_tokens']} more and the answer, of "
         f"{sizes['answer_tokens']}; {sizes['num_rounds']} rounds. One took {on_s:.1f} s with the dual path and "
         f"{off_s:.1f} s without."
     )
 
 
-def _one_at_a_time(settings: Mapping[str, Any], has_agents: bool) -> str:
+def _one_at_a_time(settings: Mapping[str, Any]) -> str:
     one = next(iter(settings.values()))
     sizes = one["sizes"]
     errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
     failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
-    command = " ".join(["python -m benchmark.pd --dual", *settings, *(["agents"] if has_agents else [])])
+    command = " ".join(["python -m benchmark.pd --dual", *settings])
     return (
         f"`{command}`, {place_and_time(one['provenance'])}. "
         f"{sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
