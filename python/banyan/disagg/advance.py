@@ -19,7 +19,6 @@ LEAST_INSTALMENT_BYTES = 256 << 10
 """A smaller one costs more than it brings: of a short prompt nothing is sent in advance."""
 
 LEAST_INSTALMENT_S = 0.002
-
 """So long the network is to be busy with one. What it costs, a fifth of that, comes out of the forward that it is to
 hide behind."""
 
