@@ -166,10 +166,16 @@ def _conditions(run: Mapping[str, Any]) -> str:
         f"Of {run['num_turns_compared']} answers {run['num_turns_identical']} are those of a server alone, and "
         f"{run['num_turns_as_stock_pair']} those of the stock pair",
         f"The answers that a next turn could find have {run['num_answer_pages']} pages",
-        f"Time to the first token of prompts of {sizes['prompt_tokens']} tokens that nobody has seen, with Banyan to "
-        f"without, by round: {ratios}",
+        f"Time to the first token{_when(run)} of prompts of {run['times']['sizes']['prompt_tokens']} tokens that "
+        f"nobody has seen, with Banyan to without, by round: {ratios}",
     )
     return "".join(f"{sentence}. " for sentence in sentences).strip()
+
+
+def _when(run: Mapping[str, Any]) -> str:
+    """Where the times are of a run of their own."""
+    place, other = place_and_time(run["times"]["provenance"]), place_and_time(run["provenance"])
+    return "" if place == other else f" (`python -m benchmark.pd --times`, {place})"
 
 
 def _cell(value: Any) -> str:
