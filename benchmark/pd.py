@@ -67,7 +67,7 @@ class Sizes:
     num_turns: int = 4
     first_tokens: int = 200
     question_tokens: int = 40
-    answer_tokens: int = 32
+    answer_tokens: int = 20
     times: pd_times.Sizes = field(default_factory=pd_times.Sizes)
     hand_over_tokens: int = 1900
     prefill_pool_tokens: int = 24_000

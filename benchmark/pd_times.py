@@ -22,7 +22,7 @@ from benchmark.workload.generated import random_ids
 
 @dataclass(frozen=True)
 class Sizes:
-    num_rounds: int = 7
+    num_rounds: int = 5
     prompts_per_round: int = 8
     prompt_tokens: int = 400
 

@@ -35,8 +35,9 @@ BY_WAY_OF = "127.0.0.2"
 RATE = 12e6
 """Bytes a second. A prompt has 4 KiB a token, of two bytes each."""
 
-CUT_AT = (0.02, 0.95)
-"""Of a prompt's bytes. Less may be an answer of the door; of the rest some is on its way to the one who asked."""
+CUT_AT = (0.02, 0.7)
+"""Of a prompt's bytes. Less may be an answer of the door; of the rest most is on its way to the one who asked, who gets
+it in any case."""
 
 NUM_CONTROLS = 5
 MOST_EXTRA_S = {"kill": 1.0, "stop": 3.0}
