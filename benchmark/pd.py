@@ -3,43 +3,45 @@
 
     python -m benchmark.pd [--quick]
 
-Two pairs run side by side and take turns, one request at a time. The pair without sharing has the CPU engine's fixes
+Two pairs run side by side, each of which has one request at a time. The pair without sharing has the CPU engine's fixes
 only (`--banyan-share off`), among them that its pools are registered as DRAM, without which no pair runs on a CPU.
+Servers are forked from one process (`warm`).
 
 1. Conversations, all of them turn by turn, so that answers are written while others are asked. Both pairs get the same
-   prompts, which go on with the answers of the pair with Banyan. Counted: how many of the full pages of the answer
-   before were supplied by the linker of the prefill server (`next_turn_cached_share`). Compared: greedy tokens, with
-   those of one server that is no pair and shares nothing, and is asked the same in the same order when the pairs have
-   ended (`pd_outputs_identical`). It finds in its own cache what it has generated itself, as the prefill server finds
-   what the decode server has. The stock pair computes the answer before as a part of the prompt, which may round in
-   another way: how many of its answers are the same is counted too, and those to first turns have to be.
-2. Prompts that nobody has seen, streamed: the median time to the first token, in alternating turns.
+   prompts at the same time, which go on with the answers of the pair with Banyan. Counted: how many of the full pages
+   of the answer before were supplied by the linker of the prefill server (`next_turn_cached_share`). Compared: greedy
+   tokens, with those of a server that is no pair and shares nothing, and is asked the same in the same order when the
+   pairs have ended (`pd_outputs_identical`): its two ranks have half of the conversations each, one request at a time.
+   It finds in its own cache what it has generated itself, as the prefill server finds what the decode server has. The
+   stock pair computes the answer before as a part of the prompt, which may round in another way: how many of its
+   answers are the same is counted too, and those to first turns have to be.
+2. Prompts that nobody has seen (`pd_times`), one request at a time. `--times`: only these.
 3. A next turn of which both servers have all but some 5 %: how many of its prompt's pages the prefill server sends.
    A decode server without a cache of its own is sent all of them.
 4. When all is done: what the decode server's tree still locks, and whether one request gets its whole pool.
 5. The decode server is killed while the prompt of a request is computed, and started again: whether the request, which
    waits in the router, has the right answer.
 
-After that, where this may make networks of its own: what `--slow` and `--classes` measure. `--quick` leaves these out,
-and whether one request gets the whole pool, and the killed server. Writes build/pd/report.json. Exits
-with 1 when a figure that does not depend on time misses its mark.
+After that, where this may make networks of its own: what `--slow` and `--classes` measure, unless `--no-networks`.
+`--quick` leaves these out, and whether one request gets the whole pool, and the killed server. Writes
+build/pd/report.json. Exits with 1 when a figure that does not depend on time misses its mark.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from benchmark import own_network, pd_agents, pd_classes, pd_dual, pd_slow
+from benchmark import own_network, pd_agents, pd_classes, pd_dual, pd_slow, pd_times
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
 from benchmark.pd_checks import (
@@ -49,13 +51,12 @@ from benchmark.pd_checks import (
     hand_over_ratio,
     killed_decode,
     locked_when_idle,
-    ttft_s,
 )
 from benchmark.pd_servers import PAGE_TOKENS, START_TIMEOUT_S, Pair
 from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 from benchmark.store_server import prompts
-from benchmark.workload.generated import random_ids
+from benchmark.warm import ForkedServer
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,8 @@ class Sizes:
     num_turns: int = 4
     first_tokens: int = 200
     question_tokens: int = 40
-    answer_tokens: int = 48
-    num_rounds: int = 5
-    prompts_per_round: int = 8
-    prompt_tokens: int = 400
+    answer_tokens: int = 20
+    times: pd_times.Sizes = field(default_factory=pd_times.Sizes)
     hand_over_tokens: int = 1900
     prefill_pool_tokens: int = 24_000
 
@@ -83,9 +82,7 @@ QUICK = Sizes(
     first_tokens=96,
     question_tokens=24,
     answer_tokens=36,
-    num_rounds=2,
-    prompts_per_round=2,
-    prompt_tokens=120,
+    times=pd_times.Sizes(num_rounds=2, prompts_per_round=2, prompt_tokens=120),
     hand_over_tokens=960,
     prefill_pool_tokens=6_000,
 )
@@ -125,8 +122,7 @@ def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> li
     for turn in range(sizes.num_turns):
         for number, talk in enumerate(talks):
             talk.prompt += talk.questions[turn]
-            order = sorted(urls, reverse=(turn + number) % 2 == 1)
-            answers = {kind: Engine(urls[kind]).generate(talk.prompt, num_tokens=sizes.answer_tokens) for kind in order}
+            answers = _ask_both(urls, talk.prompt, sizes.answer_tokens)
             stock, banyan = answers["stock"]["output_ids"], answers["banyan"]["output_ids"]
             details = answers["banyan"]["meta_info"].get("cached_tokens_details")
             rows.append(
@@ -147,25 +143,20 @@ def converse(talks: Sequence[Talk], urls: Mapping[str, str], sizes: Sizes) -> li
     return rows
 
 
-def time_first_tokens(urls: Mapping[str, str], sizes: Sizes, seed: int) -> dict[str, list[float]]:
-    """Times to the first token of prompts that nobody has seen: one median for each round and kind."""
-    rng = random.Random(f"first-{seed}")
-    medians: dict[str, list[float]] = {kind: [] for kind in urls}
-    for kind in urls:
-        # The first forwards of this size allocate: no lesson.
-        ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens))
-    for number in range(sizes.num_rounds):
-        for kind in sorted(urls, reverse=number % 2 == 1):
-            times = [ttft_s(urls[kind], random_ids(rng, sizes.prompt_tokens)) for _ in range(sizes.prompts_per_round)]
-            medians[kind].append(statistics.median(times))
-    return medians
+def _ask_both(urls: Mapping[str, str], prompt: Sequence[int], num_tokens: int) -> dict[str, dict[str, Any]]:
+    """The same of each pair, at the same time."""
+
+    def ask(url: str) -> dict[str, Any]:
+        return Engine(url).generate(prompt, num_tokens=num_tokens)
+
+    with ThreadPoolExecutor(len(urls)) as pool:
+        return dict(zip(urls, pool.map(ask, urls.values()), strict=True))
 
 
-def summarise(rows: Sequence[dict[str, Any]], medians: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The figures. A turn's share counts pages up to those that the answer before has."""
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the conversations. A turn's share counts pages up to those that the answer before has."""
     expected = sum(row["answer_pages_before"] for row in rows)
     found = sum(min(row["linker_pages"], row["answer_pages_before"]) for row in rows)
-    ratios = [banyan / stock for banyan, stock in zip(medians["banyan"], medians["stock"], strict=True)]
     return {
         "pd_outputs_identical": all(row["is_as_alone"] for row in rows),
         "num_turns_compared": len(rows),
@@ -174,20 +165,19 @@ def summarise(rows: Sequence[dict[str, Any]], medians: Mapping[str, Sequence[flo
         "first_turns_as_stock_pair": all(row["is_as_stock_pair"] for row in rows if not row["turn"]),
         "next_turn_cached_share": round(found / expected, 4) if expected else None,
         "num_answer_pages": expected,
-        "ttft_no_hit_ratio": round(statistics.median(ratios), 4),
-        "ttft_no_hit_ratios": [round(ratio, 4) for ratio in ratios],
-        "ttft_no_hit_s": {kind: [round(value, 4) for value in times] for kind, times in medians.items()},
     }
 
 
-def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool, num_shards: int = 1) -> dict[str, Any]:
-    """Start everything, ask everything, stop everything."""
-    talks = make_talks(model, sizes, seed)
+@contextmanager
+def both_pairs(
+    model: Path, out: Path, *, prefill_pool_tokens: int, num_shards: int = 1
+) -> Iterator[tuple[Pair, dict[str, str]]]:
+    """The pair with Banyan, and the URLs of both, by kind."""
     store = out / "store"
     shutil.rmtree(store, ignore_errors=True)
     pools: dict[str, Any] = {
         "num_shards": num_shards,
-        "prefill_args": ("--max-total-tokens", str(sizes.prefill_pool_tokens)),
+        "prefill_args": ("--max-total-tokens", str(prefill_pool_tokens)),
         # Else a server without a radix cache reserves host memory for what it retracts, 10 GiB and more.
         "decode_args": (
             *("--max-total-tokens", str(DECODE_POOL_TOKENS)),
@@ -195,29 +185,35 @@ def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool, 
         ),
     }
     moves = {**pools, "prefill_args": (*pools["prefill_args"], "--banyan-plan", "move")}
-    banyan = Pair("banyan", "on", model, out / "logs", store=store, **moves)
-    stock = Pair("stock", "off", model, out / "logs", **pools)
+    banyan = Pair("banyan", "on", model, out / "logs", store=store, kind=ForkedServer, **moves)
+    stock = Pair("stock", "off", model, out / "logs", kind=ForkedServer, **pools)
     with (
         banyan,
         stock,
         banyan.routed("--queue-timeout-s", str(START_TIMEOUT_S)) as banyan_url,
         stock.routed() as stock_url,
     ):
-        urls = {"banyan": banyan_url, "stock": stock_url}
+        yield banyan, {"banyan": banyan_url, "stock": stock_url}
+    shutil.rmtree(store, ignore_errors=True)
+
+
+def measure(model: Path, out: Path, sizes: Sizes, seed: int, *, is_quick: bool, num_shards: int = 1) -> dict[str, Any]:
+    """Start everything, ask everything, stop everything."""
+    talks = make_talks(model, sizes, seed)
+    pool_tokens = sizes.prefill_pool_tokens
+    with both_pairs(model, out, prefill_pool_tokens=pool_tokens, num_shards=num_shards) as (banyan, urls):
         rows = converse(talks, urls, sizes)
-        medians = time_first_tokens(urls, sizes, seed)
-        found: dict[str, Any] = {}
-        found["handover_bytes_ratio"] = hand_over_ratio(banyan, banyan_url, model, sizes.hand_over_tokens, seed)
+        found = pd_times.measure(urls, sizes.times, seed)
+        found["handover_bytes_ratio"] = hand_over_ratio(banyan, urls["banyan"], model, sizes.hand_over_tokens, seed)
         found["idle_decode_locked_tokens"] = locked_when_idle(banyan)
         if not is_quick:
-            found["decode_pool_whole"] = gets_whole_pool(banyan_url, seed)
+            found["decode_pool_whole"] = gets_whole_pool(urls["banyan"], seed)
         counters = {server.spec.label: banyan.states(server)[0] for server in banyan.servers}
         if not is_quick:
-            found |= killed_decode(banyan, banyan_url, model, sizes.hand_over_tokens, seed)
+            found |= killed_decode(banyan, urls["banyan"], model, sizes.hand_over_tokens, seed)
             found["locked_tokens_after_kill"] = locked_when_idle(banyan)
-    shutil.rmtree(store, ignore_errors=True)
     compare_with_alone(rows, model, out / "logs", num_shards)
-    found = {**summarise(rows, medians), **found}
+    found = {**summarise(rows), **found}
     return {**found, "rows": rows, "counters": {label: _numbers(state) for label, state in counters.items()}}
 
 
@@ -249,8 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=list(pd_dual.LIMITED),
         help="only what reading on both sides is worth, in these settings; none named: in all",
     )
+    parser.add_argument("--times", action="store_true", help="only the times of prompts that nobody has seen")
     parser.add_argument("--slow", action="store_true", help="only what is seen of hand-overs over a slow network: root")
     parser.add_argument("--classes", action="store_true", help="only what a traffic class is worth: root")
+    parser.add_argument("--no-networks", action="store_true", help="without what --slow and --classes measure")
     parser.add_argument("--conversations", type=int, metavar="N", help="instead of the usual number")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="shards of each server")
     parser.add_argument("--seed", type=int, default=0)
@@ -270,8 +268,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes = replace(sizes, num_conversations=args.conversations)
     # The other model's heads cannot be divided.
     model = ensure(LLAMA) if args.tp > 1 else ensure_model(DEFAULT_TARGET)
+    if args.times:
+        with both_pairs(model, args.out, prefill_pool_tokens=sizes.prefill_pool_tokens, num_shards=args.tp) as (
+            _,
+            urls,
+        ):
+            found = pd_times.measure(urls, sizes.times, args.seed)
+        _add(args.out, found)
+        _keep(args.out / "figures.json", found)
+        return 0
     report = measure(model, args.out, sizes, args.seed, is_quick=args.quick, num_shards=args.tp)
-    if not args.quick and own_network.is_possible():
+    if not args.quick and not args.no_networks and own_network.is_possible():
         report |= {**pd_slow.measure(args.out, args.seed), **pd_classes.measure(args.out)}
     figures = {name: value for name, value in report.items() if name not in LONG_PARTS}
     write_report(args.out / "report.json", {**report, "sizes": asdict(sizes)}, args)
@@ -286,10 +293,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _add(out: Path, figures: Mapping[str, Any]) -> None:
     """Put these figures beside those of earlier runs, and show them."""
-    report = out / "report.json"
-    before = json.loads(report.read_text()) if report.exists() else {}
-    report.write_text(json.dumps({**before, **figures}, indent=1) + "\n")
+    _keep(out / "report.json", figures)
     print(json.dumps(figures, indent=2))
+
+
+def _keep(path: Path, figures: Mapping[str, Any]) -> None:
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**before, **figures}, indent=1) + "\n")
 
 
 def _measure_dual(args: argparse.Namespace) -> int:
@@ -297,12 +307,13 @@ def _measure_dual(args: argparse.Namespace) -> int:
     report of the other runs, if there is one."""
     kept = args.out / "dual.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
-    settings = args.dual or list(pd_dual.LIMITED)
     model = ensure(LLAMA)
-    found |= pd_dual.measure(model, args.out, args.seed, [name for name in settings if name != pd_agents.NAME])
-    if pd_agents.NAME in settings:
-        found[pd_agents.NAME] = pd_agents.measure(model, args.out, args.seed)
-    kept.write_text(json.dumps(found, indent=1) + "\n")
+    for name in args.dual or list(pd_dual.LIMITED):
+        if name == pd_agents.NAME:
+            found[name] = pd_agents.measure(model, args.out, args.seed)
+        else:
+            found[name] = pd_dual.measure_setting(name, model, args.out, args.seed)
+        kept.write_text(json.dumps(found, indent=1) + "\n")
     figures = pd_dual.figures(found)
     if pd_agents.NAME in found:
         figures |= pd_agents.figures(found[pd_agents.NAME])

@@ -31,6 +31,7 @@ from benchmark.pd_dual import KINDS, LIMIT_MB_PER_S, started
 from benchmark.provenance import provenance
 
 NAME = "agents"
+COUNTED = ("errands", "errands_sent", "errands_failed", "pulls", "pull_failed_pages", "fetches_failed")
 NUM_ROUNDS = 2
 TIMEOUT_S = 600.0
 
@@ -108,7 +109,7 @@ def measure(model: Path, out: Path, seed: int, sizes: Sizes | None = None) -> di
                 agents = asyncio.run(_play_all(setting.urls[kind], f"{seed}-{number}-{kind}", sizes))
                 rows.append(row_of(number, kind, agents))
         counters = {
-            side: {word: setting.pair.total(server, word) for word in ("errands", "errands_sent", "errands_failed")}
+            side: {word: setting.pair.total(server, word) for word in COUNTED}
             for side, server in (("prefill", setting.prefill), ("decode", setting.pair.decode))
         }
     return {

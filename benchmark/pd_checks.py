@@ -15,8 +15,9 @@ from typing import Any
 from banyan.cli.engine import Engine
 from benchmark.client import NativeClient, open_session
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, START_TIMEOUT_S, Pair
-from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
+from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.store_server import prompts
+from benchmark.warm import ForkedServer
 from benchmark.workload.generated import random_ids
 
 DECODE_POOL_TOKENS = 12_000
@@ -30,13 +31,22 @@ KILL_AFTER_S = 1.0
 
 
 def compare_with_alone(rows: Sequence[dict[str, Any]], model: Path, logs: Path, num_shards: int) -> None:
-    """Ask one server that shares nothing what the rows say, in their order; note in each whether it answers alike."""
+    """Ask a server that shares nothing what the rows say, in their order; note in each whether it answers alike. Where
+    shards leave room for that it has two ranks, each of which has one request at a time."""
+    num_ranks = 2 if num_shards == 1 else 1
     args = (*SERVER_ARGS, "--tp", str(num_shards), "--max-total-tokens", "40000")
-    with Server(ServerSpec("alone", 1, "off", args, cpu_env(dp=num_shards)), model, logs) as server:
+    spec = ServerSpec("alone", num_ranks, "off", args, cpu_env(dp=num_ranks * num_shards))
+    with ForkedServer(spec, model, logs) as server, ThreadPoolExecutor(num_ranks) as pool:
         wait_ready([server], timeout_s=START_TIMEOUT_S)
-        for row in rows:
-            answer = Engine(server.url).generate(row.pop("asked"), num_tokens=len(row["answer"]))
-            row["is_as_alone"] = answer["output_ids"] == row.pop("answer")
+        parts = [[row for row in rows if row["conversation"] % num_ranks == rank] for rank in range(num_ranks)]
+        for _ in pool.map(lambda rank: _compare(parts[rank], server.url, rank), range(num_ranks)):
+            pass
+
+
+def _compare(rows: Sequence[dict[str, Any]], url: str, rank: int) -> None:
+    for row in rows:
+        answer = Engine(url).generate(row.pop("asked"), num_tokens=len(row["answer"]), rank=rank)
+        row["is_as_alone"] = answer["output_ids"] == row.pop("answer")
 
 
 def ttft_s(url: str, ids: Sequence[int]) -> float:

@@ -11,6 +11,8 @@ path.
 
 * `high_class_p99_ratio`: the messages' p99 beside marked pulls, to that with nothing beside them;
   `high_class_p99_ratio_bounded` and `_unmarked`: beside pulls that share their class. Medians over rounds.
+* `high_class_p99_ratio_copying`: the same beside a process that only copies memory where the pulls were: what a busy
+  neighbour takes from the messages' core, without any path.
 * `pulls_path_share`: the rate of the marked pulls' bytes, to the path's; `pulls_path_share_bounded`.
 """
 
@@ -91,6 +93,14 @@ def _pull(port: int, dscp: int | None, num_bytes: Synchronized[int]) -> None:
     while True:
         for _ in carrier.pull(Address(HOST, port), b"t" * TOKEN_BYTES, pages, NUM_LAYERS):
             num_bytes.value += PIECE_BYTES * NUM_PIECES
+
+
+def _copy(begun: Any) -> None:
+    _stand_back()
+    source, target = np.ones((2, PIECE_BYTES * NUM_PIECES), np.uint8)
+    begun.send(None)
+    while True:
+        np.copyto(target, source)
 
 
 def _echo(ports: Any) -> None:
@@ -176,10 +186,14 @@ class Messages:
 
 
 def measure_round() -> dict[str, Any]:
-    """Nothing, and each kind of pulls beside the messages, in turns."""
+    """Nothing, copying, and each kind of pulls beside the messages, in turns."""
     row: dict[str, Any] = {}
     with Messages() as messages:
         row["idle_p99_us"] = _p99(messages.times_us(ROUND_S))
+        here, there = multiprocessing.Pipe()
+        with _child(_copy, there):
+            here.recv()
+            row["copying_p99_us"] = _p99(messages.times_us(ROUND_S))
         for name, (dscp, in_flight_bytes) in KINDS.items():
             with pulling(dscp, in_flight_bytes) as num_bytes:
                 before, start_s = num_bytes.value, time.perf_counter()
@@ -202,6 +216,7 @@ def figures(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
     return {
         "high_class_p99_ratio": ratio("marked"),
+        "high_class_p99_ratio_copying": ratio("copying"),
         "high_class_p99_ratio_bounded": ratio("bounded"),
         "high_class_p99_ratio_unmarked": ratio("unmarked"),
         "pulls_path_share": share("marked"),

@@ -38,6 +38,7 @@ from benchmark.pd_servers import Pair
 from benchmark.provenance import provenance
 from benchmark.servers import Server, free_port, write_secret
 from benchmark.store_server import prompts
+from benchmark.warm import ForkedServer
 
 NUM_PROMPTS = 12
 PROMPT_TOKENS = 1600
@@ -50,7 +51,7 @@ LIMIT_MB_PER_S = "4"
 PAUSE_S = 0.5
 """Before each request: twice what a router may not know yet of what the servers do."""
 
-SAMPLE_S = 0.05
+SAMPLE_S = 0.25
 CALM_LOOKS, MOST_LOOKS = 4, 120
 """At the number of stored pages, one a second: so many alike mean that all is written; and how many at most."""
 
@@ -96,6 +97,7 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         model,
         out / "logs",
         store=store,
+        kind=ForkedServer,
         prefill_args=(
             *common,
             *("--banyan-peers", door, "--banyan-host-gb", PREFILL_HOST_GB[name]),
@@ -259,8 +261,9 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
     with started(name, model, out) as setting:
         servers = _sides(setting)
         answers = fill(setting, asked)
-        rates = measure_rates(setting, asked)
+        # Beside both: to be asked takes time of the servers.
         with Queues(servers) as queues:
+            rates = measure_rates(setting, asked)
             rows = measure_rounds(setting, asked)
         is_identical = all(
             Engine(setting.urls[kind]).generate(ids, num_tokens=8)["output_ids"] == answers[number]
@@ -312,11 +315,6 @@ def balance(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Of the bytes that both sides have read with the dual path on: the larger part to the mean."""
     sums = [sum(row["read_bytes"][side] for row in rows if row["kind"] == "on") for side in ("prefill", "decode")]
     return round(max(sums) / statistics.mean(sums), 4) if sum(sums) else None
-
-
-def measure(model: Path, out: Path, seed: int, settings: Sequence[str]) -> dict[str, Any]:
-    """These settings, one after the other: by name."""
-    return {name: measure_setting(name, model, out, seed) for name in settings}
 
 
 def figures(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

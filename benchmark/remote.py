@@ -8,7 +8,7 @@ Two servers of one rank each, on a core each; the second one asks the first. Eac
 first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
 once under a salt (they are nowhere), in alternating order, one request at a time. Answers are compared. Beside that the
 bytes of as many pages go between two processes, by Banyan's door and by a NIXL READ in turns. Writes
-build/remote/report.json.
+build/remote/report.json, and with `--faults` (`remote_faults`) faults.json.
 """
 
 from __future__ import annotations
@@ -93,8 +93,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for repeat in range(args.repeats):
             asked = prompts(model, [PROMPT_TOKENS] * NUM_PROMPTS, seed=args.seed + repeat)
             rows += measure(nodes, asked, repeat)
-    report = summarise(rows, link)
+    sizes = {
+        "prompt_tokens": PROMPT_TOKENS,
+        "num_repeats": args.repeats,
+        "link_pages": remote_link.NUM_PAGES,
+        "num_link_repeats": len(link),
+    }
+    report = {**summarise(rows, link), "sizes": sizes}
     write_report(args.out / "report.json", {**report, "rows": rows, "link": link}, args)
+    # What docs/benchmarks/remote.json is a copy of.
+    write_report(args.out / "figures.json", report, args)
     print(json.dumps(report, indent=2), flush=True)
     # Without InfiniBand, NIXL's library faults when it is unloaded.
     os._exit(0 if report["outputs_identical"] else 1)
@@ -104,7 +112,10 @@ def _cut_pulls(args: argparse.Namespace) -> int:
     """Write what the faults came to."""
     report = remote_faults.measure(ensure(WIDE), args.out, args.faults, args.seed)
     write_report(args.out / "faults.json", report, args)
-    print(json.dumps({name: value for name, value in report.items() if name != "rows"}, indent=2), flush=True)
+    figures = {name: value for name, value in report.items() if name not in ("rows", "controls")}
+    # What docs/benchmarks/remote_faults.json is a copy of.
+    write_report(args.out / "faults_figures.json", figures, args)
+    print(json.dumps(figures, indent=2), flush=True)
     is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
     os._exit(0 if is_right else 1)
 

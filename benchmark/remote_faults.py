@@ -4,10 +4,12 @@
     python -m benchmark.remote --faults 20
 
 Between the two lies a path of bounded rate, on which a prompt is under way for about a second. The node that lends is
-killed (SIGKILL, then started again) or stopped (SIGSTOP, then woken) at a moment drawn from that time, until so many
-pulls of each kind have been cut short, or three times as many tries were made. Answers are compared with those of the
-node that lends. The time beyond that of computing the prompt is what the fault costs the one who asked. The server that
-borrows checks its pool whenever it is idle, and ends where a page is missing.
+killed (SIGKILL, then started again) or stopped (SIGSTOP, then woken) when a part of a prompt's bytes has come, drawn
+anew each time, until so many pulls of each kind have been cut short, or three times as many tries were made. Answers
+are compared with those of the node that lends. The time beyond that of computing the prompt is what the fault costs the
+one who asked. The server that borrows checks its pool whenever it is idle, and ends where a page is missing.
+
+What was found is kept as it comes (`faults.jsonl`): the same command goes on with an interrupted run.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +24,15 @@ from typing import Any
 
 from benchmark.metrics import spread
 from benchmark.modes.models import random_prompt
+from benchmark.provenance import REPOSITORY, commit
 from benchmark.remote_nodes import HOST, NUM_OUTPUT_TOKENS, Nodes
+from benchmark.results import append_lines, read_lines
 from benchmark.slow_path import SlowPath
 from benchmark.warm import ForkedServer
 
 PROMPT_TOKENS = 3000
 FAULTS = ("kill", "stop")
+CONTROL = "control"
 MOST_TRIES = 3
 """For each pull that is to be cut."""
 
@@ -36,33 +40,72 @@ BY_WAY_OF = "127.0.0.2"
 RATE = 12e6
 """Bytes a second. A prompt has 4 KiB a token, of two bytes each."""
 
+CUT_AT = (0.02, 0.7)
+"""Of a prompt's bytes. Less may be an answer of the door; of the rest most is on its way to the one who asked, who gets
+it in any case."""
+
 NUM_CONTROLS = 5
 MOST_EXTRA_S = {"kill": 1.0, "stop": 3.0}
 """Beyond the time to compute: an answer of the kernel at once, or 2 s of silence, and a second of room."""
 
 
+class Rows:
+    """What was found, in a file: an interrupted run is gone on with. Lines of another commit do not count."""
+
+    def __init__(self, path: Path, commit: str | None) -> None:
+        self._path = path
+        self._commit = commit
+        lines = read_lines(path) if path.exists() else []
+        self._rows = [line["row"] for line in lines if line.get("commit") == commit]
+
+    def add(self, row: dict[str, Any]) -> None:
+        print(f"[faults] {row}", file=sys.stderr, flush=True)
+        append_lines(self._path, [{"commit": self._commit, "row": row}])
+        self._rows.append(row)
+
+    def of(self, how: str) -> list[dict[str, Any]]:
+        return [row for row in self._rows if row["how"] == how]
+
+    def end(self) -> None:
+        """Nothing is to be gone on with."""
+        self._path.unlink(missing_ok=True)
+
+
 def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any]:
     """One row for each fault, and what an undisturbed request takes."""
-    rng = random.Random(f"faults-{seed}")
+    rows = Rows(out / "faults.jsonl", commit(REPOSITORY))
+    rng = random.Random(f"faults-{seed}-{len(rows.of('kill'))}-{len(rows.of('stop'))}")
     nodes = Nodes(model, out, ForkedServer, ("--banyan-plan", "move"), BY_WAY_OF)
-    with SlowPath(BY_WAY_OF, HOST, (nodes.door_port, nodes.door_port + 1), rate=RATE), nodes:
-        controls = [_control(nodes, rng) for _ in range(NUM_CONTROLS)]
-        window_s = statistics.median(control["pull_s"] for control in controls)
-        rows = [row for how in FAULTS for row in cut_pulls(nodes, how, num_faults, window_s, rng)]
+    path = SlowPath(BY_WAY_OF, HOST, (nodes.door_port, nodes.door_port + 1), rate=RATE)
+    with path, nodes:
+        for _ in range(NUM_CONTROLS):
+            rows.add(_control(nodes, path, rng))
+        num_bytes = statistics.median(control["num_bytes"] for control in rows.of(CONTROL))
+        # Stops first: they cost no start.
+        for how in reversed(FAULTS):
+            cut_pulls(nodes, path, how, num_faults, num_bytes, rng, rows)
         nodes.hear_lender()
         door, node = nodes.lender.ranks()[0]["door"], nodes.borrower.ranks()[0]["nodes"]
-    return {**summarise(rows, controls), "rows": rows, "controls": controls, "door": door, "nodes": node}
+    rows.end()
+    faults, controls = [row for how in FAULTS for row in rows.of(how)], rows.of(CONTROL)
+    sizes = {"prompt_tokens": PROMPT_TOKENS, "mb_per_s": RATE / 1e6}
+    found = {"sizes": sizes, "rows": faults, "controls": controls, "door": door, "nodes": node}
+    return {**summarise(faults, controls), **found}
 
 
-def _control(nodes: Nodes, rng: random.Random) -> dict[str, float]:
-    """A prompt from the other node, and computed, undisturbed. It is pulled before the first token."""
+def _control(nodes: Nodes, path: SlowPath, rng: random.Random) -> dict[str, Any]:
+    """A prompt from the other node, and computed, undisturbed."""
     ids = random_prompt(rng, PROMPT_TOKENS)
     nodes.lend(ids)
-    times = {}
-    for way, salt in (("remote", None), ("compute", f"control-{rng.random()}")):
-        times[f"{way}_s"] = _timed(nodes, ids, salt)[0]
-    # Now it has the prompt itself: what is left is the rest of the request.
-    return {**times, "pull_s": times["remote_s"] - _timed(nodes, ids)[0]}
+    before = path.num_bytes
+    remote_s, _ = _timed(nodes, ids)
+    num_bytes = path.num_bytes - before
+    return {
+        "how": CONTROL,
+        "remote_s": remote_s,
+        "compute_s": _timed(nodes, ids, f"control-{rng.random()}")[0],
+        "num_bytes": num_bytes,
+    }
 
 
 def _timed(nodes: Nodes, ids: Sequence[int], salt: str | None = None) -> tuple[float, list[int]]:
@@ -71,34 +114,32 @@ def _timed(nodes: Nodes, ids: Sequence[int], salt: str | None = None) -> tuple[f
     return time.perf_counter() - started_s, answer["output_ids"]
 
 
-def cut_pulls(nodes: Nodes, how: str, num_faults: int, window_s: float, rng: random.Random) -> list[dict[str, Any]]:
+def cut_pulls(
+    nodes: Nodes, path: SlowPath, how: str, num_faults: int, prompt_bytes: float, rng: random.Random, rows: Rows
+) -> None:
     """One row for each fault, until ``num_faults`` of them have cut a pull short."""
-    rows: list[dict[str, Any]] = []
-    while sum(row["num_cut"] for row in rows) < num_faults and len(rows) < MOST_TRIES * num_faults:
+    while sum(row["num_cut"] for row in rows.of(how)) < num_faults and len(rows.of(how)) < MOST_TRIES * num_faults:
         ids = random_prompt(rng, PROMPT_TOKENS)
         expected = nodes.lend(ids)
-        nodes.hear_lender()
         before = nodes.borrower.ranks()[0]["nodes"]["num_lost_pulls"]
-        delay_s = rng.uniform(0, window_s)
-        fault = threading.Timer(delay_s, nodes.kill_lender if how == "kill" else nodes.stop_lender)
-        fault.start()
+        cut_at = rng.uniform(*CUT_AT)
+        fault = path.at(cut_at * prompt_bytes, nodes.kill_lender if how == "kill" else nodes.stop_lender)
         took_s, output = _timed(nodes, ids)
-        fault.join()
+        came = fault.settle()
         after = nodes.borrower.ranks()[0]["nodes"]["num_lost_pulls"]
-        row = {
-            "how": how,
-            "delay_s": round(delay_s, 4),
-            "took_s": round(took_s, 4),
-            "num_cut": after - before,
-            "is_identical": output == expected,
-        }
-        print(f"[faults] {row}", file=sys.stderr, flush=True)
-        rows.append(row)
-        if how == "kill":
+        rows.add(
+            {
+                "how": how,
+                "cut_at": round(cut_at, 4),
+                "took_s": round(took_s, 4),
+                "num_cut": after - before,
+                "is_identical": output == expected,
+            }
+        )
+        if came and how == "kill":
             nodes.start_lender_again()
-        else:
+        elif came:
             nodes.wake_lender()
-    return rows
 
 
 def summarise(rows: Sequence[dict[str, Any]], controls: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -116,6 +157,7 @@ def summarise(rows: Sequence[dict[str, Any]], controls: Sequence[dict[str, float
             "num_tries": len(mine),
             "num_cut": len(cut),
             "extra_s": spread(cut),
+            "most_extra_s": MOST_EXTRA_S[how],
             "is_in_time": bool(cut) and max(cut) <= MOST_EXTRA_S[how],
         }
     return found

@@ -2,17 +2,47 @@
 """Ports of one loopback address that lead to the same ports of another one, at a bounded rate.
 
 For experiments on what happens while bytes are under way: on one machine they are there at once. A thread of its own
-carries them. A connection ends on both sides as soon as one of them ends it.
+carries them. A connection ends on both sides as soon as one of them ends it. Something can be made to happen when so
+many bytes have come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK_BYTES = 64 << 10
+
+
+class Alarm:
+    """Calls ``action`` on a thread of its own when ``num_bytes`` have come, unless it is called off before."""
+
+    def __init__(self, num_bytes: float, action: Callable[[], None]) -> None:
+        self._left_bytes = num_bytes
+        self._action = action
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1)
+        self._ringing: Future[None] | None = None
+
+    def came(self, num_bytes: int) -> None:
+        with self._lock:
+            self._left_bytes -= num_bytes
+            if self._left_bytes <= 0 and self._ringing is None:
+                self._ringing = self._thread.submit(self._action)
+
+    def settle(self) -> bool:
+        """Whether the action was called; it is over then, and is not called later. Raises what it has raised."""
+        with self._lock:
+            self._left_bytes = math.inf
+        self._thread.shutdown()
+        if self._ringing is None:
+            return False
+        self._ringing.result()
+        return True
 
 
 class SlowPath:
@@ -23,6 +53,14 @@ class SlowPath:
         self._here, self._there, self._ports, self._rate = here, there, list(ports), rate
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._alarm: Alarm | None = None
+        self.num_bytes = 0
+        """That have come from ``there``."""
+
+    def at(self, num_bytes: float, action: Callable[[], None]) -> Alarm:
+        """Call ``action`` when so many more bytes have come from ``there``; instead of what was to be called before."""
+        self._alarm = Alarm(num_bytes, action)
+        return self._alarm
 
     def __enter__(self) -> SlowPath:
         self._thread.start()
@@ -54,8 +92,8 @@ class SlowPath:
             writer.close()
             return
         ways = [
-            asyncio.ensure_future(self._copy(reader, far_writer)),
-            asyncio.ensure_future(self._copy(far_reader, writer)),
+            asyncio.ensure_future(self._copy(reader, far_writer, lambda num_bytes: None)),
+            asyncio.ensure_future(self._copy(far_reader, writer, self._came)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -65,11 +103,19 @@ class SlowPath:
             for end in (writer, far_writer):
                 end.close()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _came(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self._alarm is not None:
+            self._alarm.came(num_bytes)
+
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copied: Callable[[int], None]
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while chunk := await reader.read(CHUNK_BYTES):
                 writer.write(chunk)
                 await writer.drain()
+                copied(len(chunk))
                 await asyncio.sleep(len(chunk) / self._rate)
 
 

@@ -18,7 +18,7 @@ import watching
 from banyan import config, knobs
 from banyan.patches import index
 from banyan.router import settings
-from benchmark import pd_page, ranks_page
+from benchmark import pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +32,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "dual figures": pd_page.dual_table,
     "slow figures": pd_page.slow_table,
     "classes figures": pd_page.classes_table,
+    "remote figures": remote_page.table,
+    "faults figures": remote_page.faults_table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,
 }

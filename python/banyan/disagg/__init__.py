@@ -6,6 +6,7 @@ from banyan.disagg.answer_pages import Answers
 from banyan.disagg.arrivals import Arrivals
 from banyan.disagg.orphans import Orphans
 from banyan.disagg.others import Others
+from banyan.disagg.pauses import Pauses
 from banyan.disagg.roles import Role, environment, notes
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Orphans",
     "Others",
     "Pace",
+    "Pauses",
     "Role",
     "environment",
     "layers_of_regions",

@@ -112,7 +112,7 @@ class Borrower:
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
         self._has_ended = False
         self.num_lost = 0
-        self._lines = Lines(nodes, keys)
+        self._lines = Lines(nodes, keys, connected=self._asking.connected)
         self._thread = threading.Thread(target=self._run, name="banyan-borrow", daemon=True)
         self._thread.start()
 

@@ -30,6 +30,7 @@ from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import IN_FLIGHT_BYTES, TcpSource
 from banyan.nodes.wire import (
     MAX_MESSAGE_BYTES,
+    Borrow,
     Foreign,
     Read,
     Reading,
@@ -131,12 +132,15 @@ class Door:
         return self._source.sent_bytes
 
     @property
-    def reads_for_others(self) -> bool:
-        return self._errands is not None
+    def most_errand_pages(self) -> int:
+        """How many pages it reads for others at once; 0: it does not."""
+        return 0 if self._errands is None else self._errands.max_pages
 
-    def take_errands(self, *, max_pages: int) -> Errands:
-        """From now on take errands, of so many pages at once; whoever calls carries them out."""
-        self._errands = Errands(max_pages=max_pages, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1))
+    def take_errands(self) -> Errands:
+        """From now on take errands; whoever calls carries them out."""
+        self._errands = Errands(
+            loans=self.lending.loans, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1)
+        )
         return self._errands
 
     def withdraw(self) -> None:
@@ -202,6 +206,11 @@ class Door:
             return Refused(message.number, "too many messages")
         if isinstance(message, Read):
             return self._take(sender, message)
+        if isinstance(message, Borrow) and self._errands is not None and (keys := unpack_keys(message.keys)):
+            num_reserved = self._errands.num_brought(sender, keys[0])
+            answer = self.lending.answer(message, port=self._source.port, num_reserved=num_reserved)
+            self._errands.borrowed(sender, keys[0])
+            return answer
         return self.lending.answer(message, port=self._source.port)
 
     def _take(self, sender: bytes, wanted: Read) -> ToBorrower:

@@ -4,22 +4,30 @@
 The door's thread takes errands in and answers them; the rank's thread, which owns store and arena, carries them out.
 
 Invariants
-  1. No more than `MAX_ERRANDS`, and ``max_pages``, are taken at once.
-  2. Every errand that was taken is answered once; until then its sender is told every `SAY_S` that it is under way.
+  1. No more than `MAX_ERRANDS` are taken in, and none that is larger than all that may be lent.
+  2. What is being brought, and what has been brought and is about to be borrowed, has its room among the loans. What
+     has none waits in line, in the order in which it came.
+  3. Every errand that was taken in is answered once; until then its sender is told every `SAY_S` that it is under way.
 
-An errand: asked -> taken -> over -> answered. Closed: all are answered that nothing came.
+An errand: in line -> begun (its room is reserved) -> over -> answered -> borrowed, or its room given back after
+`BORROW_S`. In line for longer than anybody waits: answered that nothing came. Closed: all are answered so.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from banyan.nodes.loans import Loans
+from banyan.nodes.waits import MOST_READ_S
 from banyan.nodes.wire import Answer, Reading
 
 MAX_ERRANDS = 64
 SAY_S = 0.25
+BORROW_S = 2.0
+"""Who has been answered borrows when its scheduler has a look: between two forwards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,31 +40,34 @@ class Errand:
 
 
 class Errands:
-    """One door's. ``wake`` makes the door's thread ask `to_say`. Any thread."""
+    """One door's. ``loans`` is what they have room in; ``wake`` makes the door's thread ask `to_say`. Any thread."""
 
-    def __init__(self, *, max_pages: int, clock: Callable[[], float], wake: Callable[[], None]) -> None:
-        self._max_pages = max_pages
+    def __init__(self, *, loans: Loans, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        self._loans = loans
         self._clock = clock
         self._wake = wake
         self._lock = threading.Lock()
-        self._asked: list[Errand] = []
-        self._said_s: dict[Errand, float] = {}  # taken ones
+        self._in_line: deque[tuple[float, Errand]] = deque()  # since when
+        self._begun: set[Errand] = set()
+        self._said_s: dict[Errand, float] = {}
         self._over: list[tuple[Errand, int]] = []
+        self._brought: dict[tuple[bytes, str], tuple[float, int]] = {}  # until when, and how many pages
 
     @property
-    def num_under_way(self) -> int:
-        return len(self._said_s)
+    def max_pages(self) -> int:
+        """Of one errand."""
+        return self._loans.max_pages
 
     # ---- the door's thread -------------------------------------------------------------------------------------
 
     def ask(self, errand: Errand) -> bool:
-        """Take it, unless too much is under way."""
+        """Take it in, unless it is too large or too many are here."""
         with self._lock:
-            num_pages = sum(len(one.keys) for one in self._said_s) + len(errand.keys)
-            if len(self._said_s) >= MAX_ERRANDS or num_pages > self._max_pages:
+            if len(self._said_s) >= MAX_ERRANDS or len(errand.keys) > self.max_pages:
                 return False
-            self._asked.append(errand)
-            self._said_s[errand] = self._clock()
+            now_s = self._clock()
+            self._in_line.append((now_s, errand))
+            self._said_s[errand] = now_s
             return True
 
     def to_say(self) -> list[tuple[bytes, Answer | Reading]]:
@@ -71,30 +82,66 @@ class Errands:
                 if at_s + SAY_S <= now_s:
                     said.append((errand.sender, Reading(errand.number)))
                     self._said_s[errand] = now_s
+            for place in [place for place, (until_s, _) in self._brought.items() if until_s <= now_s]:
+                self._loans.unreserve(self._brought.pop(place)[1])
         return said
+
+    def num_brought(self, sender: bytes, first_key: str) -> int:
+        """How many pages from that one on were brought for ``sender`` and have their room until it borrows them."""
+        return self._brought.get((sender, first_key), (0.0, 0))[1]
+
+    def borrowed(self, sender: bytes, first_key: str) -> None:
+        """It has borrowed them, or could not."""
+        with self._lock:
+            self._loans.unreserve(self._brought.pop((sender, first_key), (0.0, 0))[1])
 
     # ---- the rank's thread -------------------------------------------------------------------------------------
 
     def take(self) -> list[Errand]:
-        """Those that have come since the last call."""
-        if not self._asked:
+        """Those that are to begin now: the first in line, as far as there is room."""
+        if not self._in_line:
             return []
+        taken, late_s = [], self._clock() - MOST_READ_S
         with self._lock:
-            taken, self._asked = self._asked, []
+            while self._in_line:
+                since_s, errand = self._in_line[0]
+                if since_s <= late_s:
+                    self._is_over(errand, 0)
+                elif self._loans.reserve(len(errand.keys)):
+                    self._begun.add(errand)
+                    taken.append(errand)
+                else:
+                    break
+                self._in_line.popleft()
         return taken
 
     def over(self, errand: Errand, num_pages: int) -> None:
         """The first ``num_pages`` are in the arena, and no more will come."""
         with self._lock:
-            if self._said_s.pop(errand, None) is None:
-                return
-            self._over.append((errand, num_pages))
+            self._is_over(errand, num_pages)
         self._wake()
+
+    def _is_over(self, errand: Errand, num_pages: int) -> None:
+        if self._said_s.pop(errand, None) is None:
+            return
+        self._over.append((errand, num_pages))
+        if errand not in self._begun:
+            return
+        self._begun.discard(errand)
+        num_free = len(errand.keys) - num_pages
+        if num_pages:
+            place = (errand.sender, errand.keys[0])
+            num_free += self._brought.pop(place, (0.0, 0))[1]
+            self._brought[place] = (self._clock() + BORROW_S, num_pages)
+        self._loans.unreserve(num_free)
 
     def end(self) -> None:
         """Answer all of them now: nothing came."""
         with self._lock:
-            self._over += [(errand, 0) for errand in self._said_s]
-            self._said_s.clear()
-            self._asked.clear()
+            self._in_line.clear()
+            for errand in list(self._said_s):
+                self._is_over(errand, 0)
+            for _, num_pages in self._brought.values():
+                self._loans.unreserve(num_pages)
+            self._brought.clear()
         self._wake()

@@ -49,24 +49,25 @@ class Lending:
         stock = self._stock
         return stock is not None and stock.namespace == namespace
 
-    def answer(self, message: Ask | Borrow | Return, *, port: int) -> ToBorrower | None:
-        """What to say to who sent ``message``, if anything; the bytes of a loan come from ``port``."""
+    def answer(self, message: Ask | Borrow | Return, *, port: int, num_reserved: int = 0) -> ToBorrower | None:
+        """What to say to who sent ``message``, if anything; the bytes of a loan come from ``port``. ``num_reserved``
+        pages of room were kept for it."""
         if isinstance(message, Return):
             self.loans.give_back(message.token)
             return None
         with self._lock:
-            answer = self._answer(message, port)
+            answer = self._answer(message, port, num_reserved)
         self.num_refused += isinstance(answer, Refused)
         return answer
 
-    def _answer(self, message: Ask | Borrow, port: int) -> ToBorrower:
+    def _answer(self, message: Ask | Borrow, port: int, num_reserved: int) -> ToBorrower:
         stock = self._stock
         if stock is None or stock.namespace != message.namespace:
             return Refused(message.number, OTHER_WEIGHTS)
         keys = unpack_keys(message.keys)
         if isinstance(message, Ask):
             return Answer(message.number, stock.num_pages(keys))
-        if not self.loans.has_room(len(keys)):
+        if not self.loans.has_room(len(keys) - num_reserved):
             return Refused(message.number, "too much is lent")
         leased = stock.lease(keys)
         if leased is None:

@@ -7,7 +7,7 @@ States: open -> closed. One thread sends, waits and closes; any thread may ``rin
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -18,13 +18,16 @@ from banyan.nodes.door import HANDSHAKE_FAILURES, Strangers
 from banyan.nodes.secret import Keys
 from banyan.nodes.wire import ToDoor, encode
 
+HANDSHAKES = HANDSHAKE_FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED
 LINGER_MS = 100
 
 
 class Lines:
-    """One connection for each of ``nodes``, which are called by their places."""
+    """One connection for each of ``nodes``, which are called by their places. ``connected`` is told, by the thread that
+    waits, when one has let this node in."""
 
-    def __init__(self, nodes: Sequence[Address], keys: Keys) -> None:
+    def __init__(self, nodes: Sequence[Address], keys: Keys, *, connected: Callable[[int], None]) -> None:
+        self._connected = connected
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
         self._strangers = [
@@ -32,7 +35,7 @@ class Lines:
             for node in nodes
         ]
         self._sockets = [connect(self._context, node, keys) for node in nodes]
-        self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILURES) for socket in self._sockets]
+        self._monitors = [socket.get_monitor_socket(HANDSHAKES) for socket in self._sockets]
         self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
         for socket in (*self._sockets, *self._monitors):
@@ -49,8 +52,10 @@ class Lines:
             os.eventfd_read(self._bell)
         for node, monitor in enumerate(self._monitors):
             if monitor in ready:
-                recv_monitor_message(monitor)
-                self._strangers[node].came()
+                if recv_monitor_message(monitor)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                    self._connected(node)
+                else:
+                    self._strangers[node].came()
         return [(node, socket.recv()) for node, socket in enumerate(self._sockets) if socket in ready]
 
     def send(self, node: int, message: ToDoor) -> bool:

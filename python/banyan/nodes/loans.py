@@ -4,7 +4,7 @@
 Invariants
   1. A loan holds a lease on all its pages from ``lend`` until it is returned, runs out or is called in; each lease is
      released exactly once.
-  2. No more than ``max_pages`` are lent at once.
+  2. No more than ``max_pages`` are lent or reserved at once.
   3. A loan is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums do.
 
 A loan: lent -> returned, run out, or called in. The door's threads call.
@@ -46,11 +46,12 @@ class Loans:
     """All loans of one door."""
 
     def __init__(self, *, max_pages: int, clock: Callable[[], float]) -> None:
-        self._max_pages = max_pages
+        self.max_pages = max_pages
         self._clock = clock
         self._lock = threading.Lock()
         self._lent: dict[bytes, Lent] = {}
         self._num_pages = 0
+        self._num_reserved = 0
 
     @property
     def num_loans(self) -> int:
@@ -62,7 +63,20 @@ class Loans:
         return self._num_pages
 
     def has_room(self, num_pages: int) -> bool:
-        return self._num_pages + num_pages <= self._max_pages
+        """Beside what is lent and what is reserved."""
+        return self._num_pages + self._num_reserved + num_pages <= self.max_pages
+
+    def reserve(self, num_pages: int) -> bool:
+        """Keep room for a later loan, if there is any; until ``unreserve``."""
+        with self._lock:
+            if not self.has_room(num_pages):
+                return False
+            self._num_reserved += num_pages
+            return True
+
+    def unreserve(self, num_pages: int) -> None:
+        with self._lock:
+            self._num_reserved -= num_pages
 
     def lend(self, lease: Lease, goods: Any) -> Lent:
         """Take over ``lease``."""

@@ -86,6 +86,11 @@ class Questions:
         """It is there."""
         self._nodes[node] = _Node(is_silent=False)
 
+    def connected(self, node: int) -> None:
+        """Somebody at its address knows the secret: a silent node is asked at once whether it is there."""
+        if self._nodes[node].is_silent:
+            self._nodes[node] = _Node(probe_at_s=self._clock())
+
     def silent(self, node: int) -> None:
         """It did not answer in time."""
         one = self._nodes[node]

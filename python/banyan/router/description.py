@@ -51,6 +51,7 @@ class Description:
         role: what it does in a pair.
         bootstrap_port: where decode servers meet a prefill server.
         door: where it reads its store for other nodes; "" where it does not.
+        most_read_tokens: how many it reads for one of their requests at most.
         doors: where it may have others read for it.
     """
 
@@ -63,6 +64,7 @@ class Description:
     role: Role = Role.ALONE
     bootstrap_port: int = 0
     door: str = ""
+    most_read_tokens: int = 0
     doors: tuple[str, ...] = ()
 
     @classmethod
@@ -77,13 +79,15 @@ class Description:
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
+            door, most_read_tokens = _door(ranks_of_it, url)
             said = cls(
                 num_ranks,
                 bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
                 bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
-                door=_door(ranks_of_it, url),
+                door=door,
+                most_read_tokens=most_read_tokens,
                 doors=_doors(ranks_of_it),
             )
             if not events or events.get("publisher") != "zmq":
@@ -99,13 +103,13 @@ class Description:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
 
 
-def _door(states: Sequence[Mapping[str, Any]], url: str) -> str:
-    """Of the rank that keeps it, as others name it."""
+def _door(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:
+    """Of the rank that keeps it, as others name it, and how much is read there for one request."""
     for door in (state.get("door") for state in states):
-        if door and door["reads_for_others"]:
+        if door and door["most_read_tokens"]:
             host, _, port = str(door["address"]).rpartition(":")
-            return f"{_reachable(host, url)}:{port}"
-    return ""
+            return f"{_reachable(host, url)}:{port}", int(door["most_read_tokens"])
+    return "", 0
 
 
 def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ has been read since the report is subtracted from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from banyan.router.description import together
 from banyan.router.fleet import Server
@@ -59,7 +59,9 @@ def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadP
     num_tokens = max(0, end - start)
     num_decode_tokens = 0
     if can_read_for(decode, prefill):
-        num_decode_tokens = decode_part(num_tokens, prefill=_queue(prefill), decode=_queue(decode))
+        assert decode.description is not None
+        queue = replace(_queue(decode), most_tokens=decode.description.most_read_tokens)
+        num_decode_tokens = decode_part(num_tokens, prefill=_queue(prefill), decode=queue)
     return ReadPath(prefill, decode, start, num_tokens - num_decode_tokens, num_decode_tokens)
 
 

@@ -9,6 +9,8 @@ every turn.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,10 +34,12 @@ class ReadSide(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """What one side still has to read, and how fast it has been reading; None while that is not known."""
+    """What one side still has to read, and how fast it has been reading; None while that is not known. ``most_tokens``:
+    of one request; None: any number."""
 
     num_tokens: int = 0
     tokens_per_s: float | None = None
+    most_tokens: int | None = None
 
 
 def read_side(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue, detour_s: float = 0.0) -> ReadSide:
@@ -58,14 +62,22 @@ def split_read(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue, detour
 
 def decode_part(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue) -> int:
     """How many of the last of ``num_tokens`` the decode side of a real pair reads: as ``split_read``, but neither side
-    gets less than ``LEAST_PART_TOKENS``, nor decode more than it is expected to have read in ``MOST_PART_S``."""
+    gets less than ``LEAST_PART_TOKENS``, nor decode more than it takes for one request, or is expected to have read in
+    ``MOST_PART_S``."""
     part = split_read(num_tokens, prefill=prefill, decode=decode, detour_s=DETOUR_S)
-    if decode.tokens_per_s and part + decode.num_tokens > MOST_PART_S * decode.tokens_per_s:
-        part = max(0, math.floor(MOST_PART_S * decode.tokens_per_s) - decode.num_tokens)
-        return part if part >= LEAST_PART_TOKENS else 0
-    if min(part, num_tokens - part) >= LEAST_PART_TOKENS:
-        return part
-    return num_tokens if part > num_tokens - part else 0
+    if part > num_tokens - part and num_tokens - part < LEAST_PART_TOKENS:
+        part = num_tokens
+    part = min(part, *_most(decode))
+    if 0 < num_tokens - part < LEAST_PART_TOKENS:
+        part = num_tokens - LEAST_PART_TOKENS
+    return part if part >= LEAST_PART_TOKENS or part == num_tokens else 0
+
+
+def _most(decode: ReadQueue) -> Iterator[int]:
+    """What the decode side reads of one request at most, for each reason that is known."""
+    yield sys.maxsize if decode.most_tokens is None else decode.most_tokens
+    if decode.tokens_per_s:
+        yield max(0, math.floor(MOST_PART_S * decode.tokens_per_s) - decode.num_tokens)
 
 
 def _paces(prefill: ReadQueue, decode: ReadQueue, detour_s: float) -> tuple[float, float, float]:

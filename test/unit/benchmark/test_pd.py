@@ -3,7 +3,7 @@
 
 import pytest
 
-from benchmark import pd
+from benchmark import pd, pd_times
 
 
 def row(*, before, linker, is_identical=True):
@@ -30,12 +30,12 @@ def test_found_pages_when_the_decode_server_has_some_itself_then_they_do_not_cou
 
 def test_share_when_one_turn_finds_more_than_its_answer_then_another_is_not_paid_with_it():
     rows = [row(before=0, linker=0), row(before=4, linker=9), row(before=4, linker=2)]
-    found = pd.summarise(rows, MEDIANS)
+    found = pd.summarise(rows)
     assert found["next_turn_cached_share"] == 0.75 and found["num_answer_pages"] == 8
 
 
 def test_ratio_when_kinds_take_turns_then_it_is_the_median_of_the_rounds():
-    assert pd.summarise([row(before=1, linker=1)], MEDIANS)["ttft_no_hit_ratio"] == 1.02
+    assert pd_times.figures(MEDIANS)["ttft_no_hit_ratio"] == 1.02
 
 
 def test_misses_when_a_figure_is_bad_then_it_is_named():

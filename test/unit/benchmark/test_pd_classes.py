@@ -7,6 +7,7 @@ def row(idle, marked, unmarked, rate):
     return {
         "idle_p99_us": idle,
         "marked_p99_us": marked,
+        "copying_p99_us": 1.1 * idle,
         "bounded_p99_us": (marked + unmarked) / 2,
         "unmarked_p99_us": unmarked,
         "marked_bytes_per_s": rate,
@@ -19,7 +20,7 @@ def test_figures_when_rounds_differ_then_medians_of_their_ratios():
     rows = [row(100, 120, 900, 115e6), row(200, 200, 2000, 110e6), row(100, 400, 500, 120e6)]
     found = pd_classes.figures(rows)
     assert (found["high_class_p99_ratio"], found["high_class_p99_ratio_unmarked"]) == (1.2, 9.0)
-    assert found["high_class_p99_ratio_bounded"] == 5.1
+    assert (found["high_class_p99_ratio_bounded"], found["high_class_p99_ratio_copying"]) == (5.1, 1.1)
     assert (found["pulls_path_share"], found["pulls_path_share_bounded"]) == (0.92, 0.46)
 
 

@@ -20,12 +20,12 @@ RUN = {
         "first_tokens": 200,
         "question_tokens": 40,
         "answer_tokens": 48,
-        "prompt_tokens": 400,
     },
     "config": {"quick": False, "conversations": 3, "seed": 0, "out": "pd"},
     "provenance": {"commit": "0123456789abcdef", "date": "2026-11-23T08:00:00+00:00"}
     | {"hardware": {"cpu_model": "A processor", "num_cores": 2}},
 }
+RUN["times"] = {"sizes": {"prompt_tokens": 400}, "provenance": RUN["provenance"]}
 
 
 def test_page_when_a_figure_was_not_taken_then_its_row_is_missing_and_the_others_stand_beside_their_aims():
@@ -41,6 +41,13 @@ def test_page_when_a_figure_was_not_taken_then_its_row_is_missing_and_the_others
         and "by round: 0.99, 1.01, 1.20." in words
     )
     assert max(map(len, page.splitlines())) <= 120
+
+
+def test_page_when_times_are_of_another_run_then_it_says_which():
+    times = {"sizes": {"prompt_tokens": 400}, "provenance": {**RUN["provenance"], "commit": "fedcba9876543210"}}
+    words = " ".join(pd_page.page({**RUN, "times": times}).split())
+    assert "(`python -m benchmark.pd --times`, commit fedcba9876, 2026-11-23, A processor with 2 cores) of" in words
+    assert "--times" not in pd_page.page(RUN)
 
 
 DUAL = {

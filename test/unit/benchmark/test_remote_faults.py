@@ -2,6 +2,7 @@
 """Faults in mid-pull: they go on until enough pulls were cut, and the slowest counts."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,9 +65,6 @@ class FakeNodes:
 
     kill_lender = stop_lender = _fail
 
-    def hear_lender(self):
-        pass
-
     def start_lender_again(self):
         self.done.append("again")
 
@@ -74,15 +72,52 @@ class FakeNodes:
         self.done.append("awake")
 
 
+class FakePath:
+    """Of every prompt all bytes come at once, or none."""
+
+    def __init__(self, comes=True):
+        self._comes = comes
+
+    def at(self, num_bytes, action):
+        assert 0 < num_bytes < 1000
+        if self._comes:
+            action()
+        return SimpleNamespace(settle=lambda: self._comes)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return remote_faults.Rows(tmp_path / "faults.jsonl", "c")
+
+
+def cut(nodes, rows, how, num_faults, path=None):
+    remote_faults.cut_pulls(nodes, path or FakePath(), how, num_faults, 1000, random.Random(1), rows)
+    return rows.of(how)
+
+
 @pytest.mark.parametrize("how, restored", [("kill", "again"), ("stop", "awake")])
-def test_faults_when_some_find_no_pull_then_it_is_tried_until_enough_were_cut(how, restored):
+def test_faults_when_some_find_no_pull_then_it_is_tried_until_enough_were_cut(rows, how, restored):
     nodes = FakeNodes([0, 1, 0, 1])
-    rows = remote_faults.cut_pulls(nodes, how, 2, 0.001, random.Random(1))
-    assert [row["num_cut"] for row in rows] == [0, 1, 0, 1] and all(row["is_identical"] for row in rows)
+    found = cut(nodes, rows, how, 2)
+    assert [row["num_cut"] for row in found] == [0, 1, 0, 1] and all(row["is_identical"] for row in found)
     assert nodes.done == ["lend", "fail", restored] * 4
 
 
-def test_faults_when_no_pull_is_ever_found_then_it_ends():
-    nodes = FakeNodes([0] * 100)
-    rows = remote_faults.cut_pulls(nodes, "stop", 2, 0.001, random.Random(1))
-    assert len(rows) == 2 * remote_faults.MOST_TRIES
+def test_faults_when_no_pull_is_ever_found_then_it_ends(rows):
+    assert len(cut(FakeNodes([0] * 100), rows, "stop", 2)) == 2 * remote_faults.MOST_TRIES
+
+
+def test_faults_when_nothing_is_pulled_then_nobody_is_killed_and_nobody_started(rows):
+    nodes = FakeNodes([])
+    found = cut(nodes, rows, "kill", 1, FakePath(comes=False))
+    assert [row["num_cut"] for row in found] == [0] * remote_faults.MOST_TRIES
+    assert nodes.done == ["lend"] * remote_faults.MOST_TRIES
+
+
+def test_rows_when_a_run_was_interrupted_then_the_next_one_of_this_commit_goes_on(tmp_path, rows):
+    cut(FakeNodes([1]), rows, "kill", 1)
+    again = remote_faults.Rows(tmp_path / "faults.jsonl", "c")
+    assert len(cut(FakeNodes([1]), again, "kill", 2)) == 2
+    assert remote_faults.Rows(tmp_path / "faults.jsonl", "another").of("kill") == []
+    again.end()
+    assert remote_faults.Rows(tmp_path / "faults.jsonl", "c").of("kill") == []

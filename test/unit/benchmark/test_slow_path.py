@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmark.servers import free_port
-from benchmark.slow_path import CHUNK_BYTES, SlowPath
+from benchmark.slow_path import CHUNK_BYTES, Alarm, SlowPath
 
 HERE, THERE = "127.0.0.2", "127.0.0.1"
 
@@ -58,3 +58,32 @@ def test_connection_when_nobody_listens_there_then_it_ends_at_once():
     with SlowPath(HERE, THERE, [port], rate=1e9), socket.create_connection((HERE, port)) as near:
         near.settimeout(10)
         assert near.recv(1) == b""
+
+
+def test_alarm_when_so_many_bytes_have_come_back_then_it_rings_once_and_not_before(far):
+    port, _ = far
+    rung = threading.Event()
+    with SlowPath(HERE, THERE, [port], rate=1e9) as path, socket.create_connection((HERE, port)) as near:
+        alarm = path.at(1000, rung.set)
+        near.sendall(bytes(999))
+        while path.num_bytes < 999:
+            time.sleep(0.001)
+        assert not rung.is_set()
+        near.sendall(bytes(2))
+        assert rung.wait(10) and alarm.settle()
+
+
+def test_alarm_when_it_is_called_off_then_it_does_not_ring_and_what_its_action_raises_is_told():
+    rung = []
+    off = Alarm(10, lambda: rung.append(True))
+    assert not off.settle()
+    off.came(100)
+    assert rung == []
+
+    def fail():
+        raise OSError("nobody to kill")
+
+    failed = Alarm(10, fail)
+    failed.came(10)
+    with pytest.raises(OSError, match="nobody to kill"):
+        failed.settle()

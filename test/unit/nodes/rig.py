@@ -189,9 +189,9 @@ class StoreNode(Node):
         self.residency.reset()
         return pages
 
-    def take_errands(self, *, max_pages: int = 100) -> None:
+    def take_errands(self) -> None:
         self.errands = ErrandTier(
-            self.door.take_errands(max_pages=max_pages),
+            self.door.take_errands(),
             prefetch=self.prefetch,
             peers=self.view,
             arena_slots=ARENAS,

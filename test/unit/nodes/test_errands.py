@@ -14,10 +14,14 @@ import pytest
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 from test.unit.nodes.rig import StoreNode, until
+from test.unit.nodes.test_loans import FakeLease
 
 from banyan.arena.prefetch import joined
 from banyan.core import Run, SourceKind
 from banyan.nodes import waits
+from banyan.nodes.errands import BORROW_S, MAX_ERRANDS, Errand, Errands
+from banyan.nodes.loans import Loans
+from banyan.nodes.wire import Answer
 
 PAGES = [1, 2, 3, 4]
 SOURCES = [3, 4, 5, 6]
@@ -33,7 +37,9 @@ def all_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
 class Pair:
     """``d`` reads for ``p``; both have the same pages in their stores, and nowhere else."""
 
-    def __init__(self, folder: Path, *, d_folder: Path | None = None, d_bytes_per_s: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, d_folder: Path | None = None, d_bytes_per_s: int | None = None, max_pages: int = 100
+    ) -> None:
         writer = StoreNode(folder)
         self.pages = writer.save(PAGES, SOURCES)
         writer.close()
@@ -41,7 +47,7 @@ class Pair:
             shutil.copytree(folder, d_folder)
         self.d = StoreNode(d_folder or folder, read_bytes_per_s=d_bytes_per_s)
         self.p = StoreNode(folder)
-        self.node = str(self.d.lend())
+        self.node = str(self.d.lend(max_pages=max_pages))
         self.p.borrow_from(self.d.door.address)
         until(lambda: self.p.borrower.num_listening == 1)
 
@@ -140,11 +146,94 @@ def test_node_when_it_is_told_to_read_and_has_no_store_then_it_refuses_in_one_li
 
 
 def test_errand_when_it_is_larger_than_a_node_takes_then_all_is_read_here(made, tmp_path):
-    pair = made(tmp_path / "store")
-    pair.d.take_errands(max_pages=1)
+    pair = made(tmp_path / "store", max_pages=1)
+    pair.d.take_errands()
     pair.arrive(2)
     pair.wait(with_d=False)
     assert pair.fetch() == (own(4),)
+
+
+def test_errand_when_it_takes_all_that_may_be_lent_then_what_it_brought_is_lent(made, tmp_path):
+    pair = made(tmp_path / "store", max_pages=3)
+    pair.d.take_errands()
+    pair.arrive(1)
+    pair.wait()
+    assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
+    pair.nothing_is_left()
+    assert pair.d.door.lending.loans.has_room(3)
+
+
+class Line:
+    """Errands in a room of five pages, without a door; ``now_s`` is the time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.loans = Loans(max_pages=5, clock=lambda: self.now_s)
+        self.errands = Errands(loans=self.loans, clock=lambda: self.now_s, wake=lambda: None)
+
+    def errand(self, number: int, *pages: int) -> Errand:
+        made = Errand(b"p", number, keys(*pages))
+        assert self.errands.ask(made)
+        return made
+
+    def answers(self) -> dict[int, int]:
+        return {said.number: said.num_pages for _, said in self.errands.to_say() if isinstance(said, Answer)}
+
+
+def test_errands_when_there_is_no_room_for_all_then_the_others_wait_in_line_until_pages_were_borrowed_and_returned():
+    line = Line()
+    first, second, third = line.errand(1, 1, 2, 3), line.errand(2, 4, 5, 6), line.errand(3, 7)
+    assert line.errands.take() == [first], "nobody overtakes, also who would fit"
+    line.errands.over(first, 3)
+    assert line.answers() == {1: 3} and line.errands.take() == []
+    lease = FakeLease(line.errands.num_brought(b"p", keys(1)[0]))
+    assert lease.num_pages == 3 and line.errands.num_brought(b"other", keys(1)[0]) == 0
+    loan = line.loans.lend(lease, None)
+    line.errands.borrowed(b"p", keys(1)[0])
+    assert line.errands.take() == [] and line.errands.num_brought(b"p", keys(1)[0]) == 0
+    line.loans.give_back(loan.token)
+    assert line.errands.take() == [second, third]
+
+
+def test_errand_when_it_brings_a_part_or_nobody_borrows_it_then_its_room_is_given_back():
+    line = Line()
+    first, second = line.errand(1, 1, 2, 3, 4), line.errand(2, 5, 6, 7)
+    line.errands.take()
+    line.errands.over(first, 2)
+    assert line.loans.has_room(3) and not line.loans.has_room(4)
+    assert line.errands.take() == [second]
+    line.errands.over(second, 0)
+    line.now_s = BORROW_S
+    assert line.answers() == {1: 2, 2: 0} and line.loans.has_room(5)
+    line.errands.borrowed(b"p", keys(1)[0])
+    assert line.loans.has_room(5) and not line.loans.has_room(6)
+
+
+def test_errand_when_it_is_in_line_for_longer_than_anybody_waits_then_nothing_is_read_for_it():
+    line = Line()
+    first, _ = line.errand(1, 1, 2, 3), line.errand(2, 4, 5, 6)
+    assert line.errands.take() == [first]
+    line.now_s = waits.MOST_READ_S
+    assert line.errands.take() == [] and line.answers() == {2: 0}
+
+
+def test_errands_when_they_end_then_all_are_answered_and_no_room_is_kept():
+    line = Line()
+    done, _, _ = line.errand(1, 1), line.errand(2, 2, 3), line.errand(3, 4, 5, 6)
+    line.errands.take()
+    line.errands.over(done, 1)
+    line.errands.end()
+    assert line.answers() == {1: 1, 2: 0, 3: 0} and line.loans.has_room(5)
+    line.errands.over(done, 1)
+    assert line.answers() == {} and line.errands.take() == []
+
+
+def test_errand_when_it_is_larger_than_all_that_may_be_lent_or_too_many_are_here_then_it_is_refused():
+    line = Line()
+    assert not line.errands.ask(Errand(b"p", 1, keys(*range(1, 7))))
+    for number in range(MAX_ERRANDS):
+        line.errand(number, 1)
+    assert not line.errands.ask(Errand(b"p", 99, keys(2)))
 
 
 @pytest.mark.parametrize("node", ["127.0.0.1:1", "garbage", ""])

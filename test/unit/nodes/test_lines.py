@@ -15,7 +15,7 @@ LONG_MS = 30_000
 
 @pytest.fixture
 def lines():
-    made = Lines([free_address(), free_address()], KEYS)
+    made = Lines([free_address(), free_address()], KEYS, connected=lambda node: None)
     yield made
     made.hang_up()
     made.close()

@@ -47,3 +47,10 @@ def test_loans_when_called_in_then_every_lease_is_released():
     assert len(set(tokens)) == 2
     loans.call_in()
     assert [lease.num_released for lease in leases] == [1, 1] and loans.find(tokens[0]) is None
+
+
+def test_room_when_it_is_reserved_then_others_do_not_get_it():
+    loans = Loans(max_pages=3, clock=Clock())
+    assert loans.reserve(2) and not loans.reserve(2) and not loans.has_room(2) and loans.has_room(1)
+    loans.unreserve(2)
+    assert loans.reserve(3)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import Iterator
 
@@ -89,6 +90,19 @@ def test_node_when_it_stands_still_then_one_request_waits_and_the_next_does_not(
         assert two.borrower.num_listening == 0
         two.remote.arrive("second", keys(1), whole)
         assert not two.remote.is_awaited("second")
+    until(lambda: two.borrower.num_listening == 1)
+
+
+def test_node_when_it_starts_again_then_it_is_asked_as_soon_as_it_is_reached(nodes) -> None:
+    one, two = nodes
+    connect(one, two)
+    one.door.close()
+    two.remote.arrive("r", keys(1, 2), whole)
+    two.wait_answered("r")
+    assert two.borrower.num_listening == 0
+    # Nobody asks by himself any more.
+    two.borrower._asking._nodes[0].probe_at_s = math.inf
+    one.lend(address=one.door.address)
     until(lambda: two.borrower.num_listening == 1)
 
 

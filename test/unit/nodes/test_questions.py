@@ -65,6 +65,18 @@ def test_silent_node_when_it_stays_silent_then_it_is_probed_ever_more_seldom():
     assert asking.to_probe() == []
 
 
+def test_silent_node_when_somebody_is_reached_there_then_it_is_probed_at_once():
+    asking, clock = listening(1)
+    asking.connected(0)
+    assert asking.listening == [0], "who listens goes on listening"
+    asking.silent(0)
+    assert asking.to_probe() == []
+    asking.connected(0)
+    assert asking.to_probe() == [0] and asking.to_probe() == []
+    clock.now_s = FIRST_PROBE_S
+    assert asking.to_probe() == [0]
+
+
 def test_allowance_when_more_is_taken_than_it_grows_then_it_is_refused():
     clock = Clock()
     allowance = Allowance(per_s=2, burst=3, clock=clock)

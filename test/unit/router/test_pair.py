@@ -229,7 +229,7 @@ def dual(**more):
     (p,), (d,) = pair(banyan=True)
     p.banyan_state = {"waits_for_errands": True, "store": {}, "nodes": {"asked": [DOOR]}} | more
     d.banyan = True
-    d.banyan_state = {"door": {"address": DOOR, "reads_for_others": True}}
+    d.banyan_state = {"door": {"address": DOOR, "most_read_tokens": 100_000}}
     return p, d
 
 
@@ -281,7 +281,7 @@ def test_prompt_when_the_decode_server_is_not_to_read_then_nothing_is_said_and_a
     async def scenario():
         p, d = dual(**{"store": {"store": None}, "waits": {"waits_for_errands": False}}.get(off, {}))
         if off == "door":
-            d.banyan_state["door"]["reads_for_others"] = False
+            d.banyan_state["door"]["most_read_tokens"] = 0
         if off == "queue":
             d.reads = {"read_queue_tokens": 9_000}
         settings = {"dual_path": False} if off == "flag" else {}

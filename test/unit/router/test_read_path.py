@@ -20,8 +20,10 @@ def server(description=None, **load):
     return made
 
 
-def pair(prefill=None, decode=None):
-    return server(Description(doors=(DOOR,)), **(prefill or {})), server(Description(door=DOOR), **(decode or {}))
+def pair(prefill=None, decode=None, *, most_tokens=10_000):
+    return server(Description(doors=(DOOR,)), **(prefill or {})), server(
+        Description(door=DOOR, most_read_tokens=most_tokens), **(decode or {})
+    )
 
 
 def test_path_when_the_beginning_is_cached_then_only_what_lies_behind_it_is_divided():
@@ -33,6 +35,12 @@ def test_path_when_the_beginning_is_cached_then_only_what_lies_behind_it_is_divi
 def test_path_when_decode_reads_all_then_also_what_was_not_known_to_be_stored():
     path = read_path(*pair({"read_queue_tokens": 9_000}), start=1_000, end=3_000)
     assert path.num_decode_tokens == 2_000 and path.hint == ReadHint(DOOR, 0)
+
+
+def test_path_when_decode_takes_less_for_one_request_then_prefill_reads_the_rest():
+    path = read_path(*pair({"read_queue_tokens": 9_000}, most_tokens=900), start=1_000, end=3_000)
+    assert (path.num_prefill_tokens, path.num_decode_tokens) == (1_100, 900)
+    assert path.hint == ReadHint(DOOR, 2_100)
 
 
 def test_path_when_nothing_was_sent_before_then_nothing_is_said():
@@ -85,9 +93,10 @@ def info(state, **more):
     ("address", "door"), [("10.0.0.2:7400", "10.0.0.2:7400"), ("0.0.0.0:7400", "d:7400"), ("[::]:7400", "d:7400")]
 )
 def test_description_when_a_server_reads_for_others_then_its_door_is_named_as_others_name_it(address, door):
-    state = {"door": {"address": address, "reads_for_others": True}}
-    assert Description.read(info(state), "http://d:30000").door == door
-    state["door"]["reads_for_others"] = False
+    state = {"door": {"address": address, "most_read_tokens": 640}}
+    said = Description.read(info(state), "http://d:30000")
+    assert (said.door, said.most_read_tokens) == (door, 640)
+    state["door"]["most_read_tokens"] = 0
     assert Description.read(info(state), "http://d:30000").door == ""
 
 

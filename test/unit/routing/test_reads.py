@@ -60,3 +60,10 @@ def test_part_when_decode_would_read_for_long_then_it_reads_what_it_is_waited_fo
 def test_part_when_a_half_is_short_then_one_side_reads_all(num_tokens, queue, part):
     assert LEAST_PART_TOKENS == 256
     assert decode_part(num_tokens, prefill=ReadQueue(queue), decode=ReadQueue()) == part
+
+
+@pytest.mark.parametrize(("most", "part"), [(5_000, 2_000), (1_900, 1_744), (900, 900), (255, 0), (0, 0)])
+def test_part_when_decode_takes_no_more_for_one_request_then_prefill_reads_the_rest(most, part):
+    fast = ReadQueue(0, 60_000.0, most)
+    assert decode_part(2_000, prefill=ReadQueue(0, 900.0), decode=fast) == part
+    assert decode_part(2_000, prefill=ReadQueue(9_000), decode=ReadQueue(most_tokens=most)) == part

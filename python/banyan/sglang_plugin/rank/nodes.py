@@ -84,7 +84,7 @@ class NodeAccess:
                 runtime.refuse(door_refusal(address=address, error=error))
             logger.info("banyan: the door for other nodes is at %s", address)
             if self._config.store:
-                self.errands = self._door.take_errands(max_pages=max(1, num_frames // MAX_LENT_SHARE))
+                self.errands = self._door.take_errands()
         reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
@@ -125,7 +125,7 @@ class NodeAccess:
                 "num_loans": self._door.lending.loans.num_loans,
                 "num_loan_pages": self._door.lending.loans.num_pages,
                 "num_foreign_messages": self._door.num_foreign,
-                "reads_for_others": self._door.reads_for_others,
+                "most_read_tokens": self._door.most_errand_pages * self._roster.page_tokens,
             }
         if self._borrower is not None:
             state["nodes"] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test.sglang_plugin.rank.disagg.hand_over_rig import NUM_LAYERS, DecodeSide, SlowAgent, make_manager
 
-from banyan.disagg import Forwards
+from banyan.disagg import Forwards, Pauses
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import linker
 from banyan.sglang_plugin.rank.disagg import advances
@@ -91,3 +91,16 @@ def test_layers_when_the_forward_completes_them_then_its_senders_queue_has_an_in
     rank.installed.forwards.begin()
     rank.installed.forwards.completed(1)
     assert rank.manager.transfer_queues[0].get().prefill_kv_indices.tolist() == list(range(25, 33))
+
+
+def test_loop_when_there_is_no_batch_then_a_cpus_scheduler_pauses_and_with_one_it_does_not(rank, monkeypatch):
+    paused_s = []
+    monkeypatch.setattr(advances, "_pauses", Pauses(paused_s.append))
+    announced(rank, request(rank))
+    assert paused_s == []
+    nothing = SimpleNamespace(batch_to_run=None)
+    advances.after_get_next_disagg_prefill_batch_to_run(nothing, rank.scheduler)
+    assert len(paused_s) == 1
+    monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
+    advances.after_get_next_disagg_prefill_batch_to_run(nothing, rank.scheduler)
+    assert len(paused_s) == 1

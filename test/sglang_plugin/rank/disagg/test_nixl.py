@@ -12,9 +12,10 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, TransferBackend
 
+from banyan.disagg import Pauses
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import report
-from banyan.sglang_plugin.rank.disagg import kv_classes, nixl
+from banyan.sglang_plugin.rank.disagg import decode, kv_classes, nixl
 from banyan.sglang_plugin.rank.disagg.decode import after_process_decode_queue
 from banyan.telemetry import Counters
 
@@ -155,10 +156,31 @@ def test_decode_queue_when_it_was_processed_then_completions_are_collected_where
     monkeypatch, is_sharing
 ):
     monkeypatch.setattr(runtime, "is_sharing", lambda: is_sharing)
+    monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
     collected = []
     tree = SimpleNamespace(check_hicache_events=lambda: collected.append(True))
     after_process_decode_queue(None, SimpleNamespace(tree_cache=tree))
     assert len(collected) == is_sharing
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_running", "is_on_gpu", "num_pauses"),
+    [([], False, False, 1), (["handed over"], False, False, 0), ([], True, False, 0), ([], False, True, 0)],
+)
+def test_decode_queue_when_nothing_is_to_be_computed_then_a_cpus_scheduler_pauses(
+    monkeypatch, waiting, is_running, is_on_gpu, num_pauses
+):
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "is_on_gpu", lambda: is_on_gpu)
+    paused_s = []
+    monkeypatch.setattr(decode, "_pauses", Pauses(paused_s.append))
+    scheduler = SimpleNamespace(
+        tree_cache=SimpleNamespace(check_hicache_events=lambda: None),
+        waiting_queue=waiting,
+        running_batch=SimpleNamespace(is_empty=lambda: not is_running),
+    )
+    after_process_decode_queue(None, scheduler)
+    assert len(paused_s) == num_pauses
 
 
 def test_agent_when_it_is_made_on_a_cpu_then_its_progress_thread_pauses_and_later_agents_are_nixls_own():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill server's scheduler says which pages the next forward completes, so that they can leave by layers."""
+"""A prefill server's scheduler says which pages the next forward completes, so that they can leave by layers; where
+there is none it pauses, on a CPU."""
 
 from __future__ import annotations
 
@@ -9,19 +10,26 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import kv_to_page_indices
 
+from banyan.disagg import Pauses
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import linker
 from banyan.sglang_plugin.rank.disagg.layerwise import LayerwiseSender
 
+_pauses = Pauses()
+
 
 def after_get_next_disagg_prefill_batch_to_run(plan: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     # On a GPU a layer is not complete when its successor is launched: chunks leave as SGLang sends them.
-    if plan.batch_to_run is None or not runtime.is_sharing() or runtime.is_on_gpu():
+    if not runtime.is_sharing() or runtime.is_on_gpu():
+        return
+    batch = plan.batch_to_run
+    _pauses.between_steps(has_work=batch is not None)
+    if batch is None:
         return
     installed = linker.installed()
     if not installed.completes_layers_in_order:
         return
-    listeners = (_listener(req, scheduler, installed.num_layers) for req in plan.batch_to_run.reqs)
+    listeners = (_listener(req, scheduler, installed.num_layers) for req in batch.reqs)
     installed.forwards.announce([listener for listener in listeners if listener is not None])
 
 

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/network.md, from runs whose figures are kept beside it. Written by ``make docs``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmark.metrics import ranged
+from benchmark.pd_page import COLUMNS
+from benchmark.provenance import place_and_time
+
+FOLDER = Path(__file__).parents[1] / "docs" / "benchmarks"
+KEPT, FAULTS_KEPT = FOLDER / "remote.json", FOLDER / "remote_faults.json"
+"""What ``python -m benchmark.remote`` writes as ``figures.json``, and with ``--faults`` as ``faults_figures.json``."""
+
+NONE_KEPT = "No run is kept here yet.\n"
+MARKS = {
+    "remote_ttft_ratio": "<= 0.35",
+    "remote_rate_to_nixl": ">= 0.7",
+    "remote_first_layer_share": "<= 0.2",
+    "outputs_identical": "true",
+}
+FAULT_WORDS = {"kill": "killed (SIGKILL)", "stop": "stopped (SIGSTOP)"}
+
+
+def table() -> str:
+    """What another node's arena was worth in the kept run, and where it ran."""
+    return page(json.loads(KEPT.read_text())) if KEPT.exists() else NONE_KEPT
+
+
+def page(run: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in MARKS.items())
+    sizes = run["sizes"]
+    conditions = (
+        f"`python -m benchmark.remote`, {place_and_time(run['provenance'])}. Two servers on a core each, "
+        f"{run['num_compared']} prompts of {sizes['prompt_tokens']} tokens, one at a time, in {sizes['num_repeats']} "
+        f"repeats; of each {run['remote_token_share']:.0%} came from the other node. Bytes of "
+        f"{sizes['link_pages']} pages, by the door and by NIXL in {sizes['num_link_repeats']} turns, over TCP on one "
+        "host."
+    )
+    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
+
+
+def faults_table() -> str:
+    """What came of sources that were killed or stopped in mid-pull, and where that ran."""
+    return faults_page(json.loads(FAULTS_KEPT.read_text())) if FAULTS_KEPT.exists() else NONE_KEPT
+
+
+def faults_page(run: Mapping[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {words} | {run[how]['num_cut']} | {ranged(run[how]['extra_s'])} s | <= {run[how]['most_extra_s']:g} s |"
+        for how, words in FAULT_WORDS.items()
+    )
+    right = "All answers were" if run["outputs_identical"] else "Not all answers were"
+    sizes = run["sizes"]
+    conditions = (
+        f"`python -m benchmark.remote --faults {run['config']['faults']}`, {place_and_time(run['provenance'])}. "
+        f"Prompts of {sizes['prompt_tokens']} tokens over a path of {sizes['mb_per_s']:g} MB/s: from the other node in "
+        f"{run['remote_s']:.2f} s, computed in {run['compute_s']:.2f} s. {right} those of the node that lends."
+    )
+    return (
+        "| the source in mid-pull | pulls cut | later than computed at once: median (range) | aim |\n"
+        f"|---|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
+    )
+
+
+def _cell(value: Any) -> str:
+    return ranged(value) if isinstance(value, Mapping) else str(value).lower()
