@@ -134,7 +134,8 @@ class Node:
             self._enqueue(work, self._router.place(pages))
             return
         prompt = self._prompt(work)
-        wait = self._dispatcher.wait(prompt, range(len(self._ranks))) if self._setting.waits else None
+        active = range(len(self._ranks))
+        wait = self._dispatcher.wait(prompt, active, self._now_s) if self._setting.waits else None
         if wait is None:
             self._place(work, prompt)
         else:

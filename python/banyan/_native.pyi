@@ -339,6 +339,10 @@ class Trail:
     def most_in_common(self, row: TrailRow) -> int:
         """The most leading tokens that it has in common with one of the row; none where the prior digests differ."""
 
+    def oldest_in_common(self, row: TrailRow, num_tokens: int) -> int | None:
+        """The place, the latest being 0, of the oldest of the row that begins with the same whole pages of so many
+        tokens."""
+
 class TrailRow:
     """Trails in a row, the latest first. One thread at a time."""
 

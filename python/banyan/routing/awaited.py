@@ -46,6 +46,10 @@ class Trail(Protocol):
         """The most leading tokens, in whole pages, that it has in common with one of ``row``."""
         ...
 
+    def oldest_in_common(self, row: Any, num_tokens: int) -> int | None:
+        """The place, the latest being 0, of the oldest of ``row`` that begins with the same ``num_tokens``."""
+        ...
+
 
 class PromptTokens(Protocol):
     """``banyan._native.PromptTokens``: a prompt, as far as a cache may supply it."""
@@ -94,6 +98,17 @@ class AwaitedPrompts:
         """Leading tokens of a prompt that the rank is about to have."""
         # The latest first: of a conversation's turns that is the longest, and the others are passed over then.
         return 0 if self._row is None else trail.most_in_common(self._row)
+
+    def due_tokens(self, trail: Trail, num_tokens: int) -> int:
+        """What the rank will have computed when it first has so many leading tokens of a prompt.
+
+        Raises:
+            LookupError: when it is not about to have them.
+        """
+        place = None if self._row is None else trail.oldest_in_common(self._row, num_tokens)
+        if place is None:
+            raise LookupError(f"nobody waits for {num_tokens} tokens of this prompt")
+        return self._due_tokens[place]
 
     def _forget_oldest(self) -> None:
         assert self._row is not None

@@ -20,7 +20,7 @@ from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
 from banyan.routing.view import Choice, Lots, Policy, Query, RankState
-from banyan.routing.wait import Wait, short_of_room, wait_for
+from banyan.routing.wait import Coming, Wait, wait_for
 
 MAX_SESSIONS = 65_536
 MAX_HASHED_PAGES = 256
@@ -90,27 +90,32 @@ class Dispatcher:
         cool = self.guard.cool(query, [state for state in self.states(active) if state.is_active])
         return elastic.detour(query, cool, self._lots)
 
-    def wait(self, prompt: Prompt, active: Collection[int], *, policy: Policy | None = None) -> Wait | None:
+    def wait(
+        self, prompt: Prompt, active: Collection[int], now_s: float, *, policy: Policy | None = None
+    ) -> Wait | None:
         """Whether the request should wait for what a rank is computing, where ranks fetch. Counts nothing.
 
         Raises:
             NoActiveRank: when none is active and the request would have to be placed.
         """
-        if all(load.report.unused_tokens is None for load in self._loads):
-            return None
-        states = [state for state in self.states(active) if state.is_active]
-        if not any(short_of_room(prompt.num_tokens, state) for state in states):
+        if not any(len(load.awaited) for load in self._loads):
             return None
         trail = _trail_of(prompt)
         if trail is None:
             return None
-        awaited = {state.rank: self._loads[state.rank].awaited.leading_tokens(trail) for state in states}
-        if max(awaited.values()) <= prompt.fetchable_tokens:
+        states = [state for state in self.states(active) if state.is_active]
+        lengths = {state.rank: self._loads[state.rank].awaited.leading_tokens(trail) for state in states}
+        coming = {
+            rank: Coming(num_tokens, self._loads[rank].tokens_until(trail, num_tokens, now_s))
+            for rank, num_tokens in lengths.items()
+            if num_tokens > prompt.fetchable_tokens
+        }
+        if not coming:
             return None
         query = self._query(prompt, trail)
         rank = place(policy or self.policy, query, states, guard=self.guard, lots=self._lots).rank
         chosen = next(state for state in states if state.rank == rank)
-        return wait_for(query, _held(prompt, rank), awaited, chosen, states)
+        return wait_for(query, _held(prompt, rank), coming, chosen, states)
 
     def is_awaited(self, prompt: Prompt, wait: Wait) -> bool:
         """Whether what was waited for is still to come, as far as the rank's reports say."""

@@ -91,6 +91,7 @@ class RankLoad:
     """One rank's report and what is on its way there. Times are seconds of one clock, that of the reports."""
 
     __slots__ = (
+        "_computes_since_s",
         "_on_its_way",
         "awaited",
         "last_turn",
@@ -108,6 +109,8 @@ class RankLoad:
         self.read_queue_tokens = 0
         self.awaited = AwaitedPrompts()
         self._on_its_way: deque[_OnItsWay] = deque()
+        self._computes_since_s = 0.0
+        """Since when what the report's total does not count has been computed."""
 
     @property
     def num_on_its_way(self) -> int:
@@ -131,9 +134,22 @@ class RankLoad:
         self.num_prompt_tokens += num_prompt_tokens
         self.num_new_tokens += num_new_tokens
         if trail is not None:
+            if not len(self.awaited):
+                self._computes_since_s = now_s
             report = self.report
             before_it = report.total_prefill_tokens + report.pending_prefill_tokens
             self.awaited.placed(trail, before_it + self.num_new_tokens)
+
+    def tokens_until(self, trail: Trail, num_tokens: int, now_s: float) -> int:
+        """What the rank has to compute before it has so many leading tokens of a prompt that it is about to have, by
+        the rate of its prefills so far.
+
+        Raises:
+            LookupError: when it is not about to have them.
+        """
+        due_tokens = self.awaited.due_tokens(trail, num_tokens) - self.report.total_prefill_tokens
+        since = (now_s - self._computes_since_s) * (self.report.prefill_tokens_per_s or 0.0)
+        return max(0, due_tokens - int(max(0.0, since)))
 
     def ended(self, at_s: float, num_prompt_tokens: int) -> None:
         """A request that was placed then has ended. Where a report counts it already, a later one will not."""
@@ -151,6 +167,8 @@ class RankLoad:
         """The rank's latest report; requests that it must have received by then are in it."""
         if report.taken_s <= self.report.taken_s:
             return
+        if report.total_prefill_tokens != self.report.total_prefill_tokens:
+            self._computes_since_s = report.taken_s
         self.report = report
         if report.read_queue_tokens is not None:
             self.read_queue_tokens = report.read_queue_tokens

@@ -43,6 +43,14 @@ def test_most_in_common_when_there_are_many_then_whole_pages_of_the_longest(aske
     assert trail(asked).most_in_common(row(*map(trail, others))) == most
 
 
+@given(asked=prompts, others=st.lists(prompts, max_size=4))
+def test_oldest_in_common_when_several_begin_alike_then_the_place_of_the_first_that_came(asked, others):
+    trails = row(*map(trail, others))
+    for num_tokens in range(0, len(asked) + PAGE, PAGE):
+        alike = [len(others) - 1 - n for n, other in enumerate(others) if common_pages(asked, other) >= num_tokens]
+        assert trail(asked).oldest_in_common(trails, num_tokens) == (max(alike) if alike else None)
+
+
 def test_most_in_common_when_chained_to_something_else_then_none():
     salted = trail(range(8), b"s" * 32)
     assert (trail(range(8)).most_in_common(row(salted)), salted.most_in_common(row(salted))) == (0, 8)

@@ -42,6 +42,10 @@ class Text:
     def most_in_common(self, row):
         return max((self._common(other.letters) for other in row), default=0)
 
+    def oldest_in_common(self, row, num_tokens):
+        alike = [place for place, other in enumerate(row) if self._common(other.letters) >= num_tokens]
+        return max(alike, default=None)
+
     def _common(self, letters):
         pairs = zip(self.letters, letters, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -49,6 +53,15 @@ class Text:
 
 def asking(letters, **fields):
     return Prompt(len(letters) + 1, tokens=Text(letters), **fields)
+
+
+def test_due_tokens_when_several_begin_alike_then_the_first_that_has_them_all():
+    prompts = AwaitedPrompts()
+    for letters, due_tokens in (("abx", 10), ("abcd", 20), ("abce", 30)):
+        prompts.placed(Text(letters), due_tokens)
+    assert [prompts.due_tokens(Text("abce"), length) for length in (2, 3, 4)] == [10, 20, 30]
+    with pytest.raises(LookupError):
+        prompts.due_tokens(Text("xbce"), 1)
 
 
 def test_leading_tokens_when_prompts_were_placed_then_the_longest_counts():

@@ -68,7 +68,8 @@ class DpNode:
         request = Request(self._num_requests, session, pages, prompt_tokens, output_tokens, self._sim.now_s)
         self._num_requests += 1
         prompt = self._prompt(request)
-        wait = self._dispatcher.wait(prompt, range(len(self._ranks))) if self._site.shares else None
+        active = range(len(self._ranks))
+        wait = self._dispatcher.wait(prompt, active, self._sim.now_s) if self._site.shares else None
         if wait is None:
             self._place(request, prompt)
         else:

@@ -26,6 +26,11 @@ class PagedTrail:
     def most_in_common(self, row: PagedTrailRow) -> int:
         return max((self._num_in_common(other) for other in row), default=0) * self._page_tokens
 
+    def oldest_in_common(self, row: PagedTrailRow, num_tokens: int) -> int | None:
+        num_pages = num_tokens // self._page_tokens
+        places = [place for place, other in enumerate(row) if self._num_in_common(other) >= num_pages]
+        return places[-1] if places else None
+
     def _num_in_common(self, other: PagedTrail) -> int:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._pages, other._pages, strict=False)))
 

@@ -136,7 +136,7 @@ class Placer:
         if not self._scout.fetches or req.routed_dp_rank is not None or self._scout.layout.steps_together:
             return None
         prompt = _prompt_of(req, found, session_of(req))
-        return dispatcher.wait(prompt, active, policy=self._policy(policy_name))
+        return dispatcher.wait(prompt, active, time.time(), policy=self._policy(policy_name))
 
     def _choose(
         self,

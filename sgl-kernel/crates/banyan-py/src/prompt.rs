@@ -87,6 +87,14 @@ impl PyTrail {
     fn most_in_common(&self, row: &PyTrailRow) -> usize {
         self.trail.most_in_common(&row.trails) * self.page_tokens
     }
+
+    /// The place in `row`, the latest being 0, of the oldest that begins with the same `num_tokens`, in whole pages.
+    fn oldest_in_common(&self, row: &PyTrailRow, num_tokens: usize) -> Option<usize> {
+        let num_pages = num_tokens / self.page_tokens;
+        row.trails
+            .iter()
+            .rposition(|other| self.trail.begins_as(other, num_pages))
+    }
 }
 
 /// Kept here and not in Python, where a dispatcher would hand hundreds of trails over one by one for each request.

@@ -71,6 +71,18 @@ impl Trail {
     }
 }
 
+impl Trail {
+    /// Whether the first `num_pages` are those of `other`.
+    pub fn begins_as(&self, other: &Self, num_pages: usize) -> bool {
+        // Trails that meet at a page have met at all before it.
+        num_pages == 0
+            || self
+                .ids
+                .get(num_pages - 1)
+                .is_some_and(|id| other.ids.get(num_pages - 1) == Some(id))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +161,15 @@ mod tests {
         let salted = salted.trail(PAGE, 0);
         assert_eq!(trail(0..32).most_in_common([&salted]), 0);
         assert_eq!(salted.most_in_common([&salted]), 2);
+    }
+
+    #[test]
+    fn a_trail_begins_as_another_up_to_where_they_part_and_no_further_than_either_goes() {
+        let (one, other) = (trail(0..160), trail((0..96).chain(200..300)));
+        assert!((0..=6).all(|num_pages| one.begins_as(&other, num_pages)));
+        assert!(!one.begins_as(&other, 7));
+        assert!(one.begins_as(&one, 10) && !one.begins_as(&one, 11));
+        assert!(!one.begins_as(&trail(0..48), 4));
     }
 
     #[test]
