@@ -26,7 +26,7 @@ from banyan.core import SourceKind
 from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.tree import Page, Tree, Victims
 from banyan.planner.demand import Demand
-from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks, expected_loss
+from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
 from benchmark.pressure.approximate import ApproximateTrees
 from benchmark.pressure.setting import LOSS, ROUTER, Outcome, Setting
@@ -50,6 +50,8 @@ class _Work:
     pages: Sequence[Page]
     issued_s: float
     is_measured: bool
+    number: int = 0
+    """By which the rank's ``Demand`` knows it."""
     num_new: int = 0
     """Tokens that the dispatcher expects to be computed."""
     num_done: int = 0
@@ -157,7 +159,7 @@ class Node:
         rank = self._dispatcher.place(prompt, range(len(self._ranks)), self._now_s).rank
         work.num_new = prompt.num_tokens - max(prompt.cached_tokens[rank], prompt.fetchable_tokens)
         if self._setting.evicts == LOSS:
-            self._ranks[rank].demand.asked(list(map(_key, work.pages)))
+            work.number = self._ranks[rank].demand.asked(list(map(_key, work.pages)))
         self._enqueue(work, rank)
 
     def _enqueue(self, work: _Work, number: int) -> None:
@@ -234,6 +236,7 @@ class Node:
         if len(pages) - own + 1 > rank.tree.num_free + rank.tree.num_evictable:
             rank.tree.unlock(pages[:own])
             return None
+        rank.demand.served(work.number)
         rank.tree.reserve(reached - own)
         work.num_locked, work.num_reserved, work.num_done = own, reached - own, reached
         if work.is_measured:
@@ -308,7 +311,7 @@ class Node:
         return Tree(self._setting.pool_pages, victims=self._victims(rank, demand), gone=gone)
 
     def _victims(self, rank: int, demand: Demand) -> Victims:
-        age, share = demand.age, FETCH_S / TOKEN_S
+        share = FETCH_S / TOKEN_S
 
         def looking(loss: Callable[[Page, SourceKind | None], float], near: int, looks: Looks | None = None) -> Victims:
             def look(page: Page) -> Leaf:
@@ -318,7 +321,7 @@ class Node:
             return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
-            return expected_loss(1.0 if copy is None else share, age(_key(page)))
+            return (1.0 if copy is None else share) * demand.chance(_key(page))
 
         match self._setting.evicts:
             case "lru":

@@ -52,10 +52,13 @@ class Pool:
                 return number
         return len(pages)
 
-    def asked(self, pages: Sequence[Page]) -> None:
-        """A prompt of these pages was sent to the rank."""
-        if pages:
-            self._demand.asked([(self._number(page),) for page in pages])
+    def asked(self, pages: Sequence[Page]) -> int:
+        """A prompt of these pages was sent to the rank; its number, for ``served``."""
+        return self._demand.asked([(self._number(page),) for page in pages]) if pages else 0
+
+    def served(self, number: int) -> None:
+        """The prompt of this number waits no longer."""
+        self._demand.served(number)
 
     def insert(self, pages: Sequence[Page]) -> None:
         """Put a prompt's pages here, most recently used, as far as they fit."""
@@ -78,7 +81,7 @@ class Pool:
     def _by_loss(self, number: int) -> Leaf:
         assert self._loss is not None
         page = self._pages[number]
-        return Leaf(number, page, *self._loss(page, self._demand.age((number,))))
+        return Leaf(number, page, *self._loss(page, self._demand.chance((number,))))
 
 
 class _Shelf:

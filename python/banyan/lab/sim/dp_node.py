@@ -90,7 +90,7 @@ class DpNode:
     def _place(self, request: Request, prompt: Prompt) -> None:
         choice = self._dispatcher.place(prompt, range(len(self._ranks)), self._sim.now_s)
         rank = self._ranks[choice.rank]
-        rank.pool.asked(request.pages)
+        request.asked_as = rank.pool.asked(request.pages)
         request.uncached_tokens = request.prompt_tokens - prompt.cached_tokens[rank.number]
         rank.ongoing_tokens += request.prompt_tokens + request.output_tokens
         rank.pending_tokens += request.uncached_tokens
@@ -225,6 +225,7 @@ class DpNode:
         rank.busy = False
         rank.pending_tokens -= request.uncached_tokens
         request.prefilled_s = self._sim.now_s
+        rank.pool.served(request.asked_as)
         rank.pool.insert(request.pages)
         self._arena.insert(request.pages)
         if self._site.num_decode_only:

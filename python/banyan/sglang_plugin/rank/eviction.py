@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
-from banyan.planner.victims import CostShares, Leaf, Looks, Walk, expected_loss
+from banyan.planner.victims import CostShares, Leaf, Looks, Walk
 from banyan.sglang_plugin import runtime
 from banyan.telemetry import Counters, Dropped, Stopwatch
 
@@ -191,7 +191,7 @@ class VictimChoice:
         if key is None:
             return Leaf(node, "", None, 0.0)
         copy = self._copy_of(key)
-        return Leaf(node, key, copy, expected_loss(self._shares.of(copy), self._demand.age(key)))
+        return Leaf(node, key, copy, self._shares.of(copy) * self._demand.chance(key))
 
     def _count(self, num_tokens: int) -> None:
         """Tokens that have gone since the last step were of the leaf that was chosen then."""
@@ -203,6 +203,6 @@ class VictimChoice:
             self._looks.earn(num_pages)
             if num_pages:
                 key = self._chosen.key
-                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.is_again(key))
+                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.num_sights(key) > 1)
             self._chosen = None
         self._num_gone = num_tokens
