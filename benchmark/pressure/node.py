@@ -29,7 +29,7 @@ from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
 from benchmark.pressure.approximate import ApproximateTrees
-from benchmark.pressure.setting import LOSS, ROUTER, Outcome, Setting
+from benchmark.pressure.setting import BY_LOSS, ROUTER, Outcome, Setting
 
 PAGE_TOKENS = 16
 ALL_LEAVES = 1 << 30
@@ -158,7 +158,7 @@ class Node:
     def _place(self, work: _Work, prompt: Prompt) -> None:
         rank = self._dispatcher.place(prompt, range(len(self._ranks)), self._now_s).rank
         work.num_new = prompt.num_tokens - max(prompt.cached_tokens[rank], prompt.fetchable_tokens)
-        if self._setting.evicts == LOSS:
+        if self._setting.evicts in BY_LOSS:
             work.number = self._ranks[rank].demand.asked(list(map(_key, work.pages)))
         self._enqueue(work, rank)
 
@@ -323,6 +323,9 @@ class Node:
         def expected(page: Page, copy: SourceKind | None) -> float:
             return (1.0 if copy is None else share) * demand.chance(_key(page))
 
+        def expected_by_age(page: Page, copy: SourceKind | None) -> float:
+            return (1.0 if copy is None else share) / (demand.age(_key(page)) + 1)
+
         match self._setting.evicts:
             case "lru":
                 return looking(lambda page, copy: 0.0, 1)
@@ -330,6 +333,8 @@ class Node:
                 return looking(lambda page, copy: float(copy is None), NEAR_LEAVES)
             case "loss":
                 return looking(expected, NEAR_LEAVES, Looks())
+            case "loss by age":
+                return looking(expected_by_age, NEAR_LEAVES, Looks())
             case "random":
                 return looking(lambda page, copy: self._rng.random(), ALL_LEAVES)
             case "belady":

@@ -47,9 +47,15 @@ class Chances:
         self.age_power = -1.0
         self.sights_power = 0.5
 
-    def of(self, seen: Seen) -> float:
+    def of(self, age_pools: float, num_sights: int) -> float:
         """Of being wanted next, as against other pages."""
-        return float(_within(seen.age_pools) ** self.age_power * seen.num_sights**self.sights_power)
+        # As ``_within``, without its call: every look at a leaf asks.
+        if age_pools < LEAST_AGE_POOLS:
+            age_pools = LEAST_AGE_POOLS
+        elif age_pools > MOST_AGE_POOLS:
+            age_pools = MOST_AGE_POOLS
+        chance: float = age_pools**self.age_power * num_sights**self.sights_power
+        return chance
 
     def came(self, wanted: Seen, other: Seen) -> None:
         """``wanted`` has come back and ``other`` has not."""

@@ -37,6 +37,8 @@ MOST_SIGHTS = 1 << SIGHTS_BITS
 STAMP = (1 << 42) - 1
 """Of a row, the bits that say when its page was last asked for, and how often; the others are its fingerprint."""
 
+COUNT, FINGERPRINT = MOST_SIGHTS - 1, ~STAMP
+
 LESSONS = 8
 MOST_LOTS = 1024
 TRIES = 4
@@ -95,9 +97,10 @@ class Demand:
     def chance(self, key: Hashable) -> float:
         """Of the page to be wanted, as against other pages; infinite while a prompt waits that asks for it."""
         stamp = self._stamp(hash(key))
-        return (
-            math.inf if stamp >> SIGHTS_BITS in self._queued else self._chances.of(self._seen(stamp, self._num_asked))
-        )
+        asked_at = stamp >> SIGHTS_BITS
+        if asked_at in self._queued:
+            return math.inf
+        return self._chances.of((self._num_asked - asked_at) / self._num_frames, (stamp & COUNT) + 1)
 
     def age(self, key: Hashable) -> int:
         """Pages that were asked for since it was."""
@@ -105,15 +108,15 @@ class Demand:
 
     def num_sights(self, key: Hashable) -> int:
         """How often the page was asked for; ``MOST_SIGHTS`` also when it was more often."""
-        return (self._stamp(hash(key)) & MOST_SIGHTS - 1) + 1
+        return (self._stamp(hash(key)) & COUNT) + 1
 
     def _seen(self, stamp: int, num_asked: int) -> Seen:
-        return Seen((num_asked - (stamp >> SIGHTS_BITS)) / self._num_frames, (stamp & MOST_SIGHTS - 1) + 1)
+        return Seen((num_asked - (stamp >> SIGHTS_BITS)) / self._num_frames, (stamp & COUNT) + 1)
 
     def _stamp(self, number: int) -> int:
         """0, as of a page that was asked for before all others, when it is not known."""
         row = self._rows[number & self._mask]
-        return 0 if (row ^ number) & ~STAMP else row & STAMP
+        return 0 if (row ^ number) & FINGERPRINT else row & STAMP
 
     def _num_known(self, numbers: Sequence[int]) -> int:
         """How many leading pages end with one that is known."""
@@ -130,15 +133,17 @@ class Demand:
     def _write_first(self, numbers: Sequence[int]) -> None:
         rows, mask, stamp = self._rows, self._mask, self._num_asked << SIGHTS_BITS
         for number in numbers:
-            rows[number & mask] = number & ~STAMP | stamp
+            rows[number & mask] = number & FINGERPRINT | stamp
         self._lots.extend(numbers[self._next_lot :: self._pages_per_lot])
         self._next_lot = (self._next_lot - len(numbers)) % self._pages_per_lot
 
     def _write_again(self, numbers: Sequence[int]) -> None:
         """A page was asked for at least as often as those behind it, also where its row is lost."""
-        rows, mask, stamp, num_before = self._rows, self._mask, self._num_asked << SIGHTS_BITS, 0
+        rows, mask, asked_at = self._rows, self._mask, self._num_asked << SIGHTS_BITS
+        num_before, stamp = 0, asked_at | 1
         for number in reversed(numbers):
             row = rows[number & mask]
-            if not (row ^ number) & ~STAMP:
-                num_before = max(num_before, row & MOST_SIGHTS - 1)
-            rows[number & mask] = number & ~STAMP | stamp | min(num_before + 1, MOST_SIGHTS - 1)
+            if not (row ^ number) & FINGERPRINT and row & COUNT > num_before:
+                num_before = row & COUNT
+                stamp = asked_at | min(num_before + 1, COUNT)
+            rows[number & mask] = number & FINGERPRINT | stamp

@@ -28,8 +28,8 @@ def drawn(weight, num_lessons, seed=1):
 
 def test_of_when_nothing_was_learnt_then_the_younger_and_the_oftener_asked_for_are_likelier():
     chances = Chances()
-    assert chances.of(Seen(0.1, 1)) > chances.of(Seen(0.2, 1))
-    assert chances.of(Seen(0.2, 4)) == pytest.approx(chances.of(Seen(0.1, 1)))
+    assert chances.of(0.1, 1) > chances.of(0.2, 1)
+    assert chances.of(0.2, 4) == pytest.approx(chances.of(0.1, 1))
 
 
 def test_came_when_the_work_has_powers_of_its_own_then_these_are_found():
@@ -52,13 +52,13 @@ def test_came_when_it_was_expected_then_hardly_anything_is_learnt():
 def test_came_when_it_is_always_the_same_then_the_powers_are_bounded():
     chances = learnt([(Seen(MOST_AGE_POOLS, 8), Seen(0.0, 1))] * 100_000)
     assert chances.age_power <= MOST_POWER and chances.sights_power <= MOST_POWER
-    assert chances.of(Seen(0.0, 1)) > 0.0
+    assert chances.of(0.0, 1) > 0.0
 
 
 def test_of_when_a_page_is_younger_or_older_than_what_counts_then_as_that():
     chances = Chances()
-    assert chances.of(Seen(0.0, 1)) == chances.of(Seen(LEAST_AGE_POOLS, 1))
-    assert chances.of(Seen(1e9, 1)) == chances.of(Seen(MOST_AGE_POOLS, 1))
+    assert chances.of(0.0, 1) == chances.of(LEAST_AGE_POOLS, 1)
+    assert chances.of(1e9, 1) == chances.of(MOST_AGE_POOLS, 1)
 
 
 def test_state_when_asked_then_the_powers():
