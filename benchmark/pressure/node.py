@@ -50,8 +50,6 @@ class _Work:
     pages: Sequence[Page]
     issued_s: float
     is_measured: bool
-    number: int = 0
-    """By which the rank's ``Demand`` knows it."""
     num_new: int = 0
     """Tokens that the dispatcher expects to be computed."""
     num_done: int = 0
@@ -159,7 +157,7 @@ class Node:
         rank = self._dispatcher.place(prompt, range(len(self._ranks)), self._now_s).rank
         work.num_new = prompt.num_tokens - max(prompt.cached_tokens[rank], prompt.fetchable_tokens)
         if self._setting.evicts in BY_LOSS:
-            work.number = self._ranks[rank].demand.asked(list(map(_key, work.pages)))
+            self._ranks[rank].demand.asked(list(map(_key, work.pages)), work)
         self._enqueue(work, rank)
 
     def _enqueue(self, work: _Work, number: int) -> None:
@@ -236,7 +234,7 @@ class Node:
         if len(pages) - own + 1 > rank.tree.num_free + rank.tree.num_evictable:
             rank.tree.unlock(pages[:own])
             return None
-        rank.demand.served(work.number)
+        rank.demand.served(work)
         rank.tree.reserve(reached - own)
         work.num_locked, work.num_reserved, work.num_done = own, reached - own, reached
         if work.is_measured:

@@ -61,15 +61,19 @@ class Demand:
         self._pages_per_lot = -(-ROWS_PER_FRAME * num_frames // MOST_LOTS)
         self._next_lot = 0
         self._rng = random.Random(0)
-        self._queued: set[int] = set()
+        self._queued: dict[Hashable, int] = {}
+        self._queued_at: set[int] = set()
 
     @property
     def chances(self) -> Chances:
         """What has been learnt."""
         return self._chances
 
-    def asked(self, keys: Sequence[Hashable]) -> int:
-        """A prompt of these pages has come, from its first on; ``keys`` is not empty. Its number, for ``served``."""
+    def asked(self, keys: Sequence[Hashable], prompt: Hashable) -> None:
+        """A prompt of these pages has come, from its first on, and waits; ``keys`` is not empty.
+
+        ``prompt``: what it is called until it is ``served``.
+        """
         # A key is a hash already; Python's own of it is quick and never leaves the process.
         numbers = list(map(hash, keys))
         # Whoever asked for a page has asked for those before it, also where their rows are lost.
@@ -83,12 +87,13 @@ class Demand:
             other = self._drawn_by_lot()
             if other is not None:
                 self._chances.came(self._seen(stamp, asked_before), self._seen(other, asked_before))
-        self._queued.add(self._num_asked)
-        return self._num_asked
+        self.served(prompt)
+        self._queued[prompt] = self._num_asked
+        self._queued_at.add(self._num_asked)
 
-    def served(self, number: int) -> None:
-        """The prompt of this number waits no longer: the tree holds its pages for it, or it has gone."""
-        self._queued.discard(number)
+    def served(self, prompt: Hashable) -> None:
+        """The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone."""
+        self._queued_at.discard(self._queued.pop(prompt, -1))
 
     def came(self, keys: Sequence[Hashable]) -> None:
         """The tree has these pages now. Those that no prompt has named, such as an answer's, begin their age."""
@@ -98,7 +103,7 @@ class Demand:
         """Of the page to be wanted, as against other pages; infinite while a prompt waits that asks for it."""
         stamp = self._stamp(hash(key))
         asked_at = stamp >> SIGHTS_BITS
-        if asked_at in self._queued:
+        if asked_at in self._queued_at:
             return math.inf
         return self._chances.of((self._num_asked - asked_at) / self._num_frames, (stamp & COUNT) + 1)
 

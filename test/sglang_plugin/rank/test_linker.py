@@ -256,7 +256,7 @@ class Request:
         self.rid = rid
 
 
-def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_begins_or_is_gone(ranks, monkeypatch):
+def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_served_or_gone(ranks, monkeypatch):
     _, ((rank, _, _), _) = ranks
     asked = {"one": keys(1, 2), "two": keys(3, 4)}
     monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: asked[rid])
@@ -265,7 +265,7 @@ def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_begins_o
         module.requests.register(request)
         rank.arrive(request.rid)
     assert rank.demand.chance(keys(2)[0]) == rank.demand.chance(keys(4)[0]) == math.inf
-    rank.begin("one")
+    rank.demand.served("one")
     assert rank.demand.chance(keys(2)[0]) < rank.demand.chance(keys(4)[0]) == math.inf
     waiting.clear()
     del request

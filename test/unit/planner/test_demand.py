@@ -23,7 +23,8 @@ def prompt(number, num_pages=10):
 def ask(demand, *prompts):
     """All of them, one served before the next one comes."""
     for keys in prompts:
-        demand.served(demand.asked(keys))
+        demand.asked(keys, "a prompt")
+        demand.served("a prompt")
 
 
 @pytest.fixture
@@ -73,16 +74,23 @@ def test_came_when_no_prompt_has_named_a_page_then_its_age_begins_and_others_kee
 
 def test_chance_when_a_prompt_waits_then_its_pages_are_wanted_for_certain(demand):
     ask(demand, prompt(0), prompt(1))
-    number = demand.asked(prompt(0, num_pages=4))
+    demand.asked(prompt(0, num_pages=4), "waiting")
     assert demand.chance((0, 3)) == math.inf > demand.chance((0, 4))
-    demand.served(number)
-    demand.served(number)
+    demand.served("waiting")
+    demand.served("waiting")
     assert demand.chance((0, 3)) < math.inf
 
 
 def test_chance_when_two_prompts_wait_then_each_for_itself(demand):
-    first, _ = demand.asked(prompt(0)), demand.asked(prompt(1))
-    demand.served(first)
+    demand.asked(prompt(0), "one")
+    demand.asked(prompt(1), "two")
+    demand.served("one")
+    assert demand.chance((0, 0)) < demand.chance((1, 0)) == math.inf
+
+
+def test_chance_when_a_prompt_comes_again_under_its_name_then_it_waits_for_what_it_asks_now(demand):
+    demand.asked(prompt(0), "one")
+    demand.asked(prompt(1), "one")
     assert demand.chance((0, 0)) < demand.chance((1, 0)) == math.inf
 
 

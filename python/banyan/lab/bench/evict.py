@@ -49,8 +49,9 @@ def _measure(leaf_pages: int, one_in: int) -> dict[str, Any]:
     peers = Peers(roster, 0, 0, NAMESPACE, geometry, pools[0])
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
-    for leaf in keys:
-        demand.served(demand.asked(leaf))
+    for number, leaf in enumerate(keys):
+        demand.asked(leaf, number)
+        demand.served(number)
     shares = CostShares(lambda kind: 0.01, time.monotonic)
     num_looks = 0
 

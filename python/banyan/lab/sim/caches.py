@@ -9,7 +9,7 @@ over a shelf that copies nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from banyan.arena.residency import Residency
 from banyan.core import SourceKind
@@ -52,13 +52,14 @@ class Pool:
                 return number
         return len(pages)
 
-    def asked(self, pages: Sequence[Page]) -> int:
-        """A prompt of these pages was sent to the rank; its number, for ``served``."""
-        return self._demand.asked([(self._number(page),) for page in pages]) if pages else 0
+    def asked(self, pages: Sequence[Page], prompt: Hashable) -> None:
+        """A prompt of these pages was sent to the rank, and waits until it is ``served``."""
+        if pages:
+            self._demand.asked([(self._number(page),) for page in pages], prompt)
 
-    def served(self, number: int) -> None:
-        """The prompt of this number waits no longer."""
-        self._demand.served(number)
+    def served(self, prompt: Hashable) -> None:
+        """The prompt waits no longer."""
+        self._demand.served(prompt)
 
     def insert(self, pages: Sequence[Page]) -> None:
         """Put a prompt's pages here, most recently used, as far as they fit."""

@@ -65,7 +65,6 @@ class Request:
 
     __slots__ = (
         "arrived_s",
-        "asked_as",
         "begun_decode_s",
         "decode_rank",
         "number",
@@ -87,7 +86,6 @@ class Request:
         self.pages = pages
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.asked_as = 0
         self.uncached_tokens = prompt_tokens
         self.arrived_s = self.prefilled_s = self.begun_decode_s = now_s
 

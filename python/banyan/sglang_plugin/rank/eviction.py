@@ -23,6 +23,7 @@ from banyan.planner.demand import Demand
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import prefill
 from banyan.telemetry import Counters, Dropped, Stopwatch
 
 logger = logging.getLogger("banyan")
@@ -45,6 +46,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
         logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
+    prefill.tell_begun(linker.demand.served)
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
         copy_of=linker.copy_of,

@@ -87,7 +87,6 @@ class BanyanLinker(UnifiedCacheLinker):
         self._allocator = pools.allocator
         self.counters = Counters()
         self.demand, self.dropped = Demand(pools.allocator.num_pages), Dropped()
-        self._queued: dict[str, int] = {}
         member = partial(
             Membership,
             server_args=server_args,
@@ -122,8 +121,6 @@ class BanyanLinker(UnifiedCacheLinker):
         self._can_wait = self._shards.is_one and self._member.follows_reads
         if self._can_wait:  # Shards of one rank would have to agree on when to go on.
             prefill.hold_back(self._is_awaited)
-        if self.chooses_victims:
-            prefill.tell_begun(self.begin)
         self._time_forwards(pools.num_layers)
         if isinstance(pools.beside, States):
             self._let_states_wait(params.req_to_token_pool)
@@ -252,8 +249,8 @@ class BanyanLinker(UnifiedCacheLinker):
         if not keys:
             return
         if self.chooses_victims:
-            self._queued[rid] = self.demand.asked(keys)
-            requests.when_gone(rid, self.begin)
+            self.demand.asked(keys, rid)
+            requests.when_gone(rid, self.demand.served)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
         self._member.lookout.saw(rid, keys)
@@ -262,12 +259,6 @@ class BanyanLinker(UnifiedCacheLinker):
             self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
             return
         self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
-
-    def begin(self, rid: str) -> None:
-        """A request has left this rank's queue, for a prefill or for good."""
-        number = self._queued.pop(rid, None)
-        if number is not None:
-            self.demand.served(number)
 
     def _arrive_with_windows(
         self, rid: str, keys: list[str], worth: Worth, tier: HostTier, windows: RankWindows
