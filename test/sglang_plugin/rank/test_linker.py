@@ -250,10 +250,12 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
 
 
 class Request:
-    """Of the queue, as far as it is known by its id."""
+    """In SGLang's queue, and known by its id for as long as it is there."""
+
+    output_ids, banyan_asked, dp_max_kv_rank, banyan_reads = (), None, -1, None
 
     def __init__(self, rid):
-        self.rid = rid
+        self.rid, self.origin_input_ids = rid, [0] * (2 * PAGE)
 
 
 def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_served_or_gone(ranks, monkeypatch):
