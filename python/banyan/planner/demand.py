@@ -101,7 +101,10 @@ class Demand:
 
     def chance(self, key: Hashable) -> float:
         """Of the page to be wanted, as against other pages; infinite while a prompt waits that asks for it."""
-        stamp = self._stamp(hash(key))
+        number = hash(key)
+        row = self._rows[number & self._mask]
+        # As ``_stamp``, without its call: every look at a leaf asks.
+        stamp = 0 if (row ^ number) & FINGERPRINT else row & STAMP
         asked_at = stamp >> SIGHTS_BITS
         if asked_at in self._queued_at:
             return math.inf

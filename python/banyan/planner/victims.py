@@ -162,12 +162,15 @@ class Walk:
         self._num_duplicates = self._num_taken = 0
 
     def _fill(self) -> None:
-        while len(self._leaves) < self._num_at_hand or (not self._num_duplicates and self._looks.spend()):
+        leaves, seen = self._leaves, self._seen
+        while len(leaves) < self._num_at_hand or (not self._num_duplicates and self._looks.spend()):
             node = self._next_oldest()
             if node is None:
                 break
-            leaf = self._seen.get(node) or self._look(node)
-            self._seen[node] = leaf
-            heappush(self._leaves, (leaf.loss, next(self._numbers), leaf))
-            self._num_duplicates += leaf.copy is not None
+            leaf = seen.get(node)
+            if leaf is None:
+                leaf = seen[node] = self._look(node)
+            heappush(leaves, (leaf.loss, next(self._numbers), leaf))
+            if leaf.copy is not None:
+                self._num_duplicates += 1
         self._num_at_hand = self._near
