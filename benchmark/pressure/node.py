@@ -26,10 +26,10 @@ from banyan.core import SourceKind
 from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.tree import Page, Tree, Victims
 from banyan.planner.demand import Demand
-from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks, expected_loss
+from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
 from benchmark.pressure.approximate import ApproximateTrees
-from benchmark.pressure.setting import LOSS, ROUTER, Outcome, Setting
+from benchmark.pressure.setting import BY_LOSS, ROUTER, Outcome, Setting
 
 PAGE_TOKENS = 16
 ALL_LEAVES = 1 << 30
@@ -157,8 +157,8 @@ class Node:
     def _place(self, work: _Work, prompt: Prompt) -> None:
         rank = self._dispatcher.place(prompt, range(len(self._ranks)), self._now_s).rank
         work.num_new = prompt.num_tokens - max(prompt.cached_tokens[rank], prompt.fetchable_tokens)
-        if self._setting.evicts == LOSS:
-            self._ranks[rank].demand.asked(list(map(_key, work.pages)))
+        if self._setting.evicts in BY_LOSS:
+            self._ranks[rank].demand.asked(list(map(_key, work.pages)), work)
         self._enqueue(work, rank)
 
     def _enqueue(self, work: _Work, number: int) -> None:
@@ -235,6 +235,7 @@ class Node:
         if len(pages) - own + 1 > rank.tree.num_free + rank.tree.num_evictable:
             rank.tree.unlock(pages[:own])
             return None
+        rank.demand.served(work)
         rank.tree.reserve(reached - own)
         work.num_locked, work.num_reserved, work.num_done = own, reached - own, reached
         if work.is_measured:
@@ -309,7 +310,7 @@ class Node:
         return Tree(self._setting.pool_pages, victims=self._victims(rank, demand), gone=gone)
 
     def _victims(self, rank: int, demand: Demand) -> Victims:
-        age, share = demand.age, FETCH_S / TOKEN_S
+        share = FETCH_S / TOKEN_S
 
         def looking(loss: Callable[[Page, SourceKind | None], float], near: int, looks: Looks | None = None) -> Victims:
             def look(page: Page) -> Leaf:
@@ -319,7 +320,10 @@ class Node:
             return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
-            return expected_loss(1.0 if copy is None else share, age(_key(page)))
+            return (1.0 if copy is None else share) * demand.chance(_key(page))
+
+        def expected_by_age(page: Page, copy: SourceKind | None) -> float:
+            return (1.0 if copy is None else share) / (demand.age(_key(page)) + 1)
 
         match self._setting.evicts:
             case "lru":
@@ -328,6 +332,8 @@ class Node:
                 return looking(lambda page, copy: float(copy is None), NEAR_LEAVES)
             case "loss":
                 return looking(expected, NEAR_LEAVES, Looks())
+            case "loss by age":
+                return looking(expected_by_age, NEAR_LEAVES, Looks())
             case "random":
                 return looking(lambda page, copy: self._rng.random(), ALL_LEAVES)
             case "belady":

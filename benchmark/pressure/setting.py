@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 LRU, DUPLICATES_FIRST, LOSS, RANDOM, BELADY = "lru", "duplicates first", "loss", "random", "belady"
+LOSS_BY_AGE = "loss by age"
+"""As ``LOSS``, with a page's age for its chance: nothing is learnt."""
+BY_LOSS = (LOSS, LOSS_BY_AGE)
 ROUTER = "router"
 """Not one of Banyan's policies: SGLang's router, ``cache_aware``."""
 

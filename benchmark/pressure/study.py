@@ -16,6 +16,7 @@ virtual, so nothing depends on the machine. What the report compares:
     duplicates    as displacing, and each evicts duplicates among its oldest leaves first
     loss          as displacing, and each evicts what it expects to cost least
     splitting       as loss, and long nodes are split, so that a leaf's tail can go alone
+    unlearnt      as banyan, and a page's age alone is its chance
     banyan        as splitting, and requests wait for a prefix that a rank is computing: the default without an arena
     banyan arena  as banyan, with a host arena of four times the pools
 """
@@ -32,7 +33,16 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from benchmark.pressure.node import PAGE_TOKENS, Node
-from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, ROUTER, Outcome, Setting
+from benchmark.pressure.setting import (
+    BELADY,
+    DUPLICATES_FIRST,
+    LOSS,
+    LOSS_BY_AGE,
+    RANDOM,
+    ROUTER,
+    Outcome,
+    Setting,
+)
 from benchmark.pressure.workloads import Drawn, all_from
 from benchmark.provenance import provenance
 
@@ -60,6 +70,7 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
         "duplicates": Setting(**{**loss, "evicts": DUPLICATES_FIRST}),
         "loss": Setting(**loss),
         "splitting": Setting(**loss, splits=True),
+        "unlearnt": Setting(**{**banyan, "evicts": LOSS_BY_AGE}),
         "banyan": Setting(**banyan),
         "banyan arena": Setting(**banyan, arena_pages=ARENA_POOLS * total_pages),
     }

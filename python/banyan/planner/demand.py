@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How lately the pages of one rank were asked for, and whether more than once: their chance to be wanted again.
+"""How lately the pages of one rank were asked for, and how often: their chance to be wanted again.
 
-A tree knows the age of a page as long as it holds it. What tells a hot set from a scan is whether a page comes back,
-and that shows after the page has gone as often as before. So the last sight of a page is remembered beyond its stay.
-
-How much more likely a page comes that has come before is not assumed but counted: of the sights that were first ones,
-and of the others, how many were followed by one more. In a scan beside a hot set hardly any against nearly all; in
-conversations, whose turns all come back but for the last, about as many, and then age alone decides.
+A tree knows the age of a page as long as it holds it. What comes back, and what does not, shows after the page has gone
+as often as before. So the last sight of a page is remembered beyond its stay, and what that sight says is learnt from
+what comes back (``banyan.planner.chances``). What a prompt in the queue asks for is wanted for certain.
 
 Invariants
   1. The memory is bounded: ``ROWS_PER_FRAME`` rows for each frame of the pool, 8 bytes each. Of two pages that meet in
      one row the later one stays.
-  2. What is remembered is advice. Two pages of one fingerprint are taken for one, once in some ten million.
+  2. What is remembered is advice. Two pages of one fingerprint are taken for one, once in some four million.
+  3. A prompt teaches ``LESSONS`` times at most, however long it is.
 
-States of a page: unknown -> once -> again; unknown once more when its row goes to another page. One thread.
+States of a page: unknown -> once -> twice -> ... -> ``MOST_SIGHTS`` times; unknown once more when its row goes to
+another page. States of a prompt: asked -> served. One thread.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
+
+from banyan.planner.chances import Chances, Seen
 
 ROWS_PER_FRAME = 16
 """What returns after as many pages as fill the pool some ten times is still known."""
@@ -27,16 +31,18 @@ ROWS_PER_FRAME = 16
 LEAST_ROWS, MOST_ROWS = 1 << 12, 1 << 22
 """32 kB and 32 MB."""
 
-STAMP = (1 << 40) - 1
-"""Of a row, the bits that say when its page was last asked for; the others are the page's fingerprint."""
+SIGHTS_BITS = 3
+MOST_SIGHTS = 1 << SIGHTS_BITS
 
-HALF_LIFE_POOLS = 8
-"""What was counted this many pools of pages ago counts half."""
+STAMP = (1 << 42) - 1
+"""Of a row, the bits that say when its page was last asked for, and how often; the others are its fingerprint."""
 
-DOUBT_POOLS = 0.16
-"""Pages of each kind, over those of a pool, that are taken to have come back at even odds before any was counted."""
+COUNT, FINGERPRINT = MOST_SIGHTS - 1, ~STAMP
 
-MOST_AGAIN_LASTS = 16.0
+LESSONS = 8
+MOST_LOTS = 1024
+TRIES = 4
+"""To draw a page that is still known, and not of the prompt that came."""
 
 
 class Demand:
@@ -45,75 +51,107 @@ class Demand:
     def __init__(self, num_frames: int) -> None:
         num_rows = min(max(1 << (ROWS_PER_FRAME * num_frames - 1).bit_length(), LEAST_ROWS), MOST_ROWS)
         self._mask = num_rows - 1
-        # A stamp is a time, doubled, and one more when that was not the first time.
+        self._num_frames = num_frames
+        # A stamp is a time, in pages asked for, and behind it how often the page was asked for, less one.
         self._rows = array("q", bytes(8 * num_rows))
         self._num_asked = 0
-        self._half_life_pages = HALF_LIFE_POOLS * num_frames
-        self._doubt_pages = DOUBT_POOLS * num_frames
-        # First sights, and others: how many there were, and how many were followed by one more.
-        self._sights, self._returns = [0.0, 0.0], [0.0, 0.0]
-        self._again_lasts = 1.0
+        self._chances = Chances()
+        # New pages, one in so many, as far back as pages are remembered.
+        self._lots: deque[int] = deque(maxlen=MOST_LOTS)
+        self._pages_per_lot = -(-ROWS_PER_FRAME * num_frames // MOST_LOTS)
+        self._next_lot = 0
+        self._rng = random.Random(0)
+        self._queued: dict[Hashable, int] = {}
+        self._queued_at: set[int] = set()
 
     @property
-    def again_lasts(self) -> float:
-        """A page that was asked for more than once stays this many times as long as one that was not."""
-        return self._again_lasts
+    def chances(self) -> Chances:
+        """What has been learnt."""
+        return self._chances
 
-    def asked(self, keys: Sequence[Hashable]) -> None:
-        """A prompt of these pages has come, from its first on; ``keys`` is not empty."""
+    def asked(self, keys: Sequence[Hashable], prompt: Hashable) -> None:
+        """A prompt of these pages has come, from its first on, and waits; ``keys`` is not empty.
+
+        ``prompt``: what it is called until it is ``served``.
+        """
         # A key is a hash already; Python's own of it is quick and never leaves the process.
         numbers = list(map(hash, keys))
         # Whoever asked for a page has asked for those before it, also where their rows are lost.
-        num_again = self._last_known(numbers, 0)
-        num_thrice = self._last_known(numbers[:num_again], 1)
-        self._learn(len(keys) - num_again, num_again, num_again - num_thrice, num_thrice)
-        self._num_asked += len(keys)
-        stamp = 2 * self._num_asked
-        self._write(numbers[:num_again], stamp + 1)
-        self._write(numbers[num_again:], stamp)
+        num_again = self._num_known(numbers)
+        num_lessons = min(LESSONS, num_again)
+        came = [self._stamp(numbers[(2 * turn + 1) * num_again // (2 * num_lessons)]) for turn in range(num_lessons)]
+        asked_before, self._num_asked = self._num_asked, self._num_asked + len(keys)
+        self._write_again(numbers[:num_again])
+        self._write_first(numbers[num_again:])
+        for stamp in filter(None, came):
+            other = self._drawn_by_lot()
+            if other is not None:
+                self._chances.came(self._seen(stamp, asked_before), self._seen(other, asked_before))
+        self.served(prompt)
+        self._queued[prompt] = self._num_asked
+        self._queued_at.add(self._num_asked)
+
+    def served(self, prompt: Hashable) -> None:
+        """The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone."""
+        self._queued_at.discard(self._queued.pop(prompt, -1))
 
     def came(self, keys: Sequence[Hashable]) -> None:
         """The tree has these pages now. Those that no prompt has named, such as an answer's, begin their age."""
-        new = [number for number in map(hash, keys) if not self._stamp(number)]
-        self._write(new, 2 * self._num_asked)
-        self._sights[0] += len(new)
+        self._write_first([number for number in map(hash, keys) if not self._stamp(number)])
 
-    def age(self, key: Hashable) -> float:
-        """The age of a page that would be wanted as likely and was asked for once."""
-        stamp = self._stamp(hash(key))
-        age = float(self._num_asked - (stamp >> 1))
-        return age / self._again_lasts if stamp & 1 else age
+    def chance(self, key: Hashable) -> float:
+        """Of the page to be wanted, as against other pages; infinite while a prompt waits that asks for it."""
+        number = hash(key)
+        row = self._rows[number & self._mask]
+        # As ``_stamp``, without its call: every look at a leaf asks.
+        stamp = 0 if (row ^ number) & FINGERPRINT else row & STAMP
+        asked_at = stamp >> SIGHTS_BITS
+        if asked_at in self._queued_at:
+            return math.inf
+        return self._chances.of((self._num_asked - asked_at) / self._num_frames, (stamp & COUNT) + 1)
 
-    def is_again(self, key: Hashable) -> bool:
-        """Whether the page is known to have been asked for more than once."""
-        return bool(self._stamp(hash(key)) & 1)
+    def age(self, key: Hashable) -> int:
+        """Pages that were asked for since it was."""
+        return self._num_asked - (self._stamp(hash(key)) >> SIGHTS_BITS)
+
+    def num_sights(self, key: Hashable) -> int:
+        """How often the page was asked for; ``MOST_SIGHTS`` also when it was more often."""
+        return (self._stamp(hash(key)) & COUNT) + 1
+
+    def _seen(self, stamp: int, num_asked: int) -> Seen:
+        return Seen((num_asked - (stamp >> SIGHTS_BITS)) / self._num_frames, (stamp & COUNT) + 1)
 
     def _stamp(self, number: int) -> int:
         """0, as of a page that was asked for before all others, when it is not known."""
         row = self._rows[number & self._mask]
-        return 0 if (row ^ number) & ~STAMP else row & STAMP
+        return 0 if (row ^ number) & FINGERPRINT else row & STAMP
 
-    def _last_known(self, numbers: Sequence[int], again: int) -> int:
-        """How many leading pages end with one that is known; ``again`` 1: to have been asked for more than once."""
-        rows, mask = self._rows, self._mask
-        for place in range(len(numbers) - 1, -1, -1):
-            row = rows[numbers[place] & mask]
-            if not (row ^ numbers[place]) & ~STAMP and row & STAMP and row & 1 >= again:
-                return place + 1
-        return 0
+    def _num_known(self, numbers: Sequence[int]) -> int:
+        """How many leading pages end with one that is known."""
+        return next((place + 1 for place in range(len(numbers) - 1, -1, -1) if self._stamp(numbers[place])), 0)
 
-    def _write(self, numbers: Iterable[int], stamp: int) -> None:
-        rows, mask = self._rows, self._mask
+    def _drawn_by_lot(self) -> int | None:
+        """The stamp of a page that the last prompt did not name."""
+        for _ in range(TRIES if self._lots else 0):
+            stamp = self._stamp(self._lots[int(self._rng.random() * len(self._lots))])
+            if stamp and stamp >> SIGHTS_BITS < self._num_asked:
+                return stamp
+        return None
+
+    def _write_first(self, numbers: Sequence[int]) -> None:
+        rows, mask, stamp = self._rows, self._mask, self._num_asked << SIGHTS_BITS
         for number in numbers:
-            rows[number & mask] = number & ~STAMP | stamp
+            rows[number & mask] = number & FINGERPRINT | stamp
+        self._lots.extend(numbers[self._next_lot :: self._pages_per_lot])
+        self._next_lot = (self._next_lot - len(numbers)) % self._pages_per_lot
 
-    def _learn(self, num_first: int, num_again: int, num_returned_first: int, num_returned_again: int) -> None:
-        fade = 0.5 ** ((num_first + num_again) / self._half_life_pages)
-        counts = ((num_first, num_returned_first), (num_again, num_returned_again))
-        chances = []
-        for kind, (num_sights, num_returns) in enumerate(counts):
-            self._sights[kind] = self._sights[kind] * fade + num_sights
-            self._returns[kind] = self._returns[kind] * fade + num_returns
-            chances.append((self._returns[kind] + self._doubt_pages) / (self._sights[kind] + 2 * self._doubt_pages))
-        # Squared: the two kinds are mixtures, and their means are nearer to each other than most of their pages.
-        self._again_lasts = min(max((chances[1] / chances[0]) ** 2, 1.0), MOST_AGAIN_LASTS)
+    def _write_again(self, numbers: Sequence[int]) -> None:
+        """A page was asked for at least as often as those behind it, also where its row is lost."""
+        rows, mask, asked_at = self._rows, self._mask, self._num_asked << SIGHTS_BITS
+        num_before, stamp = 0, asked_at | 1
+        for number in reversed(numbers):
+            row = rows[number & mask]
+            if not (row ^ number) & FINGERPRINT and row & COUNT > num_before:
+                num_before = row & COUNT
+                stamp = asked_at | min(num_before + 1, COUNT)
+            rows[number & mask] = number & FINGERPRINT | stamp

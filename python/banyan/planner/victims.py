@@ -2,8 +2,8 @@
 """Which leaf of a full pool goes: the one whose loss is expected to cost least, among those that are looked at.
 
 The loss of a page is what it costs to have it again, by its chance to be wanted. The cost is measured: a copy out of a
-peer's pool or the arena, against a computation. The chance falls with the age (``banyan.planner.demand``). So
-duplicates go before last copies as long as copying is much quicker, and a scan goes before a hot set.
+peer's pool or the arena, against a computation. The chance is learnt (``banyan.planner.demand``). So duplicates go
+before last copies as long as copying is much quicker, and a scan goes before a hot set.
 
 The oldest leaves are always looked at. While none of them is a duplicate, others are looked at too, as many as are paid
 for by the pages that have gone before.
@@ -79,17 +79,13 @@ class CostShares:
 
 
 class Leaf(NamedTuple):
-    """``key``: of the page that it ends with; ``copy``: where else that page lies, None for the node's last copy."""
+    """``key``: of the page that it ends with; ``copy``: where else that page lies, None for the node's last copy;
+    ``loss``: what that page costs to have again, over computing it, by its chance."""
 
     node: int
     key: str
     copy: SourceKind | None
     loss: float
-
-
-def expected_loss(cost_share: float, age_pages: float) -> float:
-    """Of one page. ``cost_share``: what it takes to have it again, over what it takes to compute it."""
-    return cost_share / (age_pages + 1)
 
 
 @dataclass(slots=True)
@@ -166,12 +162,15 @@ class Walk:
         self._num_duplicates = self._num_taken = 0
 
     def _fill(self) -> None:
-        while len(self._leaves) < self._num_at_hand or (not self._num_duplicates and self._looks.spend()):
+        leaves, seen = self._leaves, self._seen
+        while len(leaves) < self._num_at_hand or (not self._num_duplicates and self._looks.spend()):
             node = self._next_oldest()
             if node is None:
                 break
-            leaf = self._seen.get(node) or self._look(node)
-            self._seen[node] = leaf
-            heappush(self._leaves, (leaf.loss, next(self._numbers), leaf))
-            self._num_duplicates += leaf.copy is not None
+            leaf = seen.get(node)
+            if leaf is None:
+                leaf = seen[node] = self._look(node)
+            heappush(leaves, (leaf.loss, next(self._numbers), leaf))
+            if leaf.copy is not None:
+                self._num_duplicates += 1
         self._num_at_hand = self._near

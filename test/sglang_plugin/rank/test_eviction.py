@@ -19,7 +19,7 @@ from test.sglang_plugin.rank.hooked import hooked
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
 from banyan.planner.stretches import STRETCHES_PER_POOL
-from banyan.sglang_plugin.rank import eviction
+from banyan.sglang_plugin.rank import eviction, prefill
 from banyan.telemetry import Counters, Dropped
 
 FULL, PAGE = ComponentType.FULL, 16
@@ -90,6 +90,7 @@ def prompt(number, num_pages=2):
 @pytest.fixture
 def rig(monkeypatch):
     monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(prefill, "_has_begun", None)
     cache, elsewhere = Cache(), set()
     linker = SimpleNamespace(
         is_whole_rank=True,
@@ -128,6 +129,28 @@ def test_evict_when_a_younger_prompt_is_held_elsewhere_then_it_goes_first(rig):
     assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (2, 2)
 
 
+def test_evict_when_a_prompt_in_the_queue_asks_for_a_leaf_then_it_stays_until_the_prompt_has_begun(rig):
+    cache, _, linker = rig
+    nodes = [cache.insert(prompt(number)) for number in range(3)]
+    linker.demand.asked([key_of(cache, nodes[0])], "r")
+    cache.evict(2 * PAGE)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [32, 0, 32]
+    prefill._has_begun("r")
+    linker.demand.asked([key_of(cache, nodes[2])], "another")
+    cache.evict(2 * PAGE)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 0, 32]
+
+
+def test_evict_when_it_was_learnt_that_the_oldest_comes_next_then_the_youngest_goes(rig):
+    cache, _, linker = rig
+    for number in range(3):
+        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *range(100 * number, 100 * number + 50)], "r")
+    linker.demand.served("r")
+    linker.demand.chances.age_power = 1.0
+    cache.evict(2 * PAGE)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [32, 32, 0]
+
+
 def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):
     cache, elsewhere, _ = rig
     nodes = [cache.insert(prompt(number)) for number in range(3)]
@@ -154,7 +177,8 @@ def full(rig):
     cache.evict(PAGE)
     for number in range(3):
         nodes = cache.insert_as_sglang(prompt(number, 40))
-        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)])
+        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)], number)
+        linker.demand.served(number)
     return cache
 
 

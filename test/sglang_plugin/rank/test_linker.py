@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The linker as SGLang drives it, two ranks in one process: offload, lookup, load, start, wait, finish, updates."""
 
+import gc
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -245,6 +247,33 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
     owner.reset()
     assert owner.state()["num_sampled_pages"] == 0
     assert owner.figures()["num_published_pages"] == 0
+
+
+class Request:
+    """In SGLang's queue, and known by its id for as long as it is there."""
+
+    output_ids, banyan_asked, dp_max_kv_rank, banyan_reads = (), None, -1, None
+
+    def __init__(self, rid):
+        self.rid, self.origin_input_ids = rid, [0] * (2 * PAGE)
+
+
+def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_served_or_gone(ranks, monkeypatch):
+    _, ((rank, _, _), _) = ranks
+    asked = {"one": keys(1, 2), "two": keys(3, 4)}
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: asked[rid])
+    waiting = [Request(rid) for rid in asked]
+    for request in waiting:
+        module.requests.register(request)
+        rank.arrive(request.rid)
+    assert rank.demand.chance(keys(2)[0]) == rank.demand.chance(keys(4)[0]) == math.inf
+    rank.demand.served("one")
+    assert rank.demand.chance(keys(2)[0]) < rank.demand.chance(keys(4)[0]) == math.inf
+    waiting.clear()
+    del request
+    gc.collect()
+    assert rank.demand.chance(keys(4)[0]) < math.inf
+    assert rank.state()["age_power"] == -1.0
 
 
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_a_gauge_and_is_kept_up(ranks, monkeypatch):

@@ -240,3 +240,12 @@ def test_add_when_other_nodes_may_still_answer_for_a_request_then_it_is_passed_o
     adder = make_adder(None)
     add(adder, awaited, ready)
     assert adder.can_run_list == [ready]
+
+
+def test_add_when_a_request_leaves_the_queue_then_that_is_told_and_of_one_that_stays_it_is_not(make_adder, monkeypatch):
+    begun = []
+    monkeypatch.setattr(prefill, "_has_begun", None)
+    prefill.tell_begun(begun.append)
+    adder = make_adder(None)
+    add(adder, request(100), request(5_000), request(200))
+    assert begun == ["r100", "r5000"] == [req.rid for req in adder.can_run_list]

@@ -12,7 +12,7 @@ from banyan.lab.sim.tree import Tree, Victims
 from banyan.planner.victims import Leaf, Looks
 from benchmark.pressure.approximate import ApproximateTrees
 from benchmark.pressure.node import Node
-from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, RANDOM, Setting
+from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, LOSS_BY_AGE, RANDOM, Setting
 from benchmark.pressure.study import main, table
 from benchmark.pressure.workloads import HOT_SHARE, documents, hot, scan, turns
 
@@ -141,6 +141,20 @@ def test_one_rank_when_a_scan_runs_beside_a_hot_set_then_loss_keeps_it_and_age_d
     by_age, by_loss = (Node(replace(pool, evicts=how)).play(drawn.prompts, drawn.num_measured) for how in ("lru", LOSS))
     assert by_age.hits < 0.15
     assert by_loss.hits > 0.23
+
+
+@pytest.mark.parametrize(("draw", "least"), [(documents, 1.5), (turns, 0.98)])
+def test_ranks_when_the_chance_is_learnt_then_more_is_found_of_what_comes_round_and_nothing_lost_of_what_grows(
+    draw, least
+):
+    found = {LOSS: 0.0, LOSS_BY_AGE: 0.0}
+    for evicts in found:
+        for seed in range(4):
+            drawn = draw(60, seed)
+            pools = {"num_ranks": 2, "pool_pages": round(drawn.num_distinct / 3.5), "splits": True, "waits": True}
+            setting = Setting(**pools, evicts=evicts, counts_displaced=True, seed=seed)
+            found[evicts] += Node(setting).play(drawn.prompts, drawn.num_measured).hits
+    assert found[LOSS] > least * found[LOSS_BY_AGE]
 
 
 @pytest.mark.parametrize("seed", range(10))

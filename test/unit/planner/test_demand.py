@@ -3,103 +3,183 @@
 
 from __future__ import annotations
 
+import math
 import random
+from statistics import median
 
 import pytest
 
-from banyan.planner.demand import LEAST_ROWS, MOST_AGAIN_LASTS, MOST_ROWS, ROWS_PER_FRAME, Demand
+from banyan.planner.demand import LEAST_ROWS, MOST_LOTS, MOST_ROWS, MOST_SIGHTS, ROWS_PER_FRAME, Demand
 
 NUM_FRAMES = 400
+STRANGE = (-1, 0)
 
 
 def prompt(number, num_pages=10):
-    return [f"{number}/{page}" for page in range(num_pages)]
+    """Keys that hash alike in every run."""
+    return [(number, page) for page in range(num_pages)]
 
 
-def test_age_when_others_are_asked_for_then_it_grows_by_their_pages():
-    demand = Demand(NUM_FRAMES)
-    demand.asked(prompt(0))
-    assert demand.age("0/9") == 0
-    demand.asked(prompt(1))
-    demand.asked(prompt(2, num_pages=5))
-    assert (demand.age("0/0"), demand.age("1/9"), demand.age("2/4")) == (15, 5, 0)
+def ask(demand, *prompts):
+    """All of them, one served before the next one comes."""
+    for keys in prompts:
+        demand.asked(keys, "a prompt")
+        demand.served("a prompt")
 
 
-def test_age_when_a_page_is_not_known_then_it_is_older_than_all_others():
-    demand = Demand(NUM_FRAMES)
-    demand.asked(prompt(0))
-    demand.asked(prompt(1))
-    assert demand.age("strange") == 20 > demand.age("0/0")
-    assert not demand.is_again("strange")
+@pytest.fixture
+def demand():
+    return Demand(NUM_FRAMES)
 
 
-def test_asked_when_a_prompt_begins_like_another_then_that_part_is_asked_for_again():
-    demand = Demand(NUM_FRAMES)
-    demand.asked(prompt(0, num_pages=6))
-    demand.asked([*prompt(0, num_pages=4), *prompt(1)])
-    assert [demand.is_again(key) for key in ("0/0", "0/3", "0/4", "1/0")] == [True, True, False, False]
+def test_age_when_others_are_asked_for_then_it_grows_by_their_pages(demand):
+    ask(demand, prompt(0))
+    assert demand.age((0, 9)) == 0
+    ask(demand, prompt(1), prompt(2, num_pages=5))
+    assert (demand.age((0, 0)), demand.age((1, 9)), demand.age((2, 4))) == (15, 5, 0)
 
 
-def test_came_when_no_prompt_has_named_a_page_then_its_age_begins_and_others_keep_theirs():
-    demand = Demand(NUM_FRAMES)
-    demand.asked(prompt(0))
-    demand.asked(prompt(1))
-    demand.came([*prompt(0), "answer"])
-    assert (demand.age("0/9"), demand.age("answer")) == (10, 0)
-    assert not demand.is_again("answer")
+def test_age_when_a_page_is_not_known_then_it_is_older_than_all_others(demand):
+    ask(demand, prompt(0), prompt(1))
+    assert demand.age(STRANGE) == 20 > demand.age((0, 0))
+    assert demand.num_sights(STRANGE) == 1
 
 
-def test_again_lasts_when_nothing_was_counted_then_age_alone_decides():
-    assert Demand(NUM_FRAMES).again_lasts == 1.0
+def test_asked_when_a_prompt_begins_like_another_then_that_part_is_asked_for_again(demand):
+    ask(demand, prompt(0, num_pages=6), [*prompt(0, num_pages=4), *prompt(1)])
+    assert [demand.num_sights(key) for key in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
 
 
-def test_again_lasts_when_a_scan_runs_beside_a_hot_set_then_what_came_before_lasts_longest():
-    demand, rng = Demand(NUM_FRAMES), random.Random(1)
+def test_asked_when_rows_are_lost_then_a_page_counts_as_often_as_those_behind_it(demand):
+    ask(demand, *[prompt(0)] * 4)
+    number = hash((0, 3))
+    demand._rows[number & demand._mask] = ~number
+    assert demand.num_sights((0, 3)) == 1
+    ask(demand, prompt(0))
+    assert [demand.num_sights((0, page)) for page in range(10)] == [5] * 10
+
+
+def test_asked_when_it_is_again_and_again_then_sights_are_counted_as_far_as_they_fit(demand):
+    for num_times in range(1, 3 * MOST_SIGHTS):
+        ask(demand, prompt(0))
+        assert demand.num_sights((0, 5)) == min(num_times, MOST_SIGHTS)
+
+
+def test_came_when_no_prompt_has_named_a_page_then_its_age_begins_and_others_keep_theirs(demand):
+    ask(demand, prompt(0), prompt(1))
+    demand.came([*prompt(0), STRANGE])
+    assert (demand.age((0, 9)), demand.age(STRANGE)) == (10, 0)
+    assert demand.num_sights(STRANGE) == 1
+
+
+def test_chance_when_a_prompt_waits_then_its_pages_are_wanted_for_certain(demand):
+    ask(demand, prompt(0), prompt(1))
+    demand.asked(prompt(0, num_pages=4), "waiting")
+    assert demand.chance((0, 3)) == math.inf > demand.chance((0, 4))
+    demand.served("waiting")
+    demand.served("waiting")
+    assert demand.chance((0, 3)) < math.inf
+
+
+def test_chance_when_two_prompts_wait_then_each_for_itself(demand):
+    demand.asked(prompt(0), "one")
+    demand.asked(prompt(1), "two")
+    demand.served("one")
+    assert demand.chance((0, 0)) < demand.chance((1, 0)) == math.inf
+
+
+def test_chance_when_a_prompt_comes_again_under_its_name_then_it_waits_for_what_it_asks_now(demand):
+    demand.asked(prompt(0), "one")
+    demand.asked(prompt(1), "one")
+    assert demand.chance((0, 0)) < demand.chance((1, 0)) == math.inf
+
+
+def test_chance_when_nothing_was_learnt_then_the_younger_is_likelier(demand):
+    ask(demand, *map(prompt, range(8)))
+    chances = [demand.chance((number, 5)) for number in range(8)]
+    assert chances == sorted(chances) and chances[0] < chances[-1]
+
+
+def test_chance_when_a_scan_runs_beside_a_hot_set_then_what_came_before_is_likelier(demand):
+    rng = random.Random(1)
     for turn in range(800):
-        demand.asked(prompt(rng.randrange(20)) if turn % 4 == 0 else prompt(1_000 + turn))
-    assert demand.again_lasts == MOST_AGAIN_LASTS
-    demand.asked(prompt("last of the scan"))
-    demand.asked(prompt(0))
-    demand.asked(prompt(1))
-    assert demand.age("0/0") == pytest.approx(10 / MOST_AGAIN_LASTS)
+        ask(demand, prompt(rng.randrange(20)) if turn % 4 == 0 else prompt(1_000 + turn))
+    ask(demand, *(prompt(2_000 + turn) for turn in range(10)))
+    # Of the hot set too a few rows have gone to others.
+    assert median(demand.chance((number, 5)) for number in range(20)) > 10 * demand.chance((2009, 5))
 
 
-def test_again_lasts_when_conversations_go_on_and_end_then_hardly_longer():
-    demand, rng = Demand(NUM_FRAMES), random.Random(1)
-    turns, number = {}, 0
-    for _ in range(800):
+def grow(demand, num_turns):
+    """Conversations that grow and end with their sixth turn, eight at a time."""
+    rng, turns, number = random.Random(1), {}, 0
+    for _ in range(num_turns):
         if len(turns) < 8:
             number += 1
             turns[number] = 1
         conversation = rng.choice(sorted(turns))
-        demand.asked(prompt(conversation, num_pages=10 + 5 * turns[conversation]))
+        ask(demand, prompt(conversation, num_pages=10 + 5 * turns[conversation]))
         turns[conversation] += 1
         if turns[conversation] > 6:
             del turns[conversation]
-    assert demand.again_lasts < 1.5
 
 
-def test_again_lasts_when_a_hot_set_goes_out_of_use_then_that_is_learnt():
-    demand = Demand(NUM_FRAMES)
-    for turn in range(400):
-        demand.asked(prompt(turn % 7) if turn % 2 else prompt(1_000 + turn))
-    assert demand.again_lasts == MOST_AGAIN_LASTS
-    for turn in range(4_000):
-        demand.asked(prompt(100_000 + turn // 2))
-    assert demand.again_lasts == 1.0
+def test_chance_when_conversations_go_on_and_end_then_the_young_are_likelier_and_those_near_their_end_are_not(demand):
+    grow(demand, 800)
+    assert demand.chances.age_power < -0.8
+    assert demand.chances.sights_power < 0.0
+
+
+def test_chance_when_prompts_come_round_in_turns_then_the_older_is_likelier(demand):
+    for _ in range(12):
+        ask(demand, *map(prompt, range(100)))
+    assert demand.chances.age_power > 0.0
+    assert demand.chance((1, 5)) > demand.chance((98, 5))
+
+
+def test_chance_when_many_prompts_are_asked_each_at_its_own_rate_then_sights_say_more_than_age(demand):
+    rng = random.Random(1)
+    for _ in range(1_500):
+        ask(demand, prompt(int(120 * rng.random() ** 3)))
+    assert demand.chances.sights_power > 0.5
+    assert abs(demand.chances.age_power) < demand.chances.sights_power
+
+
+def test_chance_when_the_work_changes_then_that_is_learnt(demand):
+    for _ in range(12):
+        ask(demand, *map(prompt, range(100)))
+    assert demand.chances.age_power > 0.0
+    grow(demand, 800)
+    assert demand.chances.age_power < -0.5
+
+
+def test_asked_when_seeded_alike_then_the_same_is_learnt():
+    one, two = Demand(NUM_FRAMES), Demand(NUM_FRAMES)
+    for demand in (one, two):
+        grow(demand, 100)
+    assert one.chances.state() == two.chances.state()
 
 
 @pytest.mark.parametrize("num_frames", [1, NUM_FRAMES, 10_000_000])
 def test_memory_when_the_pool_has_any_size_then_bounded(num_frames):
-    num_rows = len(Demand(num_frames)._rows)
+    demand = Demand(num_frames)
+    num_rows = len(demand._rows)
     assert LEAST_ROWS <= num_rows <= MOST_ROWS
     assert num_rows >= min(ROWS_PER_FRAME * num_frames, MOST_ROWS)
+    assert MOST_LOTS * demand._pages_per_lot >= ROWS_PER_FRAME * num_frames
+
+
+def test_lots_when_many_pages_are_new_then_one_in_so_many_across_prompts():
+    demand = Demand(640)
+    for number in range(300):
+        ask(demand, prompt(number, num_pages=7))
+    assert demand._pages_per_lot == 10
+    assert len(demand._lots) == 210
 
 
 def test_asked_when_more_comes_than_is_remembered_then_the_latest_is_known():
     demand = Demand(16)
     for number in range(2_000):
-        demand.asked(prompt(number))
-    assert demand.age("1999/0") == 0
-    known = sum(demand.age(f"{number}/0") < 20_000 for number in range(2_000))
+        ask(demand, prompt(number))
+    assert demand.age((1999, 0)) == 0
+    known = sum(demand.age((number, 0)) < 20_000 for number in range(2_000))
     assert known < 1_000

@@ -18,7 +18,7 @@ import numpy as np
 from banyan._native import Peers, Roster, SharedBytes, Shelf
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
-from banyan.planner.victims import CostShares, Leaf, Looks, Walk, expected_loss
+from banyan.planner.victims import CostShares, Leaf, Looks, Walk
 
 NUM_LEAVES = 1_000
 NUM_RANKS = 8
@@ -49,8 +49,9 @@ def _measure(leaf_pages: int, one_in: int) -> dict[str, Any]:
     peers = Peers(roster, 0, 0, NAMESPACE, geometry, pools[0])
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
-    for leaf in keys:
-        demand.asked(leaf)
+    for number, leaf in enumerate(keys):
+        demand.asked(leaf, number)
+        demand.served(number)
     shares = CostShares(lambda kind: 0.01, time.monotonic)
     num_looks = 0
 
@@ -59,7 +60,7 @@ def _measure(leaf_pages: int, one_in: int) -> dict[str, Any]:
         num_looks += 1
         key = keys[number][-1]
         copy = SourceKind.PEER if peers.lookup([key], slots).runs else None
-        return Leaf(number, key, copy, expected_loss(shares.of(copy), demand.age(key)))
+        return Leaf(number, key, copy, shares.of(copy) * demand.chance(key))
 
     looks, by_age, times_us = Looks(), deque(range(NUM_LEAVES)), []
     for _ in range(NUM_ROUNDS):

@@ -9,7 +9,7 @@ over a shelf that copies nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from banyan.arena.residency import Residency
 from banyan.core import SourceKind
@@ -52,10 +52,14 @@ class Pool:
                 return number
         return len(pages)
 
-    def asked(self, pages: Sequence[Page]) -> None:
-        """A prompt of these pages was sent to the rank."""
+    def asked(self, pages: Sequence[Page], prompt: Hashable) -> None:
+        """A prompt of these pages was sent to the rank, and waits until it is ``served``."""
         if pages:
-            self._demand.asked([(self._number(page),) for page in pages])
+            self._demand.asked([(self._number(page),) for page in pages], prompt)
+
+    def served(self, prompt: Hashable) -> None:
+        """The prompt waits no longer."""
+        self._demand.served(prompt)
 
     def insert(self, pages: Sequence[Page]) -> None:
         """Put a prompt's pages here, most recently used, as far as they fit."""
@@ -78,7 +82,7 @@ class Pool:
     def _by_loss(self, number: int) -> Leaf:
         assert self._loss is not None
         page = self._pages[number]
-        return Leaf(number, page, *self._loss(page, self._demand.age((number,))))
+        return Leaf(number, page, *self._loss(page, self._demand.chance((number,))))
 
 
 class _Shelf:

@@ -91,7 +91,7 @@ class DpNode:
     def _place(self, request: Request, prompt: Prompt) -> None:
         choice = self._dispatcher.place(prompt, range(len(self._ranks)), self._sim.now_s)
         rank = self._ranks[choice.rank]
-        rank.pool.asked(request.pages)
+        rank.pool.asked(request.pages, request.number)
         request.uncached_tokens = request.prompt_tokens - prompt.cached_tokens[rank.number]
         rank.ongoing_tokens += request.prompt_tokens + request.output_tokens
         rank.pending_tokens += request.uncached_tokens
@@ -226,6 +226,7 @@ class DpNode:
         rank.busy = False
         rank.pending_tokens -= request.uncached_tokens
         request.prefilled_s = self._sim.now_s
+        rank.pool.served(request.number)
         rank.pool.insert(request.pages)
         self._arena.insert(request.pages)
         if self._site.num_decode_only:

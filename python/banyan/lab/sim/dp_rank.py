@@ -17,7 +17,7 @@ from banyan.lab.sim.decode import DecodeRank
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.resources import Link
 from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes
-from banyan.planner.victims import CostShares, expected_loss
+from banyan.planner.victims import CostShares
 
 CHUNK_TOKENS = 8192
 """SGLang's default for a GPU of this size."""
@@ -117,11 +117,11 @@ class Rank:
         self.computed_s = 0.0
 
     def _loss(
-        self, copy_of: Callable[[int, Page], SourceKind | None], page: Page, age_pages: float
+        self, copy_of: Callable[[int, Page], SourceKind | None], page: Page, chance: float
     ) -> tuple[SourceKind | None, float]:
         self.shares.refresh()
         copy = copy_of(self.number, page)
-        return copy, expected_loss(self.shares.of(copy), age_pages)
+        return copy, self.shares.of(copy) * chance
 
 
 def _whole_cost(prefill: PrefillModel) -> PrefillCost:

@@ -21,8 +21,9 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
-from banyan.planner.victims import CostShares, Leaf, Looks, Walk, expected_loss
+from banyan.planner.victims import CostShares, Leaf, Looks, Walk
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import prefill
 from banyan.telemetry import Counters, Dropped, Stopwatch
 
 logger = logging.getLogger("banyan")
@@ -45,6 +46,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
         logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
+    prefill.tell_begun(linker.demand.served)
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
         copy_of=linker.copy_of,
@@ -191,7 +193,7 @@ class VictimChoice:
         if key is None:
             return Leaf(node, "", None, 0.0)
         copy = self._copy_of(key)
-        return Leaf(node, key, copy, expected_loss(self._shares.of(copy), self._demand.age(key)))
+        return Leaf(node, key, copy, self._shares.of(copy) * self._demand.chance(key))
 
     def _count(self, num_tokens: int) -> None:
         """Tokens that have gone since the last step were of the leaf that was chosen then."""
@@ -203,6 +205,6 @@ class VictimChoice:
             self._looks.earn(num_pages)
             if num_pages:
                 key = self._chosen.key
-                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.is_again(key))
+                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.num_sights(key) > 1)
             self._chosen = None
         self._num_gone = num_tokens

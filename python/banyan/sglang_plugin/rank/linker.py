@@ -254,7 +254,8 @@ class BanyanLinker(UnifiedCacheLinker):
         if not keys:
             return
         if self.chooses_victims:
-            self.demand.asked(keys)
+            self.demand.asked(keys, rid)
+            requests.when_gone(rid, self.demand.served)
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
         self._member.lookout.saw(rid, keys)
@@ -454,7 +455,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self._planner.state(),
             **({} if self._windows is None else {self._windows.told_as: self._windows.state()}),
             "dropped": self.dropped.state(),
-            "again_lasts": round(self.demand.again_lasts, 2),
+            **self.demand.chances.state(),
             "waits_for_errands": self._can_wait,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }

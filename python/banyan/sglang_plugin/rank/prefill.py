@@ -32,6 +32,9 @@ _lockstep: _Lockstep | None = None
 _is_awaited: Callable[[str], bool] | None = None
 """Whether other nodes may still answer for a request of this id."""
 
+_has_begun: Callable[[str], None] | None = None
+"""Told the id of a request that has been added to a prefill: its prefix is locked."""
+
 _newest: weakref.ref[Any] | None = None
 """The adder of the pass that SGLang is in; it dies with the pass."""
 
@@ -58,6 +61,12 @@ def hold_back(is_awaited: Callable[[str], bool]) -> None:
     """From now on pass over requests for which answers of other nodes may still come; they keep their place."""
     global _is_awaited
     _is_awaited = is_awaited
+
+
+def tell_begun(has_begun: Callable[[str], None]) -> None:
+    """From now on say which requests have left the queue for a prefill."""
+    global _has_begun
+    _has_begun = has_begun
 
 
 def requests_of_this_pass() -> Sequence[Any]:
@@ -123,13 +132,14 @@ class WatchedAdder:
             # The threads that wait for answers need the interpreter, and nothing else may be running.
             time.sleep(0)
             return AddReqResult.CONTINUE
-        if self._moves is None:
-            return self._add_within_quota(req, has_chunked_req, truncation_align_size)
-        if not self._moves.has_room(req.host_hit_length):
+        if self._moves is not None and not self._moves.has_room(req.host_hit_length):
             return AddReqResult.OTHER
         verdict = self._add_within_quota(req, has_chunked_req, truncation_align_size)
         if self._was_added(req):
-            self._moves.take(req.host_loaded_length)
+            if self._moves is not None:
+                self._moves.take(req.host_loaded_length)
+            if _has_begun is not None:
+                _has_begun(req.rid)
         return verdict
 
     def _add_within_quota(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:

@@ -7,7 +7,7 @@ The linker contract passes request ids. The registry holds requests weakly: a fi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,13 @@ def register(req: Any) -> None:
 def is_known(req: Any) -> bool:
     """Whether this very request has been registered."""
     return _by_rid.get(req.rid) is req
+
+
+def when_gone(rid: str, tell: Callable[[str], None]) -> None:
+    """Call ``tell`` with this id when SGLang has forgotten the request: answered, aborted or failed."""
+    req = _by_rid.get(rid)
+    if req is not None:
+        weakref.finalize(req, tell, rid).atexit = False
 
 
 def record_span(rid: str, span: PrefixSpan) -> None:

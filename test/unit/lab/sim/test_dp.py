@@ -31,9 +31,10 @@ def test_pool_when_full_then_the_longest_unused_goes_and_leaves_before_parents()
 
 
 def test_pool_when_losses_are_told_then_the_least_goes_first():
-    pool = Pool(6, lambda page, age_pages: (SourceKind.PEER, 0.1) if page == "y" else (None, 1.0))
+    pool = Pool(6, lambda page, chance: (SourceKind.PEER, 0.1) if page == "y" else (None, 1.0))
     for prompt in (["a", "b", "c"], ["x", "y"]):
-        pool.asked(prompt)
+        pool.asked(prompt, "a prompt")
+        pool.served("a prompt")
         pool.insert(prompt)
     pool.insert(["p", "q"])
     assert pool.prefix(["x", "y"]) == 0 and pool.prefix(["a", "b", "c"]) == 3
