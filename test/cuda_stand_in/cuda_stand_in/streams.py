@@ -6,7 +6,6 @@ with the driver's queues by the events that ``device`` knows.
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,11 +17,12 @@ class Streams:
     """Of one process: which stream is current on which thread, and the classes that torch is given."""
 
     def __init__(self, device: Device) -> None:
+        self.device = device
         self._current = threading.local()
         self._num_streams = 0
-        made = _classes(device, self)
-        self.Event, self.Stream, self.ExternalStream = made.Event, made.Stream, made.ExternalStream
-        self.StreamContext = made.StreamContext
+        self.Event, self.Stream, self.ExternalStream, self.StreamContext = (
+            type(kind.__name__, (kind,), {"process": self}) for kind in (Event, Stream, ExternalStream, StreamContext)
+        )
         self._default = self.ExternalStream(0)
 
     def next_number(self) -> int:
@@ -45,75 +45,80 @@ class Streams:
         self.entered()[-1] = stream
 
 
-def _classes(device: Device, streams: Streams) -> SimpleNamespace:
-    class Event:
-        def __init__(self, enable_timing: bool = False, blocking: bool = False, **_rest: Any) -> None:
-            self.cuda_event = device.create_event()
+class Event:
+    process: Streams
 
-        def record(self, stream: Any = None) -> None:
-            device.record(self.cuda_event, (stream or streams.current()).cuda_stream)
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, **_rest: Any) -> None:
+        self.cuda_event = self.process.device.create_event()
 
-        def wait(self, stream: Any = None) -> None:
-            device.wait((stream or streams.current()).cuda_stream, self.cuda_event)
+    def record(self, stream: Any = None) -> None:
+        self.process.device.record(self.cuda_event, (stream or self.process.current()).cuda_stream)
 
-        def query(self) -> bool:
-            return device.is_done(self.cuda_event)
+    def wait(self, stream: Any = None) -> None:
+        self.process.device.wait((stream or self.process.current()).cuda_stream, self.cuda_event)
 
-        def synchronize(self) -> None:
-            device.synchronize(self.cuda_event)
+    def query(self) -> bool:
+        return self.process.device.is_done(self.cuda_event)
 
-        def elapsed_time(self, last: Any) -> float:
-            return device.elapsed_s(self.cuda_event, last.cuda_event) * 1000
+    def synchronize(self) -> None:
+        self.process.device.synchronize(self.cuda_event)
 
-    class Stream:
-        device_type, device_index, priority = 1, 0, 0
-        device = torch.device("cpu")
+    def elapsed_time(self, last: Any) -> float:
+        return self.process.device.elapsed_s(self.cuda_event, last.cuda_event) * 1000
 
-        def __init__(self, device: Any = None, priority: int = 0, **_rest: Any) -> None:
-            self.cuda_stream = self.stream_id = streams.next_number()
 
-        def record_event(self, event: Any = None) -> Any:
-            event = event or Event()
-            event.record(self)
-            return event
+class Stream:
+    process: Streams
+    device_type, device_index, priority = 1, 0, 0
+    device = torch.device("cpu")
 
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
+    def __init__(self, device: Any = None, priority: int = 0, **_rest: Any) -> None:
+        self.cuda_stream = self.stream_id = self.process.next_number()
 
-        def wait_stream(self, other: Any) -> None:
-            self.wait_event(other.record_event())
+    def record_event(self, event: Any = None) -> Any:
+        event = event or self.process.Event()
+        event.record(self)
+        return event
 
-        def synchronize(self) -> None:
-            self.record_event().synchronize()
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
 
-        def query(self) -> bool:
-            return self.record_event().query()
+    def wait_stream(self, other: Any) -> None:
+        self.wait_event(other.record_event())
 
-        def __enter__(self) -> Any:
-            streams.entered().append(self)
-            return self
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
 
-        def __exit__(self, *_error: object) -> None:
-            streams.entered().pop()
+    def query(self) -> bool:
+        return self.record_event().query()
 
-        def __eq__(self, other: object) -> bool:
-            return getattr(other, "cuda_stream", None) == self.cuda_stream
+    def __enter__(self) -> Any:
+        self.process.entered().append(self)
+        return self
 
-        def __hash__(self) -> int:
-            return self.cuda_stream
+    def __exit__(self, *_error: object) -> None:
+        self.process.entered().pop()
 
-    class ExternalStream(Stream):
-        def __init__(self, number: int, device: Any = None, **_rest: Any) -> None:
-            self.cuda_stream = self.stream_id = number
+    def __eq__(self, other: object) -> bool:
+        return getattr(other, "cuda_stream", None) == self.cuda_stream
 
-    class StreamContext:
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
+    def __hash__(self) -> int:
+        return self.cuda_stream
 
-        def __enter__(self) -> None:
-            streams.entered().append(self._stream or streams.current())
 
-        def __exit__(self, *_error: object) -> None:
-            streams.entered().pop()
+class ExternalStream(Stream):
+    def __init__(self, number: int, device: Any = None, **_rest: Any) -> None:
+        self.cuda_stream = self.stream_id = number
 
-    return SimpleNamespace(Event=Event, Stream=Stream, ExternalStream=ExternalStream, StreamContext=StreamContext)
+
+class StreamContext:
+    process: Streams
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self.process.entered().append(self._stream or self.process.current())
+
+    def __exit__(self, *_error: object) -> None:
+        self.process.entered().pop()

@@ -39,6 +39,7 @@ def test_streams_when_they_do_not_go_on_with_the_word_then_an_error(monkeypatch)
 
 @pytest.mark.parametrize("is_behind", [True, False])
 def test_next_forward_when_a_copy_is_under_way_then_it_waits_for_its_first_layers_alone(is_behind):
+    copies_first = 0
     for seed in range(20):
         gpu = FakeGpu(seed)
         driver, done = FakeDriver(gpu), []
@@ -56,8 +57,10 @@ def test_next_forward_when_a_copy_is_under_way_then_it_waits_for_its_first_layer
             settle=gpu.run,
         )
         assert 0 < found.in_flight_s <= found.next_s
+        copies_first += done.index("copy 0") < done.index("forward 4")
         if is_behind:
             assert done == [*(f"forward {n}" for n in range(5)), *(f"copy {n}" for n in range(3))]
+    assert bool(copies_first) is not is_behind
 
 
 def test_answer_when_something_is_held_up_and_a_copy_pays_beside_a_forward_then_both_are_said():
