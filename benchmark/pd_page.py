@@ -142,14 +142,15 @@ def _agents(found: Mapping[str, Any]) -> str:
 
 
 def _one_at_a_time(settings: Mapping[str, Any]) -> str:
-    one = next(iter(settings.values()))
-    sizes = one["sizes"]
+    by_place: dict[str, list[str]] = {}
+    for name, setting in settings.items():
+        by_place.setdefault(place_and_time(setting["provenance"]), []).append(name)
+    runs = "; ".join(f"`python -m benchmark.pd --dual {' '.join(names)}`, {place}" for place, names in by_place.items())
+    sizes = next(iter(settings.values()))["sizes"]
     errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
     failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
-    command = " ".join(["python -m benchmark.pd --dual", *settings])
     return (
-        f"`{command}`, {place_and_time(one['provenance'])}. "
-        f"{sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
+        f"{runs}. {sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
         f"in {sizes['num_rounds']} rounds, one at a time; where reads are limited, to {sizes['limit_mb_per_s']:g} "
         f"MB/s. The decode server read for {errands} requests; {failed} such reads failed."
     )

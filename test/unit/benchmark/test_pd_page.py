@@ -72,6 +72,16 @@ def test_dual_page_when_a_run_is_kept_then_ratios_have_their_spread_and_failures
     assert "read for 20 requests; 1 such reads failed" in " ".join(page.split())
 
 
+def test_dual_page_when_settings_are_of_several_runs_then_each_is_named():
+    one = DUAL["dual_settings"]["dual"]
+    later = {**one, "provenance": {**RUN["provenance"], "commit": "fedcba9876543210"}}
+    run = {**DUAL, "dual_settings": {"dual": one, "split": later, "unlimited": one}}
+    words = " ".join(pd_page.dual_page(run).split())
+    assert "`python -m benchmark.pd --dual dual unlimited`, commit 0123456789, 2026-11-23, A processor" in words
+    assert "2 cores; `python -m benchmark.pd --dual split`, commit fedcba9876, 2026-11-23" in words
+    assert "read for 60 requests; 3 such" in words
+
+
 def test_dual_page_when_agents_were_measured_too_then_their_ratios_and_sizes_are_told():
     rows = [{"kind": "on", "jct_s": 3.0}, {"kind": "off", "jct_s": 9.0}, {"kind": "on", "jct_s": 5.0}]
     sizes = {
