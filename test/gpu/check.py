@@ -30,7 +30,7 @@ from steps import LIMIT_S, PROVED, STEPS, Facts, Ledger, Step, ledger_of, plan, 
 from banyan.cli.doctor_gpu import page_hash_obstacles
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("pytest", "hypothesis", "sglang", "flashinfer", "sgl_kernel.flash_attn")
+MODULES = ("pytest", "hypothesis", "sglang", "sgl_kernel", "flashinfer", "sgl_kernel.flash_attn")
 TOOLS = ("compute-sanitizer",)
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """SGLang gives its processes as many."""

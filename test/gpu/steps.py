@@ -56,6 +56,8 @@ def tool(name: str) -> Need:
 def server(facts: Facts) -> str | None:
     if "sglang" not in facts.modules:
         return "no SGLang"
+    if "sgl_kernel" not in facts.modules:
+        return "SGLang's kernels are not installed: no Python module sgl_kernel"
     if facts.missing_to_compile:
         return f"SGLang cannot compile: no {', '.join(facts.missing_to_compile)}"
     return None

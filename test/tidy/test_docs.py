@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 
@@ -46,3 +47,8 @@ def test_prose_when_it_is_measured_then_no_line_is_wider_than_the_code():
         if len(line) > MAX_COLUMNS
     ]
     assert wide == []
+
+
+def test_gpu_page_when_it_names_sglangs_kernels_then_in_the_version_that_the_pinned_release_wants():
+    (wanted,) = (needed for needed in importlib.metadata.requires("sglang") if needed.startswith("sglang-kernel"))
+    assert wanted in (ROOT / "docs" / "gpu.md").read_text()

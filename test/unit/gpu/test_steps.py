@@ -7,7 +7,7 @@ import pytest
 from test.gpu.engine import SERVER
 from test.gpu.steps import FAILED, LIMIT_S, NOT_POSSIBLE, PROVED, STEPS, Facts, Ledger, ledger_of, plan, said_by
 
-EVERYTHING = frozenset({"pytest", "hypothesis", "sglang", "flashinfer", "sgl_kernel.flash_attn"})
+EVERYTHING = frozenset({"pytest", "hypothesis", "sglang", "sgl_kernel", "flashinfer", "sgl_kernel.flash_attn"})
 MACHINE = Facts(
     commit="abc",
     gpu="H200",
@@ -47,6 +47,7 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"draft_model_path": ""}, "server-eagle", "DRAFT_MODEL_PATH"),
         ({"window_model_path": ""}, "server-windows-damaged", "WINDOW_MODEL_PATH"),
         ({"modules": EVERYTHING - {"sglang"}}, "server-plain", "no SGLang"),
+        ({"modules": EVERYTHING - {"sgl_kernel"}}, "server-plain", "no Python module sgl_kernel"),
         ({"modules": EVERYTHING - {"hypothesis"}}, "tests", "hypothesis"),
         ({"modules": EVERYTHING - {"flashinfer"}}, "server-flashinfer", "flashinfer"),
         ({"modules": EVERYTHING - {"sgl_kernel.flash_attn"}}, "server-fa3", "sgl_kernel.flash_attn"),
