@@ -2,8 +2,8 @@
 """Pauses of a scheduler that has nothing to compute while the other server of its pair is at work.
 
 SGLang's loop goes round without a pause while any request waits for its hand-over. On a CPU that takes a core from the
-forward that it waits for, and the interpreter from the threads that send. Time that is waited for in steps of the time
-waited so far is late by a small part of it.
+forward that it waits for, and the interpreter from the threads that send. Pauses grow with the time that has been
+waited for, so that what comes at once is seen at once.
 """
 
 from __future__ import annotations
@@ -30,6 +30,5 @@ class Pauses:
         if has_work:
             self._next_s = FIRST_PAUSE_S
             return
-
         self._sleep(self._next_s)
         self._next_s = min(GROWTH * self._next_s, LAST_PAUSE_S)
