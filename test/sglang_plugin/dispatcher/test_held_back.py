@@ -41,7 +41,10 @@ class Rig:
     def begin(self):
         req = request(SECOND)
         wait = self.placer.place(req, BOTH)
-        assert wait == Wait(0, 480, 0.64) and req.routed_dp_rank is None
+        assert isinstance(wait, Wait) and (wait.rank, wait.num_tokens) == (0, 480) and req.routed_dp_rank is None
+        # 640 tokens, 1,000 a second, less what has been computed since they were sent.
+        assert 0 <= wait.expected_s <= 0.64
+        self.expected_s = wait.expected_s
         self.held_back.begin(req, wait)
         self.held_back.send_on(BOTH)
         assert self.held_back.num_held == 1 and self.sent == []
@@ -85,7 +88,7 @@ def test_held_when_the_rank_has_computed_more_and_the_pages_are_not_there_then_i
 def test_held_when_it_takes_too_long_then_it_goes_without():
     rig = Rig()
     req = rig.begin()
-    rig.now_s += PATIENCE * 0.64 + IDLE_S - 0.01
+    rig.now_s += PATIENCE * rig.expected_s + IDLE_S - 0.01
     rig.held_back.send_on(BOTH)
     assert rig.held_back.num_held == 1
     rig.now_s += 0.02
