@@ -41,15 +41,19 @@ WITHOUT_HANDLES = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 """Pools that no other process can open."""
 
 
+COMPUTING = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(Path("build/stand_in").resolve())}
+"""What SGLang compiles, it compiles in a folder of its own: the other servers' is locked meanwhile."""
+
+
 class OnStandIn(ForkedServer):
     """A server for which everything was imported on the stand-in."""
 
-    nursery = Nursery({**ENVIRONMENT, VARIABLE: "late", "PYTHONPATH": python_path(STAND_IN)})
+    nursery = Nursery({**COMPUTING, VARIABLE: "late", "PYTHONPATH": python_path(STAND_IN)})
 
 
 def serve(folder, label, *flags, order, paths=(), variables=()):
-    env = (*ENV, *ENVIRONMENT.items(), (VARIABLE, order), ("PYTHONPATH", python_path(STAND_IN, *paths)), *variables)
-    spec = ServerSpec(label, 2, "on", (*ENGINE, *flags), (*env, ("OMP_NUM_THREADS", "1")))
+    env = (*ENV, *COMPUTING.items(), (VARIABLE, order), ("PYTHONPATH", python_path(STAND_IN, *paths)), *variables)
+    spec = ServerSpec(label, 2, "on", (*ENGINE, *flags), env)
     return OnStandIn(spec, models.ensure(models.LLAMA), folder)
 
 
