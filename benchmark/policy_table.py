@@ -88,7 +88,7 @@ TRACES: dict[str, tuple[str, ...]] = {
     "agents": (
         *("--trace", "claude_code_traces/claude_code_a.jsonl.gz", "--seed", str(SEED), "--window-seconds", "240"),
         *("--window-start", "7000", "--sample-ratio", "0.25", "--token-scale", "0.015625"),
-        *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.1"),
+        *("--output-scale", "0.03", "--max-output-tokens", "4", "--max-input-tokens", "2000", "--time-scale", "0.04"),
     ),
     "skewed": ("--trace", SKEWED, "--seed", str(SEED), "--num-requests", "36", "--max-output-tokens", "4"),
 }
