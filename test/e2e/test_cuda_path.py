@@ -41,8 +41,14 @@ WITHOUT_HANDLES = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 """Pools that no other process can open."""
 
 
-COMPUTING = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(Path("build/stand_in").resolve())}
-"""What SGLang compiles, it compiles in a folder of its own: the other servers' is locked meanwhile."""
+COMPUTING = {
+    **ENVIRONMENT,
+    # Tests of the CPU engine set it for the whole process that runs them.
+    "SGLANG_USE_CPU_ENGINE": "0",
+    "OMP_NUM_THREADS": "1",
+    # What SGLang compiles, it compiles in a folder of its own: the other servers' is locked meanwhile.
+    "TORCH_EXTENSIONS_DIR": str(Path("build/stand_in").resolve()),
+}
 
 
 class OnStandIn(ForkedServer):
