@@ -40,6 +40,8 @@ BESIDE_GRACE_S = 90.0
 """A router waits so long for requests that are under way."""
 
 NUM_LOG_LINES = 30
+FIRST_ERROR = "Traceback (most recent call last)"
+NUM_ERROR_LINES = 60
 PORTS = range(15000, 30000, 10)
 
 
@@ -185,12 +187,12 @@ class Server:
         self._process.wait()
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
+        """The first error in its log, which later ones often follow from, and the last lines."""
         try:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except OSError as error:
             return f"(no log: {error})"
-        return "\n".join([f"--- last lines of {self.log_path}:", *lines[-NUM_LOG_LINES:]])
+        return "\n".join([*first_error(lines), f"--- last lines of {self.log_path}:", *lines[-NUM_LOG_LINES:]])
 
     def __enter__(self) -> Server:
         return self
@@ -199,6 +201,14 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def first_error(lines: Sequence[str]) -> list[str]:
+    """The first traceback in a log, under a title; nothing where the last lines have it, or where there is none."""
+    start = next((number for number, line in enumerate(lines) if FIRST_ERROR in line), len(lines))
+    if start >= len(lines) - NUM_LOG_LINES:
+        return []
+    return ["--- the first error:", *lines[start : start + NUM_ERROR_LINES]]
 
 
 def wait_ready(

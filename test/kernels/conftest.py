@@ -17,12 +17,10 @@ def load_kernel(*, interpreted: bool):
     module = importlib.util.module_from_spec(spec)
     # Triton finds a kernel's source and globals through its module.
     sys.modules[f"{MODULE}.{'interpreted' if interpreted else 'compiled'}"] = module
-    before = triton.knobs.runtime.interpret
-    triton.knobs.runtime.interpret = interpreted
-    try:
+    # The knob is an environment variable, which servers of later tests would inherit.
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = interpreted
         spec.loader.exec_module(module)
-    finally:
-        triton.knobs.runtime.interpret = before
     return module.kv_trans_for_dp
 
 

@@ -21,7 +21,8 @@ def install() -> None:
     order = os.environ.get(VARIABLE)
     if order is None or any("resource_tracker" in word for word in sys.orig_argv):
         return  # Python's own helper needs no torch.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Whatever it was: nothing here could run what is compiled.
+    os.environ["TRITON_INTERPRET"] = "1"
     from cuda.bindings import driver as bindings
 
     from banyan import config

@@ -151,3 +151,13 @@ def test_cpu_when_a_process_works_then_its_time_grows_under_its_title() -> None:
     finally:
         session.kill()
         child.wait()
+
+
+def test_first_error_when_others_follow_from_it_then_it_is_shown_too() -> None:
+    lines = ["up", "Traceback (most recent call last):", "KeyError: 'the cause'", *["noise"] * 40, "killed"]
+    assert servers.first_error(lines)[:3] == ["--- the first error:", *lines[1:3]]
+
+
+def test_first_error_when_the_last_lines_have_it_then_it_is_not_said_twice() -> None:
+    assert servers.first_error(["up", "Traceback (most recent call last):", "KeyError: 'the cause'"]) == []
+    assert servers.first_error(["up"] * 100) == []
