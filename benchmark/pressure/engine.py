@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from banyan.config import POLICY_CHOICES, SGLANG_POLICY
 from benchmark.alternatives.start import Running, running
 from benchmark.alternatives.systems import System
 from benchmark.compare import across_repetitions, mean_ratio, order_of_repetition
@@ -47,7 +48,7 @@ from benchmark.workload.known import KnownPrompts
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
 OUTPUT_TOKENS = 8
-INDEX_POLICIES = ("affinity", "lmetric")
+INDEX_POLICIES = tuple(policy for policy in POLICY_CHOICES if policy != SGLANG_POLICY)
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
 
 
