@@ -27,7 +27,7 @@ from typing import Any
 from benchmark.client import NativeClient, open_session
 from benchmark.metrics import spread
 from benchmark.modes.models import FIRST_PLAIN_TOKEN, VOCABULARY
-from benchmark.pd_dual import KINDS, LIMIT_MB_PER_S, started
+from benchmark.pd_dual import KINDS, LIMIT_MB_PER_S, read_bytes, started
 from benchmark.provenance import provenance
 
 NAME = "agents"
@@ -85,8 +85,8 @@ async def _play_all(url: str, seed: str, sizes: Sizes) -> list[Played]:
         return await asyncio.gather(*agents)
 
 
-def row_of(number: int, kind: str, agents: Sequence[Played]) -> dict[str, Any]:
-    """One row for each round and kind."""
+def row_of(number: int, kind: str, agents: Sequence[Played], read: Mapping[str, int]) -> dict[str, Any]:
+    """One row for each round and kind; ``read``: bytes that each side has read in it."""
     return {
         "round": number,
         "kind": kind,
@@ -94,6 +94,7 @@ def row_of(number: int, kind: str, agents: Sequence[Played]) -> dict[str, Any]:
         "last_s": round(max(agent.duration_s for agent in agents), 3),
         "tpot_s": round(statistics.mean(gap for agent in agents for gap in agent.itl_s), 5),
         "found_tokens": sum(agent.found_tokens for agent in agents),
+        "read_bytes": dict(read),
     }
 
 
@@ -106,8 +107,10 @@ def measure(model: Path, out: Path, seed: int, sizes: Sizes | None = None) -> di
             asyncio.run(_play_all(setting.urls[kind], f"{seed}-first-{kind}", Sizes(num_agents=4, num_turns=3)))
         for number in range(NUM_ROUNDS):
             for kind in sorted(KINDS, reverse=number % 2 == 1):
+                before = read_bytes(setting)
                 agents = asyncio.run(_play_all(setting.urls[kind], f"{seed}-{number}-{kind}", sizes))
-                rows.append(row_of(number, kind, agents))
+                read = {side: after - before[side] for side, after in read_bytes(setting).items()}
+                rows.append(row_of(number, kind, agents, read))
         counters = {
             side: {word: setting.pair.total(server, word) for word in COUNTED}
             for side, server in (("prefill", setting.prefill), ("decode", setting.pair.decode))

@@ -41,7 +41,7 @@ def test_agent_when_a_turn_fails_then_nothing_is_measured():
 def test_figures_when_rounds_differ_then_the_median_of_their_ratios():
     def rows(number, on_s, off_s):
         return [
-            pd_agents.row_of(number, kind, [Played(duration_s, [duration_s / 100, duration_s / 50])])
+            pd_agents.row_of(number, kind, [Played(duration_s, [duration_s / 100, duration_s / 50])], {"prefill": 1})
             for kind, duration_s in (("on", on_s), ("off", off_s))
         ]
 
