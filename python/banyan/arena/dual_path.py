@@ -8,7 +8,7 @@ pages of both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,25 +20,44 @@ from banyan.core import SourceKind
 
 @dataclass(frozen=True, slots=True)
 class DualPath:
-    """One rank's store, and the other nodes' beside it."""
+    """One rank's store, and the other nodes' beside it. A part of less than ``least_pages`` is not worth a second
+    reader."""
 
     store: StoreTier
     nodes: NodeTier
     prefetch: Prefetch
+    least_pages: int
 
     def arrive(self, rid: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int) -> None:
         """A request has come for the prompt of ``keys``, of which the first ``num_held`` are here. ``node`` reads the
         pages from ``first_page`` on, this rank what is missing before them. Where that node cannot be asked, or is not
         worth it, this rank reads all."""
-        num_stored = self.store.num_stored(keys)
+        self._read(self.store.arrive, rid, keys, num_held, worth, node, first_page)
+
+    def look_again(
+        self, rid: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int
+    ) -> None:
+        """As ``arrive``, a moment later: others have announced pages, and what was here then may have left."""
+        self._read(self.store.look_again, rid, keys, num_held, worth, node, first_page)
+
+    def _read(
+        self,
+        read: Callable[[Sequence[str], int, Worth], object],
+        rid: str,
+        keys: Sequence[str],
+        num_held: int,
+        worth: Worth,
+        node: str,
+        first_page: int,
+    ) -> None:
         start = max(num_held, first_page)
-        rest = keys[start:]
-        if start >= num_stored or not worth(len(rest), num_stored - start, SourceKind.REMOTE):
-            self.store.arrive(keys, num_held, worth)
+        rest, num_theirs = keys[start:], self.store.num_stored(keys) - start
+        if num_theirs < self.least_pages or not worth(len(rest), num_theirs, SourceKind.REMOTE):
+            read(keys, num_held, worth)
             return
-        self.store.arrive(keys, num_held, partial(_up_to, start, len(keys), worth))
+        read(keys, num_held, partial(_up_to, start, len(keys), worth))
         is_whole = num_held + self.prefetch.num_arriving(keys[num_held:start]) == start
-        if not is_whole or not self.nodes.send(rid, node, rest, num_stored - start, worth, keys[:start]):
+        if not is_whole or not self.nodes.send(rid, node, rest, num_theirs, worth, keys[:start]):
             self.store.look_again(keys, num_held, worth)
 
 

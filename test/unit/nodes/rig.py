@@ -32,6 +32,8 @@ LAYER_BYTES = 4096
 NUM_LAYERS = 3
 KEYS = Keys.of(b"a secret of all nodes")
 DOOR_BIT = 2 * LAYOUT.num_ranks
+LEAST_PAGES = 1
+"""That another node reads."""
 
 
 def block_of(layer_bytes: int) -> BlockGeometry:
@@ -202,7 +204,7 @@ class StoreNode(Node):
     def borrow_through(self, nodes: OtherNodes) -> None:
         super().borrow_through(nodes)
         self.tier = self._make_tier()
-        self.path = DualPath(self.tier, self.remote, self.prefetch)
+        self.path = DualPath(self.tier, self.remote, self.prefetch, LEAST_PAGES)
 
     def poll(self) -> None:
         if self.remote is not None:

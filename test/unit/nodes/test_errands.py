@@ -252,6 +252,25 @@ def test_hint_when_it_names_tokens_behind_what_is_stored_then_nobody_is_asked(ma
     assert not pair.p.remote.is_awaited("r") and pair.fetch() == (own(4),)
 
 
+def test_part_when_it_is_too_small_for_a_second_reader_then_it_is_read_here(made, tmp_path):
+    pair = made(tmp_path / "store")
+    pair.d.take_errands()
+    pair.p.path = replace(pair.p.path, least_pages=3)
+    pair.arrive(2)
+    assert not pair.p.remote.is_awaited("r") and pair.fetch() == (own(4),)
+
+
+def test_prompt_when_its_pages_leave_after_it_came_then_the_other_node_reads_them_all_the_same(made, tmp_path):
+    pair = made(tmp_path / "store")
+    pair.d.take_errands()
+    pair.p.path.arrive("r", keys(*PAGES), len(PAGES), all_found, node=pair.node, first_page=0)
+    assert not pair.p.remote.is_awaited("r"), "all were here"
+    pair.p.path.look_again("r", keys(*PAGES), 0, all_found, node=pair.node, first_page=0)
+    assert pair.p.remote.is_sent_for("r") and pair.p.counters.reads == 0
+    pair.wait()
+    assert pair.fetch() == (Run(SourceKind.REMOTE, 4, pair.node),)
+
+
 def test_own_part_when_it_is_not_worth_reading_then_nobody_reads_what_lies_behind_it(made, tmp_path):
     pair = made(tmp_path / "store")
     pair.d.take_errands()

@@ -24,13 +24,13 @@ from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
-from banyan.core import SourceKind
 from banyan.disagg import Others, Role
 from banyan.layout.seats import Seats
 from banyan.nodes.errands import Errands
 from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
 from banyan.routing.hint import ReadHint
+from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.store import KeyedStore, asked_store
@@ -167,7 +167,8 @@ class HostTier:
         self._dual: DualPath | None = None
         # What a store knows only when it is asked cannot be divided when the request comes.
         if self.store is not None and self._nodes is not None and keyed is None:
-            self._dual = DualPath(self.store, self._nodes, self.prefetch)
+            least_pages = LEAST_PART_TOKENS // self._roster.page_tokens
+            self._dual = DualPath(self.store, self._nodes, self.prefetch, least_pages)
 
     def _errand_tier(self, errands: Errands) -> ErrandTier:
         return ErrandTier(
@@ -183,7 +184,7 @@ class HostTier:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
         before it is its turn. ``reads``: who is to read it."""
         if self._others is not None:
-            self._others.came(keys, partial(self._worth_reading, rid, worth))
+            self._others.came(keys, partial(self._look_again, rid, worth, reads))
             if not self._others.role.reads_ahead:
                 if self.store is not None:
                     self.store.learn([keys])
@@ -195,8 +196,7 @@ class HostTier:
             return
         num_held = self._num_held(keys, in_arena.num_pages)
         if self._dual is not None and reads is not None:
-            first_page = reads.first_token // self._roster.page_tokens
-            self._dual.arrive(rid, keys, num_held, worth, node=reads.node, first_page=first_page)
+            self._dual.arrive(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
             self._tell_reading()
             return
         if self.store is not None:
@@ -217,8 +217,20 @@ class HostTier:
         """Whether another node is reading for this request: nobody else is to read the same."""
         return self._nodes is not None and self._nodes.is_sent_for(rid)
 
-    def _worth_reading(self, rid: str, worth: Worth, num_missing: int, num_found: int, kind: SourceKind) -> int:
-        return 0 if self.is_sent_for(rid) else worth(num_missing, num_found, kind)
+    def _look_again(
+        self, rid: str, worth: Worth, reads: ReadHint | None, store: StoreTier, keys: Sequence[str]
+    ) -> None:
+        """Others have announced pages since the request came."""
+        if self.is_sent_for(rid):
+            return
+        num_held = self._num_held(keys, 0)
+        if self._dual is None or reads is None:
+            store.look_again(keys, num_held, worth)
+        else:
+            self._dual.look_again(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
+
+    def _first_page(self, reads: ReadHint) -> int:
+        return reads.first_token // self._roster.page_tokens
 
     def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
@@ -272,8 +284,8 @@ class HostTier:
         self._others.orphans.offer_again(store.offer_again)
         self._counters.archive_refused_pages += self._others.orphans.take_given_up()
         if self._others.role.learns_from_others:
-            for keys, worth in self._others.arrivals.to_look_up(store.take_news()):
-                store.look_again(keys, self._num_held(keys, 0), worth)
+            for keys, look_again in self._others.arrivals.to_look_up(store.take_news()):
+                look_again(store, keys)
 
     def reset(self) -> None:
         """Forget every page of the arena. Copies that are attached to a read have ended."""
