@@ -47,7 +47,8 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
     )
     if best is not None and best[0] * description.block_tokens > held_tokens:
         return SourceHint((best[1],))
-    return SourceHint(()) if _is_known(description.borrows_from, lenders) else None
+    doors = [door for door in description.borrows_from if door != description.lends_at]
+    return SourceHint(()) if _is_known(doors, lenders) else None
 
 
 def _is_named_by_tokens(asked: Asked) -> bool:

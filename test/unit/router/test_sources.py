@@ -113,7 +113,9 @@ def test_source_when_the_server_asks_nobody_or_has_said_nothing_then_nothing_is_
 def test_source_when_the_server_lends_itself_then_it_is_not_named():
     one = lender(DOORS[0], IDS)
     one.description = replace(one.description, borrows_from=(DOORS[0], DOORS[1]))
-    assert source_of(one, PROMPT, [one, lender(DOORS[1], IDS[:1])], held_tokens=0) == SourceHint((DOORS[1],))
+    others = [one, lender(DOORS[1], IDS[:1])]
+    assert source_of(one, PROMPT, others, held_tokens=0) == SourceHint((DOORS[1],))
+    assert source_of(one, PROMPT, others, held_tokens=PAGE) == NOBODY
 
 
 @pytest.mark.parametrize("seed", range(50))
