@@ -19,9 +19,10 @@ from typing import Any
 from banyan import _native
 from banyan.core import Address
 from banyan.layout import BlockGeometry
-from banyan.nodes.borrower import Borrower, NodeFound
+from banyan.nodes.borrower import Borrower
 from banyan.nodes.door import Door
 from banyan.nodes.goods import ArenaStock
+from banyan.nodes.pull import NodeFound
 from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import TcpCarrier
 from benchmark.servers import free_port

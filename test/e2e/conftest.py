@@ -38,15 +38,20 @@ class Client:
 
     def generate(self, ids, *, rank=None, num_tokens=12):
         """``(output ids, meta_info)``."""
-        body = {
-            "input_ids": list(ids),
-            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
-            "kv_hints": MOVE,
-        }
+        body = self.body(ids, num_tokens=num_tokens)
         if rank is not None:
             body["routed_dp_rank"] = rank
         answer = self.post("/generate", body)
         return answer["output_ids"], answer["meta_info"]
+
+    @staticmethod
+    def body(ids, *, num_tokens=12):
+        """What ``generate`` sends."""
+        return {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
+            "kv_hints": MOVE,
+        }
 
     def first_token(self, ids, *, rank=None):
         """``(id, log probability)`` of the first output token: it depends on the KV of the whole prompt and, unlike
@@ -65,10 +70,9 @@ class Client:
         log_probability, token, _ = self.post("/generate", body)["meta_info"]["output_token_logprobs"][0]
         return token, log_probability
 
-    def post(self, path, body, *, timeout_s=120):
-        request = urllib.request.Request(
-            self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+    def post(self, path, body, *, timeout_s=120, headers=None):
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.server.url + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real servers, one of which takes prefixes from the other one's arena: same tokens, also when that is killed."""
+"""Two real servers, one of which takes prefixes from the other one's arena: same tokens, also when that is killed. A
+router in front of them says whose arena has a prompt."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -15,6 +19,11 @@ from test.e2e.conftest import ARGS, MODEL, Client
 from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
+from banyan.disagg.pairs import SOURCE_HEADER
+from banyan.nodes.door import Door
+from banyan.nodes.secret import Keys, read_secret
+from banyan.nodes.wire import Ask
+from benchmark.router_failover import router
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -31,24 +40,39 @@ def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
         time.sleep(0.2)
 
 
+class Witness(Door):
+    """The door of a third node, which has nothing. ``num_asked``: for how many prompts it was asked."""
+
+    num_asked = 0
+
+    def _answer_to(self, sender, message):
+        self.num_asked += isinstance(message, Ask) and bool(message.keys)
+        return super()._answer_to(sender, message)
+
+
 @pytest.fixture(scope="module")
 def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     folder = tmp_path_factory.mktemp("nodes")
     secret = folder / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(0o600)
-    door = Address("127.0.0.1", free_port())
+    door, third = (Address("127.0.0.1", free_port()) for _ in range(2))
     common = (*ARGS, "--banyan-host-gb", "0.5", "--banyan-secret-file", str(secret))
     strict = ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
 
     def start(label: str, core: int, *flags: str) -> Server:
-        spec = ServerSpec(label, 1, "on", (*common, *flags), (*cpu_env(dp=1, first_core=core), strict))
+        events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
+        events["replay_endpoint"] = f"tcp://127.0.0.1:{free_port()}"
+        flags = (*common, *flags, "--kv-events-config", json.dumps(events))
+        spec = ServerSpec(label, 1, "on", flags, (*cpu_env(dp=1, first_core=core), strict))
         return ForkedServer(spec, MODEL, folder)
 
     lender = start("lender", 0, "--banyan-listen", str(door))
-    with lender, start("borrower", 1, "--banyan-peers", str(door)) as borrower:
+    witness = Witness(third, Keys.of(read_secret(secret)), max_pages=1, num_layers=1)
+    with lender, start("borrower", 1, "--banyan-peers", f"{third},{door}") as borrower:
         wait_ready([lender, borrower])
-        yield SimpleNamespace(lender=Client(lender), borrower=Client(borrower), door=door)
+        yield SimpleNamespace(lender=Client(lender), borrower=Client(borrower), door=door, witness=witness, logs=folder)
+    witness.close()
 
 
 def lent(nodes, ids):
@@ -59,7 +83,7 @@ def lent(nodes, ids):
         assert len(seen) < 300, f"it does not come to rest: {seen}"
         time.sleep(0.2)
         seen.append(nodes.lender.total("backed_up_pages"))
-    until(lambda: nodes.borrower.ranks()[0]["nodes"]["num_listening"] == 1)
+    until(lambda: nodes.borrower.ranks()[0]["nodes"]["num_listening"] == 2)
     return output
 
 
@@ -98,6 +122,58 @@ def test_ports_when_only_one_server_was_told_to_listen_then_the_other_has_two_le
     doors = {nodes.door.port, nodes.door.port + 1}
     assert doors <= lender and not doors & borrower
     assert len(lender) == len(borrower) + len(doors)
+
+
+def asked(nodes, url, ids, source):
+    """The answer to a prompt whose client names a source; how many questions it took, how many to one node alone, and
+    how many to the third node."""
+
+    def counts():
+        borrower = nodes.borrower
+        return borrower.total("questions"), borrower.total("questions_directed"), nodes.witness.num_asked
+
+    before = counts()
+    client = Client(SimpleNamespace(url=url))
+    answer = client.post("/generate", client.body(ids), headers={SOURCE_HEADER: source})
+    return answer, tuple(after - earlier for after, earlier in zip(counts(), before, strict=True))
+
+
+def test_prompt_when_it_was_computed_at_one_server_then_the_router_has_the_other_ask_there_and_nowhere_else(
+    nodes, prompt
+):
+    ids, lender, borrower = prompt("guided", PROMPT_TOKENS), nodes.lender.server.url, nodes.borrower.server.url
+    with router([lender, borrower], "lmetric", nodes.logs / "router.log") as url:
+        itself = Client(SimpleNamespace(url=url))
+
+        def states():
+            return {state["server"]: state for state in json.loads(itself.get("/router/servers"))}
+
+        def tell(word, server):
+            path = f"{url}/router/{word}?{urllib.parse.urlencode({'server': server})}"
+            urllib.request.urlopen(urllib.request.Request(path, method="POST")).close()
+
+        def num_lendable():
+            return states()[lender]["known_arena_blocks"][0]
+
+        until(lambda: all(state["state"] == "up" for state in states().values()))
+        # What the first tests have brought there is told again to who comes late.
+        until(lambda: num_lendable() == nodes.lender.total("num_arena_pages"))
+        before = num_lendable()
+        expected = lent(nodes, ids)
+        until(lambda: num_lendable() >= before + PROMPT_TOKENS // PAGE)
+        tell("drain", lender)
+        answer, counts = asked(nodes, url, ids, str(nodes.witness.address))
+        assert answer["output_ids"] == expected and counts == (1, 1, 0)
+        assert answer["meta_info"]["cached_tokens_details"]["remote"] >= PROMPT_TOKENS - 2 * PAGE
+        assert f'sources_total{{server="{borrower}",source="{nodes.door}"}} 1.0' in itself.get("/metrics")
+
+
+def test_prompt_when_a_client_names_a_door_of_nobodys_then_all_nodes_are_asked_as_without_it(nodes, prompt):
+    ids, foreign = prompt("misled", PROMPT_TOKENS), Address("127.0.0.1", free_port())
+    expected = lent(nodes, ids)
+    answer, counts = asked(nodes, nodes.borrower.server.url, ids, str(foreign))
+    assert answer["output_ids"] == expected and counts == (1, 0, 1)
+    assert answer["meta_info"]["cached_tokens_details"]["remote"] >= PROMPT_TOKENS - 2 * PAGE
 
 
 def test_conversation_when_the_other_node_is_killed_then_it_goes_on_with_the_same_tokens(nodes, prompt):

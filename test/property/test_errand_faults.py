@@ -17,8 +17,8 @@ from test.unit.nodes.rig import BLOCK, StoreNode, until
 
 from banyan import _native
 from banyan.core import SourceKind
-from banyan.nodes.borrower import NodeFound
 from banyan.nodes.loans import TERM_S
+from banyan.nodes.pull import NodeFound
 
 NUM_SEEDS = 1_500
 NODE = "there:1"

@@ -16,10 +16,9 @@ from test.unit.nodes.rig import BLOCK, NUM_LAYERS, Node, whole
 
 from banyan import _native
 from banyan.core import Address
-from banyan.nodes.borrower import NodeFound
 from banyan.nodes.lending import Lending
 from banyan.nodes.loans import TERM_S
-from banyan.nodes.pull import Pull
+from banyan.nodes.pull import NodeFound, Pull
 from banyan.nodes.tcp import Layers
 from banyan.nodes.wire import (
     Ask,

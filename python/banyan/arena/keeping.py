@@ -71,6 +71,9 @@ class Keeping:
             future = self._executor.submit(self._checksums, kept_frames, kept_keys)
             self._summing.append(_Summing(kept_frames, kept_keys, future))
 
+    def evicted(self, keys: Sequence[str]) -> None:
+        """What a frame holds until it is taken may be found again."""
+
     def emptied(self) -> None:
         self._inventory.strike_all()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from banyan.arena.prefetch import Prefetch, Worth
@@ -33,6 +34,14 @@ class FoundThere(StoreFound, Protocol):
 
 class OtherNodes(Asked[FoundThere], Protocol):
     """The doors of other nodes, as a rank uses them. No call waits."""
+
+    def knows(self, node: str) -> bool:
+        """Whether a node of that address may be asked."""
+        ...
+
+    def ask_at(self, nodes: Sequence[str], keys: Sequence[str]) -> int | None:
+        """As ``ask``, of those nodes alone."""
+        ...
 
     def send(self, node: str, keys: Sequence[str]) -> int | None:
         """Have the node of that address bring ``keys`` from its store; the number of the question, None where it cannot
@@ -60,6 +69,20 @@ class NodeTier(RemoteTier[FoundThere]):
         super().__init__(nodes, bring=self._pull, prefetch=prefetch, counters=counters, clock=clock)
         self._nodes = nodes
         self._sent_for: set[str] = set()
+
+    def arrive_told(
+        self, rid: str, keys: Sequence[str], worth: Worth, behind: Sequence[str], sources: Sequence[str]
+    ) -> None:
+        """As ``arrive``, of a request of which was said that only the nodes ``sources`` have what this one lacks: none
+        but they are asked, and nobody where there are none. Of nodes that are not this rank's nobody has a say."""
+        known = [node for node in sources if self._nodes.knows(node)]
+        if sources and not known:
+            self.arrive(rid, keys, worth, behind)
+        elif known:
+            ask = partial(self._nodes.ask_at, known)
+            self._counters.questions_directed += self._put(rid, keys, worth, behind, ask)
+        else:
+            self._counters.questions_spared += bool(keys)
 
     def _pull(self, keys: Sequence[str], worth: Worth, found: FoundThere, behind: Sequence[str]) -> None:
         self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin, behind)

@@ -71,13 +71,26 @@ class RemoteTier(Generic[Found]):
     def arrive(self, rid: str, keys: Sequence[str], worth: Worth, behind: Sequence[str] = ()) -> None:
         """A request has come of whose prompt this node, as far as it knows, lacks ``keys``: they go to its end,
         ``behind`` the pages before them."""
+        self._put(rid, keys, worth, behind, self._asked.ask)
+
+    def _put(
+        self,
+        rid: str,
+        keys: Sequence[str],
+        worth: Worth,
+        behind: Sequence[str],
+        ask: Callable[[Sequence[str]], int | None],
+    ) -> bool:
+        """Ask for what of ``keys`` is not on its way; whether somebody was asked."""
         num_arriving = self._prefetch.num_arriving(keys)
         keys, behind = keys[num_arriving:], [*behind, *keys[:num_arriving]]
-        number = self._asked.ask(keys) if keys else None
-        if number is not None:
-            self._counters.questions += 1
-            self._questions[number] = Question(rid, keys, worth, behind)
-            self._await(rid, PATIENCE_S)
+        number = ask(keys) if keys else None
+        if number is None:
+            return False
+        self._counters.questions += 1
+        self._questions[number] = Question(rid, keys, worth, behind)
+        self._await(rid, PATIENCE_S)
+        return True
 
     def _await(self, rid: str, patience_s: float) -> None:
         self._awaited[rid] = self._clock() + patience_s

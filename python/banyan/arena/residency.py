@@ -41,6 +41,10 @@ class FrameWatch(Protocol):
         """They have just become resident."""
         ...
 
+    def evicted(self, keys: Sequence[str]) -> None:
+        """These pages are resident no more; their frames keep them until they are taken."""
+        ...
+
     def emptied(self) -> None:
         """No page is resident any more, and none is to be found again."""
         ...
@@ -63,6 +67,11 @@ class Residency:
     @property
     def num_resident(self) -> int:
         return len(self._key_of)
+
+    @property
+    def keys(self) -> list[str]:
+        """The pages that are resident."""
+        return list(self._frame_of)
 
     @property
     def num_free(self) -> int:
@@ -145,15 +154,18 @@ class Residency:
         """Evict everything. Nothing may be filling or held."""
         assert not self._filling and not self._holds
         self._free += frame_ids(self._shelf.retire(array("q", self._key_of)))
+        gone = self.keys
         self._key_of.clear()
         self._frame_of.clear()
         for watch in self._watches:
+            watch.evicted(gone)
             watch.emptied()
 
     def _evict(self, num_frames: int) -> None:
         # Twice round: the first may only take the marks away.
         num_to_examine = 2 * len(self._key_of)
         victims: list[int] = []
+        gone: list[str] = []
         while num_to_examine > 0 and len(victims) < num_frames and self._key_of:
             candidates = list(islice(self._key_of, num_frames - len(victims)))
             num_to_examine -= len(candidates)
@@ -163,6 +175,9 @@ class Residency:
                     self._key_of.move_to_end(frame)
                 else:
                     victims.append(frame)
-                    del self._frame_of[self._key_of.pop(frame)]
+                    gone.append(self._key_of.pop(frame))
+                    del self._frame_of[gone[-1]]
         self.num_evicted += len(victims)
+        for watch in self._watches:
+            watch.evicted(gone)
         self._free += frame_ids(self._shelf.retire(array("q", victims)))

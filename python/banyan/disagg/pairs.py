@@ -20,6 +20,12 @@ PLAN_HEADER = "x-banyan-plan"
 READ_HEADER = "x-banyan-read"
 """Says who reads what of the prompt (``routing.hint.ReadHint``)."""
 
+SOURCE_HEADER = "x-banyan-source"
+"""Says whose arenas have more of the prompt (``routing.hint.SourceHint``)."""
+
+ROUTERS_HEADERS = frozenset({READ_HEADER, SOURCE_HEADER})
+"""What only a router says: it drops a client's own word."""
+
 ROOM_BITS = 62
 
 

@@ -29,7 +29,7 @@ from banyan import _native
 from banyan.core import Address
 from banyan.layout import BlockGeometry
 from banyan.nodes.lines import Lines
-from banyan.nodes.pull import Ended, Pull
+from banyan.nodes.pull import Ended, NodeFound, Pull
 from banyan.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.nodes.secret import Keys
 from banyan.nodes.tcp import Carrier
@@ -55,22 +55,6 @@ logger = logging.getLogger("banyan")
 MAX_PULLS = 2
 MAX_QUESTIONS = 256
 TICK_MS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFound:
-    """Leading pages that a node said to have. ``origin``: its address. Implements ``ports.StoreFound``."""
-
-    origin: str
-    node: int
-    keys: Sequence[str]
-
-    @property
-    def num_pages(self) -> int:
-        return len(self.keys)
-
-    def after(self, num_pages: int) -> NodeFound:
-        return NodeFound(self.origin, self.node, self.keys[num_pages:])
 
 
 @dataclass(slots=True)
@@ -126,12 +110,24 @@ class Borrower:
     def ask(self, keys: Sequence[str]) -> int | None:
         """Ask all nodes that listen for ``keys``; the number under which `answers` says what came of it, if any
         listens."""
-        if not self._asking.listening or len(self._asked) >= MAX_QUESTIONS:
+        return self._put(keys, range(len(self._nodes)))
+
+    def ask_at(self, nodes: Sequence[str], keys: Sequence[str]) -> int | None:
+        """As ``ask``, of those nodes alone, by their addresses."""
+        return self._put(keys, [self._places[node] for node in nodes if node in self._places])
+
+    def knows(self, node: str) -> bool:
+        """Whether a node of that address is one of this rank's."""
+        return node in self._places
+
+    def _put(self, keys: Sequence[str], among: Sequence[int]) -> int | None:
+        listening = self._asking.listening
+        if not any(place in listening for place in among) or len(self._asked) >= MAX_QUESTIONS:
             return None
         keys = keys[:MAX_PAGES]
         number = next(self._numbers)
         self._asked[number] = keys
-        self._tell(partial(self._ask, number, pack_keys(keys)))
+        self._tell(partial(self._ask, number, among, pack_keys(keys)))
         return number
 
     def send(self, node: str, keys: Sequence[str]) -> int | None:
@@ -209,8 +205,8 @@ class Borrower:
             wanted.pull.feed.end()
         self._lines.hang_up()
 
-    def _ask(self, number: int, packed: bytes) -> None:
-        nodes = self._asking.begin(number)
+    def _ask(self, number: int, among: Sequence[int], packed: bytes) -> None:
+        nodes = self._asking.begin(number, among)
         if not nodes:
             self._answers.append(Best(number, -1, 0))
         for node in nodes:

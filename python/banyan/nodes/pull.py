@@ -32,6 +32,22 @@ class Ended(Enum):
     LOST = "lost"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeFound:
+    """Leading pages that a node said to have. ``origin``: its address. Implements ``ports.StoreFound``."""
+
+    origin: str
+    node: int
+    keys: Sequence[str]
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.keys)
+
+    def after(self, num_pages: int) -> NodeFound:
+        return NodeFound(self.origin, self.node, self.keys[num_pages:])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
     """Pages wanted of one node, and the frames that they go to: page ``i`` begins at byte ``offsets[i]``."""

@@ -11,7 +11,7 @@ A node: silent <-> listening. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 PATIENCE_S = 0.5
@@ -56,9 +56,9 @@ class Questions:
     def listening(self) -> list[int]:
         return [number for number, node in enumerate(self._nodes) if not node.is_silent]
 
-    def begin(self, number: int) -> list[int]:
-        """Whom to ask; nobody: the question is not begun."""
-        nodes = self.listening
+    def begin(self, number: int, among: Collection[int]) -> list[int]:
+        """Whom of ``among`` to ask; nobody: the question is not begun."""
+        nodes = [node for node in self.listening if node in among]
         if nodes:
             self._questions[number] = _Question(set(nodes), self._clock() + PATIENCE_S)
         return nodes

@@ -27,6 +27,7 @@ from banyan.observe import Reading
 from banyan.observe.asking import look
 from banyan.observe.webpage import Page, is_local
 from banyan.router import models, prompt
+from banyan.router.blocks import ARENA
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
@@ -269,6 +270,7 @@ def _error(message: str, kind: str, status: int, headers: dict[str, str] | None 
 
 
 def _state(server: Server) -> dict[str, Any]:
+    said = server.description
     return {
         "server": server.url,
         "role": server.role.value,
@@ -276,8 +278,11 @@ def _state(server: Server) -> dict[str, Any]:
         "is_draining": server.is_draining,
         "num_in_flight": len(server.in_flight),
         "num_given_tokens": server.num_given_tokens,
-        "door": server.description.door if server.description is not None else "",
+        "door": said.door if said is not None else "",
+        "lends_at": str(said.lends_at) if said is not None and said.lends_at is not None else "",
+        "borrows_from": [str(door) for door in said.borrows_from] if said is not None else [],
         "num_targets": len(server.targets),
         "known_blocks": [len(feed.blocks) for feed in server.feeds],
+        "known_arena_blocks": [feed.blocks.num_in(ARENA) for feed in server.feeds],
         "last_error": server.health.last_error,
     }

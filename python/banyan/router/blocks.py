@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import count, islice
 
 from banyan.layout import cacheable_tokens
 
@@ -19,6 +20,9 @@ SALT_TAG = b"sglang-cache-salt-v1\0"
 
 NOT_ON_THE_RANK = "EXTERNAL"
 """Medium of a pool that many servers share: no reason to prefer one of them."""
+
+ARENA = "CPU_PINNED"
+"""Medium of the host arena: what a server lends to others."""
 
 
 def pack(token_ids: object) -> array[int] | None:
@@ -51,29 +55,55 @@ def _chain(packed: memoryview, block_bytes: int, digest: bytes) -> Iterator[int]
         yield int.from_bytes(digest[:8], "big", signed=True)
 
 
+class PromptIds:
+    """The block ids of one prompt. Each is hashed when somebody first asks for it, and once."""
+
+    def __init__(self, coming: Iterator[int]) -> None:
+        self._coming = coming
+        self._known: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        for place in count():
+            if place == len(self._known):
+                self._known += islice(self._coming, 1)
+            if place == len(self._known):
+                return
+            yield self._known[place]
+
+
 class RankBlocks:
-    """The blocks of one rank, in any medium that is its own."""
+    """The blocks of one rank, in the media that are its own."""
 
     def __init__(self) -> None:
-        self._media: dict[int, frozenset[str]] = {}
+        self._media: dict[int, int] = {}
+        self._bits: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._media)
 
-    def __contains__(self, block_id: int) -> bool:
+    def __contains__(self, block_id: object) -> bool:
         return block_id in self._media
+
+    def is_in(self, block_id: int, medium: str) -> bool:
+        """Whether it is in this medium, wherever else it is."""
+        return bool(self._media.get(block_id, 0) & self._bits.get(medium, 0))
+
+    def num_in(self, medium: str) -> int:
+        """How many are in this medium. Looks at each."""
+        bit = self._bits.get(medium, 0)
+        return sum(1 for bits in self._media.values() if bits & bit)
 
     def stored(self, ids: Iterable[int], medium: str) -> None:
         if medium == NOT_ON_THE_RANK:
             return
-        added = frozenset((medium,))
+        bit = self._bits.setdefault(medium, 1 << len(self._bits))
         for block_id in ids:
-            self._media[block_id] = self._media.get(block_id, frozenset()) | added
+            self._media[block_id] = self._media.get(block_id, 0) | bit
 
     def removed(self, ids: Iterable[int], medium: str) -> None:
-        gone = frozenset((medium,))
+        bit = self._bits.get(medium, 0)
         for block_id in ids:
-            left = self._media.get(block_id, frozenset()) - gone
+            left = self._media.get(block_id, 0) & ~bit
             if left:
                 self._media[block_id] = left
             else:
@@ -83,12 +113,12 @@ class RankBlocks:
         self._media.clear()
 
 
-def leading_blocks(ids: Iterator[int], ranks: Sequence[RankBlocks]) -> list[int]:
-    """How many leading blocks each rank holds; ``ids`` is read only as far as somebody holds them."""
-    found = [0] * len(ranks)
-    searching = list(range(len(ranks)))
+def leading_blocks(ids: Iterable[int], holders: Sequence[Container[int]]) -> list[int]:
+    """How many leading blocks each of them holds; ``ids`` is read only as far as somebody holds them."""
+    found = [0] * len(holders)
+    searching = list(range(len(holders)))
     for num_before, block_id in enumerate(ids):
-        searching = [index for index in searching if block_id in ranks[index]]
+        searching = [index for index in searching if block_id in holders[index]]
         if not searching:
             break
         for index in searching:

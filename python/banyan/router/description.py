@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from banyan.core import Address
 from banyan.disagg import Role
 from banyan.routing import LoadReport
 
@@ -53,6 +54,9 @@ class Description:
         door: where it reads its store for other nodes; "" where it does not.
         most_read_tokens: how many it reads for one of their requests at most.
         doors: where it may have others read for it.
+        tells_arena: its events say what its host arena holds.
+        lends_at: where it lends pages of that to other nodes; None where it does not.
+        borrows_from: the doors where its ranks may ask for such.
     """
 
     num_ranks: int = 1
@@ -66,6 +70,9 @@ class Description:
     door: str = ""
     most_read_tokens: int = 0
     doors: tuple[str, ...] = ()
+    tells_arena: bool = False
+    lends_at: Address | None = None
+    borrows_from: tuple[Address, ...] = ()
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -89,6 +96,9 @@ class Description:
                 door=door,
                 most_read_tokens=most_read_tokens,
                 doors=_doors(ranks_of_it),
+                tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
+                lends_at=_lends_at(ranks_of_it, url),
+                borrows_from=_borrows_from(ranks_of_it),
             )
             if not events or events.get("publisher") != "zmq":
                 return said
@@ -110,6 +120,22 @@ def _door(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:
             host, _, port = str(door["address"]).rpartition(":")
             return f"{_reachable(host, url)}:{port}", int(door["most_read_tokens"])
     return "", 0
+
+
+def _lends_at(states: Sequence[Mapping[str, Any]], url: str) -> Address | None:
+    """The door of the rank that keeps it, as others name it."""
+    for door in (state.get("door") for state in states):
+        if door:
+            host, _, port = str(door["address"]).rpartition(":")
+            return Address.parse(f"{_reachable(host, url)}:{port}")
+    return None
+
+
+def _borrows_from(states: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
+    """Those that all of its ranks may ask."""
+    if not states or not all(state.get("nodes") for state in states):
+        return ()
+    return tuple(Address.parse(str(door)) for door in states[0]["nodes"]["asked"])
 
 
 def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ Invariants
   1. ``blocks`` holds nothing that was removed: after a hole that could not be filled it starts again empty. Too
      little known costs a cache hit, too much would send requests after pages that are gone.
   2. Batches are applied in order, each once.
+  3. It ``is_whole`` only while nothing that the rank holds is missing: it has heard all from the first batch on, or
+     from when everything was forgotten.
 
 A feed is new (``next_seq`` is None), in step, or behind: ``first_missing`` says from where to ask again.
 """
@@ -60,6 +62,7 @@ class EventFeed:
         self.blocks = RankBlocks()
         self.next_seq: int | None = None
         self.num_holes = 0
+        self.is_whole = False
         self._last_ts = 0.0
 
     def first_missing(self, seq: int, batch: EventBatch) -> int | None:
@@ -74,12 +77,14 @@ class EventFeed:
 
     def apply(self, seq: int, batch: EventBatch) -> None:
         """Take note of a batch; one that was applied before (a replay overlaps what is sent live) is passed over."""
-        if self.next_seq is not None:
-            if seq < self.next_seq:
-                return
-            if seq > self.next_seq:
-                self.num_holes += 1
-                self.blocks.clear()
+        if self.next_seq is None:
+            self.is_whole = seq == 0
+        elif seq < self.next_seq:
+            return
+        elif seq > self.next_seq:
+            self.num_holes += 1
+            self.is_whole = False
+            self.blocks.clear()
         self.next_seq = seq + 1
         self._last_ts = batch.ts
         for event in batch.events:
@@ -90,9 +95,11 @@ class EventFeed:
                     self.blocks.removed(event.block_hashes, event.medium or DEVICE)
                 case AllBlocksCleared():
                     self.blocks.clear()
+                    self.is_whole = True
 
     def forget(self) -> None:
         """Start again: the rank has gone, or nothing is known of it any more."""
         self.blocks.clear()
+        self.is_whole = False
         self.next_seq = None
         self._last_ts = 0.0

@@ -13,22 +13,20 @@ Invariants
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import msgspec
 
 from banyan import _native
 from banyan.disagg import Role
 from banyan.layout import cacheable_tokens
-from banyan.router.blocks import block_ids, leading_blocks, salt_digest
+from banyan.router.asked_prompt import Asked
+from banyan.router.blocks import leading_blocks, salt_digest
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
-from banyan.router.prompt import Request
-from banyan.router.sent import BYTES_PER_TOKEN, SentPieces, piece_ids
+from banyan.router.sent import SentPieces
 from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
 
 
@@ -65,27 +63,6 @@ class Target:
     num_in_flight: int = 0
     num_prompt_tokens: int = 0
     sent: SentPieces = field(default_factory=SentPieces)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request with what was found out about it: ``token_ids`` are those of its prompt, None when not known."""
-
-    request: Request
-    token_ids: array[int] | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be."""
-        row = self.request.text or b""
-        one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
-        return one * (1 + self.request.num_others)
-
-    @cached_property
-    def pieces(self) -> list[bytes]:
-        """Of the prompt, for targets that do not tell what they hold."""
-        row = self.request.row()
-        return list(piece_ids(row, self.request.namespace.encode())) if row is not None else []
 
 
 @dataclass(eq=False)
@@ -288,8 +265,8 @@ class Fleet:
         ]
         if not told or asked.token_ids is None:
             return
-        ids = block_ids(asked.token_ids, block_tokens, asked.request.cache_salt)
-        for (number, _), num_blocks in zip(told, leading_blocks(ids, [feed.blocks for _, feed in told]), strict=True):
+        lengths = leading_blocks(asked.ids(block_tokens), [feed.blocks for _, feed in told])
+        for (number, _), num_blocks in zip(told, lengths, strict=True):
             cached[number] = max(cached[number], num_blocks * block_tokens)
 
 

@@ -12,18 +12,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from banyan.router.fleet import Asked, Fleet, Place, Server
+from banyan.disagg.pairs import ROUTERS_HEADERS, SOURCE_HEADER
+from banyan.router.asked_prompt import Asked
+from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.metrics import Metrics
 from banyan.router.probes import nobody_listens
 from banyan.router.prompt import pin
 from banyan.router.settings import Settings
+from banyan.router.sources import source_of
 from banyan.router.upstream import NOT_SENT_ON, Attempt, Lost, Unreached
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
@@ -74,8 +77,10 @@ class Forwarder:
         """The answer to one request. Cancel it when the client has gone."""
         tried: list[Tried] = []
         start_s = time.monotonic()
-        # A compressed stream could not be ended with an event that says that it broke.
-        onward = {name: value for name, value in headers.items() if name.lower() not in NOT_SENT_ON}
+        # A client's own word on where to read would not be this router's. And a compressed stream could not be ended
+        # with an event that says that it broke.
+        dropped = NOT_SENT_ON | ROUTERS_HEADERS
+        onward = {name: value for name, value in headers.items() if name.lower() not in dropped}
         going = SentRequest(path, asked, body, {**onward, "accept-encoding": "identity"})
         while True:
             avoid = {one.server for one in tried}
@@ -122,7 +127,19 @@ class Forwarder:
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         self._metrics.placed(sent.place)
         target = sent.place.target
+        going = self._with_source(going, sent.place, tried)
         return await self._send(target.server, sent.attempt, going, rank=target.rank)
+
+    def _with_source(self, going: SentRequest, place: Place, tried: Sequence[Tried]) -> SentRequest:
+        """The request as it goes to ``place``: with whose arenas have more of its prompt, where that is known."""
+        lost = {one.server for one in tried}
+        others = [server for server in self._servers if server.url not in lost]
+        server, held_tokens = place.target.server, self._fleet.known_tokens(place, going.asked)
+        source = source_of(server, going.asked, others, held_tokens=held_tokens)
+        if source is None:
+            return going
+        self._metrics.told(server, source)
+        return replace(going, headers={**going.headers, SOURCE_HEADER: source.header()})
 
     async def _send(self, server: Server, attempt: Attempt, going: SentRequest, *, rank: int | None) -> Tried | None:
         """Send a request, until the first bytes of an answer are there; else why there are none."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from banyan.router.fleet import Place, Server
 from banyan.router.read_path import ReadPath
 from banyan.router.verdict import Outcome
+from banyan.routing.hint import SourceHint
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -36,6 +37,12 @@ class Metrics:
         self.given_tokens = Counter(
             "given_tokens", "Tokens that servers of pairs were given to read from their stores.", ("server",), **made
         )
+        self.sources = Counter(
+            "sources",
+            "Requests whose server was told whose arena has more of them: a door, or none.",
+            ("server", "source"),
+            **made,
+        )
         self.first_byte = Histogram(
             "first_byte_seconds", "From the request to its answer's first byte.", buckets=SECONDS, **made
         )
@@ -58,6 +65,10 @@ class Metrics:
         """What the two servers of a pair were given to read."""
         self.given_tokens.labels(path.prefill.url).inc(path.num_prefill_tokens)
         self.given_tokens.labels(path.decode.url).inc(path.num_decode_tokens)
+
+    def told(self, server: Server, source: SourceHint) -> None:
+        """What a server was told of a request that it gets."""
+        self.sources.labels(server.url, source.header()).inc()
 
     def ended(self, server: str, outcome: Outcome) -> None:
         self.attempts.labels(server, outcome.value).inc()

@@ -31,7 +31,8 @@ from banyan.disagg.pairs import (
     has_broken,
 )
 from banyan.planner import Action
-from banyan.router.fleet import Asked, Fleet, Place, Server
+from banyan.router.asked_prompt import Asked
+from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forward import Forwarder, Sent, SentRequest
 from banyan.router.metrics import Metrics
 from banyan.router.read_path import ReadPath, read_path
@@ -98,7 +99,7 @@ class PairForwarder(Forwarder):
         half = _Half(sent.place.beside, self._attempt(), self._read_path(sent, going, tried))
         self._metrics.placed(half.place)
         self._metrics.chosen(sent.place)
-        going = _in_a_room(going, half, tried)
+        going = _in_a_room(self._with_source(going, half.place, tried), half, tried)
         self._begin(half, sent, going)
         target = sent.place.target
         failure = await self._send(target.server, sent.attempt, going, rank=target.rank)
@@ -180,8 +181,7 @@ def _in_a_room(going: SentRequest, half: _Half, tried: Sequence[Tried]) -> SentR
     room = choose_room(secrets.randbits(ROOM_BITS), num_ranks=description.num_ranks, rank=target.rank)
     host = urlsplit(target.server.url).hostname or ""
     meeting = Meeting(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)
-    # A client's own word on who is to read would not be this router's decision.
-    headers = {name: value for name, value in going.headers.items() if name.lower() != READ_HEADER}
+    headers = dict(going.headers)
     if half.path is not None and half.path.hint is not None:
         headers[READ_HEADER] = half.path.hint.header()
     if any(LOAD_FAILED in one.error for one in tried):

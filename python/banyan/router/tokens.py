@@ -15,8 +15,9 @@ from itertools import count
 import aiohttp
 import msgspec
 
+from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import pack
-from banyan.router.fleet import Asked, Fleet
+from banyan.router.fleet import Fleet
 from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings

@@ -3,10 +3,10 @@
 
 A hint is advice. The rank looks again before it promises anything, because pages may have moved meanwhile.
 
-A router of pairs may add which node reads the last part of the prompt from its store (``READ_ACTION``). In the other
-direction a client may name a policy for its request (``POLICY_ACTION``): that is how policies are compared on one
-running server. And ``DETOUR_ACTION`` marks what the dispatcher itself sends: a prompt to be computed for another rank,
-with no answer to anybody.
+A router may add which node's arena has more of the prompt (``SOURCE_ACTION``), and one of pairs which node reads the
+last part of it from its store (``READ_ACTION``). In the other direction a client may name a policy for its request
+(``POLICY_ACTION``): that is how policies are compared on one running server. And ``DETOUR_ACTION`` marks what the
+dispatcher itself sends: a prompt to be computed for another rank, with no answer to anybody.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 import msgspec
+
+from banyan.core import Address
 
 ACTION_TYPE = "banyan.prefix"
 ACTION_VERSION = "1"
@@ -29,6 +31,12 @@ DETOUR_ACTION = "banyan.detour"
 
 READ_ACTION = "banyan.read"
 """Action type of ``ReadHint``."""
+
+SOURCE_ACTION = "banyan.source"
+"""Action type of ``SourceHint``."""
+
+NOBODY = "none"
+"""In a header, in place of a door."""
 
 
 class Until(StrEnum):
@@ -119,6 +127,41 @@ class ReadHint:
         except msgspec.ValidationError:
             return None
         return hint if hint.first_token >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHint:
+    """Whose arenas have more of a prompt than the server that gets it: the doors of their nodes; none where no node
+    has."""
+
+    doors: tuple[Address, ...]
+
+    def header(self) -> str:
+        """In a request that is on its way to the server."""
+        return ",".join(map(str, self.doors)) or NOBODY
+
+    @classmethod
+    def from_header(cls, value: str) -> SourceHint | None:
+        """None when it is not one of ours."""
+        return cls._of([] if value == NOBODY else value.split(","))
+
+    def payload(self) -> dict[str, object]:
+        return {"doors": [str(door) for door in self.doors]}
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, object]) -> SourceHint | None:
+        """Read a payload that crossed a process border; None when it is not one of ours."""
+        try:
+            return cls._of(msgspec.convert(payload.get("doors"), list[str]))
+        except msgspec.ValidationError:
+            return None
+
+    @classmethod
+    def _of(cls, doors: Sequence[str]) -> SourceHint | None:
+        try:
+            return cls(tuple(Address.parse(door) for door in doors))
+        except ValueError:
+            return None
 
 
 def _decision(payload: Mapping[str, object]) -> Decision | None:

@@ -51,6 +51,8 @@ class Counters:
     reads_dropped_pages: int = 0
     questions: int = 0
     question_hits: int = 0
+    questions_directed: int = 0
+    questions_spared: int = 0
     errands: int = 0
     errands_sent: int = 0
     errands_failed: int = 0
@@ -162,6 +164,8 @@ DESCRIPTIONS = {
     "reads_dropped_pages": "pages in the store that were not read: no frame, or too many reads on their way",
     "questions": "prompts that other nodes, or a store that has to be asked, were asked for",
     "question_hits": "of these, prompts of which at least one page was there",
+    "questions_directed": "of these, prompts that only the node was asked for that a router had named",
+    "questions_spared": "prompts that no node was asked for: a router knew that no arena has more of them",
     "errands": "reads of this rank's store that other nodes have asked for",
     "errands_sent": "reads of other nodes' stores that this rank has asked for",
     "errands_failed": "of these, reads that did not bring all pages: the rest was read here, or computed",

@@ -11,9 +11,9 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
 from banyan.disagg import Role
-from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER
+from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.planner import asked
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.launcher import rerun
@@ -149,3 +149,17 @@ def test_pair_when_the_router_says_who_reads_then_the_request_carries_it(monkeyp
     assert actions(engine.seen[0]) == [READ_ACTION]
     assert payload_of(engine.seen[0], READ_ACTION, ACTION_VERSION) == {"node": "10.0.0.2:7400", "first_token": 992}
     assert engine.seen[1:] == [None, None]
+
+
+@pytest.mark.parametrize("role", [Role.ALONE, Role.PREFILL])
+def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_second_run_does_not(role, monkeypatch):
+    monkeypatch.setattr(runtime, "role", lambda: role)
+    engine = Engine(["right"], ["right"], ["right"])
+    for value in ("10.0.0.2:7400", "none", "nonsense"):
+        assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: value})) == ["right"]
+    payloads = [payload_of(hints, SOURCE_ACTION, ACTION_VERSION) for hints in engine.seen]
+    assert payloads == [{"doors": ["10.0.0.2:7400"]}, {"doors": []}, None]
+    if role is Role.ALONE:
+        engine = Engine([DAMAGED], ["right"])
+        assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: "10.0.0.2:7400"})) == ["right"]
+        assert [actions(hints) for hints in engine.seen] == [[SOURCE_ACTION], [asked.ACTION_TYPE]]

@@ -98,7 +98,7 @@ def make_pool():
     return pool
 
 
-def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), **others):
+def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), has_events=False, **others):
     """What SGLang hands to a linker."""
     return SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
@@ -107,6 +107,7 @@ def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), **others)
         attn_cp_cache_group=None,
         disable=disable,
         is_eagle=False,
+        enable_kv_cache_events=has_events,
         mtp_draft_device_pools=(),
         mtp_draft_mamba_pools=(),
         sidecar_draft_device_pools=drafts,
@@ -124,13 +125,24 @@ def be_started(monkeypatch, roster, rank, config):
     monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
 
 
-def make_rank(monkeypatch, roster, rank, config, *, disable=False, make_pool=make_pool, drafts_of=lambda pool: ()):
+def make_rank(
+    monkeypatch,
+    roster,
+    rank,
+    config,
+    *,
+    disable=False,
+    make_pool=make_pool,
+    drafts_of=lambda pool: (),
+    has_events=False,
+):
     be_started(monkeypatch, roster, rank, config)
     pool = make_pool()
     allocator = QuarantiningAllocator(
         size=pool.size, page_size=pool.page_size, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
     )
-    params = parameters_of(allocator, pool.page_size, disable=disable, drafts=drafts_of(pool))
+    drafts = drafts_of(pool)
+    params = parameters_of(allocator, pool.page_size, disable=disable, drafts=drafts, has_events=has_events)
     built = BanyanLinker(SERVER, params, components={ComponentType.FULL}, extra_config={})
     return built, pool, allocator
 

@@ -142,3 +142,43 @@ def test_frames_when_used_at_random_then_each_is_in_one_place(shelf: FakeShelf, 
         assert set(held) <= set(shelf.key_of), "a held frame stays"
         assert len(set(shelf.key_of.values())) == len(shelf.key_of)
     assert frame_ids(array("q", [3]).tobytes()) == [3]
+
+
+class Told:
+    """What a watch is told."""
+
+    def __init__(self) -> None:
+        self.present: set[str] = set()
+        self.num_emptied = 0
+
+    def taken(self, frames) -> None:
+        pass
+
+    def filled(self, frames, keys) -> None:
+        assert not self.present & set(keys)
+        self.present |= set(keys)
+
+    def evicted(self, keys) -> None:
+        assert set(keys) <= self.present
+        self.present -= set(keys)
+
+    def emptied(self) -> None:
+        assert not self.present
+        self.num_emptied += 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_watch_when_pages_come_and_go_then_it_knows_which_are_there(shelf: FakeShelf, seed: int) -> None:
+    residency, told, rng = Residency(shelf, 8), Told(), random.Random(seed)
+    residency.watch(told)
+    for _ in range(200):
+        keys = [f"k{number}" for number in rng.sample(range(20), rng.randrange(1, 6))]
+        shelf.pinned = {frame for frame in range(8) if rng.random() < 0.2}
+        shelf.touched = {frame for frame in range(8) if rng.random() < 0.3}
+        frames = residency.claim(len(keys))
+        residency.publish(frames, keys[: len(frames)])
+        if rng.random() < 0.05:
+            residency.reset()
+        assert told.present == set(residency.keys) == set(shelf.key_of.values())
+    residency.reset()
+    assert told.num_emptied and residency.keys == []

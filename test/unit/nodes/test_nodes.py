@@ -191,3 +191,21 @@ def test_door_when_a_thousand_foreign_messages_come_then_it_answers_the_next_que
     two.remote.arrive("r", keys(1), whole)
     two.wait_answered("r")
     assert two.counters.question_hits == 1
+
+
+def test_question_when_it_is_for_one_node_then_no_other_is_asked(nodes) -> None:
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    other = Node()
+    other.keep([1, 2, 3, 4], [1, 2, 3, 4])
+    doors = [other.lend(), one.lend()]
+    two.borrow_from(*doors)
+    until(lambda: two.borrower.num_listening == 2)
+    two.remote.arrive_told("r", keys(1, 2, 3, 4), whole, [], [str(doors[1])])
+    two.wait_answered("r")
+    offer = two.cache.prepare(request("r"), keys(1, 2, 3, 4))
+    assert offer.runs == (Run(SourceKind.REMOTE, 3, str(doors[1])),), "the other one has more"
+    until(lambda: two.poll() or two.residency.num_resident == 3)
+    assert two.borrower.knows(str(doors[0])) and not two.borrower.knows("stranger:1")
+    assert two.borrower.ask_at(["stranger:1"], keys(1)) is None
+    other.close()

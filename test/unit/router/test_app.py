@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
-from banyan.router.blocks import block_ids, pack
+from banyan.disagg.pairs import READ_HEADER, SOURCE_HEADER
+from banyan.router.blocks import ARENA, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
 
 PROMPT = "a prompt of some length, long enough for pages"
@@ -266,5 +267,63 @@ def test_client_when_it_accepts_compression_then_the_server_is_asked_for_none():
             async with rig.client.post(f"{rig.served.url}/generate", json={"text": "hi"}, headers=headers) as response:
                 assert response.status == 200
             assert rig.servers[0].seen[0][1]["accept-encoding"] == "identity"
+
+    asyncio.run(scenario())
+
+
+LENDS, ELSEWHERE = "10.0.0.1:7400", "10.0.0.2:7400"
+
+
+def nodes(*asked):
+    """A server that lends, and one that asks ``asked``."""
+    lender, borrower = (FakeServer(name, events=True, banyan=True) for name in ("lender", "borrower"))
+    lender.banyan_state = {"tells_arena": True, "door": {"address": LENDS, "most_read_tokens": 0}}
+    borrower.banyan_state = {"tells_arena": True, "nodes": {"asked": list(asked)}}
+    return lender, borrower
+
+
+@pytest.mark.parametrize(
+    ("asked", "events", "said"),
+    [
+        ((LENDS, ELSEWHERE), [BlockStored(ids(), ARENA)], [LENDS]),
+        ((LENDS,), [AllBlocksCleared(), BlockStored(ids(), "GPU")], ["none"]),
+        ((LENDS, ELSEWHERE), [AllBlocksCleared(), BlockStored(ids(), "GPU")], [None]),
+        ((ELSEWHERE,), [BlockStored(ids(), ARENA)], [None]),
+    ],
+)
+def test_request_when_a_servers_arena_has_its_prompt_then_another_one_is_told_and_a_clients_word_is_dropped(
+    asked, events, said
+):
+    async def scenario():
+        lender, borrower = nodes(*asked)
+        async with running([lender, borrower]) as rig:
+            await lender.publishers[0].send(*events)
+            await until(lambda: len(rig.router.fleet.servers[0].feeds[0].blocks))
+            await rig.post(f"/router/drain?server={lender.url}")
+            headers = {SOURCE_HEADER: "10.6.6.6:1", READ_HEADER: "10.6.6.6:1 0"}
+            url, body = f"{rig.served.url}/generate", {"input_ids": list(PROMPT.encode())}
+            async with rig.client.post(url, json=body, headers=headers) as answer:
+                assert answer.status == 200
+            (_, seen), (_, metrics) = borrower.seen[0], await rig.get("/metrics")
+            assert [seen.get(SOURCE_HEADER)] == said and READ_HEADER not in seen
+            told = [line for line in metrics.decode().splitlines() if line.startswith("banyan_router_sources_total")]
+            labels = f'server="{borrower.url}",source="{said[0]}"'
+            assert told == ([] if said == [None] else [f"banyan_router_sources_total{{{labels}}} 1.0"])
+            (state,) = [one for one in json.loads((await rig.get("/router/servers"))[1]) if one["borrows_from"]]
+            assert (state["server"], state["borrows_from"]) == (borrower.url, list(asked))
+
+    asyncio.run(scenario())
+
+
+def test_request_when_the_server_that_has_its_prompt_was_lost_then_the_next_one_is_not_sent_there():
+    async def scenario():
+        lender, borrower = nodes(LENDS)
+        async with running([lender, borrower], policy="lmetric") as rig:
+            await lender.publishers[0].send(BlockStored(ids(), ARENA))
+            await until(lambda: len(rig.router.fleet.servers[0].feeds[0].blocks))
+            lender.status = 503
+            assert (await rig.ask(input_ids=list(PROMPT.encode())))[0] == 200
+            assert rig.num_seen() == [1, 1]
+            assert [server.seen[0][1].get(SOURCE_HEADER) for server in (lender, borrower)] == [None, None]
 
     asyncio.run(scenario())

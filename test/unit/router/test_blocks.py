@@ -7,7 +7,7 @@ import hashlib
 from array import array
 from itertools import islice
 
-from banyan.router.blocks import RankBlocks, block_ids, leading_blocks, pack
+from banyan.router.blocks import ARENA, PromptIds, RankBlocks, block_ids, leading_blocks, pack
 
 TOKENS = array("I", range(1, 18))
 
@@ -53,7 +53,22 @@ def test_blocks_when_removed_from_one_medium_then_the_other_still_holds_them():
     blocks.stored([1], "GPU")
     blocks.stored([1], "CPU_PINNED")
     blocks.stored([2], "EXTERNAL")
+    assert blocks.is_in(1, ARENA) and blocks.is_in(1, "GPU") and not blocks.is_in(2, "GPU")
     blocks.removed([1, 7], "GPU")
     assert 1 in blocks and 2 not in blocks
+    assert blocks.is_in(1, ARENA) and not blocks.is_in(1, "GPU") and not blocks.is_in(1, "DISK")
     blocks.removed([1], "CPU_PINNED")
     assert not len(blocks)
+
+
+def test_prompt_when_its_ids_are_read_twice_then_each_is_hashed_once():
+    asked = []
+
+    def coming():
+        for block_id in (1, 2, 3):
+            asked.append(block_id)
+            yield block_id
+
+    ids = PromptIds(coming())
+    assert list(islice(ids, 2)) == [1, 2] and asked == [1, 2]
+    assert list(ids) == list(ids) == [1, 2, 3] and asked == [1, 2, 3]

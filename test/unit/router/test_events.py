@@ -63,3 +63,18 @@ def test_feed_when_numbers_go_back_on_a_new_batch_then_the_rank_has_restarted():
 def test_feed_when_the_router_is_late_then_it_asks_from_the_beginning():
     assert EventFeed().first_missing(7, batch(1)) == 0
     assert EventFeed().first_missing(0, batch(1)) is None
+
+
+def test_feed_when_it_has_heard_all_since_the_first_batch_or_a_flush_then_it_is_whole():
+    feed = EventFeed()
+    assert not feed.is_whole, "the rank may hold what it told before"
+    feed.apply(0, batch(1, BlockStored([1])))
+    assert feed.is_whole
+    feed.apply(2, batch(3, BlockStored([3])))
+    assert not feed.is_whole
+    feed.apply(3, batch(4, AllBlocksCleared(), BlockStored([4])))
+    assert feed.is_whole and 4 in feed.blocks
+    feed.forget()
+    assert not feed.is_whole
+    feed.apply(7, batch(9, BlockStored([1])))
+    assert not feed.is_whole, "what was before cannot be had any more"

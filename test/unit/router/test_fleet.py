@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import block_ids, pack
 from banyan.router.description import Description, EventSource
 from banyan.router.events import BlockStored, EventBatch
-from banyan.router.fleet import Asked, Fleet, Server
+from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Health
 from banyan.router.prompt import Request
 from banyan.routing import POLICIES, Dispatcher, LoadReport

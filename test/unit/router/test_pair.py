@@ -8,9 +8,11 @@ import json
 
 import pytest
 from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
-from test.unit.router.fake_server import BOOTSTRAP_PORT, FakeServer, running, until
+from test.unit.router.fake_server import BLOCK_TOKENS, BOOTSTRAP_PORT, FakeServer, running, until
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.router.blocks import ARENA, block_ids, pack
+from banyan.router.events import BlockStored
 from banyan.router.health import State
 from banyan.router.settings import Settings
 
@@ -323,5 +325,21 @@ def test_attempt_when_it_follows_one_that_failed_then_its_prefill_server_reads_b
             for _ in range(2):
                 assert (await rig.ask(input_ids=LONG))[0] == 200
             assert hints_of(p) == [None, f"{DOOR} 512", None]
+
+    asyncio.run(scenario())
+
+
+def test_prompt_when_the_decode_servers_arena_has_it_then_the_prefill_server_is_told():
+    async def scenario():
+        rooms, tells = Rooms(), {"banyan": True, "events": True}
+        p, d = FakePrefill("p", rooms, **tells), FakeDecode("d", rooms, **tells)
+        p.banyan_state = {"nodes": {"asked": [DOOR]}}
+        d.banyan_state = {"tells_arena": True, "door": {"address": DOOR, "most_read_tokens": 0}}
+        async with running([p, d]) as rig:
+            blocks = rig.router.decodes.servers[0].feeds[0].blocks
+            await d.publishers[0].send(BlockStored(list(block_ids(pack(LONG), BLOCK_TOKENS)), ARENA))
+            await until(lambda: len(blocks))
+            assert (await rig.ask(input_ids=LONG))[0] == 200
+            assert [headers.get(SOURCE_HEADER) for headers in headers_of(p)] == [DOOR]
 
     asyncio.run(scenario())

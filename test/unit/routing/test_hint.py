@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from banyan.routing.hint import Decision, PrefixHint, ReadHint
+from banyan.core import Address
+from banyan.routing.hint import Decision, PrefixHint, ReadHint, SourceHint
 
 DECISION = Decision(policy="lmetric", reason="load", num_hot_ranks=1, dispatch_us=60)
 
@@ -49,3 +50,20 @@ def test_read_hint_when_a_header_is_not_ours_then_none(value):
 @pytest.mark.parametrize("payload", [{}, {"node": "a:1", "first_token": -1}, {"node": 1, "first_token": 1}])
 def test_read_hint_when_a_payload_is_not_ours_then_none(payload):
     assert ReadHint.from_payload(payload) is None
+
+
+@pytest.mark.parametrize("doors", [(), (Address("::1", 7400),), (Address("a", 1), Address("b", 2))])
+def test_source_hint_when_it_travels_as_header_and_as_payload_then_it_is_read_back(doors):
+    source = SourceHint(doors)
+    assert SourceHint.from_header(source.header()) == source
+    assert SourceHint.from_payload(json.loads(json.dumps(source.payload()))) == source
+
+
+@pytest.mark.parametrize("value", ["", "a", "a:1,", ",a:1", "a:x", "a:1,none", "None"])
+def test_source_hint_when_a_header_is_not_ours_then_none(value):
+    assert SourceHint.from_header(value) is None
+
+
+@pytest.mark.parametrize("payload", [{}, {"doors": None}, {"doors": "a:1"}, {"doors": [1]}, {"doors": ["a"]}])
+def test_source_hint_when_a_payload_is_not_ours_then_none(payload):
+    assert SourceHint.from_payload(payload) is None

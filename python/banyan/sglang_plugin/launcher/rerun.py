@@ -22,9 +22,9 @@ from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER
+from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.planner import Action, asked
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, ReadHint
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
 
@@ -47,7 +47,7 @@ async def around_generate_request(
     fresh = copy.copy(obj)
     has_answered = False
     try:
-        async for answer in original(manager, obj, request):
+        async for answer in original(manager, _with_source(obj, request), request):
             if not has_answered and _is_load_failure(answer):
                 break
             has_answered = True
@@ -69,7 +69,14 @@ def _as_asked(obj: Any, request: Any) -> Any:
     if request.headers.get(PLAN_HEADER) == Action.COMPUTE.value:
         return _computed(obj)
     reads = ReadHint.from_header(request.headers.get(READ_HEADER, ""))
-    return obj if reads is None else _marked(obj, READ_ACTION, ACTION_VERSION, reads.payload())
+    obj = obj if reads is None else _marked(obj, READ_ACTION, ACTION_VERSION, reads.payload())
+    return _with_source(obj, request)
+
+
+def _with_source(obj: Any, request: Any) -> Any:
+    """The request, marked with whose arenas have more of its prompt, as a router says."""
+    source = SourceHint.from_header(request.headers.get(SOURCE_HEADER, "")) if request is not None else None
+    return obj if source is None else _marked(obj, SOURCE_ACTION, ACTION_VERSION, source.payload())
 
 
 def _is_load_failure(answer: Any) -> bool:

@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.planner import Action, asked
 from banyan.routing import hint
-from banyan.routing.hint import Decision, PrefixHint, ReadHint, Until
+from banyan.routing.hint import Decision, PrefixHint, Until
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import is_detour, payload_of
 from banyan.sglang_plugin.rank import linker, requests, spans
@@ -22,7 +22,8 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
     if not runtime.is_sharing():
         return
     seen = _hint_of(req.kv_hints)
-    _introduce(req, seen, _asked_of(req.kv_hints), _reads_of(req.kv_hints))
+    _introduce(req, seen, _asked_of(req.kv_hints))
+    req.banyan_reads, req.banyan_source = _reads_of(req.kv_hints), _source_of(req.kv_hints)
     counters = linker.installed().counters
     if recv_req.mm_inputs is None:
         _arrive(req)
@@ -42,7 +43,7 @@ def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: 
     if not runtime.is_sharing():
         return
     if not requests.is_known(req):
-        _introduce(req, None, None, None)
+        _introduce(req, None, None)
     if not req.banyan_has_arrived:
         _arrive(req)
 
@@ -84,13 +85,13 @@ def after_cleanup_after_caching_req(
         linker.installed().offer_again(keys, full, (keys[-1:], insert_params.mamba_value))
 
 
-def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None, reads: ReadHint | None) -> None:
+def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None:
     req.dp_origin_kv_len = 0
     req.dp_max_kv_len = seen.max_tokens if seen is not None else 0
     req.dp_max_kv_rank = seen.max_rank if seen is not None else -1
     req.banyan_tokens = {}
     req.banyan_asked = wanted
-    req.banyan_reads = reads
+    req.banyan_reads = req.banyan_source = None
     req.banyan_decision = seen.decision if seen is not None else None
     req.banyan_has_arrived = False
     requests.register(req)
@@ -124,6 +125,11 @@ def _asked_of(hints: Any) -> Action | None:
     return None if payload is None else asked.from_payload(payload)
 
 
-def _reads_of(hints: Any) -> ReadHint | None:
+def _reads_of(hints: Any) -> hint.ReadHint | None:
     payload = payload_of(hints, hint.READ_ACTION, hint.ACTION_VERSION)
-    return None if payload is None else ReadHint.from_payload(payload)
+    return None if payload is None else hint.ReadHint.from_payload(payload)
+
+
+def _source_of(hints: Any) -> hint.SourceHint | None:
+    payload = payload_of(hints, hint.SOURCE_ACTION, hint.ACTION_VERSION)
+    return None if payload is None else hint.SourceHint.from_payload(payload)

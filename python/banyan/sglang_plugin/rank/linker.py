@@ -32,6 +32,7 @@ from banyan.sglang_plugin.pools.drafts import drafts_of
 from banyan.sglang_plugin.pools.state_pool import States
 from banyan.sglang_plugin.pools.two_pools import Windows, pools_of
 from banyan.sglang_plugin.rank import prefill, report, requests
+from banyan.sglang_plugin.rank.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
 from banyan.sglang_plugin.rank.planning import RankPlanner
@@ -82,11 +83,11 @@ class BanyanLinker(UnifiedCacheLinker):
         assert config is not None
         self.pools: dict[PoolName, object] = {PoolName.KV: pools.pool}
         self.forward_stream = forward_stream
-        self._page_tokens = params.page_size
-        self._shards = Shards(params)
+        self._page_tokens, self._shards = params.page_size, Shards(params)
         self._allocator = pools.allocator
         self.counters = Counters()
         self.demand, self.dropped = Demand(pools.allocator.num_pages), Dropped()
+        self.arena_events = _arena_events(params, has_windows=pools.beside is not None)
         member = partial(
             Membership,
             server_args=server_args,
@@ -97,6 +98,7 @@ class BanyanLinker(UnifiedCacheLinker):
             forward_stream=forward_stream,
             record_ready=self.record_offload_ready,
             counters=self.counters,
+            arena_events=self.arena_events,
         )
         self._windows: RankWindows | None = None
         portion = ALL_LAYERS
@@ -106,8 +108,7 @@ class BanyanLinker(UnifiedCacheLinker):
             portion, behind = _portions(pools.beside)
             self._windows = RankWindows(pools.beside, member(pool=pools.beside.pool, drafts=(), portion=behind))
         self._member = member(pool=pools.pool, drafts=drafts_of(params), portion=portion)
-        self._access = self._member.access
-        self._seats = self._member.seats
+        self._access, self._seats = self._member.access, self._member.seats
         self._planner = RankPlanner(
             num_layers=pools.num_layers,
             page_tokens=self._page_tokens,
@@ -263,7 +264,8 @@ class BanyanLinker(UnifiedCacheLinker):
         if self._windows is not None:
             self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
             return
-        self._member.tier.arrive(rid, keys, worth, requests.reads_of(rid) if self._can_wait else None)
+        reads = requests.reads_of(rid) if self._can_wait else None
+        self._member.tier.arrive(rid, keys, worth, reads, requests.source_of(rid))
 
     def _arrive_with_windows(
         self, rid: str, keys: list[str], worth: Worth, tier: HostTier, windows: RankWindows
@@ -457,11 +459,19 @@ class BanyanLinker(UnifiedCacheLinker):
             "dropped": self.dropped.state(),
             **self.demand.chances.state(),
             "waits_for_errands": self._can_wait,
+            "tells_arena": self.arena_events is not None,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }
 
     def _labels(self) -> dict[str, str]:
         return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
+
+
+def _arena_events(params: Any, *, has_windows: bool) -> ArenaEvents | None:
+    """What tells routers of the arena, where SGLang tells them of the pool and both mean the same by a page: not where
+    keys are made of bigrams, nor where a page is worth nothing without its window."""
+    is_told = params.enable_kv_cache_events and not params.disable
+    return ArenaEvents() if is_told and not params.is_eagle and not has_windows else None
 
 
 def _portions(beside: Windows | States) -> tuple[Portion, Portion]:

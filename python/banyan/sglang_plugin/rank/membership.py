@@ -37,6 +37,7 @@ from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.pools.state_pool import SharedStates
 from banyan.sglang_plugin.rank import arena_memory
+from banyan.sglang_plugin.rank.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.identity import Identity
 from banyan.sglang_plugin.rank.lookout import Lookout
 from banyan.sglang_plugin.rank.nodes import NodeAccess
@@ -96,11 +97,14 @@ class Membership:
         record_ready: Callable[[], list[Any]],
         counters: Counters,
         portion: Portion = ALL_LAYERS,
+        arena_events: ArenaEvents | None = None,
     ) -> None:
-        """``device`` is what the rank's pools share of its GPU, None where they lie on the host."""
+        """``device`` is what the rank's pools share of its GPU, None where they lie on the host; ``arena_events`` tells
+        routers of the arena, None where nobody listens."""
         self._server_args = server_args
         self._config = config
         self._portion = portion
+        self._arena_events = arena_events
         self._identity = Identity(server_args, config, server=carried["server"], pool=pool, drafts=drafts)
         shared = together(pool, drafts)
         self._pool_bytes = shared.banyan_geometry.num_bytes
@@ -241,6 +245,7 @@ class Membership:
             layers_per_read=layers_per_read(self._config.store_layers_per_read, self.block.layer_bytes),
             role=runtime.role(),
             link_bytes_per_s=self.access.link_bytes_per_s,
+            events=self._arena_events,
             counters=self._counters,
         )
         has_reads = self._config.reads_into_arena and self.follows_reads

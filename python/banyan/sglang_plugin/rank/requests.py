@@ -17,7 +17,7 @@ from banyan.core import Fetch, PrefixSpan
 from banyan.layout import cacheable_tokens
 from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
-from banyan.routing.hint import ReadHint
+from banyan.routing.hint import ReadHint, SourceHint
 from banyan.sglang_plugin.page_hash import namespace_seed
 
 NUM_REMEMBERED_CHUNKS = 4096
@@ -73,6 +73,13 @@ def reads_of(rid: str) -> ReadHint | None:
     req = _by_rid.get(rid)
     reads: ReadHint | None = getattr(req, "banyan_reads", None)
     return reads
+
+
+def source_of(rid: str) -> SourceHint | None:
+    """Whose arenas have more of the request's prompt, where a router has said so."""
+    req = _by_rid.get(rid)
+    source: SourceHint | None = getattr(req, "banyan_source", None)
+    return source
 
 
 def traced(rid: str) -> Any | None:

@@ -29,11 +29,12 @@ from banyan.layout.seats import Seats
 from banyan.nodes.errands import Errands
 from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
-from banyan.routing.hint import ReadHint
+from banyan.routing.hint import ReadHint, SourceHint
 from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.rank.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.arena_memory import Arena
-from banyan.store import KeyedStore, asked_store
+from banyan.store import asked_store
 from banyan.telemetry import Counters
 
 MAX_SUMMED_BYTES = 1 << 30
@@ -76,15 +77,21 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
     return keeping
 
 
-def _asked_tiers(
-    store: KeyedStore | None, nodes: NodeTier | None, prefetch: Prefetch, counters: Counters
-) -> list[RemoteTier[Any]]:
-    """Whom this rank asks for what its node does not hold: the store, where it has to be asked, then other nodes."""
-    asked: list[RemoteTier[Any]] = [] if nodes is None else [nodes]
-    if store is not None:
-        bring = prefetch.start_reads
-        asked.insert(0, RemoteTier(store, bring=bring, prefetch=prefetch, counters=counters, clock=time.monotonic))
-    return asked
+def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | None:
+    """Tell of what the arena has kept, and go on telling."""
+    if events is not None:
+        events.has(residency.keys)
+        residency.watch(events)
+    return events
+
+
+def _asked_store(store: PageStore | None, prefetch: Prefetch, counters: Counters) -> RemoteTier[Any] | None:
+    """The store, where it has to be asked what it holds."""
+    keyed = asked_store(store)
+    if keyed is None:
+        return None
+    bring = prefetch.start_reads
+    return RemoteTier(keyed, bring=bring, prefetch=prefetch, counters=counters, clock=time.monotonic)
 
 
 class HostTier:
@@ -109,6 +116,7 @@ class HostTier:
         layers_per_read: int,
         role: Role,
         link_bytes_per_s: float,
+        events: ArenaEvents | None,
         counters: Counters,
     ) -> None:
         memory, block, num_frames = arena.memory, arena.block, arena.num_frames
@@ -125,6 +133,7 @@ class HostTier:
         self._growth = arena.growth
         self._residency = Residency(self._shelf, arena.num_backed)
         self._keeping = _keep(arena, namespace, self._residency, counters)
+        self._events = _told(events, self._residency)
         self._backup = Backup(
             residency=self._residency,
             peers=self._peers,
@@ -162,11 +171,11 @@ class HostTier:
     def _ask(self, store: PageStore | None, nodes: OtherNodes | None) -> None:
         make = partial(NodeTier, prefetch=self.prefetch, counters=self._counters, clock=time.monotonic)
         self._nodes = None if nodes is None else make(nodes)
-        keyed = asked_store(store)
-        self._asked = _asked_tiers(keyed, self._nodes, self.prefetch, self._counters)
+        self._keyed = _asked_store(store, self.prefetch, self._counters)
+        self._asked = [asked for asked in (self._keyed, self._nodes) if asked is not None]
         self._dual: DualPath | None = None
         # What a store knows only when it is asked cannot be divided when the request comes.
-        if self.store is not None and self._nodes is not None and keyed is None:
+        if self.store is not None and self._nodes is not None and self._keyed is None:
             least_pages = LEAST_PART_TOKENS // self._roster.page_tokens
             self._dual = DualPath(self.store, self._nodes, self.prefetch, least_pages)
 
@@ -180,9 +189,16 @@ class HostTier:
             clock=time.monotonic,
         )
 
-    def arrive(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint | None = None) -> None:
+    def arrive(
+        self,
+        rid: str,
+        keys: Sequence[str],
+        worth: Worth,
+        reads: ReadHint | None = None,
+        source: SourceHint | None = None,
+    ) -> None:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
-        before it is its turn. ``reads``: who is to read it."""
+        before it is its turn. ``reads``: who is to read it; ``source``: whose arenas have more of it."""
         if self._others is not None:
             self._others.came(keys, partial(self._look_again, rid, worth, reads))
             if not self._others.role.reads_ahead:
@@ -202,8 +218,27 @@ class HostTier:
         if self.store is not None:
             num_held = self.store.arrive(keys, num_held, worth)
             self._tell_reading()
-        for asked in self._asked:
-            asked.arrive(rid, keys[num_held:], worth, keys[:num_held])
+        missing, behind = keys[num_held:], keys[:num_held]
+        if self._keyed is not None:
+            self._keyed.arrive(rid, missing, worth, behind)
+        if self._nodes is not None:
+            self._ask_nodes(self._nodes, source, rid, missing, worth, behind)
+
+    def _ask_nodes(
+        self,
+        nodes: NodeTier,
+        source: SourceHint | None,
+        rid: str,
+        keys: Sequence[str],
+        worth: Worth,
+        behind: Sequence[str],
+    ) -> None:
+        if source is None:
+            nodes.arrive(rid, keys, worth, behind)
+            return
+        # A hint names a node by its first shard's door.
+        doors = [str(door.of_shard(self._seats.shard)) for door in source.doors]
+        nodes.arrive_told(rid, keys, worth, behind, doors)
 
     def num_on_node(self, keys: Sequence[str]) -> int:
         """How many leading pages this node holds, in pools and in the arena."""
@@ -301,6 +336,8 @@ class HostTier:
             RuntimeError: when a peer does not stop reading.
         """
         self._end()
+        if self._events is not None:
+            self._events.evicted(self._residency.keys)
         withdraw(self._shelf)
 
     def close(self) -> None:

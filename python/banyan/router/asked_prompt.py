@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request, and what of its prompt is compared with what servers hold."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from functools import cached_property
+
+from banyan.router.blocks import PromptIds, block_ids
+from banyan.router.prompt import Request
+from banyan.router.sent import BYTES_PER_TOKEN, piece_ids
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with what was found out about it: ``token_ids`` are those of its prompt, None when not known."""
+
+    request: Request
+    token_ids: array[int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be."""
+        row = self.request.text or b""
+        one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
+        return one * (1 + self.request.num_others)
+
+    def ids(self, block_tokens: int) -> PromptIds:
+        """Of the prompt's blocks of that size, for targets whose events name them."""
+        assert self.token_ids is not None
+        if block_tokens not in self._ids:
+            coming = block_ids(self.token_ids, block_tokens, self.request.cache_salt)
+            self._ids[block_tokens] = PromptIds(coming)
+        return self._ids[block_tokens]
+
+    @cached_property
+    def _ids(self) -> dict[int, PromptIds]:
+        return {}
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """Of the prompt, for targets that do not tell what they hold."""
+        row = self.request.row()
+        return list(piece_ids(row, self.request.namespace.encode())) if row is not None else []

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a server is to take from what it lacks of a prompt: which other node's arena has more of it.
+
+Invariants
+  1. Named is only a door that the server may ask by itself. The server asks there, and the loan is the truth.
+  2. That nobody has more is said only where it is known of every door that the server would ask.
+
+Pages of pools are not lent: what counts is what a server's arena holds, all its ranks' parts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from banyan.core import Address
+from banyan.router.asked_prompt import Asked
+from banyan.router.blocks import ARENA, RankBlocks, leading_blocks
+from banyan.router.fleet import Server
+from banyan.router.health import State
+from banyan.routing.hint import SourceHint
+
+
+@dataclass(frozen=True, slots=True)
+class _Arena:
+    """What all ranks of a server hold in its arena."""
+
+    ranks: Sequence[RankBlocks]
+
+    def __contains__(self, block_id: object) -> bool:
+        return isinstance(block_id, int) and any(rank.is_in(block_id, ARENA) for rank in self.ranks)
+
+
+def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_tokens: int) -> SourceHint | None:
+    """Whose arena has more of the prompt than the ``held_tokens`` that ``server`` has; of equally long prefixes the one
+    with the fewest requests. None where nothing can be said: the server asks by itself."""
+    description = server.description
+    if description is None or not description.borrows_from or not _is_named_by_tokens(asked):
+        return None
+    lenders = _lenders(server, others)
+    arenas = [_Arena([feed.blocks for feed in lender.feeds]) for lender in lenders.values()]
+    lengths = leading_blocks(asked.ids(description.block_tokens), arenas) if lenders else []
+    best = max(
+        zip(lengths, lenders, strict=True),
+        key=lambda found: (found[0], -len(lenders[found[1]].in_flight)),
+        default=None,
+    )
+    if best is not None and best[0] * description.block_tokens > held_tokens:
+        return SourceHint((best[1],))
+    doors = [door for door in description.borrows_from if door != description.lends_at]
+    return SourceHint(()) if _is_known(doors, lenders) else None
+
+
+def _is_named_by_tokens(asked: Asked) -> bool:
+    """Whether the arena's pages of this prompt have the names that events tell: those of a namespace have not. A batch
+    is more than one prompt."""
+    request = asked.request
+    return asked.token_ids is not None and not request.namespace and request.num_others == 0
+
+
+def _lenders(server: Server, others: Sequence[Server]) -> dict[Address, Server]:
+    """The servers that this one can take pages from, and that tell what they have, by their doors."""
+    description = server.description
+    assert description is not None
+    lenders = {}
+    for other in others:
+        said = other.description
+        if said is None or other is server or other.health.state is not State.UP or not said.tells_arena:
+            continue
+        if said.lends_at in description.borrows_from and 0 < said.block_tokens == description.block_tokens:
+            lenders[said.lends_at] = other
+    return {door: other for door, other in lenders.items() if door is not None}
+
+
+def _is_known(doors: Sequence[Address], lenders: dict[Address, Server]) -> bool:
+    """Whether all that is held at these doors is known."""
+    return all(door in lenders and all(feed.is_whole for feed in lenders[door].feeds) for door in doors)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose arena has more of a prompt, from what servers say of themselves and of their pages."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from banyan.core import Address
+from banyan.router.asked_prompt import Asked
+from banyan.router.blocks import ARENA, block_ids, pack
+from banyan.router.description import Description
+from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, EventFeed
+from banyan.router.fleet import Server
+from banyan.router.health import Health
+from banyan.router.prompt import Request
+from banyan.router.sources import source_of
+from banyan.routing.hint import SourceHint
+
+PAGE = 16
+NUM_BLOCKS = 6
+TOKENS = pack(list(range(NUM_BLOCKS * PAGE + 1)))
+IDS = list(block_ids(TOKENS, PAGE))
+PROMPT = Asked(Request(token_ids=TOKENS), TOKENS)
+DOORS = [Address(f"10.0.0.{number}", 7400) for number in (1, 2)]
+NOBODY = SourceHint(())
+
+
+def lender(door, *parts):
+    """A server of one rank for each part of its arena; it has told everything."""
+    made = Server(f"http://{door}", Health(3))
+    made.description = Description(block_tokens=PAGE, tells_arena=True, lends_at=door)
+    made.health.came_up()
+    made.feeds = [EventFeed() for _ in parts]
+    for feed, part in zip(made.feeds, parts, strict=True):
+        feed.apply(0, EventBatch(1.0, [BlockStored(part, ARENA)]))
+    return made
+
+
+def borrower(*doors):
+    made = Server("http://b", Health(3))
+    made.description = Description(block_tokens=PAGE, borrows_from=doors)
+    return made
+
+
+def source(others, asked=PROMPT, *, doors=DOORS, held_tokens=0):
+    return source_of(borrower(*doors), asked, others, held_tokens=held_tokens)
+
+
+def test_source_when_two_arenas_have_a_prefix_then_the_longer_one_is_named():
+    others = [lender(DOORS[0], IDS[:2]), lender(DOORS[1], IDS[:4])]
+    assert source(others) == SourceHint((DOORS[1],))
+
+
+def test_source_when_both_have_as_much_then_the_less_busy_one_is_named():
+    others = [lender(door, IDS[:2]) for door in DOORS]
+    others[0].in_flight[1] = print
+    assert source(others) == SourceHint((DOORS[1],))
+
+
+def test_source_when_an_arena_is_divided_among_ranks_then_it_counts_as_one():
+    others = [lender(DOORS[0], IDS[:3]), lender(DOORS[1], IDS[::2], IDS[1::2])]
+    assert source(others) == SourceHint((DOORS[1],))
+
+
+def test_source_when_no_arena_has_more_than_the_server_then_nobody_is_named():
+    others = [lender(DOORS[0], IDS[:2]), lender(DOORS[1])]
+    others[1].feeds = [EventFeed()]
+    others[1].feeds[0].apply(0, EventBatch(1.0, [AllBlocksCleared(), BlockStored(IDS, "GPU")]))
+    assert source(others, held_tokens=2 * PAGE) == NOBODY, "pages of pools are not lent"
+    assert source(others, held_tokens=PAGE) == SourceHint((DOORS[0],))
+
+
+@pytest.mark.parametrize("lack", ["another door", "a hole", "down", "does not tell", "other pages"])
+def test_source_when_not_all_is_known_then_nothing_is_said_of_nobody_and_what_is_known_is_named(lack):
+    known, doubtful = lender(DOORS[0], IDS[:2]), lender(DOORS[1], IDS)
+    doors = DOORS
+    if lack == "another door":
+        doors, doubtful = [*DOORS, Address("10.0.0.9", 7400)], lender(DOORS[1], [])
+    if lack == "a hole":
+        doubtful.feeds[0].apply(5, EventBatch(2.0, []))
+    if lack == "down":
+        doubtful.health.refused("nobody listens")
+    if lack == "does not tell":
+        doubtful.description = replace(doubtful.description, tells_arena=False)
+    if lack == "other pages":
+        doubtful.description = replace(doubtful.description, block_tokens=2 * PAGE)
+    assert source([known, doubtful], doors=doors) == SourceHint((DOORS[0],))
+    assert source([known, doubtful], doors=doors, held_tokens=2 * PAGE) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(Request(text=b"x" * 400)),
+        Asked(Request(token_ids=TOKENS, cache_salt="s", namespace="s"), TOKENS),
+        Asked(Request(token_ids=TOKENS, namespace="lora"), TOKENS),
+        Asked(Request(token_ids=TOKENS, num_others=1), TOKENS),
+    ],
+)
+def test_source_when_its_pages_cannot_be_named_then_nothing_is_said(asked):
+    assert source([lender(door, IDS) for door in DOORS], asked) is None
+
+
+def test_source_when_the_server_asks_nobody_or_has_said_nothing_then_nothing_is_said():
+    assert source([lender(DOORS[0], IDS)], doors=()) is None
+    unknown = Server("http://u", Health(3))
+    assert source_of(unknown, PROMPT, [lender(DOORS[0], IDS)], held_tokens=0) is None
+
+
+def test_source_when_the_server_lends_itself_then_it_is_not_named():
+    one = lender(DOORS[0], IDS)
+    one.description = replace(one.description, borrows_from=(DOORS[0], DOORS[1]))
+    others = [one, lender(DOORS[1], IDS[:1])]
+    assert source_of(one, PROMPT, others, held_tokens=0) == SourceHint((DOORS[1],))
+    assert source_of(one, PROMPT, others, held_tokens=PAGE) == NOBODY
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_source_when_pages_come_and_go_then_whoever_is_named_has_more_and_nobody_only_if_nobody_has(seed):
+    rng = random.Random(seed)
+    others, held = [lender(door, []) for door in DOORS], [set(), set()]
+    for seq in range(1, 40):
+        number = rng.randrange(2)
+        some = rng.sample(IDS, rng.randrange(1, NUM_BLOCKS))
+        event, after = rng.choice(
+            [
+                (BlockStored(some, ARENA), held[number] | set(some)),
+                (BlockRemoved(some, ARENA), held[number] - set(some)),
+            ]
+        )
+        held[number] = after
+        feed = others[number].feeds[0]
+        feed.apply(feed.next_seq, EventBatch(1.0 + seq, [event, BlockStored(rng.sample(IDS, 3), "GPU")]))
+        lengths = [next((at for at, one in enumerate(IDS) if one not in pages), NUM_BLOCKS) for pages in held]
+        num_held = rng.randrange(NUM_BLOCKS)
+        said = source(others, held_tokens=num_held * PAGE)
+        if max(lengths) > num_held:
+            (door,) = said.doors
+            assert lengths[DOORS.index(door)] == max(lengths)
+        else:
+            assert said == NOBODY
+
+
+def info(*states):
+    return {"dp_size": len(states), "internal_states": [{"banyan": state} for state in states]}
+
+
+def test_description_when_a_server_lends_and_borrows_then_its_doors_are_known():
+    door = {"address": "0.0.0.0:7400", "most_read_tokens": 0}
+    lends = {"tells_arena": True, "door": door, "nodes": {"asked": ["[::1]:7400"]}}
+    said = Description.read(info(lends), "http://d:30000")
+    assert (said.tells_arena, said.lends_at) == (True, Address("d", 7400))
+    assert said.borrows_from == (Address("::1", 7400),) and said.doors == ()
+    said = Description.read(info(lends, {"dp_rank": 1}), "http://d:30000")
+    assert (said.tells_arena, said.lends_at, said.borrows_from) == (False, Address("d", 7400), ())
+    assert Description.read({"dp_size": 1}, "http://d:30000").lends_at is None
