@@ -40,7 +40,8 @@ def _conditions(run: Mapping[str, Any]) -> str:
         f"`python -m benchmark.remote --carriers`, {place_and_time(run['provenance'])}. Two servers on a core each for "
         f"every carrier, which take turns; all on one host, so that the mount is a local folder, and Mooncake's master "
         f"and lender share the two cores. {sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens in each of "
-        f"{sizes['num_repeats']} repeats, the same for every carrier, one at a time. Means of a repeat, median and "
+        f"{sizes['num_repeats']} repeats, the same for every carrier, one at a time; short ones have "
+        f"{sizes['short_tokens']}. Means of a repeat, median and "
         f"range of them; of what a forward waited and of publication, median and range of all prompts. {right} of "
         f"{run['num_compared']} answers were those of the writer."
     )
@@ -66,8 +67,14 @@ def _ratio(name: str) -> Callable[[Figures], str]:
     return cell
 
 
+def _door_ratio(found: Figures) -> str:
+    return "-" if set(found["door_ratio"]["values"]) == {1.0} else _ratio("door_ratio")(found)
+
+
 def _alone(found: Figures) -> str:
-    return ", ".join(f"{share['median']:.0%} after {delay} s" for delay, share in found["alone"].items())
+    """Prompts of which something was carried."""
+    came = {delay: [share > 0 for share in shares["values"]] for delay, shares in found["alone"].items()}
+    return ", ".join(f"{sum(some)} of {len(some)} after {delay} s" for delay, some in came.items())
 
 
 def _bytes(found: Figures) -> str:
@@ -90,12 +97,13 @@ def _killed(who: str) -> Callable[[Figures], str]:
 ROWS: Mapping[str, Callable[[Figures], str]] = {
     "time to the first token, carried": _seconds("carried_s"),
     "the same, computed": _seconds("compute_s"),
+    "computed at the writer": _seconds("write_s"),
     "carried to computed": _ratio("ttft_ratio"),
-    "the door's to this one's": _ratio("door_ratio"),
-    "in it, the forward waited for layers": _milliseconds("carried_stall_s"),
+    "the door's to this one's": _door_ratio,
+    "a carried prompt's forward waited for layers": _milliseconds("carried_stall_s"),
     "tokens that were carried, the least": lambda found: f"{found['least_token_share']:.0%}",
     "from the writer's answer until all pages can be had, while it is awake": _milliseconds("lag_s"),
-    "carried, asked so long after the answer of a writer that sleeps when idle": _alone,
+    "short prompts carried, asked so long after the answer of a writer that sleeps when idle": _alone,
     "processor time of a carried prompt": _seconds("carried_cpu_s"),
     "processor time of a computed one": _seconds("compute_cpu_s"),
     "processor time of computing it at the writer and publishing it": _seconds("write_cpu_s"),
