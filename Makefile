@@ -40,7 +40,7 @@ bench: setup ## the published benchmark of sharing between ranks, half an hour: 
 pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick, or --dual
 	@$(PY) -m benchmark.pd $(ARGS)
 
-remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json
+remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json: make remote ARGS=--carriers, or "--faults 20"
 	@$(PY) -m benchmark.remote $(ARGS)
 
 compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the same work; build/compare: make compare DATA=../shared/data, or ARGS=--quick

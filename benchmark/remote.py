@@ -3,12 +3,14 @@
 
     python -m benchmark.remote --repeats 3
     python -m benchmark.remote --faults 20
+    python -m benchmark.remote --carriers
 
 Two servers of one rank each, on a core each; the second one asks the first. Each repeat has prompts of its own: the
 first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
 once under a salt (they are nowhere), in alternating order, one request at a time. Answers are compared. Beside that the
 bytes of as many pages go between two processes, by Banyan's door and by a NIXL READ in turns. Writes
-build/remote/report.json, and with `--faults` (`remote_faults`) faults.json.
+build/remote/report.json, with `--faults` (`remote_faults`) faults.json, and with `--carriers` (`remote_carriers`)
+carriers.json.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.planner import Action
-from benchmark import remote_faults, remote_link
+from benchmark import remote_carriers, remote_faults, remote_link
 from benchmark.metrics import spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import WIDE, ensure
@@ -80,12 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--link-repeats", type=int, default=12)
     parser.add_argument("--faults", type=int, metavar="N", help="only: cut N pulls short by a kill, and N by a stop")
+    parser.add_argument(
+        "--carriers", action="store_true", help="only: the door, a Mooncake store and a shared mount side by side"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/remote"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
     if args.faults is not None:
         return _cut_pulls(args)
+    if args.carriers:
+        return _compare_carriers(args)
     model = ensure_model(DEFAULT_TARGET)
     link = remote_link.run(args.link_repeats)
     rows: list[dict[str, Any]] = []
@@ -118,6 +125,17 @@ def _cut_pulls(args: argparse.Namespace) -> int:
     print(json.dumps(figures, indent=2), flush=True)
     is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
     os._exit(0 if is_right else 1)
+
+
+def _compare_carriers(args: argparse.Namespace) -> int:
+    """Write what the carriers came to."""
+    report = remote_carriers.measure(ensure_model(DEFAULT_TARGET), args.out, args.repeats, args.seed)
+    write_report(args.out / "carriers.json", report, args)
+    figures = {name: value for name, value in report.items() if not name.endswith("rows")}
+    # What docs/benchmarks/remote_carriers.json is a copy of.
+    write_report(args.out / "carriers_figures.json", figures, args)
+    print(json.dumps(figures, indent=2), flush=True)
+    return 0 if report["outputs_identical"] else 1
 
 
 if __name__ == "__main__":

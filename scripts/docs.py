@@ -18,7 +18,7 @@ import watching
 from banyan import config, knobs
 from banyan.patches import index
 from banyan.router import settings
-from benchmark import pd_page, ranks_page, remote_page
+from benchmark import carriers_page, pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "classes figures": pd_page.classes_table,
     "remote figures": remote_page.table,
     "faults figures": remote_page.faults_table,
+    "carriers figures": carriers_page.table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,
 }
