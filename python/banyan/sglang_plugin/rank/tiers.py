@@ -108,6 +108,7 @@ class HostTier:
         admission: WriteAdmission,
         layers_per_read: int,
         role: Role,
+        takes_back: bool,
         link_bytes_per_s: float,
         counters: Counters,
     ) -> None:
@@ -119,7 +120,7 @@ class HostTier:
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
-        self._others = Others(role, time.monotonic) if role.is_paired else None
+        self._others = Others(role, time.monotonic, takes_back=takes_back) if role.is_paired else None
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
         self._peers = peers
         self._growth = arena.growth
@@ -185,15 +186,15 @@ class HostTier:
         if self._others is not None:
             self._others.came(keys, partial(self._worth_reading, rid, worth))
             if not self._others.role.reads_ahead:
+                if self._others.takes_back:
+                    self._touch(keys)
                 if self.store is not None:
                     self.store.learn([keys])
                 return
-        in_arena = self._peers.lookup(keys, self._seats.arenas)
-        # It is wanted again, also when this rank's own pool holds it too.
-        self._peers.touch(in_arena)
+        num_in_arena = self._touch(keys)
         if self.store is None and not self._asked:
             return
-        num_held = self._num_held(keys, in_arena.num_pages)
+        num_held = self._num_held(keys, num_in_arena)
         if self._dual is not None and reads is not None:
             first_page = reads.first_token // self._roster.page_tokens
             self._dual.arrive(rid, keys, num_held, worth, node=reads.node, first_page=first_page)
@@ -204,6 +205,12 @@ class HostTier:
             self._tell_reading()
         for asked in self._asked:
             asked.arrive(rid, keys[num_held:], worth, keys[:num_held])
+
+    def _touch(self, keys: Sequence[str]) -> int:
+        """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
+        in_arena = self._peers.lookup(keys, self._seats.arenas)
+        self._peers.touch(in_arena)
+        return in_arena.num_pages
 
     def num_on_node(self, keys: Sequence[str]) -> int:
         """How many leading pages this node holds, in pools and in the arena."""
@@ -228,7 +235,7 @@ class HostTier:
         return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
 
     def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
-        """What of a chain of pages is this server's to keep: of a pair, each keeps a part."""
+        """What of a chain of pages goes to the arena here: of a pair, each may keep a part."""
         return keys if self._others is None else self._others.to_keep(keys)
 
     def back_up(self, keys: Sequence[str]) -> None:
@@ -240,8 +247,9 @@ class HostTier:
         if self._growth is not None and (num_new := self._growth.poll(self._residency.num_free)):
             self._residency.grow(num_new)
         for landed in self._backup.poll():
-            if self.store is not None:
-                self.store.landed(landed.keys)
+            keys = landed.keys if self._others is None else self._others.to_write(landed.keys)
+            if self.store is not None and keys:
+                self.store.landed(keys)
         self.prefetch.poll()
         for asked in self._asked:
             asked.poll()
