@@ -124,6 +124,7 @@ class TakeBacks:
 
     @property
     def num_open(self) -> int:
+        """Promised, or being copied."""
         return len(self._open)
 
     def promise(self, keys: Sequence[str], num_held: int) -> TakeBack | None:

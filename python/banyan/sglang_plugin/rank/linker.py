@@ -472,6 +472,7 @@ class BanyanLinker(UnifiedCacheLinker):
             "dropped": self.dropped.state(),
             **self.demand.chances.state(),
             "waits_for_errands": self._can_wait,
+            "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }
 
