@@ -34,7 +34,7 @@ def small(tmp_path_factory) -> Iterator[SimpleNamespace]:
         MODEL,
         folder / "logs",
         store=folder / "store",
-        prefill_args=("--max-total-tokens", "8000", "--banyan-plan", "move"),
+        prefill_args=("--max-total-tokens", "8000", "--banyan-plan", "move", "--chunked-prefill-size", "256"),
         decode_args=("--max-total-tokens", str(POOL_TOKENS)),
         kind=ForkedServer,
     )
@@ -73,6 +73,21 @@ def test_next_turn_when_the_conversation_has_left_the_decode_pool_then_only_what
         wait_ready([single])
         alone = Engine(single.url)
         assert [ids_of(alone.generate(asked, num_tokens=ANSWER_TOKENS)) for asked in (ids, grown)] == [first, second]
+
+
+def test_prompt_when_prefill_computes_it_anew_in_chunks_then_those_that_the_decode_server_has_are_not_sent(
+    small, prompt
+):
+    pair, ids = small.pair, prompt("beech", PROMPT_TOKENS)
+    right = ids_of(small.router.generate(ids, num_tokens=8))
+    num_known = (len(ids) - 1) // PAGE_TOKENS
+    backed_up = pair.total(pair.decode, "backed_up_pages")
+    push_out(small, prompt, "fir")
+    until(lambda: pair.total(pair.decode, "backed_up_pages") > backed_up)
+    until(lambda: flushes(pair.prefills[0]))
+    before = pair.total(pair.prefills[0], "handed_over_pages")
+    assert ids_of(small.router.generate(ids, num_tokens=8)) == right
+    assert pair.total(pair.prefills[0], "handed_over_pages") - before == -(-len(ids) // PAGE_TOKENS) - num_known
 
 
 def test_requests_when_many_are_aborted_on_the_way_then_the_idle_decode_server_holds_nothing(small, prompt):
