@@ -34,7 +34,7 @@ def small(tmp_path_factory) -> Iterator[SimpleNamespace]:
         MODEL,
         folder / "logs",
         store=folder / "store",
-        prefill_args=("--max-total-tokens", "8000", "--banyan-plan", "move", "--chunked-prefill-size", "256"),
+        prefill_args=("--max-total-tokens", "8000", "--banyan-plan", "move"),
         decode_args=("--max-total-tokens", str(POOL_TOKENS)),
         kind=ForkedServer,
     )
@@ -75,21 +75,6 @@ def test_next_turn_when_the_conversation_has_left_the_decode_pool_then_only_what
         assert [ids_of(alone.generate(asked, num_tokens=ANSWER_TOKENS)) for asked in (ids, grown)] == [first, second]
 
 
-def test_prompt_when_prefill_computes_it_anew_in_chunks_then_those_that_the_decode_server_has_are_not_sent(
-    small, prompt
-):
-    pair, ids = small.pair, prompt("beech", PROMPT_TOKENS)
-    right = ids_of(small.router.generate(ids, num_tokens=8))
-    num_known = (len(ids) - 1) // PAGE_TOKENS
-    backed_up = pair.total(pair.decode, "backed_up_pages")
-    push_out(small, prompt, "fir")
-    until(lambda: pair.total(pair.decode, "backed_up_pages") > backed_up)
-    until(lambda: flushes(pair.prefills[0]))
-    before = pair.total(pair.prefills[0], "handed_over_pages")
-    assert ids_of(small.router.generate(ids, num_tokens=8)) == right
-    assert pair.total(pair.prefills[0], "handed_over_pages") - before == -(-len(ids) // PAGE_TOKENS) - num_known
-
-
 def test_requests_when_many_are_aborted_on_the_way_then_the_idle_decode_server_holds_nothing(small, prompt):
     """Two conversations that push each other out: each turn takes back; and half of the requests are given up."""
     pair = small.pair
@@ -113,7 +98,7 @@ def test_requests_when_many_are_aborted_on_the_way_then_the_idle_decode_server_h
     until(lambda: sum(num_requests(server) for server in pair.servers) == 0)
     until(lambda: pair.total(pair.decode, "num_locked_tokens") == 0)
     assert pair.total(pair.decode, "taken_back_pages") > before
-    assert pair.total(pair.decode, "take_backs_failed") == pair.total(pair.decode, "num_take_backs") == 0
+    assert pair.total(pair.decode, "take_backs_failed") == 0
     # SGLang's own check of its pool, when it was idle, has found no hole: the server lives.
     time.sleep(1.0)
     for server in pair.servers:
