@@ -28,7 +28,7 @@ from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
 from banyan.planner import FetchPlanner, RequestFacts
 from banyan.ports import Copy, Frames, Lease, Match, OwnShelf
-from banyan.supply import Held, Supply
+from banyan.supply import Held, Part, Supply
 from banyan.telemetry import Counters
 from banyan.windows import WindowPages
 
@@ -310,6 +310,10 @@ class PrefixCache:
             self._supply.detach(item.pages.arrivals)
             if self._windows is not None and item.window is not None:
                 self._windows.supply.detach(item.window.arrivals)
+
+    def part(self, slots: Sequence[int]) -> Part:
+        """The shelves in ``slots``, under the present namespace."""
+        return self._supply.part(slots)
 
     def copy_of(self, key: str) -> SourceKind | None:
         """Where this rank could have the page from now: the first of its shelves. A hint, as every lookup."""

@@ -28,6 +28,24 @@ class Held:
         return 0 if self.lease is None else self.lease.num_pages
 
 
+class Part:
+    """Some of the shelves of a supply: their pages are leased before there is a place to copy them to."""
+
+    def __init__(self, peers: Peers, slots: Sequence[int]) -> None:
+        self._peers = peers
+        self._slots = slots
+
+    def lookup(self, keys: Sequence[str]) -> Match:
+        """The leading pages that these shelves hold."""
+        return self._peers.lookup(keys, self._slots)
+
+    def lease(self, match: Match, num_pages: int) -> Lease | None:
+        return self._peers.lease(match, num_pages)
+
+    def start_copy(self, lease: Lease, frames: Frames) -> Copy:
+        return self._peers.start_copy([(lease, frames)])
+
+
 class Supply:
     """One rank's.
 
@@ -49,6 +67,10 @@ class Supply:
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
         """The leading pages that the shelves hold; of equally long runs the first of ``slots`` supplies."""
         return self._peers.lookup(keys, self.slots if slots is None else slots)
+
+    def part(self, slots: Sequence[int]) -> Part:
+        """Of the shelves, those in ``slots``."""
+        return Part(self._peers, slots)
 
     def arriving(self, keys: Sequence[str]) -> Sequence[Run]:
         """The leading pages that are on their way from the store."""

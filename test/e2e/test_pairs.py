@@ -198,6 +198,8 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
         right = ids_of(pairs.router.generate(ids, num_tokens=8))
     until(lambda: pair.total(one, "archived_pages") >= len(ids) // PAGE_TOKENS)
     until(lambda: pair.states(other)[0]["nodes"]["num_listening"] == 1)
+    # It was handed the prompt, and would lend it from its arena without a read.
+    until(lambda: flushes(pair.decode))
     with drained(pairs, one):
         answer = pairs.router.generate(ids, num_tokens=8)
     assert ids_of(answer) == right

@@ -8,6 +8,7 @@ from banyan.disagg.orphans import Orphans
 from banyan.disagg.others import Others
 from banyan.disagg.pauses import Pauses
 from banyan.disagg.roles import Role, environment, notes
+from banyan.disagg.take_back import State, TakeBack, TakeBacks, can_take_back
 
 __all__ = [
     "Advance",
@@ -19,6 +20,10 @@ __all__ = [
     "Pace",
     "Pauses",
     "Role",
+    "State",
+    "TakeBack",
+    "TakeBacks",
+    "can_take_back",
     "environment",
     "layers_of_regions",
     "notes",

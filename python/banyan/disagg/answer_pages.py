@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages of a decode server are its own to keep: those behind the prompts that it was handed."""
+"""Which pages of a decode server are its own to write: those behind the prompts that it was handed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,38 @@ MAX_REMEMBERED_KEYS = 1 << 17
 
 
 class Answers:
-    """Prompts handed over, the latest ``max_remembered`` pages of them. One thread."""
+    """Prompts handed over, and pages generated, the latest ``max_remembered`` of each. One thread.
+
+    A page that was generated stays so when it comes again as a part of the next prompt.
+    """
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED_KEYS) -> None:
         self._max_remembered = max_remembered
         self._handed: dict[str, None] = {}
+        self._generated: dict[str, None] = {}
 
     def handed(self, keys: Sequence[str]) -> None:
         """A request for the prompt of ``keys`` has come; another server has its pages."""
-        for key in keys:
-            self._handed.pop(key, None)
-            self._handed[key] = None
-        while len(self._handed) > self._max_remembered:
-            del self._handed[next(iter(self._handed))]
+        self._remember(self._handed, keys)
 
     def behind(self, keys: Sequence[str]) -> list[str]:
         """``keys``, a chain of pages, from the first on that was not handed over."""
         return list(dropwhile(self._handed.__contains__, keys))
+
+    def generated(self, keys: Sequence[str]) -> None:
+        """These pages are on their way to the arena, and to be written once they are there."""
+        self._remember(self._generated, keys)
+
+    def take_generated(self, keys: Sequence[str]) -> list[str]:
+        """A chain of pages that has come to the arena, from the first on that was generated here; asked once."""
+        taken = list(dropwhile(lambda key: key not in self._generated, keys))
+        for key in taken:
+            self._generated.pop(key, None)
+        return taken
+
+    def _remember(self, known: dict[str, None], keys: Sequence[str]) -> None:
+        for key in keys:
+            known.pop(key, None)
+            known[key] = None
+        while len(known) > self._max_remembered:
+            del known[next(iter(known))]

@@ -13,10 +13,12 @@ from banyan.disagg.roles import Role
 
 
 class Others:
-    """One rank's memory of them. One thread."""
+    """One rank's memory of them. ``takes_back``: whether it has a use for pages of prompts in its arena, though another
+    one writes them. One thread."""
 
-    def __init__(self, role: Role, clock: Callable[[], float]) -> None:
+    def __init__(self, role: Role, clock: Callable[[], float], *, takes_back: bool = False) -> None:
         self.role = role
+        self.takes_back = takes_back
         self.orphans = Orphans(clock)
         self.arrivals: Arrivals[Any] = Arrivals(clock)
         self._answers = Answers()
@@ -29,5 +31,15 @@ class Others:
             self.arrivals.came(keys, known)
 
     def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
-        """What of a chain of pages is this server's to keep."""
-        return self._answers.behind(keys) if self.role.keeps_answers_only else keys
+        """What of a chain of pages that is complete goes to this server's arena."""
+        if not self.role.keeps_answers_only:
+            return keys
+        answer = self._answers.behind(keys)
+        if not self.takes_back:
+            return answer
+        self._answers.generated(answer)
+        return keys
+
+    def to_write(self, keys: Sequence[str]) -> Sequence[str]:
+        """What of a chain that has come to the arena is this server's to write."""
+        return self._answers.take_generated(keys) if self.takes_back else keys

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server does in a pair: which tiers it reads, what it writes, what its process inherits, what is said of it.
 
-A prefill server reads ahead and writes prompts. A decode server reads only what prefill servers ask it for: SGLang asks
-no linker there. It writes what was generated behind the prompts that it was handed, and the next turn's prefill server
-finds that in the store.
+A prefill server reads ahead and writes prompts. A decode server reads from the store only what prefill servers ask it
+for: SGLang asks no linker there. It writes what was generated behind the prompts that it was handed, and the next
+turn's prefill server finds that in the store.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def notes(role: Role, *, has_store: bool, tp_size: int) -> list[str]:
     if not role.is_paired:
         return []
     if not has_store:
-        what = "what is generated here is not kept" if role is Role.DECODE else "answers are computed again as prompts"
+        what = "answers are not kept for others" if role is Role.DECODE else "answers are computed again as prompts"
         return [f"{role.value} server without --banyan-store: {what}"]
     return [
         f"{role.value} server: shares by way of --banyan-store with servers of the same weights, page size and "

@@ -68,6 +68,8 @@ class Counters:
     archived_pages: int = 0
     archive_refused_pages: int = 0
     archive_failed_pages: int = 0
+    taken_back_pages: int = 0
+    take_backs_failed: int = 0
     handed_over_pages: int = 0
     advanced_pages: int = 0
     foreign_hand_over_messages: int = 0
@@ -181,6 +183,8 @@ DESCRIPTIONS = {
     "archived_pages": "pages that the store has written durably",
     "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
     "archive_failed_pages": "pages that the store could not write",
+    "taken_back_pages": "pages of prompts that this decode server's rank had from the arena instead of being sent them",
+    "take_backs_failed": "prompts of which it had promised such pages, and could not have them: the request failed",
     "handed_over_pages": "pages that this prefill server's rank has passed to decode servers",
     "advanced_pages": "pages of these whose first layers left while later ones were computed",
     "foreign_hand_over_messages": "messages at a prefill server's control socket that no decode server sends, dropped",

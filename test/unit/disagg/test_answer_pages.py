@@ -28,3 +28,9 @@ def test_handed_when_there_are_too_many_then_the_oldest_are_forgotten_and_the_re
     answers.handed(["d"])
     assert answers.behind(["b"]) == ["b"]
     assert [answers.behind([key]) for key in "acd"] == [[], [], []]
+
+
+def test_generated_when_there_are_too_many_then_the_oldest_are_not_written():
+    answers = Answers(max_remembered=2)
+    answers.generated(["a", "b", "c"])
+    assert answers.take_generated(["a", "b", "c"]) == ["b", "c"]

@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.arena.prefetch import Worth
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
-from banyan.disagg import Forwards
+from banyan.disagg import Forwards, TakeBacks
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
 from banyan.planner.demand import Demand
 from banyan.sglang_plugin import page_hash, runtime, seams
@@ -41,6 +41,7 @@ from banyan.sglang_plugin.rank.shards import Shards
 from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.tiers import HostTier
 from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
+from banyan.supply import Part
 from banyan.telemetry import Counters, Dropped, LayerClock, Stopwatch
 
 logger = logging.getLogger("banyan")
@@ -139,6 +140,7 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _make_cache(self) -> PrefixCache:
         shelf, supply = self._member.join()
+        self.take_backs = TakeBacks(self._in_arena, self.counters) if self._member.takes_back else None
         return PrefixCache(
             seats=self._seats,
             page_tokens=self._page_tokens,
@@ -150,6 +152,9 @@ class BanyanLinker(UnifiedCacheLinker):
             is_sent_for=self._is_sent_for,
             windows=self._windows.pages if self._windows is not None else None,
         )
+
+    def _in_arena(self) -> Part:
+        return self._cache.part(self._seats.arenas)
 
     def _state_tokens(self) -> float:
         """How many tokens' keys and values weigh as much as the state that a fetch brings besides."""
@@ -235,6 +240,14 @@ class BanyanLinker(UnifiedCacheLinker):
         """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
         where a window goes with a leaf."""
         return self.is_whole_rank and self._windows is None
+
+    @property
+    def page_tokens(self) -> int:
+        return self._page_tokens
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        """Page numbers of whole pages of ``slots``, as copies into the pool take them."""
+        return self._access.frames(slots)
 
     @property
     def num_frames(self) -> int:
@@ -421,6 +434,8 @@ class BanyanLinker(UnifiedCacheLinker):
     def _quiesce(self) -> None:
         """Nothing of this rank is queued or under way any more."""
         self._cache.quiesce()
+        if self.take_backs is not None:
+            self.take_backs.quiesce()
         for member, _ in self._memberships():
             member.access.wait_for_copies()
         self._cache.poll()
@@ -460,6 +475,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self.demand.chances.state(),
             "waits_for_errands": self._can_wait,
             "tells_arena": self.arena_events is not None,
+            "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }
 

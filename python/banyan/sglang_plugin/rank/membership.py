@@ -26,6 +26,7 @@ from banyan import _native
 from banyan.arena.read_steps import layers_per_read
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
 from banyan.config import Config
+from banyan.disagg import can_take_back
 from banyan.layout import BlockGeometry, Layout, Namespace, Seats
 from banyan.ports import OwnShelf, PageStore
 from banyan.refusals import arena_room_refusal, layout_refusal
@@ -105,6 +106,7 @@ class Membership:
         self._config = config
         self._portion = portion
         self._arena_events = arena_events
+        self._num_pools = len((pool, *drafts)) + (portion.kind != "all")
         self._identity = Identity(server_args, config, server=carried["server"], pool=pool, drafts=drafts)
         shared = together(pool, drafts)
         self._pool_bytes = shared.banyan_geometry.num_bytes
@@ -244,6 +246,7 @@ class Membership:
             admission=make_admission(self._config, num_parts=self.seats.num_parts, share=self._portion.share),
             layers_per_read=layers_per_read(self._config.store_layers_per_read, self.block.layer_bytes),
             role=runtime.role(),
+            takes_back=self.takes_back,
             link_bytes_per_s=self.access.link_bytes_per_s,
             events=self._arena_events,
             counters=self._counters,
@@ -256,6 +259,17 @@ class Membership:
         """Whether a page is promised while it is still being read: not where others would wait for the drive as well,
         nor where only one of the rank's shards reads."""
         return self.access.follows_reads and not (self.seats.layout.steps_together or self.seats.is_replicated)
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether, on a decode server, the pool is filled from the arena where the prefill server would send else."""
+        return can_take_back(
+            runtime.role(),
+            self.seats.layout,
+            has_arena=self._config.has_arena,
+            num_pools=self._num_pools,
+            is_on_gpu=not self._is_on_host,
+        )
 
     def rejoin(self) -> Places:
         """Take the places again, under the namespace of weights that have just changed."""

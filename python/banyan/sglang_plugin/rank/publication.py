@@ -53,14 +53,14 @@ class Publication:
         if self._windows is not None and window is not None:
             self._windows.publish(*window)
         self._member.lookout.published(keys)
-        tier = self._member.tier
-        keys = tier.to_keep(keys) if tier is not None else []
-        if tier is None or not keys:
-            return
         if keys[0] in self._not_to_keep:
             self._not_to_keep.discard(keys[0])
             return
-        if tier.store is not None and tier.store.is_rootless(keys[0]):
+        tier = self._member.tier
+        keys = list(tier.to_keep(keys)) if tier is not None else []
+        if tier is None or not keys:
+            return
+        if tier.store is not None and tier.store.is_rootless(keys[-1]):
             # No prompt that arrived goes on like this: it follows an answer that was just given.
             tier.store.learn(requests.grown_chains(self._page_tokens))
         tier.back_up(keys)

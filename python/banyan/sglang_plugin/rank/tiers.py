@@ -115,6 +115,7 @@ class HostTier:
         admission: WriteAdmission,
         layers_per_read: int,
         role: Role,
+        takes_back: bool,
         link_bytes_per_s: float,
         events: ArenaEvents | None,
         counters: Counters,
@@ -127,7 +128,7 @@ class HostTier:
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
-        self._others = Others(role, time.monotonic) if role.is_paired else None
+        self._others = Others(role, time.monotonic, takes_back=takes_back) if role.is_paired else None
         self._shelf = _native.Shelf(roster, seats.own_arena, namespace, memory, num_frames, block.table(), frame_bytes)
         self._peers = peers
         self._growth = arena.growth
@@ -202,15 +203,15 @@ class HostTier:
         if self._others is not None:
             self._others.came(keys, partial(self._look_again, rid, worth, reads))
             if not self._others.role.reads_ahead:
+                if self._others.takes_back:
+                    self._touch(keys)
                 if self.store is not None:
                     self.store.learn([keys])
                 return
-        in_arena = self._peers.lookup(keys, self._seats.arenas)
-        # It is wanted again, also when this rank's own pool holds it too.
-        self._peers.touch(in_arena)
+        num_in_arena = self._touch(keys)
         if self.store is None and not self._asked:
             return
-        num_held = self._num_held(keys, in_arena.num_pages)
+        num_held = self._num_held(keys, num_in_arena)
         if self._dual is not None and reads is not None:
             self._dual.arrive(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
             self._tell_reading()
@@ -239,6 +240,12 @@ class HostTier:
         # A hint names a node by its first shard's door.
         doors = [str(door.of_shard(self._seats.shard)) for door in source.doors]
         nodes.arrive_told(rid, keys, worth, behind, doors)
+
+    def _touch(self, keys: Sequence[str]) -> int:
+        """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
+        in_arena = self._peers.lookup(keys, self._seats.arenas)
+        self._peers.touch(in_arena)
+        return in_arena.num_pages
 
     def num_on_node(self, keys: Sequence[str]) -> int:
         """How many leading pages this node holds, in pools and in the arena."""
@@ -275,7 +282,7 @@ class HostTier:
         return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
 
     def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
-        """What of a chain of pages is this server's to keep: of a pair, each keeps a part."""
+        """What of a chain of pages goes to the arena here: of a pair, each may keep a part."""
         return keys if self._others is None else self._others.to_keep(keys)
 
     def back_up(self, keys: Sequence[str]) -> None:
@@ -287,8 +294,9 @@ class HostTier:
         if self._growth is not None and (num_new := self._growth.poll(self._residency.num_free)):
             self._residency.grow(num_new)
         for landed in self._backup.poll():
-            if self.store is not None:
-                self.store.landed(landed.keys)
+            keys = landed.keys if self._others is None else self._others.to_write(landed.keys)
+            if self.store is not None and keys:
+                self.store.landed(keys)
         self.prefetch.poll()
         for asked in self._asked:
             asked.poll()

@@ -140,7 +140,7 @@ def test_classes_when_the_backend_is_nixl_then_manager_and_sender_are_banyans(mo
     mine = {
         KVClassType.MANAGER: nixl.BanyanNixl,
         KVClassType.SENDER: nixl.BanyanKVSender,
-        KVClassType.RECEIVER: nixl.NixlKVReceiver,
+        KVClassType.RECEIVER: nixl.BanyanKVReceiver,
     }
     assert classes(TransferBackend.NIXL) == [mine.get(kind, kind) for kind in KVClassType]
     assert classes(TransferBackend.FAKE) == list(KVClassType)
@@ -158,6 +158,7 @@ def test_decode_queue_when_it_was_processed_then_completions_are_collected_where
     monkeypatch.setattr(runtime, "is_sharing", lambda: is_sharing)
     monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
     collected = []
+    monkeypatch.setattr(decode.taking_back, "collect", lambda: None)
     tree = SimpleNamespace(check_hicache_events=lambda: collected.append(True))
     after_process_decode_queue(None, SimpleNamespace(tree_cache=tree))
     assert len(collected) == is_sharing
@@ -172,6 +173,7 @@ def test_decode_queue_when_nothing_is_to_be_computed_then_a_cpus_scheduler_pause
 ):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "is_on_gpu", lambda: is_on_gpu)
+    monkeypatch.setattr(decode.taking_back, "collect", lambda: None)
     paused_s = []
     monkeypatch.setattr(decode, "_pauses", Pauses(paused_s.append))
     scheduler = SimpleNamespace(

@@ -67,7 +67,7 @@ def test_sockets_when_there_is_no_secret_then_they_are_as_sglang_makes_them(monk
     nixl.receiver_class.cache_clear()
     _, socket = control_port(context)
     assert not sealing.is_sealed(socket)
-    assert nixl.receiver_class() is NixlKVReceiver
+    assert nixl.receiver_class() is nixl.BanyanKVReceiver
     nixl.receiver_class.cache_clear()
 
 

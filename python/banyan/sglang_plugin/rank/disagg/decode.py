@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode server's scheduler collects what the linker has finished, and on a CPU pauses while it waits for KV.
+"""A decode server's scheduler collects what linker and take-backs have finished, and on a CPU pauses while it waits.
 
 SGLang collects where it builds prefill batches. A decode server builds none: its offloaded pages would stay locked for
 ever, and fill the pool with what cannot be evicted.
@@ -11,6 +11,7 @@ from typing import Any
 
 from banyan.disagg import Pauses
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank.disagg import taking_back
 
 _pauses = Pauses()
 
@@ -20,6 +21,7 @@ def after_process_decode_queue(result: None, scheduler: Any) -> None:
     if not runtime.is_sharing():
         return
     scheduler.tree_cache.check_hicache_events()
+    taking_back.collect()
     if not runtime.is_on_gpu():
         # What has been handed over is in the one, what is being answered in the other.
         _pauses.between_steps(has_work=bool(scheduler.waiting_queue) or not scheduler.running_batch.is_empty())

@@ -30,6 +30,7 @@ from banyan.sglang_plugin.rank import report
 from banyan.sglang_plugin.rank.disagg.control_port import ScreenedSocket, is_foreign
 from banyan.sglang_plugin.rank.disagg.layerwise import LayerwiseSender
 from banyan.sglang_plugin.rank.disagg.sealed import receiver_context, sealing_what_listens
+from banyan.sglang_plugin.rank.disagg.taking_back import TakingReceiver
 
 logger = logging.getLogger("banyan")
 
@@ -153,13 +154,17 @@ class BanyanKVSender(NixlKVSender):
             self.kv_mgr.give_up(self.bootstrap_room)
 
 
+class BanyanKVReceiver(TakingReceiver, NixlKVReceiver):
+    """What a decode server's requests receive with."""
+
+
 @functools.cache
-def receiver_class() -> type[NixlKVReceiver]:
-    """What a decode server's requests receive with: SGLang's, whose sockets speak to who knows the secret where this
-    server has one. Asked for with each request."""
+def receiver_class() -> type[BanyanKVReceiver]:
+    """The receiver, whose sockets speak to who knows the secret where this server has one. Asked for with each
+    request."""
     context = receiver_context()
     if context is None:
-        return NixlKVReceiver
+        return BanyanKVReceiver
     # Tables of its own, too: SGLang's keep sockets of SGLang's context.
     context.set(zmq.MAX_SOCKETS, NixlKVReceiver._ctx.get(zmq.MAX_SOCKETS))
-    return type("BanyanKVReceiver", (NixlKVReceiver,), {"_ctx": context, "_socket_cache": {}, "_socket_locks": {}})
+    return type("SealedKVReceiver", (BanyanKVReceiver,), {"_ctx": context, "_socket_cache": {}, "_socket_locks": {}})
