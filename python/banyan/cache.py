@@ -82,6 +82,7 @@ class PrefixCache:
         supply: where full pages come from.
         windows: the window pages, or the states, of a model that has such.
         is_sent_for: whether another node is reading for a request of this id, which reads nothing itself then.
+        send_for: asked when something is missing: as ``is_sent_for``, and sends another node now where one is to read.
         agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """
 
@@ -96,6 +97,7 @@ class PrefixCache:
         agreed: Callable[[bool], bool],
         counters: Counters,
         is_sent_for: Callable[[str], bool] = lambda rid: False,
+        send_for: Callable[[str], bool] = lambda rid: False,
         windows: WindowPages | None = None,
     ) -> None:
         self._seats = seats
@@ -107,6 +109,7 @@ class PrefixCache:
         self._agreed = agreed
         self._counters = counters
         self._is_sent_for = is_sent_for
+        self._send_for = send_for
         self._seen: dict[str, _Seen] = {}
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
@@ -152,7 +155,7 @@ class PrefixCache:
         prefetch = self._supply.prefetch
         if prefetch is None or not keys:
             return ()
-        if self._windows is None and not self._is_sent_for(request.rid):
+        if self._windows is None and not self._send_for(request.rid):
             prefetch.start_reads(keys, partial(self._planner.num_to_read, request), behind=behind)
         return self._supply.arriving(keys)
 

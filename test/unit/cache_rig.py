@@ -55,6 +55,7 @@ def make_cache(
     agreed: Callable[[bool], bool] = bool,
     layout: Layout = LAYOUT,
     is_sent_for: Callable[[str], bool] = lambda rid: False,
+    send_for: Callable[[str], bool] = lambda rid: False,
     windows: WindowPages | None = None,
 ) -> PrefixCache:
     """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
@@ -67,5 +68,6 @@ def make_cache(
         agreed=agreed,
         counters=counters or Counters(),
         is_sent_for=is_sent_for,
+        send_for=send_for,
         windows=windows,
     )

@@ -128,6 +128,7 @@ class Node(Host):
             counters=self.counters,
             prefetch=self.prefetch,
             is_sent_for=self.remote.is_sent_for,
+            send_for=self.remote.is_sent_for,
         )
 
     def poll(self) -> None:

@@ -150,6 +150,7 @@ class BanyanLinker(UnifiedCacheLinker):
             agreed=self._shards.all,
             counters=self.counters,
             is_sent_for=self._is_sent_for,
+            send_for=self._send_for,
             windows=self._windows.pages if self._windows is not None else None,
         )
 
@@ -292,6 +293,18 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _is_sent_for(self, rid: str) -> bool:
         return self._member.tier is not None and self._member.tier.is_sent_for(rid)
+
+    def _send_for(self, rid: str) -> bool:
+        """Also where all was here when the request came, and has left since. Once: then this rank reads."""
+        tier, reads = self._member.tier, requests.reads_of(rid) if self._can_wait else None
+        if tier is None or reads is None or tier.is_sent_for(rid):
+            return self._is_sent_for(rid)
+        keys = requests.prompt_keys(rid, self._page_tokens)
+        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        is_sent = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
+        if is_sent:
+            requests.forget_reads(rid)
+        return is_sent
 
     def _is_awaited(self, rid: str) -> bool:
         return self._member.tier is not None and self._member.tier.is_awaited(rid)

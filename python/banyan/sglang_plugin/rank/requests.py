@@ -75,6 +75,13 @@ def reads_of(rid: str) -> ReadHint | None:
     return reads
 
 
+def forget_reads(rid: str) -> None:
+    """From now on this rank reads what the request's prompt lacks."""
+    req = _by_rid.get(rid)
+    if req is not None:
+        req.banyan_reads = None
+
+
 def source_of(rid: str) -> SourceHint | None:
     """Whose arenas have more of the request's prompt, where a router has said so."""
     req = _by_rid.get(rid)

@@ -265,11 +265,17 @@ class HostTier:
         """Others have announced pages since the request came."""
         if self.is_sent_for(rid):
             return
-        num_held = self._num_held(keys, 0)
         if self._dual is None or reads is None:
-            store.look_again(keys, num_held, worth)
+            store.look_again(keys, self._num_held(keys, 0), worth)
         else:
+            self.send_for(rid, keys, worth, reads)
+
+    def send_for(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint) -> bool:
+        """Have what is missing now of the prompt of ``keys`` read by whom ``reads`` says; whether another node does."""
+        if self._dual is not None:
+            num_held = self._num_held(keys, 0)
             self._dual.look_again(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
+        return self.is_sent_for(rid)
 
     def _first_page(self, reads: ReadHint) -> int:
         return reads.first_token // self._roster.page_tokens
