@@ -14,7 +14,7 @@ from banyan.config import Config
 from banyan.routing import hint
 from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin.kv_hints import with_action
-from banyan.sglang_plugin.rank import hooks, identity, requests
+from banyan.sglang_plugin.rank import hooks, identity, requests, tiers
 from banyan.sglang_plugin.rank import linker as module
 
 NUM_PAGES = 6
@@ -45,6 +45,7 @@ def servers(monkeypatch, tmp_path):
     """What reads for the other (its pages are in the store, and nowhere else), and the other one."""
     monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
     monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(tiers, "LEAST_PART_TOKENS", PAGE)
     secret, address = tmp_path / "secret", free_address()
     secret.write_bytes(b"a secret of all nodes")
     secret.chmod(0o600)
@@ -96,13 +97,13 @@ def fetch(servers, rid):
 @pytest.mark.parametrize("num_own", [0, 2])
 def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_right_pages(servers, num_own):
     req = ask(servers, "r", ReadHint(servers.node, num_own * PAGE))
-    assert servers.p._is_awaited("r")
+    assert servers.p.elsewhere.is_awaited("r")
     seen = []
 
     def step():
         servers.d.num_completed_offloads()
         seen.append(servers.rosters[0].reading(0))
-        return not servers.p._is_awaited("r")
+        return not servers.p.elsewhere.is_awaited("r")
 
     poll(servers.p, step)
     assert max(seen) == NUM_PAGES - num_own, "what it reads for others is in its read queue"
@@ -113,6 +114,27 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
     assert servers.p.state()["waits_for_errands"] and servers.d.state()["door"]["most_read_tokens"] >= NUM_PAGES * PAGE
 
 
+def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_them_once(servers):
+    p, tier = servers.p, servers.p._member.tier
+    tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
+    poll(p, lambda: p.counters.read_pages == NUM_PAGES)
+    req = ask(servers, "r", ReadHint(servers.node, 0))
+    assert not p.elsewhere.is_awaited("r"), "all is here"
+    tier._residency.reset()
+    assert p.lookup("r", transfer(servers.names, None)) == [] and p.elsewhere.is_awaited("r")
+
+    def step():
+        servers.d.num_completed_offloads()
+        return not p.elsewhere.is_awaited("r")
+
+    poll(p, step)
+    assert torch.equal(fetch(servers, req.rid), servers.expected)
+    poll(p, lambda: p.counters.pull_pages == NUM_PAGES)
+    tier._residency.reset()
+    assert p.lookup("r", transfer(servers.names, None)) == [NUM_PAGES] and not p.elsewhere.is_awaited("r")
+    assert (p.counters.errands_sent, p.counters.reads) == (1, 2)
+
+
 def test_request_when_nobody_is_named_then_it_is_read_here(servers):
     req = ask(servers, "r", None)
     assert torch.equal(fetch(servers, req.rid), servers.expected)
@@ -120,7 +142,7 @@ def test_request_when_nobody_is_named_then_it_is_read_here(servers):
 
 
 def test_request_when_its_rank_cannot_hold_it_back_then_it_is_read_here(servers):
-    servers.p._can_wait = False
+    servers.p.elsewhere.can_wait = False
     req = ask(servers, "r", ReadHint(servers.node, 0))
     assert torch.equal(fetch(servers, req.rid), servers.expected)
     assert servers.p.counters.errands_sent == 0

@@ -82,7 +82,7 @@ def ask(servers, source):
     """What was counted once the request is held back no longer: questions, those to one node alone, those spared."""
     req = Req("r", source)
     hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
-    poll(servers.asking, lambda: not servers.asking._is_awaited("r"))
+    poll(servers.asking, lambda: not servers.asking.elsewhere.is_awaited("r"))
     counters = servers.counters
     return counters.questions, counters.questions_directed, counters.questions_spared
 

@@ -37,6 +37,7 @@ from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
+from banyan.sglang_plugin.rank.read_elsewhere import ReadElsewhere
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.tiers import HostTier
@@ -117,12 +118,12 @@ class BanyanLinker(UnifiedCacheLinker):
             num_in_step=self._seats.layout.attn_dp,
             fixed_tokens=self._state_tokens() if isinstance(pools.beside, States) else 0.0,
         )
+        # Shards of one rank would have to agree on when to go on.
+        can_wait = self._shards.is_one and self._member.follows_reads
+        self.elsewhere = ReadElsewhere(lambda: self._member.tier, self._planner, self._page_tokens, can_wait=can_wait)
         self._cache = self._make_cache()
         if self._seats.layout.steps_together:
             self._step_together(pools.allocator)
-        self._can_wait = self._shards.is_one and self._member.follows_reads
-        if self._can_wait:  # Shards of one rank would have to agree on when to go on.
-            prefill.hold_back(self._is_awaited)
         self._time_forwards(pools.num_layers)
         if isinstance(pools.beside, States):
             self._let_states_wait(params.req_to_token_pool)
@@ -149,8 +150,8 @@ class BanyanLinker(UnifiedCacheLinker):
             planner=self._planner,
             agreed=self._shards.all,
             counters=self.counters,
-            is_sent_for=self._is_sent_for,
-            send_for=self._send_for,
+            is_sent_for=self.elsewhere.is_sent_for,
+            send_for=self.elsewhere.send_for,
             windows=self._windows.pages if self._windows is not None else None,
         )
 
@@ -278,8 +279,7 @@ class BanyanLinker(UnifiedCacheLinker):
         if self._windows is not None:
             self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
             return
-        reads = requests.reads_of(rid) if self._can_wait else None
-        self._member.tier.arrive(rid, keys, worth, reads, requests.source_of(rid))
+        self._member.tier.arrive(rid, keys, worth, self.elsewhere.reads_of(rid), requests.source_of(rid))
 
     def _arrive_with_windows(
         self, rid: str, keys: list[str], worth: Worth, tier: HostTier, windows: RankWindows
@@ -290,24 +290,6 @@ class BanyanLinker(UnifiedCacheLinker):
         tier.arrive(rid, keys, capped(worth, windows.restorable(keys, num_there) - num_held))
         num_coming = num_held + tier.prefetch.num_arriving(keys[num_held:])
         windows.arrive(rid, keys[: windows.restorable(keys, num_coming)])
-
-    def _is_sent_for(self, rid: str) -> bool:
-        return self._member.tier is not None and self._member.tier.is_sent_for(rid)
-
-    def _send_for(self, rid: str) -> bool:
-        """Also where all was here when the request came, and has left since. Once: then this rank reads."""
-        tier, reads = self._member.tier, requests.reads_of(rid) if self._can_wait else None
-        if tier is None or reads is None or tier.is_sent_for(rid):
-            return self._is_sent_for(rid)
-        keys = requests.prompt_keys(rid, self._page_tokens)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
-        is_sent = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
-        if is_sent:
-            requests.forget_reads(rid)
-        return is_sent
-
-    def _is_awaited(self, rid: str) -> bool:
-        return self._member.tier is not None and self._member.tier.is_awaited(rid)
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
@@ -486,7 +468,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **({} if self._windows is None else {self._windows.told_as: self._windows.state()}),
             "dropped": self.dropped.state(),
             **self.demand.chances.state(),
-            "waits_for_errands": self._can_wait,
+            "waits_for_errands": self.elsewhere.can_wait,
             "tells_arena": self.arena_events is not None,
             "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
             "up_s": round(time.monotonic() - self._began_s, 1),

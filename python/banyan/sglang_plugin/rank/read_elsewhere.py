@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of a rank for which somebody else is asked or reads: they keep their place, and others go on.
+
+Invariants
+  1. Nobody waits here. A rank of several shards asks without waiting: they would have to agree on when to go on.
+  2. What a router has said about who reads holds when the request comes, and for one more time when something is
+     missing at its turn. After that this rank reads: a request does not wait over and over.
+
+A request: come -> sent for -> answered; at its turn, if pages have left: sent for -> answered -> read here. Scheduler
+thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from banyan.arena.prefetch import Worth
+from banyan.routing.hint import ReadHint
+from banyan.sglang_plugin.rank import prefill, requests
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.tiers import HostTier
+
+
+class ReadElsewhere:
+    """One rank's. ``tier``: what it has of arena, store and other nodes now."""
+
+    def __init__(
+        self, tier: Callable[[], HostTier | None], planner: RankPlanner, page_tokens: int, *, can_wait: bool
+    ) -> None:
+        self.can_wait = can_wait
+        self._tier = tier
+        self._planner = planner
+        self._page_tokens = page_tokens
+        if can_wait:
+            prefill.hold_back(self.is_awaited)
+
+    def reads_of(self, rid: str) -> ReadHint | None:
+        """Who is to read what of the request's prompt, where that can be waited for."""
+        return requests.reads_of(rid) if self.can_wait else None
+
+    def is_awaited(self, rid: str) -> bool:
+        """Whether somebody who was asked for the request's prompt may still answer."""
+        tier = self._tier()
+        return tier is not None and tier.is_awaited(rid)
+
+    def is_sent_for(self, rid: str) -> bool:
+        """Whether another node is reading for the request."""
+        tier = self._tier()
+        return tier is not None and tier.is_sent_for(rid)
+
+    def send_for(self, rid: str) -> bool:
+        """The same, for a request of whose prompt something is missing: all may have been here when it came."""
+        tier, reads = self._tier(), self.reads_of(rid)
+        if tier is None or reads is None or tier.is_sent_for(rid):
+            return self.is_sent_for(rid)
+        keys = requests.prompt_keys(rid, self._page_tokens)
+        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        is_sent = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
+        if is_sent:
+            requests.forget_reads(rid)
+        return is_sent
