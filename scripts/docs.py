@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what is made from code, parts of the documentation and the files of deploy/: ``make docs``.
 
-A page holds ``<!-- made: NAME -->`` and ``<!-- end -->``; what is between is replaced. A test compares the pages with
-what this script would write.
+A page holds ``<!-- made: NAME -->`` and ``<!-- end -->``; what is between is replaced. ``--check`` writes nothing,
+names what it would write, and exits with 1 if there is anything.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Whoever starts this file by its name has only its folder on the path.
+sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import watching
 
@@ -54,12 +57,16 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
-    for path, text in pages():
-        if not path.exists() or path.read_text() != text:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when something is stale")
+    only_checks = parser.parse_args().check
+    stale = [(path, text) for path, text in pages() if not path.exists() or path.read_text() != text]
+    for path, text in stale:
+        print(f"{'stale' if only_checks else 'wrote'}: {path.relative_to(ROOT)}")
+        if not only_checks:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-            print(f"wrote {path.relative_to(ROOT)}")
-    return 0
+    return 1 if only_checks and stale else 0
 
 
 if __name__ == "__main__":
