@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries out the errands of other nodes: brings pages from this rank's store into its part of the arena.
 
-They are read as those of an own request would be, and stay in the arena; who asked then borrows them. One thread calls;
-nothing waits.
+They are read as those of an own request would be, and stay in the arena; who asked then borrows them, and until then
+they are not evicted. One thread calls; nothing waits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from banyan.arena.prefetch import Prefetch
+from banyan.arena.residency import Residency
 from banyan.core import SourceKind
 from banyan.nodes.errands import Errand, Errands
 from banyan.ports import Peers
@@ -40,6 +41,7 @@ class ErrandTier:
         errands: Errands,
         *,
         prefetch: Prefetch,
+        residency: Residency,
         peers: Peers,
         arena_slots: Sequence[int],
         counters: Counters,
@@ -47,14 +49,18 @@ class ErrandTier:
     ) -> None:
         self._errands = errands
         self._prefetch = prefetch
+        self._residency = residency
         self._peers = peers
         self._arena_slots = list(arena_slots)
         self._counters = counters
         self._clock = clock
         self._begun: list[_Begun] = []
+        self._held: dict[Errand, list[int]] = {}  # frames
 
     def poll(self) -> None:
         """Begin what has come, and answer what is over. Never blocks."""
+        for errand in self._errands.let_go():
+            self._residency.unhold(self._held.pop(errand, ()))
         for errand in self._errands.take():
             self._counters.errands += 1
             self._begun.append(_Begun(errand, self._clock() + NEWS_S))
@@ -64,7 +70,14 @@ class ErrandTier:
             num_here = self._peers.lookup(begun.errand.keys, self._arena_slots).num_pages
             if not self._goes_on(begun, num_here):
                 self._begun.remove(begun)
+                self._hold(begun.errand, num_here)
                 self._errands.over(begun.errand, num_here)
+
+    def _hold(self, errand: Errand, num_pages: int) -> None:
+        """Keep those of the pages that are in this rank's part of the arena."""
+        frames = [self._residency.frame(key) for key in errand.keys[:num_pages]]
+        self._held[errand] = [frame for frame in frames if frame is not None]
+        self._residency.hold(self._held[errand])
 
     def _goes_on(self, begun: _Begun, num_here: int) -> bool:
         """Whether more pages are coming behind those that are here; reads them if they are not on their way."""
@@ -83,10 +96,13 @@ class ErrandTier:
         return begun.num_reads == 0 and self._clock() < begun.until_s
 
     def forget(self) -> None:
-        """What is under way is nobody's any more."""
+        """What is under way, or has been brought, is nobody's any more."""
         for begun in self._begun:
             self._errands.over(begun.errand, 0)
         self._begun.clear()
+        for frames in self._held.values():
+            self._residency.unhold(frames)
+        self._held.clear()
 
 
 def _all_that_was_found(num_missing: int, num_found: int, kind: SourceKind) -> int:

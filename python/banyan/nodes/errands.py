@@ -6,7 +6,7 @@ The door's thread takes errands in and answers them; the rank's thread, which ow
 Invariants
   1. No more than `MAX_ERRANDS` are taken in, and none that is larger than all that may be lent.
   2. What is being brought, and what has been brought and is about to be borrowed, has its room among the loans. What
-     has none waits in line, in the order in which it came.
+     has none waits in line, in the order in which it came. The rank is told when what it has brought may go.
   3. Every errand that was taken in is answered once; until then its sender is told every `SAY_S` that it is under way.
 
 An errand: in line -> begun (its room is reserved) -> over -> answered -> borrowed, or its room given back after
@@ -39,6 +39,15 @@ class Errand:
     keys: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """The first ``num_pages`` of an errand are there to be borrowed."""
+
+    errand: Errand
+    num_pages: int
+    until_s: float
+
+
 class Errands:
     """One door's. ``loans`` is what they have room in; ``wake`` makes the door's thread ask `to_say`. Any thread."""
 
@@ -51,7 +60,8 @@ class Errands:
         self._begun: set[Errand] = set()
         self._said_s: dict[Errand, float] = {}
         self._over: list[tuple[Errand, int]] = []
-        self._brought: dict[tuple[bytes, str], tuple[float, int]] = {}  # until when, and how many pages
+        self._brought: dict[tuple[bytes, str], _Brought] = {}
+        self._let_go: list[Errand] = []
 
     @property
     def max_pages(self) -> int:
@@ -82,18 +92,19 @@ class Errands:
                 if at_s + SAY_S <= now_s:
                     said.append((errand.sender, Reading(errand.number)))
                     self._said_s[errand] = now_s
-            for place in [place for place, (until_s, _) in self._brought.items() if until_s <= now_s]:
-                self._loans.unreserve(self._brought.pop(place)[1])
+            for place in [place for place, brought in self._brought.items() if brought.until_s <= now_s]:
+                self._loans.unreserve(self._end_keeping(place))
         return said
 
     def num_brought(self, sender: bytes, first_key: str) -> int:
         """How many pages from that one on were brought for ``sender`` and have their room until it borrows them."""
-        return self._brought.get((sender, first_key), (0.0, 0))[1]
+        brought = self._brought.get((sender, first_key))
+        return 0 if brought is None else brought.num_pages
 
     def borrowed(self, sender: bytes, first_key: str) -> None:
         """It has borrowed them, or could not."""
         with self._lock:
-            self._loans.unreserve(self._brought.pop((sender, first_key), (0.0, 0))[1])
+            self._loans.unreserve(self._end_keeping((sender, first_key)))
 
     # ---- the rank's thread -------------------------------------------------------------------------------------
 
@@ -116,13 +127,14 @@ class Errands:
         return taken
 
     def over(self, errand: Errand, num_pages: int) -> None:
-        """The first ``num_pages`` are in the arena, and no more will come."""
+        """The first ``num_pages`` are in the arena, and no more will come. They stay until ``let_go`` names it."""
         with self._lock:
             self._is_over(errand, num_pages)
         self._wake()
 
     def _is_over(self, errand: Errand, num_pages: int) -> None:
         if self._said_s.pop(errand, None) is None:
+            self._let_go.append(errand)
             return
         self._over.append((errand, num_pages))
         if errand not in self._begun:
@@ -131,9 +143,25 @@ class Errands:
         num_free = len(errand.keys) - num_pages
         if num_pages:
             place = (errand.sender, errand.keys[0])
-            num_free += self._brought.pop(place, (0.0, 0))[1]
-            self._brought[place] = (self._clock() + BORROW_S, num_pages)
+            num_free += self._end_keeping(place)
+            self._brought[place] = _Brought(errand, num_pages, self._clock() + BORROW_S)
         self._loans.unreserve(num_free)
+
+    def _end_keeping(self, place: tuple[bytes, str]) -> int:
+        """How many pages are not kept for a borrower any more."""
+        brought = self._brought.pop(place, None)
+        if brought is None:
+            return 0
+        self._let_go.append(brought.errand)
+        return brought.num_pages
+
+    def let_go(self) -> list[Errand]:
+        """Those that are over and whose pages nobody is going to borrow any more, since the last call."""
+        if not self._let_go:
+            return []
+        with self._lock:
+            gone, self._let_go = self._let_go, []
+        return gone
 
     def end(self) -> None:
         """Answer all of them now: nothing came."""
@@ -141,7 +169,6 @@ class Errands:
             self._in_line.clear()
             for errand in list(self._said_s):
                 self._is_over(errand, 0)
-            for _, num_pages in self._brought.values():
-                self._loans.unreserve(num_pages)
-            self._brought.clear()
+            for place in list(self._brought):
+                self._loans.unreserve(self._end_keeping(place))
         self._wake()

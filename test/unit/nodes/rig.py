@@ -196,6 +196,7 @@ class StoreNode(Node):
         self.errands = ErrandTier(
             self.door.take_errands(),
             prefetch=self.prefetch,
+            residency=self.residency,
             peers=self.view,
             arena_slots=ARENAS,
             counters=self.counters,

@@ -163,6 +163,23 @@ def test_errand_when_it_takes_all_that_may_be_lent_then_what_it_brought_is_lent(
     assert pair.d.door.lending.loans.has_room(3)
 
 
+def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_stay_that_long(made, tmp_path):
+    pair = made(tmp_path / "store")
+    d = pair.d
+    d.take_errands()
+    pair.arrive(0)
+    until(lambda: d.poll() or d.residency.num_resident == len(PAGES))
+    until(lambda: d.poll() or d.errands._held)
+    d.residency.abandon(d.residency.claim(1000))
+    assert d.residency.num_resident == len(PAGES)
+    pair.wait()
+    assert pair.fetch() == (Run(SourceKind.REMOTE, 4, pair.node),)
+    pair.nothing_is_left()
+    until(lambda: d.poll() or not d.errands._held)
+    d.residency.abandon(d.residency.claim(1000))
+    assert d.residency.num_resident == 0
+
+
 class Line:
     """Errands in a room of five pages, without a door; ``now_s`` is the time."""
 
@@ -189,8 +206,10 @@ def test_errands_when_there_is_no_room_for_all_then_the_others_wait_in_line_unti
     lease = FakeLease(line.errands.num_brought(b"p", keys(1)[0]))
     assert lease.num_pages == 3 and line.errands.num_brought(b"other", keys(1)[0]) == 0
     loan = line.loans.lend(lease, None)
+    assert line.errands.let_go() == []
     line.errands.borrowed(b"p", keys(1)[0])
     assert line.errands.take() == [] and line.errands.num_brought(b"p", keys(1)[0]) == 0
+    assert line.errands.let_go() == [first]
     line.loans.give_back(loan.token)
     assert line.errands.take() == [second, third]
 
@@ -224,8 +243,9 @@ def test_errands_when_they_end_then_all_are_answered_and_no_room_is_kept():
     line.errands.over(done, 1)
     line.errands.end()
     assert line.answers() == {1: 1, 2: 0, 3: 0} and line.loans.has_room(5)
+    assert line.errands.let_go() == [done]
     line.errands.over(done, 1)
-    assert line.answers() == {} and line.errands.take() == []
+    assert line.answers() == {} and line.errands.take() == [] and line.errands.let_go() == [done]
 
 
 def test_errand_when_it_is_larger_than_all_that_may_be_lent_or_too_many_are_here_then_it_is_refused():
@@ -345,6 +365,7 @@ def test_pages_when_they_leave_the_node_before_they_are_pulled_then_they_are_rea
     pair.arrive(1)
     until(lambda: pair.d.poll() or pair.d.residency.num_resident == 3)
     pair.d.poll()
+    pair.d.errands.forget()
     pair.d.residency.reset()
     pair.wait(with_d=False)
     until(lambda: pair.p.poll() or pair.p.counters.pull_failed_pages == 3)

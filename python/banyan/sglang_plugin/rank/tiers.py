@@ -184,6 +184,7 @@ class HostTier:
         return ErrandTier(
             errands,
             prefetch=self.prefetch,
+            residency=self._residency,
             peers=self._peers,
             arena_slots=self._seats.arenas,
             counters=self._counters,
