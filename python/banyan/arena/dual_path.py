@@ -51,13 +51,15 @@ class DualPath:
         first_page: int,
     ) -> None:
         start = max(num_held, first_page)
-        rest, num_theirs = keys[start:], self.store.num_stored(keys) - start
+        # What was asked for before and is on its way is nobody's to read again.
+        theirs = start + self.prefetch.num_arriving(keys[start:])
+        rest, num_theirs = keys[theirs:], self.store.num_stored(keys) - theirs
         if num_theirs < self.least_pages or not worth(len(rest), num_theirs, SourceKind.REMOTE):
             read(keys, num_held, worth)
             return
         read(keys, num_held, partial(_up_to, start, len(keys), worth))
         is_whole = num_held + self.prefetch.num_arriving(keys[num_held:start]) == start
-        if not is_whole or not self.nodes.send(rid, node, rest, num_theirs, worth, keys[:start]):
+        if not is_whole or not self.nodes.send(rid, node, rest, num_theirs, worth, keys[:theirs]):
             self.store.look_again(keys, num_held, worth)
 
 

@@ -138,8 +138,10 @@ def test_node_when_it_is_told_to_read_and_has_no_store_then_it_refuses_in_one_li
     caplog.set_level(logging.WARNING, logger="banyan")
     pair = made(tmp_path / "store")
     for _ in range(2):
+        pair.p.residency.reset()
         pair.arrive(2)
         pair.wait(with_d=False)
+        until(lambda: pair.p.poll() or pair.p.residency.num_resident == len(PAGES))
     assert pair.fetch() == (own(4),)
     assert sum("does not read for this one: it has no --banyan-store" in line for line in caplog.messages) == 1
     assert pair.p.counters.errands_failed == 2
@@ -161,6 +163,21 @@ def test_errand_when_it_takes_all_that_may_be_lent_then_what_it_brought_is_lent(
     assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
     pair.nothing_is_left()
     assert pair.d.door.lending.loans.has_room(3)
+
+
+def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then_they_are_not_asked_for_again(
+    made, tmp_path
+):
+    pair = made(tmp_path / "store")
+    pair.d.take_errands()
+    pair.arrive(1)
+    pair.wait()
+    # They may have landed by now.
+    num_held = pair.p.residency.num_resident
+    pair.p.path.look_again("r", keys(*PAGES), num_held, all_found, node=pair.node, first_page=1)
+    assert not pair.p.remote.is_sent_for("r")
+    assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
+    assert (pair.p.counters.errands_sent, pair.p.counters.reads) == (1, 1)
 
 
 def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_stay_that_long(made, tmp_path):
