@@ -75,9 +75,11 @@ class ErrandTier:
 
     def _hold(self, errand: Errand, num_pages: int) -> None:
         """Keep those of the pages that are in this rank's part of the arena."""
-        frames = [self._residency.frame(key) for key in errand.keys[:num_pages]]
-        self._held[errand] = [frame for frame in frames if frame is not None]
-        self._residency.hold(self._held[errand])
+        places = (self._residency.frame(key) for key in errand.keys[:num_pages])
+        frames = [frame for frame in places if frame is not None]
+        if frames:
+            self._held[errand] = frames
+            self._residency.hold(frames)
 
     def _goes_on(self, begun: _Begun, num_here: int) -> bool:
         """Whether more pages are coming behind those that are here; reads them if they are not on their way."""

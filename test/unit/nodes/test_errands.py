@@ -180,6 +180,16 @@ def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then
     assert (pair.p.counters.errands_sent, pair.p.counters.reads) == (1, 1)
 
 
+def test_errand_when_it_brings_nothing_then_nothing_of_it_is_remembered(made, tmp_path):
+    pair = made(tmp_path / "store", d_folder=tmp_path / "elsewhere")
+    pair.d.take_errands()
+    pair.d.store.evict(1000)
+    pair.arrive(0)
+    pair.wait()
+    assert pair.p.counters.errands_failed == 1 and pair.d.errands._held == {}
+    assert pair.fetch() == (own(4),)
+
+
 def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_stay_that_long(made, tmp_path):
     pair = made(tmp_path / "store")
     d = pair.d
