@@ -21,6 +21,7 @@ other half. Servers are told to move what they find (`--banyan-plan move`): a ti
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import statistics
 import threading
@@ -163,20 +164,23 @@ def read_bytes(setting: Setting) -> dict[str, int]:
     return {side: setting.pair.total(server, "read_bytes") for side, server in servers.items()}
 
 
-def measure_rates(setting: Setting, asked: Sequence[list[int]]) -> PairRates:
-    """What the simulator is given.
+def measure_rates(setting: Setting, asked: Sequence[list[int]]) -> tuple[PairRates, dict[str, list[float]]]:
+    """What the simulator is given, and the times that it comes from.
 
     Raises:
         RuntimeError: when a server has not measured its reads.
     """
     pooled_s, through_decode_s = [], []
-    for ids in asked:
+    # The first time through takes longer: no lesson.
+    for is_counted, ids in itertools.product((False, True), asked):
         before = read_bytes(setting)
         time.sleep(PAUSE_S)
         first_s, _ = _timed(setting.urls["on"], ids)
         read = {side: after - before[side] for side, after in read_bytes(setting).items()}
         time.sleep(PAUSE_S)
         again_s, device_tokens = _timed(setting.urls["off"], ids)
+        if not is_counted:
+            continue
         if device_tokens > PROMPT_TOKENS / 2:
             pooled_s.append(again_s)
         if read["decode"] and not read["prefill"]:
@@ -190,12 +194,13 @@ def measure_rates(setting: Setting, asked: Sequence[list[int]]) -> PairRates:
     if through_decode_s:
         reading_s = PROMPT_TOKENS / rates["decode"]
         known["detour_s"] = max(0.0, statistics.mean(through_decode_s) - reading_s - without_reads_s)
-    return PairRates(
+    measured = PairRates(
         prefill_tokens_per_s=rates["prefill"],
         decode_tokens_per_s=rates["decode"],
         without_reads_s=without_reads_s,
         **known,
     )
+    return measured, {"pooled_s": pooled_s, "through_decode_s": through_decode_s}
 
 
 def _timed(url: str, ids: list[int]) -> tuple[float, int]:
@@ -263,7 +268,7 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
         answers = fill(setting, asked)
         # Beside both: to be asked takes time of the servers.
         with Queues(servers) as queues:
-            rates = measure_rates(setting, asked)
+            rates, samples = measure_rates(setting, asked)
             rows = measure_rounds(setting, asked)
         is_identical = all(
             Engine(setting.urls[kind]).generate(ids, num_tokens=8)["output_ids"] == answers[number]
@@ -285,6 +290,7 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
         },
         "rows": rows,
         "rates": asdict(rates),
+        "rate_samples": samples,
         "simulated_ratio": statistics.median(ratios(simulated(rows, rates))),
         "sim_error": sim_error(rows, rates),
         "num_pooled_rows": sum(map(was_pooled, rows)),

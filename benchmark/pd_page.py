@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import statistics
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ DUAL_MARKS = {
     "dual_outputs_identical": "true",
     "agents_jct_ratio": "<= 0.7",
     "tpot_ratio": "<= 1.10",
+    "tpot_ratio_hurried": "",
     "sim_error": "<= 0.15",
 }
 
@@ -130,15 +131,29 @@ def _dual_conditions(run: Mapping[str, Any]) -> str:
 
 def _agents(found: Mapping[str, Any]) -> str:
     sizes = found["sizes"]
-    kinds = ("on", "off")
-    on_s, off_s = (statistics.mean(row["jct_s"] for row in found["rows"] if row["kind"] == kind) for kind in kinds)
-    return (
+    hurried, paced = ([row for row in found["rows"] if row["load"] == load] for load in ("hurried", "paced"))
+    on_s, off_s = _by_kind(hurried, "jct_s")
+    said = (
         f"Agents (`python -m benchmark.pd --dual agents`, {place_and_time(found['provenance'])}): "
         f"{sizes['num_agents']} at once with {sizes['num_turns']} "
         f"turns each, first {sizes['first_tokens']} tokens, then {sizes['added_tokens']} more and the answer, of "
-        f"{sizes['answer_tokens']}; {sizes['num_rounds']} rounds. One took {on_s:.1f} s with the dual path and "
-        f"{off_s:.1f} s without."
+        f"{sizes['answer_tokens']}; {sizes['num_rounds']} rounds. A hurried one took {on_s:.1f} s with the dual path "
+        f"and {off_s:.1f} s without."
     )
+    if not paced:
+        return said
+    on_s, off_s = _by_kind(paced, "tpot_s")
+    return (
+        f"{said} Paced ones had {sizes['turns_per_s']} turns a second, of which none began later than "
+        f"{max(row['latest_s'] for row in paced):.1f} s after its time; their tokens came {1e3 * on_s:.1f} ms apart "
+        f"with the dual path and {1e3 * off_s:.1f} ms without."
+    )
+
+
+def _by_kind(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float]:
+    """The mean with the dual path, and without."""
+    on, off = (statistics.mean(row[name] for row in rows if row["kind"] == kind) for kind in ("on", "off"))
+    return on, off
 
 
 def _one_at_a_time(settings: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK_BYTES = 64 << 10
+MOST_LATE_S = 0.01
+"""What was not carried for longer than this is not made up for."""
 
 
 class Alarm:
@@ -111,12 +113,16 @@ class SlowPath:
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copied: Callable[[int], None]
     ) -> None:
+        clock = asyncio.get_running_loop().time
+        free_s = clock()
         with contextlib.suppress(ConnectionError):
             while chunk := await reader.read(CHUNK_BYTES):
                 writer.write(chunk)
                 await writer.drain()
                 copied(len(chunk))
-                await asyncio.sleep(len(chunk) / self._rate)
+                # From when the path was free: what a sleep lasts too long is not added up.
+                free_s = max(free_s, clock() - MOST_LATE_S) + len(chunk) / self._rate
+                await asyncio.sleep(free_s - clock())
 
 
 async def _cancel_others() -> None:

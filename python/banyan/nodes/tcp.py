@@ -14,7 +14,8 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol
 
 from banyan.core import Address
@@ -24,8 +25,11 @@ from banyan.nodes.wire import TOKEN_BYTES
 
 logger = logging.getLogger("banyan")
 
-STALL_S = 2.0
-"""A source that sends nothing for so long is taken for dead."""
+STALL_S = 1.5
+"""An end that moves no byte for so long, or for up to ``LOOK_S`` longer, is taken for dead."""
+
+LOOK_S = 0.25
+"""How long one call waits. When it has moved a part of its bytes, it does not say how long ago the last of them was."""
 
 IN_FLIGHT_BYTES = 512 << 10
 """More than a connection over a network of one site needs to be as fast as it can."""
@@ -82,27 +86,45 @@ def mark(connection: socket.socket, dscp: int | None) -> None:
 
 
 def wait_in_kernel(connection: socket.socket) -> None:
-    """From now on a call on ``connection`` returns when all of its bytes have passed, or ``STALL_S`` later with some of
-    them; with none it raises ``OSError``."""
-    stall = struct.pack("ll", int(STALL_S), round(STALL_S % 1 * 1e6))
+    """From now on a call on ``connection`` returns when all of its bytes have passed, or ``LOOK_S`` later with some of
+    them; with none it raises ``BlockingIOError``."""
+    look = struct.pack("ll", int(LOOK_S), round(LOOK_S % 1 * 1e6))
     connection.setblocking(True)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, look)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, look)
 
 
 def _receive(connection: socket.socket, views: list[memoryview]) -> None:
-    for batch in _batches(views):
-        while batch:
-            num_bytes = connection.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
-            if num_bytes == 0:
-                raise ConnectionError("the source has ended early")
-            batch = _rest(batch, num_bytes)
+    def move(batch: list[memoryview]) -> int:
+        num_bytes = connection.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
+        if num_bytes == 0:
+            raise ConnectionError("the source has ended early")
+        return num_bytes
+
+    _move_all(views, move)
 
 
 def _send(connection: socket.socket, views: list[memoryview]) -> None:
+    _move_all(views, connection.sendmsg)
+
+
+def _move_all(views: list[memoryview], move: Callable[[list[memoryview]], int]) -> None:
+    """Call ``move`` until all has passed.
+
+    Raises:
+        OSError: when nothing passes for ``STALL_S``, or as ``move`` says.
+    """
     for batch in _batches(views):
+        moved_s = time.monotonic()
         while batch:
-            batch = _rest(batch, connection.sendmsg(batch))
+            try:
+                num_bytes = move(batch)
+            except BlockingIOError:
+                if time.monotonic() - moved_s >= STALL_S:
+                    raise TimeoutError(f"no byte has passed for {STALL_S} s") from None
+            else:
+                moved_s = time.monotonic()
+                batch = _rest(batch, num_bytes)
 
 
 def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:

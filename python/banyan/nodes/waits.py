@@ -15,7 +15,7 @@ from banyan.nodes.questions import PATIENCE_S, Best
 
 FIRST_WORD_S = PATIENCE_S
 SILENCE_S = 2.0
-"""As long as a pull waits for its next byte."""
+"""Longer than a pull waits for its next byte."""
 
 MOST_READ_S = 10.0
 """As long as the own store is waited for."""

@@ -83,7 +83,8 @@ def test_dual_page_when_settings_are_of_several_runs_then_each_is_named():
 
 
 def test_dual_page_when_agents_were_measured_too_then_their_ratios_and_sizes_are_told():
-    rows = [{"kind": "on", "jct_s": 3.0}, {"kind": "off", "jct_s": 9.0}, {"kind": "on", "jct_s": 5.0}]
+    hurried = [("on", 3.0), ("off", 9.0), ("on", 5.0)]
+    rows = [{"load": "hurried", "kind": kind, "jct_s": jct_s} for kind, jct_s in hurried]
     sizes = {
         "num_agents": 32,
         "num_turns": 6,
@@ -91,13 +92,23 @@ def test_dual_page_when_agents_were_measured_too_then_their_ratios_and_sizes_are
         "added_tokens": 120,
         "answer_tokens": 16,
         "num_rounds": 2,
+        "turns_per_s": 2.0,
     }
     agents = {"rows": rows, "sizes": sizes, "provenance": RUN["provenance"]}
     ratio = {"median": 0.4, "min": 0.3, "max": 0.5}
     for run in ({**DUAL, "agents": agents, "agents_jct_ratio": ratio}, {"agents": agents, "agents_jct_ratio": ratio}):
         page = " ".join(pd_page.dual_page(run).split())
         assert "| `agents_jct_ratio` | 0.40 (0.30-0.50) | <= 0.7 |" in page
-        assert "32 at once with 6 turns" in page and "One took 4.0 s with the dual path and 9.0 s without" in page
+        assert (
+            "32 at once with 6 turns" in page
+            and "A hurried one took 4.0 s with the dual path and 9.0 s without" in page
+        )
+        assert "Paced" not in page
+    paced = [("on", 0.012, 0.1), ("off", 0.01, 0.2)]
+    rows += [{"load": "paced", "kind": kind, "tpot_s": tpot_s, "latest_s": late_s} for kind, tpot_s, late_s in paced]
+    page = " ".join(pd_page.dual_page({**DUAL, "agents": agents, "agents_jct_ratio": ratio}).split())
+    assert "2.0 turns a second, of which none began later than 0.2 s after its time" in page
+    assert "came 12.0 ms apart with the dual path and 10.0 ms without" in page
 
 
 def test_slow_page_when_a_run_is_kept_then_its_figures_stand_with_what_was_sent_over_what():

@@ -47,15 +47,72 @@ class Nothing:
         return [memoryview(bytearray(1))]
 
 
-def test_connection_when_nothing_passes_then_the_call_ends_with_an_error_after_the_stall(monkeypatch):
-    monkeypatch.setattr(tcp, "STALL_S", 0.25)
+@pytest.fixture
+def source_socket():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+class Layer:
+    def __init__(self, num_bytes):
+        self.bytes = bytearray(num_bytes)
+
+    def layer(self, layer):
+        return [memoryview(self.bytes)]
+
+
+def test_pull_when_its_source_falls_silent_in_mid_layer_then_it_ends_after_one_stall_and_not_two(
+    monkeypatch, source_socket
+):
+    """The call that has got a part of the layer returns late; the silence began before."""
+    monkeypatch.setattr(tcp, "STALL_S", 1.0)
+    monkeypatch.setattr(tcp, "LOOK_S", 0.1)
+    layers = tcp.TcpCarrier().pull(Address(*source_socket.getsockname()), b"x" * TOKEN_BYTES, Layer(64), 1)
+    ended_s = []
+
+    def pull():
+        with pytest.raises(OSError):
+            next(layers)
+        ended_s.append(time.monotonic())
+
+    thread = threading.Thread(target=pull)
+    thread.start()
+    connection, _ = source_socket.accept()
+    with connection:
+        silent_s = time.monotonic()
+        connection.sendall(b"a part")
+        thread.join()
+    assert 0.9 < ended_s[0] - silent_s < 1.6
+
+
+def test_pull_when_bytes_come_seldom_but_come_then_it_is_whole(monkeypatch, source_socket):
+    monkeypatch.setattr(tcp, "STALL_S", 0.5)
+    monkeypatch.setattr(tcp, "LOOK_S", 0.05)
+    target = Layer(4)
+
+    def say():
+        connection, _ = source_socket.accept()
+        with connection:
+            for number in range(4):
+                time.sleep(0.2)
+                connection.sendall(bytes([number]))
+
+    thread = threading.Thread(target=say)
+    thread.start()
+    source = Address(*source_socket.getsockname())
+    assert list(tcp.TcpCarrier().pull(source, b"x" * TOKEN_BYTES, target, 1)) == [0]
+    thread.join()
+    assert target.bytes == bytes([0, 1, 2, 3])
+
+
+def test_loan_when_its_reader_stands_still_then_sending_ends_after_a_stall(monkeypatch):
+    monkeypatch.setattr(tcp, "STALL_S", 0.3)
+    monkeypatch.setattr(tcp, "LOOK_S", 0.1)
     here, there = socket.socketpair()
     with here, there:
         tcp.wait_in_kernel(here)
-        start_s = time.monotonic()
-        with pytest.raises(OSError):
-            here.recvmsg_into([bytearray(8)], 0, socket.MSG_WAITALL)
-        assert 0.2 < time.monotonic() - start_s < 2.0
+        with pytest.raises(OSError, match="no byte has passed"):
+            tcp._send(here, [memoryview(bytearray(64 << 20))])
 
 
 def test_connection_when_bytes_come_in_parts_then_one_call_takes_all_of_them():
