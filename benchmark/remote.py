@@ -4,13 +4,14 @@
     python -m benchmark.remote --repeats 3
     python -m benchmark.remote --faults 20
     python -m benchmark.remote --carriers
+    python -m benchmark.remote --source
 
 Two servers of one rank each, on a core each; the second one asks the first. Each repeat has prompts of its own: the
 first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
 once under a salt (they are nowhere), in alternating order, one request at a time. Answers are compared. Beside that the
 bytes of as many pages go between two processes, by Banyan's door and by a NIXL READ in turns. Writes
-build/remote/report.json, with `--faults` (`remote_faults`) faults.json, and with `--carriers` (`remote_carriers`)
-carriers.json.
+build/remote/report.json, with `--faults` (`remote_faults`) faults.json, with `--carriers` (`remote_carriers`)
+carriers.json, and with `--source` (`remote_source`) source.json.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.planner import Action
-from benchmark import remote_carriers, remote_faults, remote_link
+from benchmark import remote_carriers, remote_faults, remote_link, remote_source
 from benchmark.metrics import spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import WIDE, ensure
@@ -85,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--carriers", action="store_true", help="only: the door, a Mooncake store and a shared mount side by side"
     )
+    parser.add_argument("--source", action="store_true", help="only: what lending costs the answers of the node")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/remote"))
     args = parser.parse_args(argv)
@@ -93,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _cut_pulls(args)
     if args.carriers:
         return _compare_carriers(args)
+    if args.source:
+        return _measure_source(args)
     model = ensure_model(DEFAULT_TARGET)
     link = remote_link.run(args.link_repeats)
     rows: list[dict[str, Any]] = []
@@ -136,6 +140,15 @@ def _compare_carriers(args: argparse.Namespace) -> int:
     write_report(args.out / "carriers_figures.json", figures, args)
     print(json.dumps(figures, indent=2), flush=True)
     return 0 if report["outputs_identical"] else 1
+
+
+def _measure_source(args: argparse.Namespace) -> int:
+    """Write what lending costs."""
+    found = remote_source.figures(remote_source.measure(ensure_model(DEFAULT_TARGET), args.out, args.seed))
+    # What docs/benchmarks/remote_source.json is a copy of.
+    write_report(args.out / "source.json", found, args)
+    print(json.dumps({name: value for name, value in found.items() if name != "rows"}, indent=2), flush=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from banyan.cli.engine import Engine
+from benchmark.measure import flush_cache
 from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret
 
@@ -64,6 +66,18 @@ class Nodes:
         output = self.lender.generate(ids, num_tokens=NUM_OUTPUT_TOKENS)["output_ids"]
         self._until(lambda: self.lender.ranks()[0]["backed_up_pages"] >= before + len(ids) // 16)
         return list(output)
+
+    @property
+    def lender_url(self) -> str:
+        return self._servers[0].url
+
+    def pulled_bytes(self) -> int:
+        """That the second server has taken from the first."""
+        return int(self.borrower.ranks()[0]["pull_bytes"])
+
+    def forget_at_borrower(self) -> None:
+        """Empty the second server's pool and arena."""
+        asyncio.run(flush_cache(self._servers[1].url))
 
     def hear_lender(self) -> None:
         """Until the second server hears the first."""

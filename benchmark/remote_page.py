@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,9 @@ from benchmark.provenance import place_and_time
 
 FOLDER = Path(__file__).parents[1] / "docs" / "benchmarks"
 KEPT, FAULTS_KEPT = FOLDER / "remote.json", FOLDER / "remote_faults.json"
-"""What ``python -m benchmark.remote`` writes as ``figures.json``, and with ``--faults`` as ``faults_figures.json``."""
+SOURCE_KEPT = FOLDER / "remote_source.json"
+"""What ``python -m benchmark.remote`` writes as ``figures.json``, with ``--faults`` as ``faults_figures.json``, and with
+``--source`` as ``source.json``."""
 
 NONE_KEPT = "No run is kept here yet.\n"
 MARKS = {
@@ -66,6 +69,31 @@ def faults_page(run: Mapping[str, Any]) -> str:
         "| the source in mid-pull | pulls cut | later than computed at once: median (range) | aim |\n"
         f"|---|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
     )
+
+
+SOURCE_MARKS = {
+    "source_tpot_ratio": "<= 1.10",
+    "source_tpot_ratio_computing": "",
+    "pulled_mb_per_s": "",
+}
+
+
+def source_table() -> str:
+    """What lending cost the node that lends in the kept run, and where it ran."""
+    return source_page(json.loads(SOURCE_KEPT.read_text())) if SOURCE_KEPT.exists() else NONE_KEPT
+
+
+def source_page(run: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in SOURCE_MARKS.items())
+    sizes = run["sizes"]
+    idle_s = statistics.median(row["tpot_s"] for row in run["rows"] if row["kind"] == "idle")
+    conditions = (
+        f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers on a core each; the "
+        f"first gives {sizes['num_answers']} answers of {sizes['answer_tokens']} tokens at once, {1e3 * idle_s:.1f} ms a "
+        f"token when the second is idle; the second takes prompts of {sizes['lent_tokens']} tokens one after the other. "
+        f"{sizes['num_rounds']} rounds."
+    )
+    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
 
 
 def _cell(value: Any) -> str:

@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "classes figures": pd_page.classes_table,
     "remote figures": remote_page.table,
     "faults figures": remote_page.faults_table,
+    "source figures": remote_page.source_table,
     "carriers figures": carriers_page.table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+import time
+
+import pytest
+
+from benchmark import remote_page, remote_source
+
+
+def test_step_when_it_fails_on_its_thread_then_the_measurement_does():
+    def step():
+        raise RuntimeError("refused")
+
+    with pytest.raises(RuntimeError, match="refused"), remote_source.again_and_again(step):
+        pass
+
+
+def test_step_when_the_measurement_ends_then_it_is_not_called_again():
+    calls = []
+    with remote_source.again_and_again(lambda: calls.append(1)):
+        while not calls:
+            time.sleep(0.001)
+    num_calls = len(calls)
+    time.sleep(0.05)
+    assert len(calls) == num_calls
+
+
+class Nodes:
+    """Writes down what the second server is asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.borrower = self
+
+    def generate(self, ids, **more):
+        self.asked.append((ids[0], more.get("cache_salt")))
+
+    def forget_at_borrower(self):
+        self.asked.append("flush")
+
+
+def test_pulls_when_all_prompts_were_taken_then_they_are_forgotten_before_the_next():
+    nodes = Nodes()
+    pull = remote_source.steps(nodes, [[1], [2]], random.Random(0))["pulls"]
+    for _ in range(4):
+        pull()
+    assert nodes.asked == ["flush", (1, None), (2, None), "flush", (1, None), (2, None)]
+
+
+def test_computing_when_prompts_are_asked_then_each_under_a_salt_of_its_own():
+    nodes = Nodes()
+    compute = remote_source.steps(nodes, [[1], [2]], random.Random(0))["computing"]
+    for _ in range(3):
+        compute()
+    assert len({salt for _, salt in nodes.asked}) == 3 and None not in {salt for _, salt in nodes.asked}
+
+
+def test_figures_when_rounds_differ_then_the_median_of_their_ratios_to_idle():
+    rows = [
+        {"round": number, "kind": kind, "tpot_s": tpot_s, "pulled_mb_per_s": 300.0 if kind == "pulls" else 0.0}
+        for number, times in enumerate([(0.010, 0.011, 0.012), (0.020, 0.026, 0.020), (0.010, 0.012, 0.010)])
+        for kind, tpot_s in zip(remote_source.KINDS, times, strict=True)
+    ]
+    found = remote_source.figures({"rows": rows, "sizes": {}})
+    assert found["source_tpot_ratio"]["median"] == pytest.approx(1.2)
+    assert found["source_tpot_ratio_computing"]["median"] == pytest.approx(1.0)
+    assert found["pulled_mb_per_s"]["median"] == 300.0
+
+
+def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_conditions():
+    spread = {"median": 1.08, "min": 1.05, "max": 1.12}
+    run = {
+        "source_tpot_ratio": spread,
+        "source_tpot_ratio_computing": spread,
+        "pulled_mb_per_s": {"median": 300.0, "min": 290.0, "max": 310.0},
+        "rows": [{"kind": "idle", "tpot_s": 0.0125}],
+        "sizes": {"num_answers": 4, "answer_tokens": 150, "lent_tokens": 2000, "num_rounds": 6},
+        "provenance": {
+            "commit": "0123456789abcdef",
+            "date": "2026-11-24T01:02:03",
+            "hardware": {"cpu_model": "A processor", "num_cores": 2},
+        },
+    }
+    page = " ".join(remote_page.source_page(run).split())
+    assert "| `source_tpot_ratio` | 1.08 (1.05-1.12) | <= 1.10 |" in page
+    assert "4 answers of 150 tokens at once, 12.5 ms a token" in page
