@@ -17,8 +17,8 @@ from benchmark.provenance import place_and_time
 FOLDER = Path(__file__).parents[1] / "docs" / "benchmarks"
 KEPT, FAULTS_KEPT = FOLDER / "remote.json", FOLDER / "remote_faults.json"
 SOURCE_KEPT = FOLDER / "remote_source.json"
-"""What ``python -m benchmark.remote`` writes as ``figures.json``, with ``--faults`` as ``faults_figures.json``, and with
-``--source`` as ``source.json``."""
+"""What ``python -m benchmark.remote`` writes as ``figures.json``, with ``--faults`` as ``faults_figures.json``, and
+with ``--source`` as ``source.json``."""
 
 NONE_KEPT = "No run is kept here yet.\n"
 MARKS = {
@@ -88,9 +88,9 @@ def source_page(run: Mapping[str, Any]) -> str:
     sizes = run["sizes"]
     idle_s = statistics.median(row["tpot_s"] for row in run["rows"] if row["kind"] == "idle")
     conditions = (
-        f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers on a core each; the "
-        f"first gives {sizes['num_answers']} answers of {sizes['answer_tokens']} tokens at once, {1e3 * idle_s:.1f} ms a "
-        f"token when the second is idle; the second takes prompts of {sizes['lent_tokens']} tokens one after the other. "
+        f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers on a core each; "
+        f"the first gives {sizes['num_answers']} answers of {sizes['answer_tokens']} tokens at once, "
+        f"{1e3 * idle_s:.1f} ms a token when the second is idle; the second takes prompts of {sizes['lent_tokens']} tokens one after the other. "
         f"{sizes['num_rounds']} rounds."
     )
     return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
