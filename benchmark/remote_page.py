@@ -90,7 +90,8 @@ def source_page(run: Mapping[str, Any]) -> str:
     conditions = (
         f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers on a core each; "
         f"the first gives {sizes['num_answers']} answers of {sizes['answer_tokens']} tokens at once, "
-        f"{1e3 * idle_s:.1f} ms a token when the second is idle; the second takes prompts of {sizes['lent_tokens']} tokens one after the other. "
+        f"{1e3 * idle_s:.1f} ms a token when the second is idle; the second takes prompts of {sizes['lent_tokens']} "
+        f"tokens one after the other. "
         f"{sizes['num_rounds']} rounds."
     )
     return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"

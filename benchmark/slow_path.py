@@ -11,11 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK_BYTES = 64 << 10
+HELD_BYTES = 256 << 10
+"""What one end has sent and the path has not carried yet. Left to the kernel it is megabytes, which come even when
+their sender is gone; the kernel takes twice what it is told."""
+
 MOST_LATE_S = 0.01
 """What was not carried for longer than this is not made up for."""
 
@@ -88,11 +93,16 @@ class SlowPath:
             await asyncio.start_server(carry, self._here, port)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+        far_end = socket.socket()
+        far_end.setblocking(False)
+        far_end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, HELD_BYTES // 2)
         try:
-            far_reader, far_writer = await asyncio.open_connection(self._there, port)
+            await asyncio.get_running_loop().sock_connect(far_end, (self._there, port))
         except OSError:
+            far_end.close()
             writer.close()
             return
+        far_reader, far_writer = await asyncio.open_connection(sock=far_end)
         ways = [
             asyncio.ensure_future(self._copy(reader, far_writer, lambda num_bytes: None)),
             asyncio.ensure_future(self._copy(far_reader, writer, self._came)),

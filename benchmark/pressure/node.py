@@ -29,6 +29,7 @@ from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
 from benchmark.pressure.approximate import ApproximateTrees
+from benchmark.pressure.copies import distinct_share, spare_share
 from benchmark.pressure.setting import BY_LOSS, ROUTER, Outcome, Setting
 
 PAGE_TOKENS = 16
@@ -40,6 +41,9 @@ CHUNK_PAGES = 256
 
 DECODE_STEPS, STEP_S, STEP_OF_REQUEST_S = 8, 0.04, 0.04
 """Of an answer; of a step, and more for each request in it."""
+
+SPARE_EVERY = 8
+"""Requests; it looks at every page."""
 
 APART_S = 0.0005
 """Two requests of a client pool do not come at once: the first is often in a batch of its own."""
@@ -242,8 +246,14 @@ class Node:
             outcome.num_tokens += len(pages) * PAGE_TOKENS
             outcome.num_cached += reached * PAGE_TOKENS
             outcome.num_fetched += (reached - own) * PAGE_TOKENS
-            outcome.distinct.append(self.distinct_share())
+            self._count_copies()
         return reached - own
+
+    def _count_copies(self) -> None:
+        outcome, trees = self.outcome, [rank.tree for rank in self._ranks]
+        outcome.distinct.append(distinct_share(trees, self._holders))
+        if len(outcome.distinct) % SPARE_EVERY == 1:
+            outcome.spare.append(spare_share(trees, self._holders))
 
     def _join(self, rank: _Rank, work: _Work, room: int) -> int:
         """Take as much of a request into the batch as there is room: so many pages."""
@@ -350,8 +360,3 @@ class Node:
         """The next prompt that wants it, as far as it may not have been served yet."""
         served = self._position - self._setting.concurrency
         return next((use for use in reversed(self._next_use.get(page, ())) if use > served), 1 << 30)
-
-    def distinct_share(self) -> float:
-        """Distinct pages over all pages that the pools hold."""
-        num_held = sum(len(rank.tree) for rank in self._ranks)
-        return sum(1 for holders in self._holders.values() if holders) / num_held if num_held else 1.0

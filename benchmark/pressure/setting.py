@@ -43,6 +43,7 @@ class Outcome:
     num_held_back: int = 0
     ttft_s: list[float] = field(default_factory=list)
     distinct: list[float] = field(default_factory=list)
+    spare: list[float] = field(default_factory=list)
 
     @property
     def hits(self) -> float:

@@ -99,6 +99,7 @@ def row(outcome: Outcome) -> dict[str, float]:
     return {
         "hits": outcome.hits,
         "distinct_share": fmean(outcome.distinct),
+        "spare_share": fmean(outcome.spare),
         "fetched_share": outcome.num_fetched / outcome.num_tokens,
         "evicted_last_share": outcome.num_evicted_last / max(1, outcome.num_evicted),
         "ttft_mean_s": fmean(outcome.ttft_s),
@@ -111,7 +112,15 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in rows:
         groups.setdefault((one["workload"], one["ratio"], one["num_ranks"], one["system"]), []).append(one)
-    names = ("hits", "distinct_share", "fetched_share", "evicted_last_share", "ttft_mean_s", "ttft_p90_s")
+    names = (
+        "hits",
+        "distinct_share",
+        "spare_share",
+        "fetched_share",
+        "evicted_last_share",
+        "ttft_mean_s",
+        "ttft_p90_s",
+    )
     return [
         {
             **dict(zip(("workload", "ratio", "num_ranks", "system"), key, strict=True)),
@@ -143,7 +152,10 @@ def main(argv: list[str] | None = None) -> int:
         where = (
             f"{one['workload']:>10} x{one['ratio']:<5} {one['num_ranks']} ranks  #{one['seed']}  {one['system']:<18}"
         )
-        print(f"{where} hits {one['hits']:.3f}  distinct {one['distinct_share']:.3f}", flush=True)
+        print(
+            f"{where} hits {one['hits']:.3f}  distinct {one['distinct_share']:.3f}  spare {one['spare_share']:.3f}",
+            flush=True,
+        )
     report = {
         "what": "a model: hits, distinct pages and moved tokens are counted, times are virtual",
         "provenance": provenance(),

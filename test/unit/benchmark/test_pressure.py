@@ -11,6 +11,7 @@ import pytest
 from banyan.lab.sim.tree import Tree, Victims
 from banyan.planner.victims import Leaf, Looks
 from benchmark.pressure.approximate import ApproximateTrees
+from benchmark.pressure.copies import distinct_share, spare_share
 from benchmark.pressure.node import Node
 from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, LOSS_BY_AGE, RANDOM, Setting
 from benchmark.pressure.study import main, table
@@ -185,9 +186,59 @@ def test_tree_when_used_at_random_ten_thousand_times_then_whole_within_bounds_an
         assert tree.match(pages) == len(pages)
 
 
+def pools(*prompts):
+    """A pool for each rank that holds these prompts, and who holds what."""
+    trees, holders = [], {}
+    for rank, held in enumerate(prompts):
+        tree = Tree(60, victims=Victims(lambda page: Leaf(page, "", None, 0.0), 1), gone=lambda page: None)
+        for pages in held:
+            num_matched = tree.match(pages)
+            tree.lock(pages[:num_matched])
+            if num_matched:
+                tree.touch(pages[:num_matched])
+            tree.unlock(pages[: tree.insert(pages, num_matched)])
+            for page in pages:
+                holders[page] = holders.get(page, 0) | 1 << rank
+        trees.append(tree)
+    return trees, holders
+
+
+def test_copies_when_two_ranks_hold_a_prompt_then_half_of_its_pages_are_distinct_and_half_could_go():
+    trees, holders = pools([[1, 2, 3, 4]], [[1, 2, 3, 4]])
+    assert distinct_share(trees, holders) == 0.5
+    assert spare_share(trees, holders) == 0.5
+
+
+def test_copies_when_each_rank_goes_on_from_a_common_beginning_then_none_of_it_could_go():
+    trees, holders = pools([[1, 2, 3, 40]], [[1, 2, 3, 50]])
+    assert distinct_share(trees, holders) == 5 / 8
+    assert spare_share(trees, holders) == 0
+
+
+def test_copies_when_one_rank_goes_on_from_a_common_beginning_then_the_other_ones_copy_could_go():
+    trees, holders = pools([[1, 2, 3, 40]], [[1, 2, 3]])
+    assert spare_share(trees, holders) == 3 / 7
+
+
+def test_copies_when_a_request_uses_one_then_only_the_others_could_go():
+    trees, holders = pools([[1, 2]], [[1, 2]], [[1, 2]])
+    trees[0].lock([1, 2])
+    assert spare_share(trees, holders) == 4 / 6
+    trees[1].lock([1, 2])
+    trees[2].lock([1])
+    assert spare_share(trees, holders) == 1 / 6
+
+
+def test_copies_when_a_node_plays_then_what_could_go_is_no_more_than_what_is_not_distinct():
+    drawn = turns(30, seed=2)
+    outcome = Node(Setting(num_ranks=2, pool_pages=drawn.num_distinct // 3)).play(drawn.prompts, drawn.num_measured)
+    assert outcome.spare and max(outcome.spare) <= 1 - min(outcome.distinct)
+    assert any(outcome.spare)
+
+
 def test_table_when_draws_differ_then_means_and_each_draw():
-    row = {"workload": "w", "ratio": 1.0, "num_ranks": 2, "system": "s", "distinct_share": 1.0, "fetched_share": 0.0}
-    row |= {"evicted_last_share": 0.0, "ttft_mean_s": 1.0, "ttft_p90_s": 2.0}
+    row = {"workload": "w", "ratio": 1.0, "num_ranks": 2, "system": "s", "distinct_share": 1.0}
+    row |= {"spare_share": 0.0, "fetched_share": 0.0, "evicted_last_share": 0.0, "ttft_mean_s": 1.0, "ttft_p90_s": 2.0}
     (made,) = table([{**row, "hits": 0.25}, {**row, "hits": 0.75}])
     assert (made["hits"], made["draws"], made["hits_by_draw"]) == (0.5, 2, [0.25, 0.75])
 

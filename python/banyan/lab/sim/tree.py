@@ -74,6 +74,18 @@ class Tree:
         """Pages that nobody uses."""
         return sum(1 for held in self._held.values() if not held.num_locks)
 
+    def spare(self, is_elsewhere: Callable[[Page], bool]) -> set[Page]:
+        """Pages that could go now, each with all behind it, and nothing would be lost: nobody uses them, and another
+        pool holds them too."""
+        kept: set[Page] = set()
+        # Whoever was held first stands before.
+        for page, held in reversed(self._held.items()):
+            if held.num_locks or not is_elsewhere(page):
+                kept.add(page)
+            if page in kept and held.parent is not None:
+                kept.add(held.parent)
+        return self._held.keys() - kept
+
     def match(self, pages: Sequence[Page]) -> int:
         """Leading pages that are held."""
         for number, page in enumerate(pages):
