@@ -107,7 +107,7 @@ def test_dual_page_when_agents_were_measured_too_then_their_ratios_and_sizes_are
     paced = [("on", 0.012, 0.1), ("off", 0.01, 0.2)]
     rows += [{"load": "paced", "kind": kind, "tpot_s": tpot_s, "latest_s": late_s} for kind, tpot_s, late_s in paced]
     page = " ".join(pd_page.dual_page({**DUAL, "agents": agents, "agents_jct_ratio": ratio}).split())
-    assert "2.0 turns a second, of which none began later than 0.2 s after its time" in page
+    assert "2.0 turns a second, of which none began later than 200 ms after its time" in page
     assert "came 12.0 ms apart with the dual path and 10.0 ms without" in page
 
 
