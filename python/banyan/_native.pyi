@@ -588,6 +588,18 @@ class Store:
 
         Stored means durable."""
 
+    @property
+    def identity(self) -> str:
+        """Tells this store from any other; the same for all its users, on whichever node. Reads a small file."""
+
+    def moved(self, most: int) -> tuple[list[int], list[int]]:
+        """What has come to this writer's own shelf and what has gone from it since the last call, `most` pages: those
+        that are there now, and those that are not. By the first 64 bits of their keys, signed, as KV events name
+        them. The first call begins; what was there before, `own_pages` lists."""
+
+    def own_pages(self, first_place: int, num_places: int) -> list[int] | None:
+        """Names of what lies in these places of this writer's own shelf. None behind the last place."""
+
     def sync(self) -> int:
         """Write out the back-log regardless of pacing, wait until it is durable; the number of pages that failed."""
 

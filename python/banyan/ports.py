@@ -240,6 +240,25 @@ class PageStore(Protocol):
     def close(self) -> None: ...
 
 
+class TellingStore(Protocol):
+    """A store that can say what its writer has there: on a shelf of its own, with numbered places.
+
+    Pages go by the first 64 bits of their keys, signed: so KV events name them. Only ``identity`` waits for a device.
+    """
+
+    identity: str
+    """Tells this store from any other; the same for all its users, on whichever node. May raise OSError."""
+
+    def moved(self, most: int, /) -> tuple[list[int], list[int]]:
+        """Of the pages that have come or gone since the last call, ``most`` of them, the first first: those that are
+        there now, and those that are not. The first call begins."""
+        ...
+
+    def own_pages(self, first_place: int, num_places: int, /) -> list[int] | None:
+        """What lies in these places; None behind the last one."""
+        ...
+
+
 class Clock(Protocol):
     """Monotonic time. The simulator has its own."""
 

@@ -27,7 +27,7 @@ from banyan.observe import Reading
 from banyan.observe.asking import look
 from banyan.observe.webpage import Page, is_local
 from banyan.router import models, prompt
-from banyan.router.blocks import ARENA
+from banyan.router.blocks import ARENA, STORE
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
@@ -284,5 +284,7 @@ def _state(server: Server) -> dict[str, Any]:
         "num_targets": len(server.targets),
         "known_blocks": [len(feed.blocks) for feed in server.feeds],
         "known_arena_blocks": [feed.blocks.num_in(ARENA) for feed in server.feeds],
+        "known_stored_blocks": [feed.blocks.num_in(STORE) for feed in server.feeds],
+        "store": said.store if said is not None else "",
         "last_error": server.health.last_error,
     }

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 
 from banyan.layout import cacheable_tokens
@@ -23,6 +24,12 @@ NOT_ON_THE_RANK = "EXTERNAL"
 
 ARENA = "CPU_PINNED"
 """Medium of the host arena: what a server lends to others."""
+
+STORE = "DISK"
+"""Medium of a server's store: what it reads by itself, and lends to nobody."""
+
+MOST_STORED = 1 << 20
+"""Blocks of one rank's store that are known at most; each takes about 100 bytes of the router's memory."""
 
 
 def pack(token_ids: object) -> array[int] | None:
@@ -72,11 +79,14 @@ class PromptIds:
 
 
 class RankBlocks:
-    """The blocks of one rank, in the media that are its own."""
+    """The blocks of one rank, in the media that are its own. Of its store, what was told first, up to ``most_stored``:
+    too little known costs a hit."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_stored: int = MOST_STORED) -> None:
+        self._most_stored = most_stored
         self._media: dict[int, int] = {}
         self._bits: dict[str, int] = {}
+        self._nums: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._media)
@@ -88,29 +98,68 @@ class RankBlocks:
         """Whether it is in this medium, wherever else it is."""
         return bool(self._media.get(block_id, 0) & self._bits.get(medium, 0))
 
+    def is_in_memory(self, block_id: int) -> bool:
+        """Whether it is in a medium above the store."""
+        return bool(self._media.get(block_id, 0) & ~self._bits.get(STORE, 0))
+
     def num_in(self, medium: str) -> int:
-        """How many are in this medium. Looks at each."""
-        bit = self._bits.get(medium, 0)
-        return sum(1 for bits in self._media.values() if bits & bit)
+        """How many are in this medium."""
+        return self._nums.get(medium, 0)
 
     def stored(self, ids: Iterable[int], medium: str) -> None:
         if medium == NOT_ON_THE_RANK:
             return
         bit = self._bits.setdefault(medium, 1 << len(self._bits))
+        num = self._nums.get(medium, 0)
         for block_id in ids:
-            self._media[block_id] = self._media.get(block_id, 0) | bit
+            bits = self._media.get(block_id, 0)
+            if bits & bit:
+                continue
+            if medium == STORE and num >= self._most_stored:
+                break
+            self._media[block_id] = bits | bit
+            num += 1
+        self._nums[medium] = num
 
     def removed(self, ids: Iterable[int], medium: str) -> None:
         bit = self._bits.get(medium, 0)
         for block_id in ids:
-            left = self._media.get(block_id, 0) & ~bit
-            if left:
-                self._media[block_id] = left
+            bits = self._media.get(block_id, 0)
+            if not bits & bit:
+                continue
+            self._nums[medium] -= 1
+            if bits == bit:
+                del self._media[block_id]
             else:
-                self._media.pop(block_id, None)
+                self._media[block_id] = bits & ~bit
 
     def clear(self) -> None:
         self._media.clear()
+        self._nums.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBlocks:
+    """What the ranks of one server need not compute: what any of them holds, and what ``others`` have written to the
+    store that is theirs too."""
+
+    ranks: Sequence[RankBlocks]
+    others: Sequence[RankBlocks] = ()
+
+    def __contains__(self, block_id: object) -> bool:
+        if not isinstance(block_id, int):
+            return False
+        return any(block_id in rank for rank in self.ranks) or any(rank.is_in(block_id, STORE) for rank in self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBlocks:
+    """What the ranks of one server hold above their store."""
+
+    ranks: Sequence[RankBlocks]
+
+    def __contains__(self, block_id: object) -> bool:
+        return isinstance(block_id, int) and any(rank.is_in_memory(block_id) for rank in self.ranks)
 
 
 def leading_blocks(ids: Iterable[int], holders: Sequence[Container[int]]) -> list[int]:

@@ -57,6 +57,8 @@ class Description:
         tells_arena: its events say what its host arena holds.
         lends_at: where it lends pages of that to other nodes; None where it does not.
         borrows_from: the doors where its ranks may ask for such.
+        store: tells the store that its events are about from others; equal where servers use one together. "" where
+            they tell of none.
     """
 
     num_ranks: int = 1
@@ -73,6 +75,7 @@ class Description:
     tells_arena: bool = False
     lends_at: Address | None = None
     borrows_from: tuple[Address, ...] = ()
+    store: str = ""
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -99,6 +102,7 @@ class Description:
                 tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
                 lends_at=_lends_at(ranks_of_it, url),
                 borrows_from=_borrows_from(ranks_of_it),
+                store=_store(ranks_of_it),
             )
             if not events or events.get("publisher") != "zmq":
                 return said
@@ -136,6 +140,12 @@ def _borrows_from(states: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
     if not states or not all(state.get("nodes") for state in states):
         return ()
     return tuple(Address.parse(str(door)) for door in states[0]["nodes"]["asked"])
+
+
+def _store(states: Sequence[Mapping[str, Any]]) -> str:
+    """The one that all of its ranks tell of."""
+    told = {str(state.get("tells_store") or "") for state in states}
+    return told.pop() if len(told) == 1 else ""
 
 
 def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ Invariants
   1. ``blocks`` holds nothing that was removed: after a hole that could not be filled it starts again empty. Too
      little known costs a cache hit, too much would send requests after pages that are gone.
   2. Batches are applied in order, each once.
-  3. It ``is_whole`` only while nothing that the rank holds is missing: it has heard all from the first batch on, or
-     from when everything was forgotten.
+  3. It ``is_whole`` only while nothing that the rank has in pool and arena is missing: it has heard all from the first
+     batch on, or from when everything was forgotten. Of the store a rank tells bit by bit, and not all of a large one.
 
 A feed is new (``next_seq`` is None), in step, or behind: ``first_missing`` says from where to ask again.
 """

@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,7 +22,7 @@ from banyan import _native
 from banyan.disagg import Role
 from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import leading_blocks, salt_digest
+from banyan.router.blocks import MemoryBlocks, RankBlocks, ServerBlocks, leading_blocks, salt_digest
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
@@ -231,6 +231,14 @@ class Fleet:
         """Leading tokens that the target of ``place`` holds for certain: none where it does not tell."""
         return place.cached_tokens if self._is_told(place.target, asked) else 0
 
+    def tokens_in_memory(self, place: Place, asked: Asked) -> int:
+        """Of the ``known_tokens``, those in front of the first that has to be read from a store."""
+        if not self.known_tokens(place, asked):
+            return 0
+        block_tokens = self._block_tokens(place.target)
+        (num_blocks,) = leading_blocks(asked.ids(block_tokens), [MemoryBlocks(_ranks_of(place.target))])
+        return num_blocks * block_tokens
+
     def seen_tokens(self, asked: Asked) -> int:
         """Leading tokens of the prompt that any target was sent before."""
         return max((target.sent.leading_tokens(asked.pieces) for target in self.targets), default=0)
@@ -255,19 +263,36 @@ class Fleet:
         return _native.PromptTokens(prior, asked.token_ids[:num_tokens], block_tokens)
 
     def _read_events(self, asked: Asked, block_tokens: int, cached: list[int]) -> None:
-        """Fill in the targets whose events name pages of that size: the best of its ranks for a whole server."""
+        """Fill in the targets whose events name pages of that size."""
         told = [
-            (target.number, feed)
+            target
             for target in self.targets
             if self._block_tokens(target) == block_tokens and self._is_told(target, asked)
-            for rank, feed in enumerate(target.server.feeds)
-            if target.rank is None or target.rank == rank
         ]
         if not told or asked.token_ids is None:
             return
-        lengths = leading_blocks(asked.ids(block_tokens), [feed.blocks for _, feed in told])
-        for (number, _), num_blocks in zip(told, lengths, strict=True):
-            cached[number] = max(cached[number], num_blocks * block_tokens)
+        lengths = leading_blocks(asked.ids(block_tokens), [self._blocks_of(target) for target in told])
+        for target, num_blocks in zip(told, lengths, strict=True):
+            cached[target.number] = num_blocks * block_tokens
+
+    def _blocks_of(self, target: Target) -> Container[int]:
+        """What a target need not compute: of a whole server all that its ranks hold together, for they share it."""
+        ranks, others = _ranks_of(target), self._same_store(target.server)
+        return ranks[0] if len(ranks) == 1 and not others else ServerBlocks(ranks, others)
+
+    def _same_store(self, server: Server) -> list[RankBlocks]:
+        """What other servers tell of the store that is this one's too: to none of them is it nearer."""
+        store = server.description.store if server.description is not None else ""
+        return [
+            feed.blocks
+            for other in self.servers
+            if store and other is not server and other.description is not None and other.description.store == store
+            for feed in other.feeds
+        ]
+
+
+def _ranks_of(target: Target) -> list[RankBlocks]:
+    return [feed.blocks for rank, feed in enumerate(target.server.feeds) if target.rank is None or target.rank == rank]
 
 
 def _is_news(report: LoadReport, last: LoadReport) -> bool:

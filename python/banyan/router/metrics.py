@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from banyan.router.blocks import STORE
 from banyan.router.fleet import Place, Server
 from banyan.router.read_path import ReadPath
 from banyan.router.verdict import Outcome
@@ -49,6 +50,9 @@ class Metrics:
         self._up = Gauge("server_up", "1: takes requests.", ("server",), **made)
         self._in_flight = Gauge("in_flight", "Requests at a server.", ("server",), **made)
         self._blocks = Gauge("known_blocks", "Blocks that a server's ranks hold, as events tell.", ("server",), **made)
+        self._stored = Gauge(
+            "known_stored_blocks", "Of these, blocks in the store, as far as told.", ("server",), **made
+        )
         self._holes = Gauge("event_holes", "Times since a server's start when events were lost.", ("server",), **made)
         self._waiting = Gauge("waiting", "Requests that wait in the router.", **made)
 
@@ -81,4 +85,5 @@ class Metrics:
             self._in_flight.labels(server.url).set(len(server.in_flight))
             self._holes.labels(server.url).set(sum(feed.num_holes for feed in server.feeds))
             self._blocks.labels(server.url).set(sum(len(feed.blocks) for feed in server.feeds))
+            self._stored.labels(server.url).set(sum(feed.blocks.num_in(STORE) for feed in server.feeds))
         return generate_latest(self.registry)

@@ -121,7 +121,7 @@ class PairForwarder(Forwarder):
         prefill, seen_tokens = sent.place.beside, sent.place.seen_tokens
         if not self._settings.dual_path or tried or prefill is None:
             return None
-        start = self._prefills.known_tokens(prefill, going.asked)
+        start = self._prefills.tokens_in_memory(prefill, going.asked)
         path = read_path(prefill.target.server, sent.place.target.server, start=start, end=seen_tokens)
         self._metrics.reads(path)
         return path

@@ -13,7 +13,7 @@ from typing import cast
 
 from banyan._native import Store
 from banyan.core import Address
-from banyan.ports import PageStore
+from banyan.ports import PageStore, TellingStore
 from banyan.store.form import ValueForm
 from banyan.store.keyed import KeyedStore
 from banyan.store.location import FILE, HF3FS, MOONCAKE, NIXL_POSIX, StoreLocation
@@ -58,6 +58,11 @@ def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequen
 def asked_store(store: PageStore | None) -> KeyedStore | None:
     """The same store, where it has to be asked what it holds: its ``lookup`` knows only what it has said before."""
     return store if isinstance(store, KeyedStore) else None
+
+
+def telling_store(store: PageStore | None) -> TellingStore | None:
+    """The same store, where its writer can say what it has there."""
+    return cast(TellingStore, store) if isinstance(store, Store) else None
 
 
 def _open_files(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:

@@ -36,6 +36,7 @@ STORE_GAUGES = {
     "write_failures": "writes that the store's device failed",
     "stalls": "times the store's device did not answer in time",
     "no_space_pauses": "times writes paused because the file system was full",
+    "untold_moves": "pages of the store of which routers were not told that they came or went: too many at once",
     "is_stopped": "1: the store takes no writes any more",
 }
 """The same for what a store tells; in /metrics their names begin with ``store_``."""

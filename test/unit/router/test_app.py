@@ -12,7 +12,7 @@ import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
 from banyan.disagg.pairs import READ_HEADER, SOURCE_HEADER
-from banyan.router.blocks import ARENA, block_ids, pack
+from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
 
 PROMPT = "a prompt of some length, long enough for pages"
@@ -325,5 +325,24 @@ def test_request_when_the_server_that_has_its_prompt_was_lost_then_the_next_one_
             assert (await rig.ask(input_ids=list(PROMPT.encode())))[0] == 200
             assert rig.num_seen() == [1, 1]
             assert [server.seen[0][1].get(SOURCE_HEADER) for server in (lender, borrower)] == [None, None]
+
+    asyncio.run(scenario())
+
+
+def test_request_when_a_servers_store_has_its_prompt_then_it_goes_there_and_the_router_shows_what_it_knows():
+    async def scenario():
+        empty, holder = (FakeServer(name, events=True, banyan=True) for name in ("empty", "holder"))
+        empty.banyan_state, holder.banyan_state = {"tells_store": "a"}, {"tells_store": "b"}
+        async with running([empty, holder], policy="lmetric") as rig:
+            await holder.publishers[0].send(BlockStored(ids(), STORE))
+            await until(lambda: len(rig.router.fleet.servers[1].feeds[0].blocks))
+            for _ in range(3):
+                assert (await rig.ask(input_ids=list(PROMPT.encode())))[0] == 200
+            assert rig.num_seen() == [0, 3]
+            states = json.loads((await rig.get("/router/servers"))[1])
+            told = [(state["store"], state["known_stored_blocks"], state["known_arena_blocks"]) for state in states]
+            assert told == [("a", [0], [0]), ("b", [len(ids())], [0])]
+            gauge = f'banyan_router_known_stored_blocks{{server="{holder.url}"}} {len(ids())}.0'
+            assert gauge in (await rig.get("/metrics"))[1].decode()
 
     asyncio.run(scenario())

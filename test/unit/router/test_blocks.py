@@ -7,7 +7,17 @@ import hashlib
 from array import array
 from itertools import islice
 
-from banyan.router.blocks import ARENA, PromptIds, RankBlocks, block_ids, leading_blocks, pack
+from banyan.router.blocks import (
+    ARENA,
+    STORE,
+    MemoryBlocks,
+    PromptIds,
+    RankBlocks,
+    ServerBlocks,
+    block_ids,
+    leading_blocks,
+    pack,
+)
 
 TOKENS = array("I", range(1, 18))
 
@@ -59,6 +69,39 @@ def test_blocks_when_removed_from_one_medium_then_the_other_still_holds_them():
     assert blocks.is_in(1, ARENA) and not blocks.is_in(1, "GPU") and not blocks.is_in(1, "DISK")
     blocks.removed([1], "CPU_PINNED")
     assert not len(blocks)
+
+
+def test_blocks_when_a_store_has_more_than_are_remembered_then_the_first_of_them_and_room_is_used_again():
+    blocks = RankBlocks(most_stored=2)
+    blocks.stored([1], "GPU")
+    blocks.stored([1, 1, 2, 3], STORE)
+    assert blocks.num_in(STORE) == 2 and 3 not in blocks
+    blocks.removed([2, 2, 9], STORE)
+    blocks.stored([3], STORE)
+    blocks.stored([4], "GPU")
+    assert blocks.num_in(STORE) == 2 and 3 in blocks and 2 not in blocks and blocks.num_in("GPU") == 2
+    blocks.clear()
+    assert len(blocks) == blocks.num_in(STORE) == 0
+
+
+def test_blocks_when_they_are_in_a_store_then_no_memory_holds_them():
+    first, second = RankBlocks(), RankBlocks()
+    first.stored([1, 2], STORE)
+    first.stored([2], ARENA)
+    second.stored([3], "GPU")
+    memory = MemoryBlocks([first, second])
+    assert [block_id in memory for block_id in (1, 2, 3, 4)] == [False, True, True, False]
+
+
+def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_server_need_not_compute_them():
+    own, peer, other = RankBlocks(), RankBlocks(), RankBlocks()
+    own.stored([1], "GPU")
+    peer.stored([2], ARENA)
+    other.stored([3], STORE)
+    other.stored([4], "GPU")
+    server = ServerBlocks([own, peer], [other])
+    assert [block_id in server for block_id in (1, 2, 3, 4)] == [True, True, True, False]
+    assert leading_blocks([1, 2, 3, 4], [server, own]) == [3, 1]
 
 
 def test_prompt_when_its_ids_are_read_twice_then_each_is_hashed_once():

@@ -6,21 +6,22 @@ from __future__ import annotations
 import pytest
 
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import block_ids, pack
+from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.description import Description, EventSource
-from banyan.router.events import BlockStored, EventBatch
+from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Health
 from banyan.router.prompt import Request
 from banyan.routing import POLICIES, Dispatcher, LoadReport
 
 TOKENS = pack(list(range(65)))
+IDS = list(block_ids(TOKENS, 16))
 PROMPT = Asked(Request(token_ids=TOKENS), TOKENS)
 
 
-def told(num_ranks=1, *, places_itself=False, block_tokens=16, started="1"):
+def told(num_ranks=1, *, places_itself=False, block_tokens=16, started="1", store=""):
     sources = tuple(EventSource(rank, "tcp://x", None, "") for rank in range(num_ranks))
-    return Description(num_ranks, places_itself, block_tokens, sources, started)
+    return Description(num_ranks, places_itself, block_tokens, sources, started, store=store)
 
 
 def fleet(*descriptions, policy="lmetric", max_in_flight=4):
@@ -46,11 +47,63 @@ def test_cached_when_ranks_are_targets_then_each_its_own():
     assert made.take(PROMPT).target.rank == 1
 
 
-def test_cached_when_a_server_places_itself_then_the_best_of_its_ranks():
+def hears(made, server, *events, rank=0):
+    """A rank tells of these."""
+    feed = made.servers[server].feeds[rank]
+    feed.apply(feed.next_seq or 0, EventBatch(1.0, list(events)))
+
+
+def test_cached_when_a_server_places_itself_then_what_its_ranks_hold_together():
     made = fleet(told(2, places_itself=True), told(2))
     holds(made, 0, 0, 1)
-    holds(made, 0, 1, 4)
-    assert made.cached_tokens(PROMPT) == [64, 0, 0]
+    hears(made, 0, BlockStored(IDS[1:3], ARENA), rank=1)
+    holds(made, 1, 1, 2)
+    assert made.cached_tokens(PROMPT) == [48, 0, 32]
+
+
+def test_place_when_only_a_store_has_the_prompt_then_its_server_until_it_says_that_it_has_gone():
+    made = fleet(told(store="a"), told(store="b"))
+    hears(made, 1, BlockStored(IDS, "GPU"), BlockStored(IDS, STORE), BlockRemoved(IDS, "GPU"))
+    assert made.cached_tokens(PROMPT) == [0, 64]
+    place = made.take(PROMPT)
+    assert place.target.number == 1
+    assert (made.known_tokens(place, PROMPT), made.tokens_in_memory(place, PROMPT)) == (64, 0)
+    hears(made, 1, BlockStored(IDS[:1], ARENA), BlockRemoved(IDS[2:], STORE))
+    assert made.cached_tokens(PROMPT) == [0, 32] and made.tokens_in_memory(place, PROMPT) == 16
+
+
+@pytest.mark.parametrize("lost", ["flush", "hole", "restart"])
+def test_place_when_what_a_store_has_is_not_known_any_more_then_nobody_is_preferred_for_it(lost):
+    made = fleet(told(store="a"), told(store="b"))
+    hears(made, 1, BlockStored(IDS, STORE))
+    if lost == "flush":
+        hears(made, 1, AllBlocksCleared())
+    if lost == "hole":
+        made.servers[1].feeds[0].apply(7, EventBatch(2.0, []))
+    if lost == "restart":
+        made.described(made.servers[1], told(started="2", store="b"))
+    assert made.cached_tokens(PROMPT) == [0, 0]
+    hears(made, 1, BlockStored(IDS, STORE))
+    assert made.cached_tokens(PROMPT) == [0, 64], "a rank tells again what lies there"
+
+
+def test_place_when_servers_have_one_store_together_then_none_of_them_is_preferred_but_to_those_without_it():
+    made = fleet(told(store="a"), told(store="a"), told(), policy="lmetric")
+    hears(made, 0, BlockStored(IDS[:2], STORE))
+    hears(made, 1, BlockStored(IDS[2:], STORE), BlockStored(IDS, "GPU"), BlockRemoved(IDS, "GPU"))
+    assert made.cached_tokens(PROMPT) == [64, 64, 0]
+    assert [made.take(PROMPT).target.number for _ in range(4)].count(2) == 0
+
+
+def test_place_when_one_server_has_it_in_its_pool_and_another_in_its_store_then_load_decides():
+    made = fleet(told(store="a"), told(store="b"))
+    hears(made, 0, BlockStored(IDS, STORE))
+    hears(made, 1, BlockStored(IDS, "GPU"))
+    for busy in (0, 1):
+        for server in (0, 1):
+            load = LoadReport(taken_s=busy + 2.0, num_running=3 * (server == busy), ongoing_tokens=900)
+            made.told(made.servers[server], 0, load)
+        assert made.take(PROMPT).target.number == 1 - busy
 
 
 def test_cached_when_servers_have_pages_of_different_sizes_then_each_by_its_own():

@@ -11,7 +11,7 @@ from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
 from test.unit.router.fake_server import BLOCK_TOKENS, BOOTSTRAP_PORT, FakeServer, running, until
 
 from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER, SOURCE_HEADER
-from banyan.router.blocks import ARENA, block_ids, pack
+from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.health import State
 from banyan.router.settings import Settings
@@ -251,6 +251,22 @@ def test_prompt_when_it_was_sent_before_then_both_servers_read_a_part_of_it():
             _, text = await rig.get("/metrics")
             for server in (p, d):
                 assert f'given_tokens_total{{server="{server.url}"}} 512.0' in text.decode()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("medium", "hint"), [(STORE, f"{DOOR} 512"), (ARENA, None)])
+def test_prompt_when_the_prefill_server_tells_that_it_has_it_then_what_its_store_has_is_still_to_be_read(medium, hint):
+    async def scenario():
+        p, d = FakePrefill("p", rooms := Rooms(), banyan=True, events=True), FakeDecode("d", rooms, banyan=True)
+        like_p, like_d = dual()
+        p.banyan_state, d.banyan_state = like_p.banyan_state, like_d.banyan_state
+        async with running([p, d]) as rig:
+            await rig.ask(input_ids=LONG)
+            await p.publishers[0].send(BlockStored(list(block_ids(pack(LONG), BLOCK_TOKENS)), medium))
+            await until(lambda: len(rig.router.fleet.servers[0].feeds[0].blocks))
+            await rig.ask(input_ids=LONG)
+            assert hints_of(p) == [None, hint]
 
     asyncio.run(scenario())
 

@@ -10,7 +10,7 @@ import pytest
 
 from banyan.core import Address
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import ARENA, block_ids, pack
+from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.description import Description
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, EventFeed
 from banyan.router.fleet import Server
@@ -71,6 +71,14 @@ def test_source_when_no_arena_has_more_than_the_server_then_nobody_is_named():
     others[1].feeds[0].apply(0, EventBatch(1.0, [AllBlocksCleared(), BlockStored(IDS, "GPU")]))
     assert source(others, held_tokens=2 * PAGE) == NOBODY, "pages of pools are not lent"
     assert source(others, held_tokens=PAGE) == SourceHint((DOORS[0],))
+
+
+def test_source_when_only_a_store_has_a_prefix_then_its_server_is_not_named_for_it():
+    others = [lender(DOORS[0], IDS[:2]), lender(DOORS[1])]
+    others[1].feeds = [EventFeed()]
+    others[1].feeds[0].apply(0, EventBatch(1.0, [BlockStored(IDS, STORE), BlockStored(IDS[:1], ARENA)]))
+    assert source(others) == SourceHint((DOORS[0],))
+    assert source(others, held_tokens=2 * PAGE) == NOBODY
 
 
 @pytest.mark.parametrize("lack", ["another door", "a hole", "down", "does not tell", "other pages"])
@@ -157,3 +165,12 @@ def test_description_when_a_server_lends_and_borrows_then_its_doors_are_known():
     said = Description.read(info(lends, {"dp_rank": 1}), "http://d:30000")
     assert (said.tells_arena, said.lends_at, said.borrows_from) == (False, Address("d", 7400), ())
     assert Description.read({"dp_size": 1}, "http://d:30000").lends_at is None
+
+
+@pytest.mark.parametrize(
+    ("told", "store"),
+    [(["a", "a"], "a"), (["a", "b"], ""), (["a", ""], ""), (["", ""], ""), ([None], ""), ([], "")],
+)
+def test_description_when_all_ranks_tell_of_one_store_then_it_is_known_by_its_name(told, store):
+    states = [{"tells_store": one} if one is not None else {} for one in told]
+    assert Description.read(info(*states) | {"dp_size": 2}, "http://d:30000").store == store

@@ -159,3 +159,40 @@ def test_check_when_a_record_is_damaged_then_found_and_repaired(tmp_path: Path, 
     survey = store_survey([str(path)])
     assert (survey["num_records"], survey["shelves"][0]["is_in_use"]) == (1, False)
     assert open_store(path).lookup(keys(1, 2)).num_pages == 1
+
+
+def names(*numbers: int) -> list[int]:
+    """As KV events name pages: by the first 64 bits of their keys."""
+    return [int.from_bytes(bytes.fromhex(key(number))[:8], "big", signed=True) for number in numbers]
+
+
+def test_moves_when_asked_for_then_what_came_and_went_since_and_what_was_before_is_listed(
+    store: Store, memory: SharedBytes
+) -> None:
+    store.put(keys(1), None, memory, offsets(0))
+    store.sync()
+    assert store.moved(10) == ([], [])
+    assert store.own_pages(0, 1000) == names(1)
+    store.put(keys(2, 3), keys(1)[0], memory, offsets(1, 2))
+    store.sync()
+    first, rest = store.moved(1), store.moved(10)
+    assert sorted(first[0] + rest[0]) == sorted(names(2, 3)) and first[1] == rest[1] == []
+    assert store.evict(1) == 1
+    assert store.moved(10) == ([], names(3)), "the last of the chain goes first"
+    store.invalidate(b"m" * 32)
+    assert [sorted(moved) for moved in store.moved(10)] == [[], sorted(names(1, 2))]
+    assert store.own_pages(0, 1000) is None, "no place has anything"
+    assert store.stats()["untold_moves"] == 0
+
+
+def test_identity_when_a_store_is_opened_again_or_by_others_then_the_same_and_of_another_one_another(
+    tmp_path: Path, store: Store, memory: SharedBytes
+) -> None:
+    store.put(keys(1), None, memory, offsets(0))
+    store.sync()
+    reader = open_store(tmp_path / "store", access="read")
+    beside = open_store(tmp_path / "store")
+    assert reader.identity == beside.identity == store.identity
+    assert open_store(tmp_path / "other").identity != store.identity
+    assert reader.moved(10) == beside.moved(10) == ([], []) and reader.own_pages(0, 10) is None
+    assert beside.lookup(keys(1)).num_pages == 1 and not beside.own_pages(0, 10), "another writer's"

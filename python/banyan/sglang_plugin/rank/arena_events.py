@@ -17,12 +17,14 @@ from typing import Any
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, StorageMedium
 from sglang.srt.mem_cache.utils import hash_str_to_int64
 
+PageEvent = BlockStored | BlockRemoved
+
 
 class ArenaEvents:
     """Watches a residency, and tells of its pages. Implements ``FrameWatch``."""
 
     def __init__(self) -> None:
-        self._events: list[BlockStored | BlockRemoved] = []
+        self._events: list[PageEvent] = []
 
     def taken(self, frames: Sequence[int]) -> None:
         """Nothing that was not told when its page was evicted."""
@@ -32,28 +34,33 @@ class ArenaEvents:
 
     def has(self, keys: Sequence[str]) -> None:
         """These pages are in the arena."""
-        if keys:
-            stored = BlockStored(
-                block_hashes=_names(keys),
-                parent_block_hash=None,
-                token_ids=[],
-                block_size=0,
-                lora_id=None,
-                medium=StorageMedium.CPU,
-            )
-            self._events.append(stored)
+        self._events += there(_names(keys), StorageMedium.CPU)
 
     def evicted(self, keys: Sequence[str]) -> None:
-        if keys:
-            self._events.append(BlockRemoved(block_hashes=_names(keys), medium=StorageMedium.CPU))
+        self._events += gone(_names(keys), StorageMedium.CPU)
 
     def emptied(self) -> None:
         """All of it was evicted."""
 
-    def take(self) -> list[BlockStored | BlockRemoved]:
+    def take(self) -> list[PageEvent]:
         """What has happened since the last call."""
         events, self._events = self._events, []
         return events
+
+
+def there(names: list[int], medium: StorageMedium) -> list[PageEvent]:
+    """That pages of these names are in a medium; of none, nothing."""
+    if not names:
+        return []
+    stored = BlockStored(
+        block_hashes=names, parent_block_hash=None, token_ids=[], block_size=0, lora_id=None, medium=medium
+    )
+    return [stored]
+
+
+def gone(names: list[int], medium: StorageMedium) -> list[PageEvent]:
+    """That they are there no more."""
+    return [BlockRemoved(block_hashes=names, medium=medium)] if names else []
 
 
 def _names(keys: Sequence[str]) -> list[int]:
@@ -61,7 +68,7 @@ def _names(keys: Sequence[str]) -> list[int]:
 
 
 def after_take_events(events: list[Any], cache: Any) -> list[Any]:
-    """SGLang publishes what has happened to its tree: with it, what has happened to the arena. Of one batch, the arena
-    comes last: a flush, with which everything is forgotten, empties the arena too."""
-    told: ArenaEvents | None = getattr(getattr(cache.linker, "cache_linker", None), "arena_events", None)
-    return events if told is None else [*events, *told.take()]
+    """SGLang publishes what has happened to its tree: with it, what has happened in the tiers below. Of one batch, they
+    come last: a flush, with which everything is forgotten, empties them too."""
+    take = getattr(getattr(cache.linker, "cache_linker", None), "take_events", None)
+    return events if take is None else [*events, *take()]

@@ -32,7 +32,7 @@ from banyan.sglang_plugin.pools.drafts import drafts_of
 from banyan.sglang_plugin.pools.state_pool import States
 from banyan.sglang_plugin.pools.two_pools import Windows, pools_of
 from banyan.sglang_plugin.rank import prefill, report, requests
-from banyan.sglang_plugin.rank.arena_events import ArenaEvents
+from banyan.sglang_plugin.rank.arena_events import ArenaEvents, PageEvent
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
 from banyan.sglang_plugin.rank.planning import RankPlanner
@@ -40,6 +40,7 @@ from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.read_elsewhere import ReadElsewhere
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.sglang_plugin.rank.shareable import check_shareable
+from banyan.sglang_plugin.rank.store_events import StoreEvents
 from banyan.sglang_plugin.rank.tiers import HostTier
 from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
 from banyan.supply import Part
@@ -214,7 +215,19 @@ class BanyanLinker(UnifiedCacheLinker):
         """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
         self._stopwatch = Stopwatch(time.perf_counter_ns)
         for owner, names in (
-            (self, ("arrive", "lookup", "load", "start_layer_wise_loading", "cancel_queued_load", "offload", "_poll")),
+            (
+                self,
+                (
+                    "arrive",
+                    "lookup",
+                    "load",
+                    "start_layer_wise_loading",
+                    "cancel_queued_load",
+                    "offload",
+                    "_poll",
+                    "take_events",
+                ),
+            ),
             (self._cache, ("retire", "drain")),
         ):
             for name in names:
@@ -366,6 +379,19 @@ class BanyanLinker(UnifiedCacheLinker):
     def pop_completed_offload(self) -> bool:
         return self._access.pop_completed()
 
+    # ---- what routers are told ---------------------------------------------------------------------------------
+
+    @property
+    def _store_events(self) -> StoreEvents | None:
+        return None if self._member.tier is None else self._member.tier.store_events
+
+    def take_events(self) -> list[PageEvent]:
+        """KV events of the tiers below the pool, since the last call."""
+        if self.arena_events is None:
+            return []
+        store_events = self._store_events
+        return [*self.arena_events.take(), *(store_events.take() if store_events is not None else ())]
+
     # ---- life --------------------------------------------------------------------------------------------------
 
     def weights_changed(self) -> None:
@@ -470,6 +496,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self.demand.chances.state(),
             "waits_for_errands": self.elsewhere.can_wait,
             "tells_arena": self.arena_events is not None,
+            "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
             "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
             "up_s": round(time.monotonic() - self._began_s, 1),
         }

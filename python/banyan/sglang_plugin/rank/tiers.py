@@ -34,7 +34,8 @@ from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.arena_memory import Arena
-from banyan.store import asked_store
+from banyan.sglang_plugin.rank.store_events import StoreEvents
+from banyan.store import asked_store, telling_store
 from banyan.telemetry import Counters
 
 MAX_SUMMED_BYTES = 1 << 30
@@ -83,6 +84,12 @@ def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | Non
         events.has(residency.keys)
         residency.watch(events)
     return events
+
+
+def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> StoreEvents | None:
+    """Tell of the store, where somebody is told of the arena and the store can say what it holds."""
+    telling = telling_store(store)
+    return None if events is None or telling is None else StoreEvents(telling)
 
 
 def _asked_store(store: PageStore | None, prefetch: Prefetch, counters: Counters) -> RemoteTier[Any] | None:
@@ -135,6 +142,7 @@ class HostTier:
         self._residency = Residency(self._shelf, arena.num_backed)
         self._keeping = _keep(arena, namespace, self._residency, counters)
         self._events = _told(events, self._residency)
+        self.store_events = _told_of_store(events, store)
         self._backup = Backup(
             residency=self._residency,
             peers=self._peers,

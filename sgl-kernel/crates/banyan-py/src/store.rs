@@ -36,6 +36,11 @@ fn key_hex(key: &Key) -> String {
     namespace_hex(key)
 }
 
+/// The first 64 bits of a page key, signed: how KV events name pages.
+fn name_of(key: &Key) -> i64 {
+    i64::from_be_bytes(key[0].to_le_bytes())
+}
+
 pub fn offsets_of(offsets: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let offset = |offset: i64| {
         u64::try_from(offset)
@@ -323,6 +328,23 @@ impl PyStore {
         completed
             .map(|(key, outcome)| (key_hex(&key), name(outcome)))
             .collect()
+    }
+
+    #[getter]
+    fn identity(&self) -> PyResult<String> {
+        let identity = self.store.identity().map_err(to_py)?;
+        Ok(format!("{identity:016x}"))
+    }
+
+    fn moved(&self, most: usize) -> (Vec<i64>, Vec<i64>) {
+        let moved = self.store.moved(most);
+        let names = |keys: &[Key]| keys.iter().map(name_of).collect();
+        (names(&moved.stored), names(&moved.gone))
+    }
+
+    fn own_pages(&self, first: u32, count: usize) -> Option<Vec<i64>> {
+        let keys = self.store.own_keys(first, count)?;
+        Some(keys.iter().map(name_of).collect())
     }
 
     fn sync(&self, py: Python<'_>) -> PyResult<u64> {

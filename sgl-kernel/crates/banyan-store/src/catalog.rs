@@ -6,12 +6,16 @@
 //! * `num_children` of a node is the number of nodes that name it as parent; children whose parent is absent are counted in `orphans`.
 //! * `by_place` of a shelf names exactly the nodes that live there.
 
+mod moves;
+
 use banyan_shm::frame::Key;
 use hashbrown::{HashMap, HashTable};
 
 use crate::directory::ShelfId;
 use crate::format::{NO_PARENT, Record};
 use crate::geometry::{Place, Segmenting};
+
+pub use moves::Moved;
 
 /// Position of a shelf in the catalog.
 pub type ShelfIndex = u16;
@@ -60,6 +64,7 @@ pub struct Catalog {
     by_key: HashTable<u32>,
     orphans: HashMap<Key, u32, KeyHash>,
     shelves: Vec<Shelf>,
+    moves: moves::Moves,
     version: u64,
 }
 
@@ -214,6 +219,7 @@ impl Catalog {
             by_place.resize(hit.place as usize + 1, NOBODY);
         }
         by_place[hit.place as usize] = index;
+        self.moves.note(hit.shelf, hit.key);
         if parent != NO_PARENT {
             match self.node_of(&parent) {
                 Some(parent) => self.nodes[parent as usize].num_children += 1,
@@ -246,6 +252,10 @@ impl Catalog {
 
     /// Nothing can be found any more. Shelves keep their positions.
     pub fn clear(&mut self) {
+        for node in &self.by_key {
+            let hit = self.nodes[*node as usize].hit;
+            self.moves.note(hit.shelf, hit.key);
+        }
         self.nodes.clear();
         self.vacant.clear();
         self.by_key.clear();
@@ -277,6 +287,7 @@ impl Catalog {
             entry.remove();
         }
         self.shelves[hit.shelf as usize].by_place[hit.place as usize] = NOBODY;
+        self.moves.note(hit.shelf, hit.key);
         self.vacant.push(index);
         if num_children > 0 {
             self.orphans.insert(hit.key, num_children);
@@ -304,11 +315,11 @@ impl Catalog {
 mod tests {
     use super::*;
 
-    fn key(number: u64) -> Key {
+    pub fn key(number: u64) -> Key {
         [number, 0, 0, 1]
     }
 
-    fn hit(number: u64, shelf: ShelfIndex, place: Place) -> Hit {
+    pub fn hit(number: u64, shelf: ShelfIndex, place: Place) -> Hit {
         Hit {
             key: key(number),
             shelf,
@@ -318,7 +329,7 @@ mod tests {
         }
     }
 
-    fn catalog() -> Catalog {
+    pub fn catalog() -> Catalog {
         let mut catalog = Catalog::default();
         let segmenting = Segmenting {
             places_per_segment: 4,

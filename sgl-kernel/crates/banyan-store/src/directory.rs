@@ -130,6 +130,11 @@ impl Stripe {
         Ok(())
     }
 
+    /// Tells this store from any other; the same for all its users, wherever they have mounted it.
+    pub fn identity(&self) -> Result<u64> {
+        Ok(Superblock::read(self.first())?.store)
+    }
+
     pub fn num_paths(&self) -> usize {
         self.paths.len()
     }

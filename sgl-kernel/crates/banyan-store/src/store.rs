@@ -2,6 +2,7 @@
 //! The store as its callers see it. Any thread; what waits for a device says so.
 
 mod starting;
+mod telling;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -333,6 +334,7 @@ impl Store {
             let segments = own.places.num_places() as u64 / per_segment;
             stats.push(("num_segments", segments));
         }
+        stats.push(("untold_moves", state.catalog.num_moves_lost()));
         stats.push(("is_stopped", u64::from(state.stopped.is_some())));
         stats
     }
