@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import mooncake_cluster
 import pytest
 from store_rig import (
     FRAME_BYTES,
     NUM_FRAMES,
     QUOTA_BYTES,
-    Mooncake,
     Place,
     fetch,
     filled,
@@ -38,6 +38,7 @@ from banyan.ports import PageStore
 from banyan.store import BACKENDS, asked_store, backends, nixl_files
 from banyan.store import mooncake as mooncake_values
 from banyan.store.location import MOONCAKE, NIXL_POSIX
+from benchmark.mooncake import Mooncake
 from processes import PYTHON_PATH
 
 pytestmark = pytest.mark.native
@@ -46,7 +47,7 @@ RIG = Path(__file__).with_name("store_rig.py")
 
 @pytest.fixture(scope="module")
 def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
-    cluster = Mooncake(tmp_path_factory.mktemp("mooncake"))
+    cluster = mooncake_cluster.start(tmp_path_factory.mktemp("mooncake"))
     yield cluster
     cluster.close()
 
@@ -54,7 +55,7 @@ def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Mooncake]:
     """One of the test's own, of which parts may die."""
-    cluster = Mooncake(tmp_path)
+    cluster = mooncake_cluster.start(tmp_path)
     yield cluster
     cluster.close()
 
@@ -77,7 +78,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def damage_mooncake(cluster: Mooncake, namespace: bytes) -> None:
     """Change a byte of every value of the tests' pages, behind everybody's back."""
-    client = cluster.client()
+    client = mooncake_cluster.client(cluster)
     for number in range(NUM_FRAMES):
         name = f"{namespace.hex()}/{key(number)}"
         value = bytearray(client.get(name))
@@ -323,9 +324,7 @@ def test_mooncake_when_the_lender_of_memory_dies_then_its_pages_are_misses_and_n
     store.put(keys(0, 1), None, memory, offsets(0, 1))
     assert store.sync() == 0
     pages = found(store, keys(0, 1))
-    assert cluster.lender is not None
-    cluster.lender.kill()
-    cluster.lender.wait()
+    cluster.kill_lender()
     assert [page for page, _ in store.read(pages, 2, memory, offsets(8, 9), layers_per_step=1).finish()] == [0, 1]
     assert found(store, keys(0, 1)).num_pages == 0, "also while the master still names them"
     cluster.lender = cluster.lend(16 << 20)
