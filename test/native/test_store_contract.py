@@ -209,6 +209,38 @@ def test_evict_when_a_page_has_children_then_they_go_first(store: PageStore, mem
     assert found(store, keys(0, 1, 2)).num_pages == 2
 
 
+def test_pages_when_cleared_then_gone_though_another_writer_stands_behind_them_and_no_restart_finds_them(
+    place: Place, memory: SharedBytes
+) -> None:
+    store, other = place.open(), place.open()
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    store.sync()
+    until(lambda: found(other, keys(0, 1)).num_pages == 2)
+    assert other.put(keys(2), key(1), memory, offsets(2)) == ["queued"] and other.sync() == 0
+    until(lambda: found(store, keys(0, 1, 2)).num_pages == 3)
+    before = store.version
+    assert store.clear() == 2
+    assert found(store, keys(0, 1, 2)).num_pages == 0 and store.version != before
+    other.clear()
+    assert all(found(one, keys(number)).num_pages == 0 for one in (store, other) for number in range(3))
+    store.close()
+    other.close()
+    again = place.open()
+    assert all(found(again, keys(number)).num_pages == 0 for number in range(3))
+    assert again.put(keys(0), None, memory, offsets(3)) == ["queued"] and again.sync() == 0
+    assert fetch(again, memory, [0], 8) == [] and (frame(memory, 3) == frame(memory, 8)).all()
+    again.close()
+
+
+def test_queue_when_cleared_then_it_fails_and_nothing_of_it_is_stored(store: PageStore, memory: SharedBytes) -> None:
+    store.pause_writes()
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    assert store.clear() == 0
+    assert sorted(store.completed()) == sorted((name, "failed") for name in keys(0, 1)), "every frame comes back"
+    store.open_writes()
+    assert store.sync() == 0 and found(store, keys(0)).num_pages == 0
+
+
 def test_namespace_when_invalidated_then_nothing_is_found(store: PageStore, memory: SharedBytes) -> None:
     store.put(keys(0), None, memory, offsets(0))
     store.sync()
