@@ -126,3 +126,32 @@ def test_request_when_its_rank_cannot_hold_it_back_then_it_is_read_here(servers)
     req = ask(servers, "r", ReadHint(servers.node, 0))
     assert torch.equal(fetch(servers, req.rid), servers.expected)
     assert servers.p.counters.errands_sent == 0
+
+
+class Watched:
+    """A store, and for how many pages each lookup has asked it."""
+
+    def __init__(self, store):
+        self._store, self.asked = store, []
+
+    def lookup(self, keys):
+        self.asked.append(len(keys))
+        return self._store.lookup(keys)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+def test_request_when_this_rank_is_to_read_at_its_turn_then_nothing_more_is_looked_up_to_be_read(servers, monkeypatch):
+    p, tier = servers.p, servers.p._member.tier
+    tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
+    poll(p, lambda: p.counters.read_pages == NUM_PAGES)
+    req = ask(servers, "r", ReadHint(servers.node, NUM_PAGES * PAGE))
+    tier._residency.reset()
+    store = Watched(tier.prefetch._store)
+    monkeypatch.setattr(tier.prefetch, "_store", store)
+    # The last page is nowhere.
+    assert p.lookup(req.rid, transfer([*servers.names, "f" * 64], None)) == [NUM_PAGES]
+    assert store.asked == [NUM_PAGES] and not p.elsewhere.is_awaited(req.rid)
+    poll(p, lambda: p.counters.read_pages == 2 * NUM_PAGES)
+    assert torch.equal(fetch(servers, req.rid), servers.expected)
