@@ -5,10 +5,10 @@
     python -m benchmark.policy_table show --result build/policies.jsonl
 
 One call of `measure` is one fresh server, short enough to take turns with other work on a machine. Within it, the
-caches are emptied before every run and the policies take turns, in an order that rotates with the repetition. Servers:
-stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`; these two without the guard
-against hot ranks, to see what it guards against; and `store`, small pools above a drive, and `slow_store`, a drive of
-20 MB/s.
+caches, the store's too, are emptied before every run and the policies take turns, in an order that rotates with the
+repetition. Servers: stock SGLang with either of its methods, `index` (Banyan places, nobody fetches), `peer`; these two
+without the guard against hot ranks, to see what it guards against; and `store`, small pools above a drive, and
+`slow_store`, a drive of 20 MB/s.
 """
 
 from __future__ import annotations

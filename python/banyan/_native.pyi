@@ -503,7 +503,7 @@ class Store:
     """The L3 store: pages on one or more file systems, found by page key within one namespace.
 
     One object for each rank. It owns one I/O thread. Every method may be called from any thread; none but `open`,
-    `sync`, `invalidate`, `evict` and `close` waits for a device. The format stands in docs/format.md.
+    `sync`, `invalidate`, `evict`, `clear` and `close` waits for a device. The format stands in docs/format.md.
 
     Memory is a `SharedBytes` in which a page occupies a *frame*: the Full Block, layers one after another without gaps,
     from a byte offset that is a multiple of 4096. Frames belong to the store from `put` until `completed` names
@@ -617,7 +617,16 @@ class Store:
         fail as "gone", queued pages complete as "failed"; its records are the first to be evicted."""
 
     def evict(self, num_pages: int) -> int:
-        """Evict by policy from this writer's own records; how many went."""
+        """Evict by policy from this writer's own records; how many went. What others stand behind stays."""
+
+    def clear(self) -> int:
+        """Withdraw every record of this writer's shelf, whatever stands behind it; how many. What is queued completes
+        as "failed". When it returns, nobody on this node finds one of them and no restart brings one back; what others
+        have written behind them is found again when those pages are stored anew.
+
+        Raises OSError when the drive has not taken it within `stall_s`: this writer finds them no more, others may
+        until it has.
+        """
 
     def drop(self, keys: list[str]) -> int:
         """Withdraw single pages (a reader found their content wrong); how many were this writer's own."""

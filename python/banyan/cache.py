@@ -82,7 +82,8 @@ class PrefixCache:
         supply: where full pages come from.
         windows: the window pages, or the states, of a model that has such.
         is_sent_for: whether another node is reading for a request of this id, which reads nothing itself then.
-        send_for: asked when something is missing: as ``is_sent_for``, and sends another node now where one is to read.
+        send_for: asked when something is missing: as ``is_sent_for``, and does now what a router has said: sends
+            another node, or reads itself. Where it has, nothing more is read.
         agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """
 

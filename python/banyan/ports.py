@@ -176,7 +176,7 @@ class StoreRead(Protocol):
 
 
 class PageStore(Protocol):
-    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict`` and ``close`` wait for a device.
+    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict``, ``clear`` and ``close`` wait for a device.
 
     ``engine`` says in one line what does the I/O.
     """
@@ -227,6 +227,15 @@ class PageStore(Protocol):
 
     def evict(self, num_pages: int) -> int:
         """Evict this writer's own pages."""
+        ...
+
+    def clear(self) -> int:
+        """Remove every page that this writer has stored, whatever stands behind it, and fail what is queued; how many
+        pages were removed. Nobody can read one of them when this returns.
+
+        Raises:
+            OSError: when the drive has not taken it in time. This writer finds none of them all the same.
+        """
         ...
 
     def invalidate(self, namespace: bytes) -> None:

@@ -5,7 +5,7 @@ shares nothing."""
 from __future__ import annotations
 
 import pytest
-from test.native.store_rig import Mooncake
+from test.native import mooncake_cluster
 
 from benchmark.modes.__main__ import wrong
 from benchmark.modes.rows import ONE_RANK, STORE, Mode
@@ -29,7 +29,7 @@ def test_nixl_when_the_server_was_restarted_then_its_pages_come_with_the_same_to
 
 
 def test_mooncake_when_the_server_was_restarted_then_its_pages_come_from_who_lends_memory(alone, tmp_path):
-    cluster = Mooncake(tmp_path, lent_bytes=LENT_BYTES)
+    cluster = mooncake_cluster.start(tmp_path, lent_bytes=LENT_BYTES)
     try:
         mode = restarted("mooncake", cluster.url)
         found = run(mode, tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
+from banyan._native import store_survey
 from banyan.telemetry import STORE_GAUGES
 from benchmark.servers import ServerSpec, wait_ready
 from benchmark.warm import ForkedServer
@@ -153,12 +154,19 @@ def damage(store: Path) -> None:
 
 
 def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
+    """Also where the rank that stored the end of a prefix is another than the one that stored its front."""
     ids = prompt("friday", 400)
+    longer = [*ids, *prompt("friday afternoon", 200)]
+    before = tiers.client.total("archived_pages")
     tiers.client.first_token(ids, rank=0)
-    tiers.client.first_token(prompt("gap-2", 100), rank=0)
-    tiers.client.post("/flush_cache", {})
-    _, meta = tiers.client.generate(ids, rank=1, num_tokens=1)
-    assert meta["cached_tokens"] == 0
+    until(lambda: tiers.client.total("archived_pages") >= before + 400 // PAGE)
+    tiers.client.first_token(longer, rank=1)
+    until(lambda: tiers.client.total("archived_pages") >= before + 600 // PAGE)
+    for rank in (1, 0):
+        tiers.client.post("/flush_cache", {})
+        assert store_survey([str(tiers.store)])["num_records"] == 0
+        _, meta = tiers.client.generate(longer, rank=rank, num_tokens=1)
+        assert meta["cached_tokens"] == 0
 
 
 def test_prefix_when_it_is_longer_than_the_arena_then_its_beginning_comes_from_the_store_with_the_same_tokens(

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,8 +22,6 @@ FRAME_BYTES = sum(LAYER_BYTES)
 NUM_FRAMES = 16
 QUOTA_BYTES = 8 << 20
 SPACE = Space(quota_bytes=QUOTA_BYTES, share_bytes=4 << 20, floor_bytes=0)
-LENT_BYTES = 16 << 20
-CLIENT_TTL_S = 2
 
 
 def key(number: int) -> str:
@@ -114,66 +110,6 @@ class Place:
                         byte = file.read(1)
                         file.seek(start)
                         file.write(bytes([byte[0] ^ 1]))
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def program(name: str) -> str:
-    """Of Mooncake's package: beside the interpreter, or in the package itself."""
-    import mooncake
-
-    return str(Path(mooncake.__file__).with_name(name))
-
-
-class Mooncake:
-    """A master, and a client that lends it memory, on the loopback interface."""
-
-    def __init__(self, logs: Path, *, lent_bytes: int = LENT_BYTES, ttl_s: int = CLIENT_TTL_S) -> None:
-        self._logs = logs
-        self.port, metrics, self._client_port = free_ports(3)
-        self.host = f"127.0.0.1:{self.port}"
-        self.url = f"mooncake://{self.host}"
-        local = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", "--metrics_host=127.0.0.1")
-        lease = ("--default_kv_lease_ttl=1s",)
-        self.master = self._start(
-            "mooncake_master", *local, f"--metrics_port={metrics}", f"--client_ttl={ttl_s}", *lease
-        )
-        until(self._is_listening)
-        self.lender = self.lend(lent_bytes) if lent_bytes else None
-
-    def _is_listening(self) -> bool:
-        assert self.master.poll() is None, "the master has ended: see its log"
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def lend(self, num_bytes: int) -> subprocess.Popen[bytes]:
-        where = ("--host=127.0.0.1", f"--master_server_address={self.host}", "--metadata_server=P2PHANDSHAKE")
-        size = (f"--global_segment_size={num_bytes}", f"--port={self._client_port}")
-        return self._start("mooncake_client", *where, *size)
-
-    def _start(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
-        with (self._logs / f"{name}.log").open("ab") as log:
-            return subprocess.Popen([program(name), *flags], stdout=log, stderr=subprocess.STDOUT)
-
-    def client(self) -> Any:
-        """A client of Mooncake's own, that lends nothing."""
-        from mooncake.store import MooncakeDistributedStore
-
-        store = MooncakeDistributedStore()
-        assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", self.host) == 0
-        return store
-
-    def close(self) -> None:
-        for process in (self.lender, self.master):
-            if process is not None:
-                process.kill()
-                process.wait()
 
 
 def main(url: str, namespace: str, mounts: str, *numbers: str) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import mooncake_cluster
 import pytest
 from store_rig import (
     FRAME_BYTES,
     NUM_FRAMES,
     QUOTA_BYTES,
-    Mooncake,
     Place,
     fetch,
     filled,
@@ -38,6 +38,7 @@ from banyan.ports import PageStore
 from banyan.store import BACKENDS, asked_store, backends, nixl_files
 from banyan.store import mooncake as mooncake_values
 from banyan.store.location import MOONCAKE, NIXL_POSIX
+from benchmark.mooncake import Mooncake
 from processes import PYTHON_PATH
 
 pytestmark = pytest.mark.native
@@ -46,7 +47,7 @@ RIG = Path(__file__).with_name("store_rig.py")
 
 @pytest.fixture(scope="module")
 def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
-    cluster = Mooncake(tmp_path_factory.mktemp("mooncake"))
+    cluster = mooncake_cluster.start(tmp_path_factory.mktemp("mooncake"))
     yield cluster
     cluster.close()
 
@@ -54,7 +55,7 @@ def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Mooncake]:
     """One of the test's own, of which parts may die."""
-    cluster = Mooncake(tmp_path)
+    cluster = mooncake_cluster.start(tmp_path)
     yield cluster
     cluster.close()
 
@@ -77,7 +78,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def damage_mooncake(cluster: Mooncake, namespace: bytes) -> None:
     """Change a byte of every value of the tests' pages, behind everybody's back."""
-    client = cluster.client()
+    client = mooncake_cluster.client(cluster)
     for number in range(NUM_FRAMES):
         name = f"{namespace.hex()}/{key(number)}"
         value = bytearray(client.get(name))
@@ -208,6 +209,38 @@ def test_evict_when_a_page_has_children_then_they_go_first(store: PageStore, mem
     assert found(store, keys(0, 1, 2)).num_pages == 2
 
 
+def test_pages_when_cleared_then_gone_though_another_writer_stands_behind_them_and_no_restart_finds_them(
+    place: Place, memory: SharedBytes
+) -> None:
+    store, other = place.open(), place.open()
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    store.sync()
+    until(lambda: found(other, keys(0, 1)).num_pages == 2)
+    assert other.put(keys(2), key(1), memory, offsets(2)) == ["queued"] and other.sync() == 0
+    until(lambda: found(store, keys(0, 1, 2)).num_pages == 3)
+    before = store.version
+    assert store.clear() == 2
+    assert found(store, keys(0, 1, 2)).num_pages == 0 and store.version != before
+    other.clear()
+    assert all(found(one, keys(number)).num_pages == 0 for one in (store, other) for number in range(3))
+    store.close()
+    other.close()
+    again = place.open()
+    assert all(found(again, keys(number)).num_pages == 0 for number in range(3))
+    assert again.put(keys(0), None, memory, offsets(3)) == ["queued"] and again.sync() == 0
+    assert fetch(again, memory, [0], 8) == [] and (frame(memory, 3) == frame(memory, 8)).all()
+    again.close()
+
+
+def test_queue_when_cleared_then_it_fails_and_nothing_of_it_is_stored(store: PageStore, memory: SharedBytes) -> None:
+    store.pause_writes()
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    assert store.clear() == 0
+    assert sorted(store.completed()) == sorted((name, "failed") for name in keys(0, 1)), "every frame comes back"
+    store.open_writes()
+    assert store.sync() == 0 and found(store, keys(0)).num_pages == 0
+
+
 def test_namespace_when_invalidated_then_nothing_is_found(store: PageStore, memory: SharedBytes) -> None:
     store.put(keys(0), None, memory, offsets(0))
     store.sync()
@@ -323,9 +356,7 @@ def test_mooncake_when_the_lender_of_memory_dies_then_its_pages_are_misses_and_n
     store.put(keys(0, 1), None, memory, offsets(0, 1))
     assert store.sync() == 0
     pages = found(store, keys(0, 1))
-    assert cluster.lender is not None
-    cluster.lender.kill()
-    cluster.lender.wait()
+    cluster.kill_lender()
     assert [page for page, _ in store.read(pages, 2, memory, offsets(8, 9), layers_per_step=1).finish()] == [0, 1]
     assert found(store, keys(0, 1)).num_pages == 0, "also while the master still names them"
     cluster.lender = cluster.lend(16 << 20)

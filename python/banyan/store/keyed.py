@@ -2,8 +2,8 @@
 """``ports.PageStore`` over a store that keeps values by name and has to be asked what it holds.
 
 Invariants
-  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``evict`` and ``close`` waits
-     for the library. Questions, reads and writes are other threads', and the number of each is bounded.
+  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``evict``, ``clear`` and
+     ``close`` waits for the library. Questions, reads and writes are other threads', and the number of each is bounded.
   2. A name says namespace and page key, so nothing of another model, layout or shard is ever asked for.
   3. A page that failed is not expected again for a while, and is removed where it was there and wrong.
 
@@ -236,6 +236,14 @@ class KeyedStore:
         except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
             self._failed("write_failures", error)
             return 0
+
+    def clear(self) -> int:
+        """Fail what is queued, and remove the pages that this process has written, as far as it remembers them. Others
+        may do the same just now: what they hold has to be asked again."""
+        self._writes.drop()
+        num_removed = self.evict(MAX_KNOWN)
+        self._known.clear()
+        return num_removed
 
     def invalidate(self, namespace: bytes) -> None:
         self._known.begin(namespace)

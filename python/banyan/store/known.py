@@ -65,6 +65,12 @@ class Known:
                 self._keys.pop(key, None)
             self.version += 1
 
+    def clear(self) -> None:
+        """Others may have removed any of them: each is asked for again."""
+        with self._lock:
+            self._keys.clear()
+            self.version += 1
+
     def begin(self, namespace: bytes) -> None:
         """Go on in another namespace, of which nothing is known."""
         with self._lock:

@@ -6,38 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test.sglang_plugin.rank.hinted import Hinted
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, page, transfer
 from test.unit.nodes.rig import free_address, until
 
 from banyan import _native
 from banyan.config import Config
-from banyan.routing import hint
 from banyan.routing.hint import ReadHint
-from banyan.sglang_plugin.kv_hints import with_action
 from banyan.sglang_plugin.rank import hooks, identity, requests, tiers
 from banyan.sglang_plugin.rank import linker as module
 
 NUM_PAGES = 6
 PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
-
-
-class Req:
-    """As much of SGLang's request as is looked at."""
-
-    extra_key = cache_salt = lora_id = None
-    output_ids: tuple[int, ...] = ()
-
-    def __init__(self, rid, reads):
-        self.rid, self.origin_input_ids = rid, PROMPT
-        self.kv_hints = None
-        if reads is not None:
-            self.kv_hints = with_action(
-                None,
-                action_id="of-the-router",
-                action_type=hint.READ_ACTION,
-                action_version=hint.ACTION_VERSION,
-                payload=reads.payload(),
-            )
 
 
 @pytest.fixture
@@ -53,7 +33,7 @@ def servers(monkeypatch, tmp_path):
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, secret_file=str(secret), **store)
     rosters = [_native.Roster.create(5) for _ in range(2)]
     d, d_pool, d_pages = make_rank(monkeypatch, rosters[0], 0, replace(config, listen=str(address)))
-    first = Req("first", None)
+    first = Hinted("first", PROMPT, None)
     requests.register(first)
     names, slots = requests.prompt_keys("first", PAGE), d_pages.alloc(NUM_PAGES * PAGE)
     d._member.tier.store.learn([names])
@@ -80,7 +60,7 @@ def poll(linker, condition):
 
 
 def ask(servers, rid, reads):
-    req = Req(rid, reads)
+    req = Hinted(rid, PROMPT, reads)
     hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
     return req
 
@@ -146,3 +126,32 @@ def test_request_when_its_rank_cannot_hold_it_back_then_it_is_read_here(servers)
     req = ask(servers, "r", ReadHint(servers.node, 0))
     assert torch.equal(fetch(servers, req.rid), servers.expected)
     assert servers.p.counters.errands_sent == 0
+
+
+class Watched:
+    """A store, and for how many pages each lookup has asked it."""
+
+    def __init__(self, store):
+        self._store, self.asked = store, []
+
+    def lookup(self, keys):
+        self.asked.append(len(keys))
+        return self._store.lookup(keys)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+def test_request_when_this_rank_is_to_read_at_its_turn_then_nothing_more_is_looked_up_to_be_read(servers, monkeypatch):
+    p, tier = servers.p, servers.p._member.tier
+    tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
+    poll(p, lambda: p.counters.read_pages == NUM_PAGES)
+    req = ask(servers, "r", ReadHint(servers.node, NUM_PAGES * PAGE))
+    tier._residency.reset()
+    store = Watched(tier.prefetch._store)
+    monkeypatch.setattr(tier.prefetch, "_store", store)
+    # The last page is nowhere.
+    assert p.lookup(req.rid, transfer([*servers.names, "f" * 64], None)) == [NUM_PAGES]
+    assert store.asked == [NUM_PAGES] and not p.elsewhere.is_awaited(req.rid)
+    poll(p, lambda: p.counters.read_pages == 2 * NUM_PAGES)
+    assert torch.equal(fetch(servers, req.rid), servers.expected)

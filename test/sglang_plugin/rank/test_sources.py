@@ -6,38 +6,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from test.sglang_plugin.rank.hinted import Hinted
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, transfer
 from test.unit.nodes.rig import free_address, until
 
 from banyan import _native
 from banyan.config import Config
 from banyan.core import Address
-from banyan.routing import hint
 from banyan.routing.hint import SourceHint
-from banyan.sglang_plugin.kv_hints import with_action
 from banyan.sglang_plugin.rank import hooks, identity, requests
 from banyan.sglang_plugin.rank import linker as module
 
 NUM_PAGES = 4
 PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
-
-
-class Req:
-    """As much of SGLang's request as is looked at."""
-
-    extra_key = cache_salt = lora_id = None
-    output_ids: tuple[int, ...] = ()
-
-    def __init__(self, rid, source=None):
-        self.rid, self.origin_input_ids, self.kv_hints = rid, PROMPT, None
-        if source is not None:
-            self.kv_hints = with_action(
-                None,
-                action_id="of-the-router",
-                action_type=hint.SOURCE_ACTION,
-                action_version=hint.ACTION_VERSION,
-                payload=source.payload(),
-            )
 
 
 def poll(linker, condition):
@@ -66,7 +47,7 @@ def servers(monkeypatch, tmp_path):
     doors = [free_address(), free_address()]
     empty, _, _ = start(listen=str(doors[0]))
     lender, _, pages = start(listen=str(doors[1]))
-    first = Req("first")
+    first = Hinted("first", PROMPT, None)
     requests.register(first)
     lender.offload(transfer(requests.prompt_keys("first", PAGE), pages.alloc(NUM_PAGES * PAGE)))
     poll(lender, lambda: lender.counters.backed_up_pages == NUM_PAGES)
@@ -80,7 +61,7 @@ def servers(monkeypatch, tmp_path):
 
 def ask(servers, source):
     """What was counted once the request is held back no longer: questions, those to one node alone, those spared."""
-    req = Req("r", source)
+    req = Hinted("r", PROMPT, source)
     hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
     poll(servers.asking, lambda: not servers.asking.elsewhere.is_awaited("r"))
     counters = servers.counters

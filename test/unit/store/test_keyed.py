@@ -125,6 +125,36 @@ def stored(store: KeyedStore, memory: SharedBytes) -> KeyedStore:
     return store
 
 
+def test_pages_when_cleared_then_removed_others_stay_and_what_they_hold_is_asked_again(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    other = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES)
+    other.put(keys(2), None, memory, offsets(2))
+    other.sync()
+    assert stored.ask(keys(0, 1, 2)) is not None
+    until(lambda: stored.lookup(keys(0, 1, 2)).num_pages == 3)
+    before = stored.version
+    assert stored.clear() == 2
+    assert len(values.held) == 1, "the other one's"
+    assert stored.lookup(keys(2)).num_pages == 0 and stored.version != before, "it may be gone as well"
+    other.clear()
+    assert not values.held
+    other.close()
+
+
+def test_pages_when_cleared_while_they_wait_or_are_being_written_then_none_is_there(
+    store: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    values.is_open.clear()
+    store.put(keys(0), None, memory, offsets(0))
+    until(lambda: values.num_questions == 1)
+    store.put(keys(1), None, memory, offsets(1))
+    threading.Timer(0.1, values.is_open.set).start()
+    assert store.clear() == 1
+    assert not values.held and store.lookup(keys(0)).num_pages == 0
+    assert sorted(store.completed()) == sorted([(keys(0)[0], "stored"), (keys(1)[0], "failed")])
+
+
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
 def test_library_when_it_does_not_answer_then_misses_counts_and_one_line(
     stored: KeyedStore, values: InMemory, memory: SharedBytes, caplog: pytest.LogCaptureFixture, kind: type[Exception]

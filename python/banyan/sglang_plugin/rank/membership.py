@@ -12,7 +12,6 @@ States: outside -> ``join`` -> joined -> ``leave_tier``, ``leave`` -> outside ->
 from __future__ import annotations
 
 import logging
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -289,7 +288,11 @@ class Membership:
         if self.tier is not None:
             self.tier.reset()
         if self.store is not None:
-            self.store.evict(sys.maxsize)
+            try:
+                self.store.clear()
+            except OSError as error:
+                # A rank that ends for it would lose more than a store that is late.
+                logger.error("banyan: other ranks may still find what this one had stored: %s", error)
 
     def leave_tier(self) -> None:
         """Leave the arena: nothing of it reads the pool any more, and no peer reads it.

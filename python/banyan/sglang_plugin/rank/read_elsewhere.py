@@ -50,13 +50,14 @@ class ReadElsewhere:
         return tier is not None and tier.is_sent_for(rid)
 
     def send_for(self, rid: str) -> bool:
-        """The same, for a request of whose prompt something is missing: all may have been here when it came."""
+        """For a request of whose prompt something is missing, and all may have been here when it came: whether another
+        node reads it, or this one has just begun to, as a router has said."""
         tier, reads = self._tier(), self.reads_of(rid)
         if tier is None or reads is None or tier.is_sent_for(rid):
             return self.is_sent_for(rid)
         keys = requests.prompt_keys(rid, self._page_tokens)
         worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
-        is_sent = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
-        if is_sent:
+        is_heard = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
+        if is_heard:
             requests.forget_reads(rid)
-        return is_sent
+        return is_heard

@@ -280,11 +280,13 @@ class HostTier:
             self.send_for(rid, keys, worth, reads)
 
     def send_for(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint) -> bool:
-        """Have what is missing now of the prompt of ``keys`` read by whom ``reads`` says; whether another node does."""
-        if self._dual is not None:
-            num_held = self._num_held(keys, 0)
-            self._dual.look_again(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
-        return self.is_sent_for(rid)
+        """Have what is missing now of the prompt of ``keys`` read by whom ``reads`` says; whether that was heard: then
+        another node reads, or this one has begun to."""
+        if self._dual is None:
+            return self.is_sent_for(rid)
+        num_held = self._num_held(keys, 0)
+        self._dual.look_again(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
+        return True
 
     def _first_page(self, reads: ReadHint) -> int:
         return reads.first_token // self._roster.page_tokens

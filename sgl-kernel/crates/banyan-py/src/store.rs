@@ -373,6 +373,10 @@ impl PyStore {
         self.store.evict(num_pages).map_err(to_py)
     }
 
+    fn clear(&self, py: Python<'_>) -> PyResult<usize> {
+        py.detach(|| self.store.clear()).map_err(to_py)
+    }
+
     fn drop(&self, keys: &Bound<'_, PyList>) -> PyResult<usize> {
         self.store.drop_records(&keys_of(keys)?).map_err(to_py)
     }

@@ -52,7 +52,6 @@ pub struct Engine {
     headers: BufferPool,
     bounces: BufferPool,
     known_memory: Vec<Span>,
-    has_new_namespace: bool,
     /// A read whose transfer takes longer is late.
     stall_after: Duration,
     stalled_since: Option<Instant>,
@@ -111,7 +110,6 @@ impl Engine {
             transfers: Vec::new(),
             num_in_flight: 0,
             known_memory: Vec::new(),
-            has_new_namespace: false,
             stall_after,
             stalled_since: None,
         }
@@ -123,7 +121,7 @@ impl Engine {
         loop {
             let is_closing = self.take_inbox();
             self.start_reads();
-            self.step_writer();
+            self.with_writer(|writer, around| writer.step(around));
             if is_closing && self.is_quiet() {
                 return;
             }
@@ -184,7 +182,6 @@ impl Engine {
             Vec::new()
         };
         let wants_refresh = std::mem::take(&mut inbox.wants_refresh);
-        self.has_new_namespace |= std::mem::take(&mut inbox.has_new_namespace);
         let is_closing = inbox.is_closing;
         drop(inbox);
         for memory in &memories {
@@ -245,16 +242,6 @@ impl Engine {
             token: writer_token,
         };
         act(writer, &mut around);
-    }
-
-    fn step_writer(&mut self) {
-        let has_new_namespace = std::mem::take(&mut self.has_new_namespace);
-        let mut is_told = true;
-        self.with_writer(|writer, around| {
-            is_told = !has_new_namespace || writer.on_namespace(around);
-            writer.step(around);
-        });
-        self.has_new_namespace = !is_told;
     }
 
     fn ready_next_write(&mut self) -> bool {

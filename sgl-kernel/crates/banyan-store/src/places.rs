@@ -166,6 +166,22 @@ impl Places {
         Some(record)
     }
 
+    /// Withdraws every published record, also those that are held; how many.
+    pub fn retire_all(&mut self) -> usize {
+        let published: Vec<(Place, Record)> = self
+            .published()
+            .map(|(place, record)| (place, *record))
+            .collect();
+        for (place, record) in &published {
+            if self.state(*place) == State::Live {
+                self.policy.remove(*place);
+            }
+            self.unsettle(*place, *record);
+        }
+        self.stale.clear();
+        published.len()
+    }
+
     fn unsettle(&mut self, place: Place, record: Record) {
         self.records[place as usize] = None;
         self.states[place as usize] = State::Retired;
@@ -343,6 +359,24 @@ mod tests {
         assert!(places.retire(3, 1).is_none());
         assert_eq!(places.retire(0, 1), Some(record(1)));
         assert!(places.retire(0, 1).is_none());
+    }
+
+    #[test]
+    fn records_when_all_are_retired_then_none_is_left_and_every_place_is_free_once_cooled() {
+        let mut places = places();
+        places.make_all_stale();
+        let place = places.take_free().unwrap();
+        places.publish(place, record(3), Standing::Live);
+        let writing = places.take_free().unwrap();
+        places.hold(0);
+        assert_eq!(places.retire_all(), 3);
+        assert!(places.evict(NOTHING_STAYS).is_none());
+        assert_eq!((places.num_published(), places.num_free()), (0, 0));
+        let retired = places.take_retired();
+        places.cooled(retired.into_iter().map(|(place, _)| place));
+        assert_eq!(places.num_free(), 3);
+        places.publish(writing, record(4), Standing::Live);
+        assert_eq!(places.retire_all(), 1, "one that was being written");
     }
 
     #[test]

@@ -28,7 +28,6 @@ pub struct Inbox {
     /// Pages will move in and out of these.
     pub memories: Vec<Arc<SharedMemory>>,
     pub wants_refresh: bool,
-    pub has_new_namespace: bool,
     pub vanished: Vec<ShelfId>,
     pub is_closing: bool,
 }
@@ -51,6 +50,7 @@ pub struct Shared {
     followers: Mutex<HashMap<ShelfId, Followed>>,
     own_shelf: Option<ShelfId>,
     seen_commits: AtomicU64,
+    seen_clears: AtomicU64,
     waker: OnceLock<Arc<dyn Wake>>,
 }
 
@@ -72,6 +72,7 @@ impl Shared {
             followers: Mutex::default(),
             own_shelf,
             seen_commits: AtomicU64::new(0),
+            seen_clears: AtomicU64::new(0),
             waker: OnceLock::new(),
         }
     }
@@ -118,13 +119,37 @@ impl Shared {
         }
     }
 
-    pub fn num_commits(&self) -> u64 {
+    /// Tells other processes that what they know of this one's shelf is gone: they name none of it until they have looked.
+    pub fn announce_clear(&self) {
+        if let Some(traffic) = &self.traffic {
+            traffic.count_clear();
+        }
+    }
+
+    fn num_commits(&self) -> u64 {
         self.traffic.as_ref().map_or(0, Traffic::num_commits)
+    }
+
+    fn num_clears(&self) -> u64 {
+        self.traffic.as_ref().map_or(0, Traffic::num_clears)
     }
 
     /// Whether others have announced something since the last `refresh`.
     pub fn is_behind(&self) -> bool {
-        self.num_commits() != self.seen_commits.load(Ordering::Relaxed)
+        self.num_commits() != self.seen_commits.load(Ordering::Relaxed) || self.has_unseen_clear()
+    }
+
+    /// Whether anybody has cleared its shelf since the last `refresh`.
+    pub fn has_unseen_clear(&self) -> bool {
+        self.num_clears() != self.seen_clears.load(Ordering::Acquire)
+    }
+
+    /// Differs whenever the answer of a lookup may differ because of others. It also changes when a `refresh` has seen a clear: more
+    /// is found then.
+    pub fn num_news(&self) -> u64 {
+        self.num_commits()
+            .wrapping_add(self.num_clears())
+            .wrapping_add(self.seen_clears.load(Ordering::Relaxed))
     }
 
     /// Takes in what other writers have published. Reads manifests, so not for a thread that must not wait.
@@ -133,7 +158,7 @@ impl Shared {
             .followers
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let commits = self.num_commits();
+        let (commits, clears) = (self.num_commits(), self.num_clears());
         let shelves = self.stripe.shelves()?;
         let mut vanished = Vec::new();
         followers.retain(|shelf, _| {
@@ -150,6 +175,8 @@ impl Shared {
             }
         }
         self.seen_commits.store(commits, Ordering::Relaxed);
+        // Whoever sees this sees the catalog without what was cleared.
+        self.seen_clears.store(clears, Ordering::Release);
         Ok(())
     }
 
@@ -247,6 +274,8 @@ impl Shared {
             state.catalog.clear();
             state.counters.invalidations += 1;
             if let Some(own) = &mut state.own {
+                // Its header is to name the namespace, so that the next owner finds its shelf.
+                state.wants_manifest = true;
                 own.places.make_all_stale();
                 for (place, record) in own.places.rejoin(&namespace) {
                     let hit = Hit::of(&record, own.index, place);
@@ -258,7 +287,6 @@ impl Shared {
         for page in lost {
             self.release_claim(&page.namespace, &page.key);
         }
-        self.inbox().has_new_namespace = true;
         self.wake();
         self.refresh()
     }

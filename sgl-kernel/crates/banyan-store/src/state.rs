@@ -30,6 +30,14 @@ pub enum Verdict {
     Orphan,
 }
 
+/// How far a lookup reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    AllShelves,
+    /// What is known of others' shelves may be gone.
+    OwnShelf,
+}
+
 /// How a queued page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -112,6 +120,7 @@ counters! {
     commits,
     manifest_rewrites,
     evicted_pages,
+    cleared_pages,
     dropped_pages,
     quota_refusals,
     floor_refusals,
@@ -141,6 +150,8 @@ pub struct State {
     pub num_drains: u32,
     /// Writes that have started and are not yet durable, or retirements not yet in the manifest.
     pub num_unsettled: usize,
+    /// The manifest is to be replaced as soon as no commit is under way.
+    pub wants_manifest: bool,
     /// The device does not answer reads: nothing is found and nothing taken meanwhile.
     is_stalled: bool,
     /// Times that `is_stalled` has changed.
@@ -162,6 +173,7 @@ impl State {
             resting_permit: Permit::Open,
             num_drains: 0,
             num_unsettled: 0,
+            wants_manifest: false,
             is_stalled: false,
             num_stall_changes: 0,
             stopped: None,
@@ -170,11 +182,16 @@ impl State {
     }
 
     /// The leading keys that are there. Touched from the end to the front: a parent is never older than its children.
-    pub fn lookup(&mut self, keys: &[Key]) -> Vec<Hit> {
+    pub fn lookup(&mut self, keys: &[Key], reach: Reach) -> Vec<Hit> {
         if self.is_stalled {
             return Vec::new();
         }
-        let run = self.catalog.run(keys);
+        let mut run = self.catalog.run(keys);
+        if reach == Reach::OwnShelf {
+            let own = self.own.as_ref().map(|own| own.index);
+            let is_own = |hit: &&Hit| Some(hit.shelf) == own;
+            run.truncate(run.iter().take_while(is_own).count());
+        }
         self.counters.lookups += 1;
         self.counters.found_pages += run.len() as u64;
         if let Some(own) = &mut self.own {
@@ -276,6 +293,42 @@ impl State {
         }
         self.counters.evicted_pages += num_evicted as u64;
         num_evicted
+    }
+
+    /// Withdraws every own record, whatever stands behind it; how many. A new manifest takes them all at once.
+    pub fn clear(&mut self) -> usize {
+        let Some(own) = &mut self.own else { return 0 };
+        let num_cleared = own.places.retire_all();
+        self.catalog.retire_where(own.index, |_| true);
+        self.wants_manifest |= num_cleared > 0;
+        self.counters.cleared_pages += num_cleared as u64;
+        num_cleared
+    }
+
+    /// What waits for its retire entry. It counts as unsettled until the writer tells how far it is.
+    pub fn take_retired(&mut self) -> Vec<(Place, Record)> {
+        let Some(own) = &mut self.own else {
+            return Vec::new();
+        };
+        let retired = own.places.take_retired();
+        self.num_unsettled += retired.len();
+        retired
+    }
+
+    /// Everything may go down now, whoever reads. `end_drain` follows.
+    pub fn begin_drain(&mut self) {
+        if self.num_drains == 0 {
+            self.resting_permit = self.permit;
+        }
+        self.num_drains += 1;
+        self.permit = Permit::Draining;
+    }
+
+    pub fn end_drain(&mut self) {
+        self.num_drains -= 1;
+        if self.num_drains == 0 {
+            self.permit = self.resting_permit;
+        }
     }
 
     /// Withdraws one record that was found bad; true when it was this writer's own.

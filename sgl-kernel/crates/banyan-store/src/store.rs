@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The store as its callers see it. Any thread; what waits for a device says so.
 
+mod clearing;
 mod starting;
 mod telling;
 
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
@@ -23,7 +25,7 @@ use crate::opening::{Wanted, open_own};
 use crate::pacing::Permit;
 use crate::reading::{ReadJob, ReadTicket, Reason};
 use crate::shared::Shared;
-use crate::state::{Outcome, Queued, State, Verdict};
+use crate::state::{Outcome, Queued, Reach, State, Verdict};
 use crate::traffic::{Claim, Traffic};
 
 pub use starting::{EngineChoice, Options, Purpose};
@@ -51,6 +53,7 @@ pub struct Store {
     is_closed: AtomicBool,
     purpose: Purpose,
     max_queued: usize,
+    stall_after: Duration,
     engine: String,
 }
 
@@ -110,6 +113,7 @@ impl Store {
             is_closed: AtomicBool::new(false),
             purpose: options.purpose,
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
+            stall_after: options.stall_after,
             engine: format!("{engine}, {way}{kept}"),
         })
     }
@@ -127,7 +131,7 @@ impl Store {
                 .version()
                 .wrapping_add(state.num_stall_changes)
         };
-        own.wrapping_add(self.shared.num_commits())
+        own.wrapping_add(self.shared.num_news())
     }
 
     /// Announces memory that pages will move in and out of. The kernel pins it now and not at the first read, which would wait for it
@@ -146,9 +150,14 @@ impl Store {
             self.shared.inbox().wants_refresh = true;
             self.shared.wake();
         }
+        let reach = if self.shared.has_unseen_clear() {
+            Reach::OwnShelf
+        } else {
+            Reach::AllShelves
+        };
         let mut state = self.shared.lock();
         Found {
-            hits: state.lookup(keys),
+            hits: state.lookup(keys, reach),
             namespace: state.namespace,
         }
     }
@@ -259,21 +268,19 @@ impl Store {
         self.check_open()?;
         let mut state = self.shared.lock();
         let before = state.counters.write_failures;
-        if state.num_drains == 0 {
-            state.resting_permit = state.permit;
-        }
-        state.num_drains += 1;
-        state.permit = Permit::Draining;
+        state.begin_drain();
         self.shared.wake();
-        let not_yet =
-            |state: &mut State| !state.is_drained() && !self.is_closed.load(Ordering::Relaxed);
-        let waited = self.shared.changed.wait_while(state, not_yet);
+        let waited = self
+            .shared
+            .changed
+            .wait_while(state, |state| self.is_draining(state));
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.num_drains -= 1;
-        if state.num_drains == 0 {
-            state.permit = state.resting_permit;
-        }
+        state.end_drain();
         Ok(state.counters.write_failures - before)
+    }
+
+    fn is_draining(&self, state: &State) -> bool {
+        !state.is_drained() && !self.is_closed.load(Ordering::Relaxed)
     }
 
     pub fn set_permit(&self, permit: Permit) {

@@ -27,6 +27,7 @@ const NUM_ROWS: usize = 64;
 const NUM_CLAIMS: usize = 1 << 16;
 const ROW_WORDS: usize = 8;
 const COMMITS_AT: usize = 64;
+const CLEARS_AT: usize = 128;
 const ROWS_AT: usize = 4096;
 const CLAIMS_AT: usize = ROWS_AT + NUM_ROWS * ROW_WORDS * 8;
 const FILE_BYTES: usize = CLAIMS_AT + NUM_CLAIMS * 8;
@@ -98,6 +99,15 @@ impl Traffic {
 
     pub fn count_commit(&self) {
         self.words(COMMITS_AT, 1)[0].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often anybody has withdrawn all that it had published.
+    pub fn num_clears(&self) -> u64 {
+        self.words(CLEARS_AT, 1)[0].load(Ordering::SeqCst)
+    }
+
+    pub fn count_clear(&self) {
+        self.words(CLEARS_AT, 1)[0].fetch_add(1, Ordering::SeqCst);
     }
 
     /// Announces that this process is about to write a page. Two pages of one word: the later goes unannounced.

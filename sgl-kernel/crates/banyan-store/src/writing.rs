@@ -230,6 +230,7 @@ impl Writer {
     pub fn step(&mut self, around: &mut Surroundings<'_>) {
         self.wake_up(around);
         self.take_manifest(around);
+        self.renew(around);
         self.start_writes(around);
         self.start_commit(around);
         self.clock();

@@ -6,6 +6,8 @@
 //! * A page that came back damaged or with an error is withdrawn by the I/O thread, possibly for good, before the reader hears of it:
 //!   the power may be cut in between. So a worker names what it is going to read; from there until it names what failed, a device that
 //!   can fail reads may have cost any of these pages.
+//! * A worker that clears its shelf may have taken back, from there on, what it has stored and what an earlier life has left. When it
+//!   says that this is done, what it has stored is gone for good. What it stores after that is promised again.
 //! * A line of a manifest that does not verify has cost at most one page. It is counted before anybody adopts the shelf, which removes it.
 
 use std::collections::BTreeSet;
@@ -29,6 +31,10 @@ pub enum Said {
     Failed(Vec<u64>),
     /// Lines of manifests that did not verify when the worker came.
     BadLines(usize),
+    /// The worker begins to clear its shelf.
+    Clearing,
+    /// Its shelf is empty.
+    Cleared,
 }
 
 impl Said {
@@ -38,6 +44,8 @@ impl Said {
             Self::Reading(pages) => ("R", pages.clone()),
             Self::Failed(pages) => ("F", pages.clone()),
             Self::BadLines(count) => ("B", vec![*count as u64]),
+            Self::Clearing => ("C", vec![]),
+            Self::Cleared => ("E", vec![]),
         };
         let numbers = numbers.iter().map(|number| format!(" {number}"));
         format!("{word}{}", numbers.collect::<String>())
@@ -52,6 +60,8 @@ impl Said {
             ("R", pages) => Some(Self::Reading(pages.to_vec())),
             ("F", pages) => Some(Self::Failed(pages.to_vec())),
             ("B", [count]) => Some(Self::BadLines(*count as usize)),
+            ("C", []) => Some(Self::Clearing),
+            ("E", []) => Some(Self::Cleared),
             _ => None,
         }
     }
@@ -68,6 +78,10 @@ pub enum Reads {
 pub struct Claims {
     pub durable: BTreeSet<u64>,
     pub damaged: BTreeSet<u64>,
+    /// Found when this life began: whoever has adopted them may clear them.
+    inherited: BTreeSet<u64>,
+    /// Taken back, and not stored by the same worker again.
+    pub cleared: BTreeSet<u64>,
     pub num_bad_lines: usize,
 }
 
@@ -75,9 +89,23 @@ impl Claims {
     /// Everything that one worker said in one life, in its order.
     pub fn take(&mut self, said: impl Iterator<Item = Said>, reads: Reads) {
         let mut unresolved = Vec::new();
+        let mut stored = BTreeSet::new();
+        let mut is_clearing = false;
         for said in said {
             match said {
-                Said::Stored(page) => drop(self.durable.insert(page)),
+                Said::Stored(page) => {
+                    stored.insert(page);
+                    self.cleared.remove(&page);
+                }
+                Said::Clearing => {
+                    is_clearing = true;
+                    // Whether they are gone nobody knows.
+                    self.damaged.append(&mut self.inherited);
+                }
+                Said::Cleared => {
+                    is_clearing = false;
+                    self.cleared.append(&mut stored);
+                }
                 Said::Reading(pages) => unresolved = pages,
                 Said::Failed(pages) => {
                     unresolved.clear();
@@ -89,6 +117,9 @@ impl Claims {
         if reads == Reads::MayFail {
             self.damaged.extend(unresolved);
         }
+        if !is_clearing {
+            self.durable.extend(stored);
+        }
     }
 
     /// Promised pages that are not `found` and that no damage to their record explains.
@@ -97,10 +128,16 @@ impl Claims {
         self.durable.iter().filter(unexplained).copied().collect()
     }
 
+    /// Pages that a lone worker has taken back and that are `found` all the same.
+    pub fn back_again(&self, found: &BTreeSet<u64>) -> Vec<u64> {
+        self.cleared.intersection(found).copied().collect()
+    }
+
     /// A new life: what was `found` is what it starts from.
     pub fn settle(&mut self, found: BTreeSet<u64>) {
         *self = Self {
-            durable: found,
+            durable: found.clone(),
+            inherited: found,
             ..Self::default()
         };
     }
@@ -154,6 +191,8 @@ mod tests {
             Said::Failed(vec![]),
             Said::Failed(vec![2]),
             Said::BadLines(1),
+            Said::Clearing,
+            Said::Cleared,
         ] {
             assert_eq!(Said::parse(&said.line()), Some(said));
         }
@@ -226,6 +265,32 @@ mod tests {
     fn page_when_its_read_is_over_then_excused_only_if_it_failed() {
         let said = ["S 96", "S 97", "R 96 97", "F 97", "R 7"];
         assert_eq!(lost(&said, Reads::MayFail), [96]);
+    }
+
+    #[test]
+    fn page_when_cleared_then_not_lost_and_not_to_come_back_until_it_is_stored_again() {
+        let cleared = claims(&["S 96", "S 7", "C", "E"], Reads::Reliable);
+        assert_eq!(cleared.lost(&BTreeSet::new()), [0; 0]);
+        assert_eq!(cleared.back_again(&BTreeSet::from([7, 8])), [7]);
+        let again = claims(&["S 96", "S 7", "C", "E", "S 7"], Reads::Reliable);
+        assert_eq!(again.lost(&BTreeSet::new()), [7]);
+        assert_eq!(again.back_again(&BTreeSet::from([7])), [0; 0]);
+        let killed = claims(&["S 96", "C", "S 7"], Reads::Reliable);
+        assert_eq!(killed.lost(&BTreeSet::new()), [0; 0], "nobody knows");
+        assert_eq!(killed.back_again(&BTreeSet::from([96])), [0; 0]);
+    }
+
+    #[test]
+    fn page_when_left_by_an_earlier_life_then_whoever_clears_may_have_taken_it_back() {
+        for (said, expected) in [(&["C"][..], &[][..]), (&["S 8"], &[7])] {
+            let mut claims = Claims::default();
+            claims.settle(BTreeSet::from([7]));
+            claims.take(
+                said.iter().filter_map(|line| Said::parse(line)),
+                Reads::Reliable,
+            );
+            assert_eq!(claims.lost(&BTreeSet::from([8])), expected);
+        }
     }
 
     #[test]

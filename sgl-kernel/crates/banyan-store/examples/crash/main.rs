@@ -6,7 +6,8 @@
 //!
 //! A seed is two lives of one or two writers on one directory, each ended by `kill -9` or a power cut, or run into errors. The parent
 //! then opens the directory with an honest device and checks: no page has a wrong byte; every page whose durability was announced is
-//! there (unless its place was needed, or the device had damaged it: see `claims`); `fsck` has no finding; the store can be written again.
+//! there (unless its place was needed, it was cleared, or the device had damaged it: see `claims`); nothing of what was cleared is back;
+//! `fsck` has no finding; the store can be written again.
 //! The plan of a seed is fixed: workers, space, faults and their odds, the operation or the microsecond of the end. How far a worker has
 //! come by then is the machine's affair, so a failing seed may have to be run some times.
 
@@ -216,14 +217,17 @@ fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), Strin
             0..5 if num_queued == 0 => num_queued = put(&store, &mut arena, &mut dice)?,
             5..8 if num_queued == 0 => fetch(&store, &mut arena, &mut dice)?,
             8 if !plan.has_ample_space => drop(store.evict(dice.roll(4) as usize)),
-            9 if dice.roll(6) == 0 => {
-                let both = [OTHER_NAMESPACE, NAMESPACE];
-                for namespace in both {
-                    store
-                        .invalidate(namespace)
-                        .map_err(|error| error.to_string())?;
+            9 => match dice.roll(6) {
+                0 => {
+                    for namespace in [OTHER_NAMESPACE, NAMESPACE] {
+                        store
+                            .invalidate(namespace)
+                            .map_err(|error| error.to_string())?;
+                    }
                 }
-            }
+                1 => clear(&store)?,
+                _ => drop(store.refresh()),
+            },
             _ => drop(store.refresh()),
         }
         if num_queued > 0 && dice.roll(2) == 0 {
@@ -236,6 +240,19 @@ fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), Strin
     store.close();
     report(&store);
     Ok(())
+}
+
+/// Also with pages on their way down.
+fn clear(store: &Store) -> Result<(), String> {
+    say(&Said::Clearing);
+    store.clear().map_err(|error| error.to_string())?;
+    report(store);
+    say(&Said::Cleared);
+    let stats = store.stats();
+    match stats.iter().find(|(name, _)| *name == "own_records") {
+        Some((_, 0)) => Ok(()),
+        other => Err(format!("cleared, but {other:?}")),
+    }
 }
 
 fn report(store: &Store) {
@@ -428,6 +445,10 @@ fn judge(
     let num_damaged = stats.iter().find(|(name, _)| *name == "damaged_entries");
     if num_damaged.is_some_and(|(_, count)| *count > 0) && !has_flipped {
         return Err("the manifest is damaged, and no bit was flipped".into());
+    }
+    let back = claims.back_again(&found);
+    if plan.num_workers == 1 && !back.is_empty() {
+        return Err(format!("cleared, but found again: {back:?}"));
     }
     let lost = claims.lost(&found);
     if plan.has_ample_space && lost.len() > claims.num_bad_lines {

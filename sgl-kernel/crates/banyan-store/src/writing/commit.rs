@@ -47,10 +47,11 @@ impl Writer {
             ..around.load
         };
         let mut state = around.shared.lock();
-        if !self.wants_commit(&state, load) {
+        // A new manifest says it all.
+        if state.wants_manifest || !self.wants_commit(&state, load) {
             return;
         }
-        let retired = state.own.as_mut().map(|own| own.places.take_retired());
+        let retired = state.take_retired();
         drop(state);
         self.batch_since = None;
         let written = std::mem::take(&mut self.batch);
@@ -67,7 +68,7 @@ impl Writer {
         }
         self.commit = Commit::SyncingSegments {
             written,
-            retired: retired.unwrap_or_default(),
+            retired,
             left: files.len(),
         };
         if files.is_empty() {

@@ -12,22 +12,28 @@ use crate::geometry::Place;
 use crate::manifest;
 
 impl Writer {
+    /// A new manifest is wanted, for a clear or a new namespace.
+    pub(super) fn renew(&mut self, around: &Surroundings<'_>) {
+        if matches!(self.commit, Commit::Idle) && around.shared.lock().wants_manifest {
+            self.rewrite(around);
+        }
+    }
+
     /// Writes what is published to a manifest of the next epoch, on a thread of its own: for a large shelf it takes a while.
     pub(super) fn rewrite(&mut self, around: &Surroundings<'_>) {
         let mut records: Vec<(Place, Record)> = Vec::new();
-        let mut retired = Vec::new();
-        let namespace = {
+        let (namespace, retired) = {
             let mut state = around.shared.lock();
-            if let Some(own) = &mut state.own {
+            if let Some(own) = &state.own {
                 records.extend(
                     own.places
                         .published()
                         .map(|(place, record)| (place, *record)),
                 );
-                retired = own.places.take_retired();
             }
+            state.wants_manifest = false;
             state.counters.manifest_rewrites += 1;
-            state.namespace
+            (state.namespace, state.take_retired())
         };
         records.sort_unstable_by_key(|(_, record)| record.identity.generation);
         let header = FileHeader {
@@ -117,14 +123,5 @@ impl Writer {
                 self.commit = Commit::Resting(Instant::now() + REST);
             }
         }
-    }
-
-    /// A new namespace: the manifest's header names it, so that the next owner finds its shelf.
-    pub fn on_namespace(&mut self, around: &Surroundings<'_>) -> bool {
-        if !matches!(self.commit, Commit::Idle) {
-            return false;
-        }
-        self.rewrite(around);
-        true
     }
 }

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A writer takes back everything that it has stored.
+
+use std::io;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::{Purpose, Store};
+use crate::error::{Result, StoreError};
+use crate::state::State;
+
+impl Store {
+    /// Withdraws every record of this writer's shelf, whatever stands behind it and whoever reads it; how many. Back-logged pages fail.
+    ///
+    /// When it returns, nobody on this node finds them, and no restart brings them back. What others have stored behind them stays,
+    /// and is found again when somebody stores the pages in between. An error when the drive has not taken it within `stall_after`:
+    /// then this writer finds them no more, others and a restart may until it has.
+    pub fn clear(&self) -> Result<usize> {
+        self.check_open()?;
+        if self.purpose == Purpose::ReadOnly {
+            return Ok(0);
+        }
+        let deadline = Instant::now() + self.stall_after;
+        let mut state = self.shared.lock();
+        let lost = state.fail_queue();
+        state.begin_drain();
+        self.shared.wake();
+        // What is going down cannot be stopped: it is stored, and then goes with the rest.
+        let mut state = self.drained_until(state, deadline);
+        let num_cleared = state.clear();
+        self.shared.wake();
+        let mut state = self.drained_until(state, deadline);
+        state.end_drain();
+        let is_durable = state.is_drained();
+        drop(state);
+        for page in lost {
+            self.shared.release_claim(&page.namespace, &page.key);
+        }
+        if !is_durable {
+            let doing = format!("cannot clear the store within {:?}", self.stall_after);
+            return Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()));
+        }
+        self.shared.announce_clear();
+        // So that also what others have cleared before is gone.
+        self.shared.refresh()?;
+        Ok(num_cleared)
+    }
+
+    fn drained_until<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> MutexGuard<'a, State> {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(state, patience, |state| self.is_draining(state));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
