@@ -6,8 +6,8 @@
 //! * A page that came back damaged or with an error is withdrawn by the I/O thread, possibly for good, before the reader hears of it:
 //!   the power may be cut in between. So a worker names what it is going to read; from there until it names what failed, a device that
 //!   can fail reads may have cost any of these pages.
-//! * A worker that clears its shelf may have taken back, from there on, what it has stored and what an earlier life has left. When it
-//!   says that this is done, what it has stored is gone for good. What it stores after that is promised again.
+//! * A worker that clears its shelf may have taken back, from there on, what it has put and what an earlier life has left; also what
+//!   another one calls stored, who had met it there. When it says that this is done, what it has stored is gone until it is put again.
 //! * A line of a manifest that does not verify has cost at most one page. It is counted before anybody adopts the shelf, which removes it.
 
 use std::collections::BTreeSet;
@@ -23,6 +23,8 @@ use banyan_store::manifest::Follower;
 /// One line of a worker's standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
+    /// These pages are about to be put: they may be stored without another word.
+    Putting(Vec<u64>),
     /// The page is durable.
     Stored(u64),
     /// A read of these pages begins.
@@ -40,6 +42,7 @@ pub enum Said {
 impl Said {
     pub fn line(&self) -> String {
         let (word, numbers) = match self {
+            Self::Putting(pages) => ("P", pages.clone()),
             Self::Stored(page) => ("S", vec![*page]),
             Self::Reading(pages) => ("R", pages.clone()),
             Self::Failed(pages) => ("F", pages.clone()),
@@ -56,6 +59,7 @@ impl Said {
         let word = words.next()?;
         let numbers: Option<Vec<u64>> = words.map(|number| number.parse().ok()).collect();
         match (word, &numbers?[..]) {
+            ("P", pages) => Some(Self::Putting(pages.to_vec())),
             ("S", [page]) => Some(Self::Stored(*page)),
             ("R", pages) => Some(Self::Reading(pages.to_vec())),
             ("F", pages) => Some(Self::Failed(pages.to_vec())),
@@ -80,7 +84,9 @@ pub struct Claims {
     pub damaged: BTreeSet<u64>,
     /// Found when this life began: whoever has adopted them may clear them.
     inherited: BTreeSet<u64>,
-    /// Taken back, and not stored by the same worker again.
+    /// What a worker of this life may have taken back.
+    taken: BTreeSet<u64>,
+    /// Taken back, and not put by the same worker again.
     pub cleared: BTreeSet<u64>,
     pub num_bad_lines: usize,
 }
@@ -89,18 +95,20 @@ impl Claims {
     /// Everything that one worker said in one life, in its order.
     pub fn take(&mut self, said: impl Iterator<Item = Said>, reads: Reads) {
         let mut unresolved = Vec::new();
-        let mut stored = BTreeSet::new();
+        let (mut put, mut stored) = (BTreeSet::new(), BTreeSet::new());
+        let mut taken = BTreeSet::new();
         let mut is_clearing = false;
         for said in said {
             match said {
-                Said::Stored(page) => {
-                    stored.insert(page);
-                    self.cleared.remove(&page);
+                Said::Putting(pages) => {
+                    self.cleared.retain(|page| !pages.contains(page));
+                    put.extend(pages);
                 }
+                Said::Stored(page) => drop(stored.insert(page)),
                 Said::Clearing => {
                     is_clearing = true;
-                    // Whether they are gone nobody knows.
-                    self.damaged.append(&mut self.inherited);
+                    taken.append(&mut self.inherited);
+                    taken.extend(&put);
                 }
                 Said::Cleared => {
                     is_clearing = false;
@@ -117,9 +125,11 @@ impl Claims {
         if reads == Reads::MayFail {
             self.damaged.extend(unresolved);
         }
+        self.durable.retain(|page| !taken.contains(page));
         if !is_clearing {
-            self.durable.extend(stored);
+            self.durable.extend(stored.difference(&self.taken));
         }
+        self.taken.append(&mut taken);
     }
 
     /// Promised pages that are not `found` and that no damage to their record explains.
@@ -186,6 +196,7 @@ mod tests {
     #[test]
     fn line_when_said_then_understood_and_a_cut_one_is_not() {
         for said in [
+            Said::Putting(vec![3, 4]),
             Said::Stored(3),
             Said::Reading(vec![1, 2]),
             Said::Failed(vec![]),
@@ -269,15 +280,35 @@ mod tests {
 
     #[test]
     fn page_when_cleared_then_not_lost_and_not_to_come_back_until_it_is_stored_again() {
-        let cleared = claims(&["S 96", "S 7", "C", "E"], Reads::Reliable);
+        let said = |more: &[&'static str]| {
+            let said = [&["P 96 7", "S 96", "S 7", "C"], more].concat();
+            claims(&said, Reads::Reliable)
+        };
+        let cleared = said(&["E"]);
         assert_eq!(cleared.lost(&BTreeSet::new()), [0; 0]);
         assert_eq!(cleared.back_again(&BTreeSet::from([7, 8])), [7]);
-        let again = claims(&["S 96", "S 7", "C", "E", "S 7"], Reads::Reliable);
-        assert_eq!(again.lost(&BTreeSet::new()), [7]);
-        assert_eq!(again.back_again(&BTreeSet::from([7])), [0; 0]);
-        let killed = claims(&["S 96", "C", "S 7"], Reads::Reliable);
+        // It may be durable before the worker comes to say so.
+        let put = said(&["E", "P 7"]);
+        assert_eq!(put.lost(&BTreeSet::new()), [0; 0]);
+        assert_eq!(put.back_again(&BTreeSet::from([7])), [0; 0]);
+        assert_eq!(said(&["E", "P 7", "S 7"]).lost(&BTreeSet::new()), [7]);
+        let killed = said(&[]);
         assert_eq!(killed.lost(&BTreeSet::new()), [0; 0], "nobody knows");
         assert_eq!(killed.back_again(&BTreeSet::from([96])), [0; 0]);
+    }
+
+    #[test]
+    fn page_when_another_worker_that_put_it_too_has_cleared_then_not_lost_and_others_are() {
+        let keeps = ["P 7 8", "S 7", "S 8"];
+        let clears = ["P 7", "C", "E"];
+        for order in [[&keeps, &clears], [&clears, &keeps]] {
+            let mut claims = Claims::default();
+            for said in order {
+                let said = said.iter().filter_map(|line| Said::parse(line));
+                claims.take(said, Reads::Reliable);
+            }
+            assert_eq!(claims.lost(&BTreeSet::new()), [8]);
+        }
     }
 
     #[test]

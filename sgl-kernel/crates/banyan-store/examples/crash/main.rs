@@ -286,6 +286,7 @@ fn put(store: &Store, arena: &mut Arena, dice: &mut Dice) -> Result<usize, Strin
     let offsets: Vec<u64> = (0..pages.len() as u64)
         .map(|frame| frame * STRIDE)
         .collect();
+    say(&Said::Putting(pages));
     let verdicts = store.put(&keys, None, &arena.memory, &offsets);
     let verdicts = verdicts.map_err(|error| error.to_string())?;
     Ok(verdicts
