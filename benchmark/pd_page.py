@@ -145,8 +145,8 @@ def _agents(found: Mapping[str, Any]) -> str:
     on_s, off_s = _by_kind(paced, "tpot_s")
     return (
         f"{said} Paced ones had {sizes['turns_per_s']} turns a second, of which none began later than "
-        f"{1e3 * max(row['latest_s'] for row in paced):.0f} ms after its time; their tokens came {1e3 * on_s:.1f} ms apart "
-        f"with the dual path and {1e3 * off_s:.1f} ms without."
+        f"{1e3 * max(row['latest_s'] for row in paced):.0f} ms after its time; their tokens came {1e3 * on_s:.1f} ms "
+        f"apart with the dual path and {1e3 * off_s:.1f} ms without."
     )
 
 
