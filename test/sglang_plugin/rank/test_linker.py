@@ -325,7 +325,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     polled_until(writer, lambda: writer.counters.archived_pages == 2)
     writer.close()
     # So slow that the reads can be looked at.
-    slow = replace(config, store_read_mb_per_s=0.1)
+    slow = replace(config, store_read_mb_per_s=0.05)
     roster = _native.Roster.create(4)
     reader, _, _ = make_rank(monkeypatch, roster, 1, slow)
     reader._member.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
