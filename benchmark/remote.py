@@ -144,7 +144,7 @@ def _compare_carriers(args: argparse.Namespace) -> int:
 
 def _measure_source(args: argparse.Namespace) -> int:
     """Write what lending costs."""
-    found = remote_source.figures(remote_source.measure(ensure_model(DEFAULT_TARGET), args.out, args.seed))
+    found = remote_source.measure(args.out, args.seed)
     # What docs/benchmarks/remote_source.json is a copy of.
     write_report(args.out / "source.json", found, args)
     print(json.dumps({name: value for name, value in found.items() if name != "rows"}, indent=2), flush=True)

@@ -19,11 +19,13 @@ PATIENCE_S = 120.0
 FLAGS = (*CPU_ENGINE, "--max-total-tokens", "24000", "--sleep-on-idle", "--banyan-host-gb", "1")
 # A page outside of allocator, tree and requests ends the server.
 CHECKED = ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
+# Which SGLang would ask the network for.
+HOST_IP = ("SGLANG_HOST_IP", HOST)
 
 
 class Nodes:
     """The two servers. ``kind``: how each of them is started; ``flags``: of both; ``by_way_of``: the host under which
-    the second one knows the first."""
+    the second one knows the first; ``choose_port``: of the first one's door, which takes the next port too."""
 
     def __init__(
         self,
@@ -32,14 +34,15 @@ class Nodes:
         kind: type[Server] = Server,
         flags: Sequence[str] = (),
         by_way_of: str = HOST,
+        choose_port: Callable[[], int] = free_port,
     ) -> None:
         self._model, self._logs, self._kind = model, folder / "logs", kind
         secret = write_secret(folder / "secret")
-        self.door_port = free_port()
+        self.door_port = choose_port()
 
         def spec(label: str, core: int, *more: str) -> ServerSpec:
             own = (*FLAGS, "--banyan-secret-file", str(secret), *flags, *more)
-            return ServerSpec(label, 1, "on", own, (*cpu_env(dp=1, first_core=core), CHECKED))
+            return ServerSpec(label, 1, "on", own, (*cpu_env(dp=1, first_core=core), CHECKED, HOST_IP))
 
         self._specs = [
             spec("lender", 0, "--banyan-listen", f"{HOST}:{self.door_port}"),

@@ -86,13 +86,13 @@ def source_table() -> str:
 def source_page(run: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in SOURCE_MARKS.items())
     sizes = run["sizes"]
+    path = f"a path of {run['link_mbit']} Mbit/s" if "link_mbit" in run else "a loopback that nothing bounds"
     idle_s = statistics.median(row["tpot_s"] for row in run["rows"] if row["kind"] == "idle")
     conditions = (
         f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers on a core each; "
         f"the first gives {sizes['num_answers']} answers of {sizes['answer_tokens']} tokens at once, "
         f"{1e3 * idle_s:.1f} ms a token when the second is idle; the second takes prompts of {sizes['lent_tokens']} "
-        f"tokens one after the other. "
-        f"{sizes['num_rounds']} rounds."
+        f"tokens one after the other, over {path}. {sizes['num_rounds']} rounds."
     )
     return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
 

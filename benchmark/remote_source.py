@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs a node that it lends: the time between the tokens of its own answers, beside pulls from its arena.
 
-    python -m benchmark.remote --source
+    python -m benchmark.remote --source     needs root, `unshare` and `tc`; else the path is not bounded
 
-Two servers, on a core each. The first answers some requests at once; the time between their tokens is taken. Meanwhile
-the second does one of three things, which take turns: nothing (`idle`); it asks prompts again and again that lie in the
-first one's arena, and forgets them in between (`pulls`); or it computes prompts that nobody has (`computing`), which
-takes the machine's time and none of the first server's.
+Two servers, on a core each, and between them a path of `LINK_MBIT` for what is lent. The first answers some requests
+at once; the time between their tokens is taken. Meanwhile the second does one of three things, which take turns:
+nothing (`idle`); it asks prompts again and again that lie in the first one's arena, and forgets them in between
+(`pulls`); or it computes prompts that nobody has (`computing`), which takes the machine's time and none of the first
+server's.
 
 * `source_tpot_ratio`: beside pulls, to idle. Medians over rounds of the ratio of a round's means.
 * `source_tpot_ratio_computing`: beside computing, to idle: what any busy neighbour costs on this machine.
@@ -15,10 +16,13 @@ takes the machine's time and none of the first server's.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
+import json
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,21 +32,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark import own_network
 from benchmark.client import NativeClient, open_session
 from benchmark.metrics import spread
+from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.remote_nodes import Nodes
+from benchmark.servers import free_port, unwind_on_sigterm
 from benchmark.store_server import prompts
 
+LINK_MBIT = 1000
+FIGURES = "source_figures.json"
 KINDS = ("idle", "pulls", "computing")
 TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    num_rounds: int = 6
+    num_rounds: int = 8
     num_answers: int = 4
     question_tokens: int = 100
-    answer_tokens: int = 150
+    answer_tokens: int = 100
     num_lent: int = 6
     lent_tokens: int = 2000
 
@@ -97,14 +106,42 @@ async def _answer_all(url: str, asked: Sequence[Sequence[int]], num_tokens: int)
     return [gap_s for answer in answers for gap_s in answer.itl_s]
 
 
-def measure(model: Path, out: Path, seed: int, sizes: Sizes | None = None) -> dict[str, Any]:
+def measure(out: Path, seed: int) -> dict[str, Any]:
+    """The figures, over a path that is bounded where this program may make one.
+
+    Raises:
+        RuntimeError: when nothing was measured; what was said before stands.
+    """
+    model = ensure_model(DEFAULT_TARGET)
+    if not own_network.is_possible():
+        print("[source] no network of its own (root, unshare, tc): the path is not bounded", file=sys.stderr)
+        return figures(_measure(model, out, seed, Sizes(), free_port))
+    out.mkdir(parents=True, exist_ok=True)
+    if own_network.run_inside("benchmark.remote_source", ["--out", str(out), "--seed", str(seed)]):
+        raise RuntimeError("nothing was measured over a bounded path: see the lines above")
+    found: dict[str, Any] = json.loads((out / FIGURES).read_text())
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.remote_source", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    unwind_on_sigterm()
+    own_network.SlowPorts().limit(LINK_MBIT)
+    found = _measure(ensure_model(DEFAULT_TARGET), args.out, args.seed, Sizes(), lambda: own_network.SLOW_PORTS.start)
+    (args.out / FIGURES).write_text(json.dumps({**figures(found), "link_mbit": LINK_MBIT}, indent=1) + "\n")
+    return 0
+
+
+def _measure(model: Path, out: Path, seed: int, sizes: Sizes, choose_port: Callable[[], int]) -> dict[str, Any]:
     """One row for each round and kind."""
-    sizes = sizes or Sizes()
     rng = random.Random(f"source-{seed}")
     lent = prompts(model, [sizes.lent_tokens] * sizes.num_lent, seed=seed)
     questions = prompts(model, [sizes.question_tokens] * sizes.num_answers, seed=seed + 1)
     rows = []
-    with Nodes(model, out) as nodes:
+    with Nodes(model, out, choose_port=choose_port) as nodes:
         for ids in lent:
             nodes.lend(ids)
         beside = steps(nodes, lent, rng)
@@ -146,3 +183,7 @@ def figures(found: Mapping[str, Any]) -> dict[str, Any]:
         "pulled_mb_per_s": spread([row["pulled_mb_per_s"] for row in rows if row["kind"] == "pulls"]),
         **found,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

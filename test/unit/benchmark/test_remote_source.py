@@ -84,3 +84,24 @@ def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_condit
     page = " ".join(remote_page.source_page(run).split())
     assert "| `source_tpot_ratio` | 1.08 (1.05-1.12) | <= 1.10 |" in page
     assert "4 answers of 150 tokens at once, 12.5 ms a token" in page
+    assert "over a loopback that nothing bounds" in page
+    assert "over a path of 1000 Mbit/s" in " ".join(remote_page.source_page({**run, "link_mbit": 1000}).split())
+
+
+def test_measure_when_no_network_can_be_made_then_it_says_so_and_the_path_is_unbounded(monkeypatch, tmp_path, capsys):
+    row = {"round": 0, "tpot_s": 0.01, "pulled_mb_per_s": 200.0}
+    measured = {"rows": [{**row, "kind": kind} for kind in remote_source.KINDS], "sizes": {}}
+    monkeypatch.setattr(remote_source, "ensure_model", lambda target: tmp_path)
+    monkeypatch.setattr(remote_source.own_network, "is_possible", lambda: False)
+    monkeypatch.setattr(remote_source, "_measure", lambda *args: measured)
+    found = remote_source.measure(tmp_path, 0)
+    assert "link_mbit" not in found and found["source_tpot_ratio"]["median"] == 1.0
+    assert "not bounded" in capsys.readouterr().err
+
+
+def test_measure_when_the_inner_program_fails_then_nothing_is_made_of_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(remote_source, "ensure_model", lambda target: tmp_path)
+    monkeypatch.setattr(remote_source.own_network, "is_possible", lambda: True)
+    monkeypatch.setattr(remote_source.own_network, "run_inside", lambda module, args: 1)
+    with pytest.raises(RuntimeError, match="nothing was measured"):
+        remote_source.measure(tmp_path, 0)
