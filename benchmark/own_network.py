@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 SLOW_PORTS = range(30720, 31744)
 """As many as one mask names, below those that connections begin from."""
@@ -31,6 +33,19 @@ def is_possible() -> bool:
 def run_inside(module: str, args: Sequence[str]) -> int:
     """Run ``python -m module args`` in a network of its own; its exit status."""
     return subprocess.run(["unshare", "--net", sys.executable, "-m", module, *args]).returncode
+
+
+def figures_inside(module: str, args: Sequence[str], out: Path, name: str, otherwise: str) -> dict[str, Any]:
+    """What ``python -m module --out out args`` writes there as ``name``, in a network of its own.
+
+    Raises:
+        RuntimeError: that says ``otherwise``, when it did not end well; what it has said stands before.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if run_inside(module, ["--out", str(out), *args]):
+        raise RuntimeError(f"{otherwise}: see the lines above")
+    found: dict[str, Any] = json.loads((out / name).read_text())
+    return found
 
 
 def _begin() -> None:

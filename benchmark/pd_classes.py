@@ -39,7 +39,7 @@ from banyan.core import Address
 from banyan.nodes.loans import Loans
 from banyan.nodes.tcp import TcpCarrier, TcpSource
 from banyan.nodes.wire import TOKEN_BYTES
-from benchmark.own_network import TrafficClasses, run_inside
+from benchmark.own_network import TrafficClasses, figures_inside
 from benchmark.provenance import provenance
 from benchmark.servers import unwind_on_sigterm
 
@@ -251,11 +251,7 @@ def measure(out: Path) -> dict[str, Any]:
     Raises:
         RuntimeError: when it did not end well; what it has said stands before.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    if run_inside("benchmark.pd_classes", ["--out", str(out)]):
-        raise RuntimeError("classes were not measured: see the lines above")
-    found: dict[str, Any] = json.loads((out / "classes_figures.json").read_text())
-    return found
+    return figures_inside("benchmark.pd_classes", [], out, "classes_figures.json", "classes were not measured")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 from banyan.cli.engine import Engine
 from benchmark.model import DEFAULT_TARGET, ensure_model
-from benchmark.own_network import DEVICE, FAST_MBIT, SLOW_PORTS, SlowPorts, run_inside
+from benchmark.own_network import DEVICE, FAST_MBIT, SLOW_PORTS, SlowPorts, figures_inside
 from benchmark.pd_checks import ttft_s
 from benchmark.pd_servers import PAGE_TOKENS, Pair
 from benchmark.provenance import provenance
@@ -144,11 +144,8 @@ def measure(out: Path, seed: int) -> dict[str, Any]:
     Raises:
         RuntimeError: when it did not end well; what it has said stands before.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    if run_inside("benchmark.pd_slow", ["--out", str(out), "--seed", str(seed)]):
-        raise RuntimeError("nothing was measured over a slow network: see the lines above")
-    found: dict[str, Any] = json.loads((out / "slow_figures.json").read_text())
-    return found
+    otherwise = "nothing was measured over a slow network"
+    return figures_inside("benchmark.pd_slow", ["--seed", str(seed)], out, "slow_figures.json", otherwise)
 
 
 if __name__ == "__main__":

@@ -116,11 +116,8 @@ def measure(out: Path, seed: int) -> dict[str, Any]:
     if not own_network.is_possible():
         print("[source] no network of its own (root, unshare, tc): the path is not bounded", file=sys.stderr)
         return figures(_measure(model, out, seed, Sizes(), free_port))
-    out.mkdir(parents=True, exist_ok=True)
-    if own_network.run_inside("benchmark.remote_source", ["--out", str(out), "--seed", str(seed)]):
-        raise RuntimeError("nothing was measured over a bounded path: see the lines above")
-    found: dict[str, Any] = json.loads((out / FIGURES).read_text())
-    return found
+    otherwise = "nothing was measured over a bounded path"
+    return own_network.figures_inside("benchmark.remote_source", ["--seed", str(seed)], out, FIGURES, otherwise)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

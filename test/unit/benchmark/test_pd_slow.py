@@ -61,6 +61,6 @@ def test_run_when_it_goes_into_a_network_of_its_own_then_by_unshare(monkeypatch,
     monkeypatch.setattr(own_network.subprocess, "run", lambda command: ran.append(command) or Done())
     assert own_network.run_inside("a.module", ["--out", "here"]) == 3
     assert ran[0][:2] == ["unshare", "--net"] and ran[0][-4:] == ["-m", "a.module", "--out", "here"]
-    monkeypatch.setattr(pd_slow, "run_inside", lambda module, args: 1)
+    monkeypatch.setattr(own_network, "run_inside", lambda module, args: 1)
     with pytest.raises(RuntimeError, match="nothing was measured"):
         pd_slow.measure(tmp_path, 0)
