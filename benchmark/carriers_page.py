@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.figures_table import COLUMNS
 from benchmark.metrics import ranged
-from benchmark.pd_page import COLUMNS
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "remote_carriers.json"

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import statistics
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.metrics import ranged
+from benchmark.figures_table import figures_table
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "pd.json"
@@ -18,8 +17,6 @@ KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "pd.json"
 
 DUAL_KEPT = KEPT.with_name("pd_dual.json")
 """A ``dual_figures.json`` of ``make pd ARGS=--dual``."""
-
-COLUMNS = 118
 
 MARKS = {
     "pd_outputs_identical": "true",
@@ -39,8 +36,7 @@ def table() -> str:
 
 
 def page(run: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in MARKS.items() if name in run)
-    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
+    return figures_table(run, {name: mark for name, mark in MARKS.items() if name in run}, _conditions(run))
 
 
 DUAL_MARKS = {
@@ -62,8 +58,7 @@ def dual_table() -> str:
 
 
 def dual_page(run: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in DUAL_MARKS.items() if name in run)
-    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(_dual_conditions(run), COLUMNS)}\n"
+    return figures_table(run, {name: mark for name, mark in DUAL_MARKS.items() if name in run}, _dual_conditions(run))
 
 
 SLOW_KEPT, CLASSES_KEPT = KEPT.with_name("pd_slow.json"), KEPT.with_name("pd_classes.json")
@@ -98,7 +93,7 @@ def slow_page(run: Mapping[str, Any]) -> str:
         f"over TCP; one at a time. With Banyan the first token took {times[0]:.2f} s with the fast one, "
         f"{times[1]:.2f} s with the slow one, where sending took {found['kinds']['on']['transfer_s']:.2f} s."
     )
-    return _page(run, SLOW_MARKS, conditions)
+    return figures_table(run, SLOW_MARKS, conditions)
 
 
 def classes_table() -> str:
@@ -115,12 +110,7 @@ def classes_page(run: Mapping[str, Any]) -> str:
         f"{sizes['in_flight_kb']} KiB under way."
     )
     # What a run was not asked for yet has no row.
-    return _page(run, {name: mark for name, mark in CLASSES_MARKS.items() if name in run}, conditions)
-
-
-def _page(run: Mapping[str, Any], marks: Mapping[str, str], conditions: str) -> str:
-    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in marks.items())
-    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
+    return figures_table(run, {name: mark for name, mark in CLASSES_MARKS.items() if name in run}, conditions)
 
 
 def _dual_conditions(run: Mapping[str, Any]) -> str:
@@ -192,12 +182,6 @@ def _when(run: Mapping[str, Any]) -> str:
     """Where the times are of a run of their own."""
     place, other = place_and_time(run["times"]["provenance"]), place_and_time(run["provenance"])
     return "" if place == other else f" (`python -m benchmark.pd --times`, {place})"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ranged(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _flags(config: Mapping[str, Any]) -> list[str]:

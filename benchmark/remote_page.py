@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.figures_table import COLUMNS, figures_table
 from benchmark.metrics import ranged
-from benchmark.pd_page import COLUMNS
 from benchmark.provenance import place_and_time
 
 FOLDER = Path(__file__).parents[1] / "docs" / "benchmarks"
@@ -36,7 +36,6 @@ def table() -> str:
 
 
 def page(run: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in MARKS.items())
     sizes = run["sizes"]
     conditions = (
         f"`python -m benchmark.remote`, {place_and_time(run['provenance'])}. Two servers on a core each, "
@@ -45,7 +44,7 @@ def page(run: Mapping[str, Any]) -> str:
         f"{sizes['link_pages']} pages, by the door and by NIXL in {sizes['num_link_repeats']} turns, over TCP on one "
         "host."
     )
-    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
+    return figures_table(run, MARKS, conditions)
 
 
 def faults_table() -> str:
@@ -84,7 +83,6 @@ def source_table() -> str:
 
 
 def source_page(run: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {mark} |" for name, mark in SOURCE_MARKS.items())
     sizes = run["sizes"]
     path = f"a path of {run['link_mbit']} Mbit/s" if "link_mbit" in run else "a loopback that nothing bounds"
     idle_s = statistics.median(row["tpot_s"] for row in run["rows"] if row["kind"] == "idle")
@@ -94,8 +92,4 @@ def source_page(run: Mapping[str, Any]) -> str:
         f"{1e3 * idle_s:.1f} ms a token when the second is idle; the second takes prompts of {sizes['lent_tokens']} "
         f"tokens one after the other, over {path}. {sizes['num_rounds']} rounds."
     )
-    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
-
-
-def _cell(value: Any) -> str:
-    return ranged(value) if isinstance(value, Mapping) else str(value).lower()
+    return figures_table(run, SOURCE_MARKS, conditions)
