@@ -13,7 +13,8 @@ a time, from empty caches, in an order that rotates with the draw; all have the 
     banyan            `--enable-banyan` and no other flag
     banyan no arena   `--banyan-host-gb 0`: the pools alone
 
-Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Leaves
+Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Documents (`--workload
+documents`) are made: long prompts that share nothing. Leaves
 build/pressure/engine.json, and every request in engine.jsonl beside it. Exits with 1 when a request failed.
 """
 
@@ -38,7 +39,7 @@ from benchmark.measure import RunResult, Workload, flush_cache, measure
 from benchmark.metrics import paired_ratio
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import WIDE, ensure, random_prompt
-from benchmark.pressure.workloads import SOURCES, recorded
+from benchmark.pressure.workloads import SOURCES, documents, recorded
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import append_lines, write_report
 from benchmark.servers import ServerSpec, Share, cpu_env, unwind_on_sigterm
@@ -48,6 +49,7 @@ from benchmark.workload.known import KnownPrompts
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
 OUTPUT_TOKENS = 8
+DOCUMENTS = "documents"
 INDEX_POLICIES = tuple(policy for policy in POLICY_CHOICES if policy != SGLANG_POLICY)
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
 
@@ -174,8 +176,8 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of recorded workloads")
-    parser.add_argument("--workload", choices=SOURCES, default="agents")
+    parser.add_argument("--data", type=Path, help="folder of recorded workloads")
+    parser.add_argument("--workload", choices=(*SOURCES, DOCUMENTS), default="agents")
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="one of them; give several (default: all)")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--ratio", type=float, default=1.75, help="of the working set to all pools")
@@ -193,12 +195,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.data is None and args.workload != DOCUMENTS:
+        parser.error(f"--workload {args.workload} is recorded: --data names the folder")
     args.system = args.system or list(SYSTEMS)
     unwind_on_sigterm()
     (args.out / "engine.jsonl").unlink(missing_ok=True)
     args.model = ensure(WIDE) if args.small else ensure_model(args.model)
-    draw_from = recorded(args.data / SOURCES[args.workload])
+    draw_from = documents if args.workload == DOCUMENTS else recorded(args.data / SOURCES[args.workload])
     results: list[RunResult] = []
     sizes = []
     for draw in range(args.first_draw, args.first_draw + args.draws):

@@ -66,3 +66,9 @@ def test_row_when_draws_differ_then_ratios_are_within_a_draw():
     assert row["ttft_to_router"]["2"]["values"] == [0.25, 1.0]
     assert row["distinct_share"] == [0.9, 0.8]
     assert engine.row_of("router", results)["distinct_share"] == []
+
+
+def test_main_when_a_recorded_workload_has_no_folder_then_it_says_which_flag(capsys):
+    with pytest.raises(SystemExit):
+        engine.main(["--workload", "chats"])
+    assert "--data" in capsys.readouterr().err
