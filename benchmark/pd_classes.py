@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a traffic class is worth: small messages beside pulls that fill the path.
 
-    python -m benchmark.pd --classes          needs root, `unshare`, `nsenter` and `tc`
+    python -m benchmark.pd --classes          needs root, `unshare` and `tc`
 
-Between two networks of its own, over a path of `LINK_MBIT` each way, 64 bytes go there and back, in the high class; and
-a loan is pulled again and again, from here to there, by the code that pulls pages of other nodes: with
-`--banyan-dscp`'s mark, which puts it into the low class, and with `--banyan-in-flight-kb` at what this path needs
-(`marked`); with that bound alone (`bounded`); and without either (`unmarked`). The small messages' processes have the
-first core, the pulls' the others: what is measured is the path.
+On a loopback of its own, limited to `LINK_MBIT`, 64 bytes go to and fro, in the high class; and a loan is pulled again
+and again, by the code that pulls pages of other nodes: with `--banyan-dscp`'s mark, which puts it into the low class,
+and with `--banyan-in-flight-kb` at what this path needs (`marked`); with that bound alone (`bounded`); and without
+either (`unmarked`). The small messages' processes have the first core, the pulls' the others: what is measured is the
+path.
 
 * `high_class_p99_ratio`: the messages' p99 beside marked pulls, to that with nothing beside them;
   `high_class_p99_ratio_bounded` and `_unmarked`: beside pulls that share their class. Medians over rounds.
@@ -39,15 +39,11 @@ from banyan.core import Address
 from banyan.nodes.loans import Loans
 from banyan.nodes.tcp import TcpCarrier, TcpSource
 from banyan.nodes.wire import TOKEN_BYTES
-from benchmark.own_network import Ends, classed_path, figures_inside
+from benchmark.own_network import TrafficClasses, figures_inside
 from benchmark.provenance import provenance
 from benchmark.servers import unwind_on_sigterm
 
 LINK_MBIT = 1000
-FRAME_BYTES = 3000
-"""One frame, which nobody overtakes once it has begun, is then a third of the idle round trip; with smaller ones two
-cores do not fill the path."""
-
 LOW_DSCP = 8
 IN_FLIGHT_BYTES = 112 << 10
 """A millisecond of the path. With half of it the pulls do not fill it here."""
@@ -66,6 +62,7 @@ SETTLE_S = 1.0
 MESSAGE_BYTES = 64
 PIECE_BYTES, NUM_PIECES = 1 << 18, 16
 NUM_LAYERS = 30
+HOST = "127.0.0.1"
 
 
 class _Pages:
@@ -79,23 +76,22 @@ class _Pages:
         return list(self._views)
 
 
-def _lend(ports: Any, ends: Ends, dscp: int | None, in_flight_bytes: int) -> None:
+def _lend(ports: Any, dscp: int | None, in_flight_bytes: int) -> None:
     _stand_back()
     loans = SimpleNamespace(find=lambda token: SimpleNamespace(goods=pages))
     pages = _Pages()
     source = TcpSource(
-        Address(ends.near, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp, in_flight_bytes=in_flight_bytes
+        Address(HOST, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp, in_flight_bytes=in_flight_bytes
     )
     ports.send(source.port)
     ports.recv()
 
 
-def _pull(port: int, ends: Ends, dscp: int | None, num_bytes: Synchronized[int]) -> None:
+def _pull(port: int, dscp: int | None, num_bytes: Synchronized[int]) -> None:
     _stand_back()
-    ends.go_far()
     pages, carrier = _Pages(), TcpCarrier(dscp)
     while True:
-        for _ in carrier.pull(Address(ends.near, port), b"t" * TOKEN_BYTES, pages, NUM_LAYERS):
+        for _ in carrier.pull(Address(HOST, port), b"t" * TOKEN_BYTES, pages, NUM_LAYERS):
             num_bytes.value += PIECE_BYTES * NUM_PIECES
 
 
@@ -107,9 +103,8 @@ def _copy(begun: Any) -> None:
         np.copyto(target, source)
 
 
-def _echo(ports: Any, ends: Ends) -> None:
-    ends.go_far()
-    with _standing_before(), socket.create_server((ends.far, 0)) as listener:
+def _echo(ports: Any) -> None:
+    with _standing_before(), socket.create_server((HOST, 0)) as listener:
         ports.send(listener.getsockname()[1])
         connection, _ = listener.accept()
         with connection:
@@ -151,14 +146,11 @@ def _child(target: Callable[..., None], *args: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pulling(ends: Ends, dscp: int | None, in_flight_bytes: int) -> Iterator[Synchronized[int]]:
+def pulling(dscp: int | None, in_flight_bytes: int) -> Iterator[Synchronized[int]]:
     """Pulls that fill the path; the number of bytes that have come."""
     num_bytes = cast("Synchronized[int]", multiprocessing.get_context("spawn").Value("q", 0))
     here, there = multiprocessing.Pipe()
-    with (
-        _child(_lend, there, ends, dscp, in_flight_bytes),
-        _child(_pull, here.recv(), ends, dscp, num_bytes),
-    ):
+    with _child(_lend, there, dscp, in_flight_bytes), _child(_pull, here.recv(), dscp, num_bytes):
         while not num_bytes.value:
             time.sleep(0.1)
         time.sleep(SETTLE_S)
@@ -166,16 +158,13 @@ def pulling(ends: Ends, dscp: int | None, in_flight_bytes: int) -> Iterator[Sync
 
 
 class Messages:
-    """A connection on which 64 bytes go there and back. Use it as a context manager."""
-
-    def __init__(self, ends: Ends) -> None:
-        self._ends = ends
+    """A connection on which 64 bytes go to and fro. Use it as a context manager."""
 
     def __enter__(self) -> Messages:
         here, there = multiprocessing.Pipe()
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(_child(_echo, there, self._ends))
-        self._connection = self._stack.enter_context(socket.create_connection((self._ends.far, here.recv())))
+        self._stack.enter_context(_child(_echo, there))
+        self._connection = self._stack.enter_context(socket.create_connection((HOST, here.recv())))
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self
 
@@ -196,17 +185,17 @@ class Messages:
             time.sleep(0.001)
 
 
-def measure_round(ends: Ends) -> dict[str, Any]:
+def measure_round() -> dict[str, Any]:
     """Nothing, copying, and each kind of pulls beside the messages, in turns."""
     row: dict[str, Any] = {}
-    with Messages(ends) as messages:
+    with Messages() as messages:
         row["idle_p99_us"] = _p99(messages.times_us(ROUND_S))
         here, there = multiprocessing.Pipe()
         with _child(_copy, there):
             here.recv()
             row["copying_p99_us"] = _p99(messages.times_us(ROUND_S))
         for name, (dscp, in_flight_bytes) in KINDS.items():
-            with pulling(ends, dscp, in_flight_bytes) as num_bytes:
+            with pulling(dscp, in_flight_bytes) as num_bytes:
                 before, start_s = num_bytes.value, time.perf_counter()
                 row[f"{name}_p99_us"] = _p99(messages.times_us(ROUND_S))
                 row[f"{name}_bytes_per_s"] = (num_bytes.value - before) / (time.perf_counter() - start_s)
@@ -236,7 +225,6 @@ def figures(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
             "rows": list(rows),
             "sizes": {
                 "link_mbit": LINK_MBIT,
-                "frame_bytes": FRAME_BYTES,
                 "num_rounds": NUM_ROUNDS,
                 "round_s": ROUND_S,
                 "in_flight_kb": IN_FLIGHT_BYTES >> 10,
@@ -251,8 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     unwind_on_sigterm()
-    with classed_path(link_mbit=LINK_MBIT, low_dscp=LOW_DSCP, frame_bytes=FRAME_BYTES) as ends:
-        found = figures([measure_round(ends) for _ in range(NUM_ROUNDS)])
+    TrafficClasses(link_mbit=LINK_MBIT, low_dscp=LOW_DSCP)
+    found = figures([measure_round() for _ in range(NUM_ROUNDS)])
     (args.out / "classes_figures.json").write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

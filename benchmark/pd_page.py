@@ -106,8 +106,8 @@ def classes_page(run: Mapping[str, Any]) -> str:
     conditions = (
         f"`python -m benchmark.pd --classes`, {place_and_time(run['classes']['provenance'])}. "
         f"{sizes['num_rounds']} rounds of {sizes['round_s']:g} s each with nothing, with marked, with bounded and "
-        f"with unmarked pulls, over a path of {sizes['link_mbit']} Mbit/s each way in frames of "
-        f"{sizes['frame_bytes']:,} bytes; bounded, marked ones too, to {sizes['in_flight_kb']} KiB under way."
+        f"with unmarked pulls, on a loopback limited to {sizes['link_mbit']} Mbit/s; bounded, marked ones too, to "
+        f"{sizes['in_flight_kb']} KiB under way."
     )
     # What a run was not asked for yet has no row.
     return figures_table(run, {name: mark for name, mark in CLASSES_MARKS.items() if name in run}, conditions)

@@ -39,7 +39,7 @@ def test_network_when_it_is_the_machines_own_then_nothing_is_changed(monkeypatch
     with pytest.raises(RuntimeError, match="not its own"):
         own_network.SlowPorts()
     with pytest.raises(RuntimeError, match="not its own"):
-        own_network.classed_path(link_mbit=1000, low_dscp=8, frame_bytes=3000).__enter__()
+        own_network.TrafficClasses(link_mbit=1000, low_dscp=8)
 
 
 def test_bytes_when_tc_tells_of_several_classes_then_those_of_the_slow_one(monkeypatch):
