@@ -85,7 +85,8 @@ def source_table() -> str:
 def source_page(run: Mapping[str, Any]) -> str:
     sizes = run["sizes"]
     path = f"a path of {run['link_mbit']} Mbit/s" if "link_mbit" in run else "a loopback that nothing bounds"
-    servers = "Two servers, each with all its threads on a core of its own" if run.get("cores") else "Two servers"
+    confined, free = "each with all its threads on a core of its own", "each with one thread that computes"
+    servers = f"Two servers, {confined if run.get('cores') else free}"
     idle_s = statistics.median(row["tpot_s"] for row in run["rows"] if row["kind"] == "idle")
     conditions = (
         f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. {servers}; "

@@ -85,7 +85,7 @@ def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_condit
     assert "| `source_tpot_ratio` | 1.08 (1.05-1.12) | <= 1.10 |" in page
     assert "4 answers of 150 tokens at once, 12.5 ms a token" in page
     assert "over a loopback that nothing bounds" in page
-    assert "Two servers; the first gives" in page
+    assert "Two servers, each with one thread that computes; the first gives" in page
     assert "each with all its threads on a core of its own; the" in " ".join(
         remote_page.source_page({**run, "cores": [0, 1]}).split()
     )
