@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from banyan.core import SourceKind
 from banyan.lab.sim.prompts import PagedPrompt
-from banyan.lab.sim.tree import Page, Tree, Victims
+from banyan.lab.sim.tree import Page, Tree, Victims, page_number, page_numbers
 from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
@@ -79,11 +79,6 @@ class _Rank:
         return self.batch + self.waiting
 
 
-def _key(page: Page) -> tuple[Page]:
-    """What hashes as well as a page's key does."""
-    return (page,)
-
-
 class Node:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -94,7 +89,7 @@ class Node:
         self._position = self._first_measured = 0
         self._ranks: list[_Rank] = []
         for rank in range(setting.num_ranks):
-            demand = Demand(setting.pool_pages)
+            demand = Demand(setting.pool_pages * (setting.num_ranks if setting.hears else 1))
             self._ranks.append(_Rank(self._tree(rank, demand), demand))
         self._router = ApproximateTrees(setting.num_ranks)
         policy = "lmetric" if setting.policy == ROUTER else setting.policy
@@ -162,8 +157,16 @@ class Node:
         rank = self._dispatcher.place(prompt, range(len(self._ranks)), self._now_s).rank
         work.num_new = prompt.num_tokens - max(prompt.cached_tokens[rank], prompt.fetchable_tokens)
         if self._setting.evicts in BY_LOSS:
-            self._ranks[rank].demand.asked(list(map(_key, work.pages)), work)
+            self._tell(work, rank)
         self._enqueue(work, rank)
+
+    def _tell(self, work: _Work, number: int) -> None:
+        """The rank learns what it is asked for, and its peers hear of it."""
+        pages = page_numbers(work.pages)
+        self._ranks[number].demand.asked(pages, work)
+        if self._setting.hears:
+            for peer in self._ranks[:number] + self._ranks[number + 1 :]:
+                peer.demand.heard(pages)
 
     def _enqueue(self, work: _Work, number: int) -> None:
         rank = self._ranks[number]
@@ -330,10 +333,10 @@ class Node:
             return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
-            return (1.0 if copy is None else share) * demand.chance(_key(page))
+            return (1.0 if copy is None else share) * demand.chance(page_number(page))
 
         def expected_by_age(page: Page, copy: SourceKind | None) -> float:
-            return (1.0 if copy is None else share) / (demand.age(_key(page)) + 1)
+            return (1.0 if copy is None else share) / (demand.age(page_number(page)) + 1)
 
         match self._setting.evicts:
             case "lru":

@@ -16,7 +16,7 @@ ROUTER = "router"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What is compared. ``arena_pages`` are of the node. ``splits``: long nodes of the tree are split; ``waits``: the
-    dispatcher holds requests back for what a rank is computing."""
+    dispatcher holds requests back for what a rank is computing; ``hears``: ranks hear what others were asked for."""
 
     num_ranks: int
     pool_pages: int
@@ -25,6 +25,7 @@ class Setting:
     evicts: str = LRU
     splits: bool = False
     waits: bool = False
+    hears: bool = False
     arena_pages: int = 0
     counts_displaced: bool = False
     concurrency: int = 4

@@ -16,8 +16,9 @@ virtual, so nothing depends on the machine. What the report compares:
     duplicates    as displacing, and each evicts duplicates among its oldest leaves first
     loss          as displacing, and each evicts what it expects to cost least
     splitting       as loss, and long nodes are split, so that a leaf's tail can go alone
+    waiting       as splitting, and requests wait for a prefix that a rank is computing
+    banyan        as waiting, and ranks hear what their peers are asked for: the default without an arena
     unlearnt      as banyan, and a page's age alone is its chance
-    banyan        as splitting, and requests wait for a prefix that a rank is computing: the default without an arena
     banyan arena  as banyan, with a host arena of four times the pools
 """
 
@@ -58,7 +59,8 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
     alone: dict[str, Any] = {"num_ranks": 1, "pool_pages": pool * num_ranks, "seed": seed}
     ranks: dict[str, Any] = {"num_ranks": num_ranks, "pool_pages": pool, "seed": seed}
     loss: dict[str, Any] = {**ranks, "counts_displaced": True, "evicts": LOSS}
-    banyan: dict[str, Any] = {**loss, "splits": True, "waits": True}
+    waiting: dict[str, Any] = {**loss, "splits": True, "waits": True}
+    banyan: dict[str, Any] = {**waiting, "hears": True}
     return {
         "single": Setting(**alone),
         "belady": Setting(**alone, evicts=BELADY),
@@ -70,8 +72,9 @@ def systems(num_ranks: int, total_pages: int, seed: int) -> dict[str, Setting]:
         "duplicates": Setting(**{**loss, "evicts": DUPLICATES_FIRST}),
         "loss": Setting(**loss),
         "splitting": Setting(**loss, splits=True),
-        "unlearnt": Setting(**{**banyan, "evicts": LOSS_BY_AGE}),
+        "waiting": Setting(**waiting),
         "banyan": Setting(**banyan),
+        "unlearnt": Setting(**{**banyan, "evicts": LOSS_BY_AGE}),
         "banyan arena": Setting(**banyan, arena_pages=ARENA_POOLS * total_pages),
     }
 

@@ -168,6 +168,35 @@ class Roster:
         """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
         is taken again."""
 
+class Sights:
+    """When pages were last asked for, and how often: a memory that reaches beyond what pools hold. One thread.
+
+    Pages go by numbers as `page_numbers` gives them. Times count pages that were asked for, and do not go back.
+    """
+
+    def __init__(self, num_frames: int) -> None:
+        """`num_frames`: of the pools whose prompts are noted here. Some ten times as many pages are remembered, in 8
+        bytes each and 32 MB at most."""
+
+    @property
+    def num_rows(self) -> int: ...
+    def last(self, number: int) -> tuple[int, int]:
+        """When the page was last asked for, and how often so far, from 1 to 8. `(0, 1)` when it is not known."""
+
+    def num_known(self, numbers: Frames) -> int:
+        """How many leading pages end with one that is known."""
+
+    def first(self, numbers: Frames, now: int) -> None:
+        """Note pages that were asked for now, and not before."""
+
+    def again(self, numbers: Frames, now: int) -> None:
+        """Note leading pages that were asked for before and are now, each at least as often as those behind it."""
+
+def page_numbers(keys: list[str]) -> bytes:
+    """What pages are called in 64 bits, of which the lowest says nothing: little-endian int64."""
+
+def page_number(key: str) -> int: ...
+
 class Shelf:
     """A rank's announcement of its pool. Belongs to one thread (the scheduler).
 
@@ -214,6 +243,9 @@ class Shelf:
 
     def take_touched(self, frames: Frames) -> bytes:
         """Those of `frames` that somebody leased since they were last asked about here: what eviction goes by."""
+
+    def tell(self, pages: bytes) -> None:
+        """Tell the peers that a prompt of these pages has come (`page_numbers`). Of a very long one, its beginning."""
 
     def reset(self) -> None:
         """Withdraw everything (flush, weight update). Frames being read go to quarantine and come out of `drain`; all
@@ -382,6 +414,11 @@ class Peers:
         `slots` says which to ask, the preferred first among equally long runs. Without it all but the own one are
         asked, the next above the own first, cyclically, so that ranks choose different sources.
         """
+
+    def heard(self, slots: list[int]) -> list[bytes]:
+        """The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as
+        `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was told too long ago was
+        missed, and of a prompt then maybe the rest is heard."""
 
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted: `take_touched` names them. A lease does so by itself."""

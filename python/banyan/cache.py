@@ -324,6 +324,16 @@ class PrefixCache:
         runs = self._supply.lookup([key]).runs
         return self._seats.kind_of(runs[0][0]) if runs else None
 
+    # ---- what prompts ask for ----------------------------------------------------------------------------------
+
+    def tell(self, pages: bytes) -> None:
+        """Tell the other ranks that a prompt of these pages has come here; by their numbers."""
+        self._shelf.tell(pages)
+
+    def heard(self) -> Sequence[bytes]:
+        """What prompts of the other ranks asked for since the last call, prompt by prompt."""
+        return self._supply.heard(self._seats.peers)
+
     # ---- publish and release -----------------------------------------------------------------------------------
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> None:

@@ -83,6 +83,11 @@ class Peers(Protocol):
         """
         ...
 
+    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+        """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
+        numbers, little-endian int64, of which the lowest bit says nothing. Advice: some may have been missed."""
+        ...
+
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted; a lease does so by itself."""
         ...
@@ -122,6 +127,10 @@ class OwnShelf(Protocol):
 
     def drain(self) -> bytes:
         """Frames that have left quarantine since the last call."""
+        ...
+
+    def tell(self, pages: bytes) -> None:
+        """Tell the peers that a prompt of these pages has come; as ``Peers.heard`` gives them."""
         ...
 
     def reset(self) -> None:

@@ -68,6 +68,10 @@ class Supply:
         """The leading pages that the shelves hold; of equally long runs the first of ``slots`` supplies."""
         return self._peers.lookup(keys, self.slots if slots is None else slots)
 
+    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+        """The pages that prompts of the ranks in ``slots`` asked for since the last call, prompt by prompt."""
+        return self._peers.heard(slots)
+
     def part(self, slots: Sequence[int]) -> Part:
         """Of the shelves, those in ``slots``."""
         return Part(self._peers, slots)

@@ -17,12 +17,22 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_co
 from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.core import SourceKind
-from banyan.planner.demand import Demand
 from banyan.planner.stretches import STRETCHES_PER_POOL
 from banyan.sglang_plugin.rank import eviction, prefill
+from banyan.sglang_plugin.rank.node_demand import NodeDemand
 from banyan.telemetry import Counters, Dropped
 
 FULL, PAGE = ComponentType.FULL, 16
+
+
+class Alone:
+    """The exchange of a rank without peers."""
+
+    def tell(self, pages):
+        pass
+
+    def heard(self):
+        return []
 
 
 class Cache:
@@ -96,7 +106,7 @@ def rig(monkeypatch):
         is_whole_rank=True,
         copy_of=lambda key: SourceKind.PEER if key in elsewhere else None,
         move_share=lambda kind: 0.01,
-        demand=Demand(1_000),
+        demand=NodeDemand(Alone(), 1_000),
         num_frames=8 * STRETCHES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),
@@ -144,7 +154,8 @@ def test_evict_when_a_prompt_in_the_queue_asks_for_a_leaf_then_it_stays_until_th
 def test_evict_when_it_was_learnt_that_the_oldest_comes_next_then_the_youngest_goes(rig):
     cache, _, linker = rig
     for number in range(3):
-        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *range(100 * number, 100 * number + 50)], "r")
+        others = [f"{100 * number + page:064x}" for page in range(50)]
+        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *others], "r")
     linker.demand.served("r")
     linker.demand.chances.age_power = 1.0
     cache.evict(2 * PAGE)

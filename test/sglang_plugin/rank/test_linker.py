@@ -288,6 +288,21 @@ def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_serve
     assert rank.state()["age_power"] == -1.0
 
 
+def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_when_the_next_one_comes(
+    ranks, monkeypatch
+):
+    _, ((rank, _, _), (peer, _, _)) = ranks
+    asked = {"one": keys(1, 2), "two": keys(3, 4)}
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: asked[rid])
+    for _ in range(2):
+        peer.arrive("one")
+    assert not rank.demand.is_asked_again(keys(2)[0])
+    rank.arrive("two")
+    assert rank.demand.is_asked_again(keys(2)[0])
+    assert rank.demand.chance(keys(2)[0]) < rank.demand.chance(keys(4)[0]) == math.inf
+    assert not rank.demand.is_asked_again(keys(4)[0])
+
+
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_a_gauge_and_is_kept_up(ranks, monkeypatch):
     _, ((owner, _, pages), _) = ranks
     registry = prometheus_client.CollectorRegistry()

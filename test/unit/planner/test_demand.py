@@ -5,19 +5,31 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from statistics import median
 
 import pytest
 
-from banyan.planner.demand import LEAST_ROWS, MOST_LOTS, MOST_ROWS, MOST_SIGHTS, ROWS_PER_FRAME, Demand
+from banyan.planner.demand import LOTS_POOLS, MOST_LOTS, Demand
 
 NUM_FRAMES = 400
-STRANGE = (-1, 0)
+MOST_SIGHTS = 8
+
+
+def page(number, place):
+    """Tuples of numbers hash alike in every run."""
+    return hash((number, place))
+
+
+STRANGE = page(-1, 0)
+
+
+def pages_of(numbers):
+    return array("q", numbers).tobytes()
 
 
 def prompt(number, num_pages=10):
-    """Keys that hash alike in every run."""
-    return [(number, page) for page in range(num_pages)]
+    return pages_of(page(number, place) for place in range(num_pages))
 
 
 def ask(demand, *prompts):
@@ -34,69 +46,60 @@ def demand():
 
 def test_age_when_others_are_asked_for_then_it_grows_by_their_pages(demand):
     ask(demand, prompt(0))
-    assert demand.age((0, 9)) == 0
+    assert demand.age(page(0, 9)) == 0
     ask(demand, prompt(1), prompt(2, num_pages=5))
-    assert (demand.age((0, 0)), demand.age((1, 9)), demand.age((2, 4))) == (15, 5, 0)
+    assert (demand.age(page(0, 0)), demand.age(page(1, 9)), demand.age(page(2, 4))) == (15, 5, 0)
 
 
 def test_age_when_a_page_is_not_known_then_it_is_older_than_all_others(demand):
     ask(demand, prompt(0), prompt(1))
-    assert demand.age(STRANGE) == 20 > demand.age((0, 0))
+    assert demand.age(STRANGE) == 20 > demand.age(page(0, 0))
     assert demand.num_sights(STRANGE) == 1
 
 
 def test_asked_when_a_prompt_begins_like_another_then_that_part_is_asked_for_again(demand):
-    ask(demand, prompt(0, num_pages=6), [*prompt(0, num_pages=4), *prompt(1)])
-    assert [demand.num_sights(key) for key in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
-
-
-def test_asked_when_rows_are_lost_then_a_page_counts_as_often_as_those_behind_it(demand):
-    ask(demand, *[prompt(0)] * 4)
-    number = hash((0, 3))
-    demand._rows[number & demand._mask] = ~number
-    assert demand.num_sights((0, 3)) == 1
-    ask(demand, prompt(0))
-    assert [demand.num_sights((0, page)) for page in range(10)] == [5] * 10
+    ask(demand, prompt(0, num_pages=6), prompt(0, num_pages=4) + prompt(1))
+    assert [demand.num_sights(page(*which)) for which in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
 
 
 def test_asked_when_it_is_again_and_again_then_sights_are_counted_as_far_as_they_fit(demand):
     for num_times in range(1, 3 * MOST_SIGHTS):
         ask(demand, prompt(0))
-        assert demand.num_sights((0, 5)) == min(num_times, MOST_SIGHTS)
+        assert demand.num_sights(page(0, 5)) == min(num_times, MOST_SIGHTS)
 
 
 def test_came_when_no_prompt_has_named_a_page_then_its_age_begins_and_others_keep_theirs(demand):
     ask(demand, prompt(0), prompt(1))
-    demand.came([*prompt(0), STRANGE])
-    assert (demand.age((0, 9)), demand.age(STRANGE)) == (10, 0)
+    demand.came(prompt(0) + pages_of([STRANGE]))
+    assert (demand.age(page(0, 9)), demand.age(STRANGE)) == (10, 0)
     assert demand.num_sights(STRANGE) == 1
 
 
 def test_chance_when_a_prompt_waits_then_its_pages_are_wanted_for_certain(demand):
     ask(demand, prompt(0), prompt(1))
     demand.asked(prompt(0, num_pages=4), "waiting")
-    assert demand.chance((0, 3)) == math.inf > demand.chance((0, 4))
+    assert demand.chance(page(0, 3)) == math.inf > demand.chance(page(0, 4))
     demand.served("waiting")
     demand.served("waiting")
-    assert demand.chance((0, 3)) < math.inf
+    assert demand.chance(page(0, 3)) < math.inf
 
 
 def test_chance_when_two_prompts_wait_then_each_for_itself(demand):
     demand.asked(prompt(0), "one")
     demand.asked(prompt(1), "two")
     demand.served("one")
-    assert demand.chance((0, 0)) < demand.chance((1, 0)) == math.inf
+    assert demand.chance(page(0, 0)) < demand.chance(page(1, 0)) == math.inf
 
 
 def test_chance_when_a_prompt_comes_again_under_its_name_then_it_waits_for_what_it_asks_now(demand):
     demand.asked(prompt(0), "one")
     demand.asked(prompt(1), "one")
-    assert demand.chance((0, 0)) < demand.chance((1, 0)) == math.inf
+    assert demand.chance(page(0, 0)) < demand.chance(page(1, 0)) == math.inf
 
 
 def test_chance_when_nothing_was_learnt_then_the_younger_is_likelier(demand):
     ask(demand, *map(prompt, range(8)))
-    chances = [demand.chance((number, 5)) for number in range(8)]
+    chances = [demand.chance(page(number, 5)) for number in range(8)]
     assert chances == sorted(chances) and chances[0] < chances[-1]
 
 
@@ -106,7 +109,22 @@ def test_chance_when_a_scan_runs_beside_a_hot_set_then_what_came_before_is_likel
         ask(demand, prompt(rng.randrange(20)) if turn % 4 == 0 else prompt(1_000 + turn))
     ask(demand, *(prompt(2_000 + turn) for turn in range(10)))
     # Of the hot set too a few rows have gone to others.
-    assert median(demand.chance((number, 5)) for number in range(20)) > 10 * demand.chance((2009, 5))
+    assert median(demand.chance(page(number, 5)) for number in range(20)) > 10 * demand.chance(page(2009, 5))
+
+
+def test_heard_when_a_peer_is_asked_then_pages_age_and_are_known_but_nobody_waits_for_them(demand):
+    ask(demand, prompt(0))
+    demand.heard(prompt(1))
+    demand.heard(prompt(1))
+    assert (demand.age(page(0, 5)), demand.age(page(1, 5)), demand.num_sights(page(1, 5))) == (20, 0, 2)
+    assert demand.chance(page(1, 5)) < math.inf
+
+
+def test_heard_when_what_comes_back_came_to_a_peer_then_that_is_learnt(demand):
+    for _ in range(12):
+        for number in range(100):
+            (demand.heard if number % 4 else lambda pages: ask(demand, pages))(prompt(number))
+    assert demand.chances.age_power > 0.0
 
 
 def grow(demand, num_turns):
@@ -133,7 +151,7 @@ def test_chance_when_prompts_come_round_in_turns_then_the_older_is_likelier(dema
     for _ in range(12):
         ask(demand, *map(prompt, range(100)))
     assert demand.chances.age_power > 0.0
-    assert demand.chance((1, 5)) > demand.chance((98, 5))
+    assert demand.chance(page(1, 5)) > demand.chance(page(98, 5))
 
 
 def test_chance_when_many_prompts_are_asked_each_at_its_own_rate_then_sights_say_more_than_age(demand):
@@ -160,12 +178,9 @@ def test_asked_when_seeded_alike_then_the_same_is_learnt():
 
 
 @pytest.mark.parametrize("num_frames", [1, NUM_FRAMES, 10_000_000])
-def test_memory_when_the_pool_has_any_size_then_bounded(num_frames):
+def test_lots_when_the_pool_has_any_size_then_they_reach_back_far_enough(num_frames):
     demand = Demand(num_frames)
-    num_rows = len(demand._rows)
-    assert LEAST_ROWS <= num_rows <= MOST_ROWS
-    assert num_rows >= min(ROWS_PER_FRAME * num_frames, MOST_ROWS)
-    assert MOST_LOTS * demand._pages_per_lot >= ROWS_PER_FRAME * num_frames
+    assert MOST_LOTS * demand._pages_per_lot >= min(LOTS_POOLS * num_frames, demand._sights.num_rows)
 
 
 def test_lots_when_many_pages_are_new_then_one_in_so_many_across_prompts():
@@ -180,6 +195,6 @@ def test_asked_when_more_comes_than_is_remembered_then_the_latest_is_known():
     demand = Demand(16)
     for number in range(2_000):
         ask(demand, prompt(number))
-    assert demand.age((1999, 0)) == 0
-    known = sum(demand.age((number, 0)) < 20_000 for number in range(2_000))
+    assert demand.age(page(1999, 0)) == 0
+    known = sum(demand.age(page(number, 0)) < 20_000 for number in range(2_000))
     assert known < 1_000

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import Peers, Roster, SharedBytes, Shelf, page_number, page_numbers
 from banyan.core import SourceKind
 from banyan.planner.demand import Demand
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk
@@ -50,7 +50,7 @@ def _measure(leaf_pages: int, one_in: int) -> dict[str, Any]:
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
     for number, leaf in enumerate(keys):
-        demand.asked(leaf, number)
+        demand.asked(page_numbers(leaf), number)
         demand.served(number)
     shares = CostShares(lambda kind: 0.01, time.monotonic)
     num_looks = 0
@@ -60,7 +60,7 @@ def _measure(leaf_pages: int, one_in: int) -> dict[str, Any]:
         num_looks += 1
         key = keys[number][-1]
         copy = SourceKind.PEER if peers.lookup([key], slots).runs else None
-        return Leaf(number, key, copy, shares.of(copy) * demand.chance(key))
+        return Leaf(number, key, copy, shares.of(copy) * demand.chance(page_number(key)))
 
     looks, by_age, times_us = Looks(), deque(range(NUM_LEAVES)), []
     for _ in range(NUM_ROUNDS):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from banyan.arena.residency import Residency
 from banyan.core import SourceKind
-from banyan.lab.sim.tree import Tree, Victims
+from banyan.lab.sim.tree import Tree, Victims, page_number, page_numbers
 from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 
@@ -21,17 +21,21 @@ Page = str
 
 
 class Pool:
-    """Pages in the pool of one rank. ``loss`` says where else a page lies and what it costs to lose it; None: by age.
+    """Pages in the pool of one rank, which hears what ``num_ranks`` like it are asked for. ``loss`` says where else a
+    page lies and what it costs to lose it; None: by age.
 
     Pages have numbers here, so that a run does not depend on how strings hash.
     """
 
     def __init__(
-        self, num_pages: int, loss: Callable[[Page, float], tuple[SourceKind | None, float]] | None = None
+        self,
+        num_pages: int,
+        loss: Callable[[Page, float], tuple[SourceKind | None, float]] | None = None,
+        num_ranks: int = 1,
     ) -> None:
         self._numbers: dict[Page, int] = {}
         self._pages: list[Page] = []
-        self._demand = Demand(num_pages)
+        self._demand = Demand(num_pages * num_ranks)
         self._loss = loss
         how = Victims(self._by_age, 1) if loss is None else Victims(self._by_loss, NEAR_LEAVES, Looks(), splits=True)
         self._tree = Tree(num_pages, victims=how, gone=lambda number: None)
@@ -55,7 +59,12 @@ class Pool:
     def asked(self, pages: Sequence[Page], prompt: Hashable) -> None:
         """A prompt of these pages was sent to the rank, and waits until it is ``served``."""
         if pages:
-            self._demand.asked([(self._number(page),) for page in pages], prompt)
+            self._demand.asked(page_numbers(map(self._number, pages)), prompt)
+
+    def heard(self, pages: Sequence[Page]) -> None:
+        """A prompt of these pages was sent to another rank."""
+        if pages:
+            self._demand.heard(page_numbers(map(self._number, pages)))
 
     def served(self, prompt: Hashable) -> None:
         """The prompt waits no longer."""
@@ -82,7 +91,7 @@ class Pool:
     def _by_loss(self, number: int) -> Leaf:
         assert self._loss is not None
         page = self._pages[number]
-        return Leaf(number, page, *self._loss(page, self._demand.chance((number,))))
+        return Leaf(number, page, *self._loss(page, self._demand.chance(page_number(number))))
 
 
 class _Shelf:

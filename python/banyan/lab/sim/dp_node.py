@@ -92,6 +92,9 @@ class DpNode:
         choice = self._dispatcher.place(prompt, range(len(self._ranks)), self._sim.now_s)
         rank = self._ranks[choice.rank]
         rank.pool.asked(request.pages, request.number)
+        if self._site.hears:
+            for peer in self._ranks[: rank.number] + self._ranks[rank.number + 1 :]:
+                peer.pool.heard(request.pages)
         request.uncached_tokens = request.prompt_tokens - prompt.cached_tokens[rank.number]
         rank.ongoing_tokens += request.prompt_tokens + request.output_tokens
         rank.pending_tokens += request.uncached_tokens

@@ -56,6 +56,15 @@ class DpSite:
     copy_bytes_per_s: float = COPY_BYTES_PER_S
 
     @property
+    def num_hearing(self) -> int:
+        """Ranks of which each hears what all of them are asked for."""
+        return self.num_ranks - self.num_decode_only if self.hears else 1
+
+    @property
+    def hears(self) -> bool:
+        return self.shares and self.evicts is Evicts.BY_LOSS
+
+    @property
     def page_bytes(self) -> float:
         return self.page_tokens * self.prefill.model.kv_bytes_per_token
 
@@ -107,7 +116,7 @@ class Rank:
         )
         self.shares = CostShares(lambda kind: self.planner.move_share(kind, site.page_tokens), lambda: sim.now_s)
         by_loss = None if site.evicts is Evicts.BY_AGE else partial(self._loss, copy_of)
-        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss)
+        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss, site.num_hearing)
         self.queue: deque[Request] = deque()
         self.busy = False
         self.ongoing_tokens = 0

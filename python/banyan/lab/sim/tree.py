@@ -13,7 +13,8 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from banyan.planner.stretches import least_stretch, splits
@@ -21,6 +22,15 @@ from banyan.planner.victims import Leaf, Looks, Walk
 
 Page = int
 Look = Callable[[Page], Leaf]
+
+
+def page_number(page: Page) -> int:
+    """What ``Demand`` calls a page here: it hashes as well as a page's key does."""
+    return hash((page,))
+
+
+def page_numbers(pages: Iterable[Page]) -> bytes:
+    return array("q", map(page_number, pages)).tobytes()
 
 
 @dataclass(slots=True)

@@ -19,11 +19,11 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.core import SourceKind
-from banyan.planner.demand import Demand
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank.node_demand import NodeDemand
 from banyan.telemetry import Counters, Dropped, Stopwatch
 
 logger = logging.getLogger("banyan")
@@ -94,7 +94,7 @@ class VictimChoice:
         *,
         copy_of: Callable[[str], SourceKind | None],
         shares: CostShares,
-        demand: Demand,
+        demand: NodeDemand,
         counters: Counters,
         dropped: Dropped,
         page_tokens: int,
@@ -205,6 +205,6 @@ class VictimChoice:
             self._looks.earn(num_pages)
             if num_pages:
                 key = self._chosen.key
-                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.num_sights(key) > 1)
+                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.is_asked_again(key))
             self._chosen = None
         self._num_gone = num_tokens

@@ -24,7 +24,6 @@ from banyan.cache import PrefixCache
 from banyan.core import SourceKind
 from banyan.disagg import Forwards, TakeBacks
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
-from banyan.planner.demand import Demand
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import open_device
@@ -35,6 +34,7 @@ from banyan.sglang_plugin.rank import prefill, report, requests
 from banyan.sglang_plugin.rank.arena_events import ArenaEvents, PageEvent
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
+from banyan.sglang_plugin.rank.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.read_elsewhere import ReadElsewhere
@@ -89,7 +89,6 @@ class BanyanLinker(UnifiedCacheLinker):
         self._page_tokens, self._shards = params.page_size, Shards(params)
         self._allocator = pools.allocator
         self.counters = Counters()
-        self.demand, self.dropped = Demand(pools.allocator.num_pages), Dropped()
         self.arena_events = _arena_events(params, has_windows=pools.beside is not None)
         member = partial(
             Membership,
@@ -143,7 +142,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def _make_cache(self) -> PrefixCache:
         shelf, supply = self._member.join()
         self.take_backs = TakeBacks(self._in_arena, self.counters) if self._member.takes_back else None
-        return PrefixCache(
+        cache = PrefixCache(
             seats=self._seats,
             page_tokens=self._page_tokens,
             shelf=shelf,
@@ -155,6 +154,9 @@ class BanyanLinker(UnifiedCacheLinker):
             send_for=self.elsewhere.send_for,
             windows=self._windows.pages if self._windows is not None else None,
         )
+        num_frames = self.num_frames * self._seats.layout.num_ranks
+        self.demand, self.dropped = NodeDemand(cache, num_frames), Dropped()
+        return cache
 
     def _in_arena(self) -> Part:
         return self._cache.part(self._seats.arenas)

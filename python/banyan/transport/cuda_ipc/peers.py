@@ -134,6 +134,10 @@ class CudaPeers:
             slots = [slot for slot, _ in self._directory.present()]
         return self._directory.lookup(keys, self._mappings.reachable(slots))
 
+    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+        """Also of those whose pools cannot be read."""
+        return self._directory.heard(slots)
+
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted."""
         self._directory.touch(match)

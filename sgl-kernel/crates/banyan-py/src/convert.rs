@@ -23,20 +23,20 @@ pub fn to_py(error: ShmError) -> PyErr {
 pub fn keys_of(keys: &Bound<'_, PyList>) -> PyResult<Vec<Key>> {
     let mut parsed = Vec::with_capacity(keys.len());
     for (position, key) in keys.iter().enumerate() {
-        let text = key.cast::<PyString>().map_err(|_| {
-            PyValueError::new_err(format!("key {position} is no str but {}", kind(&key)))
-        })?;
-        let text = text.to_str()?;
-        match parse_key(text.as_bytes()) {
-            Some(key) => parsed.push(key),
-            None => {
-                return Err(PyValueError::new_err(format!(
-                    "key {position} is not 64 hex digits: {text:?}"
-                )));
-            }
-        }
+        parsed.push(key_of(&key, position)?);
     }
     Ok(parsed)
+}
+
+/// `position`: where it stood, for whoever reads the error.
+pub fn key_of(key: &Bound<'_, PyAny>, position: usize) -> PyResult<Key> {
+    let text = key.cast::<PyString>().map_err(|_| {
+        PyValueError::new_err(format!("key {position} is no str but {}", kind(key)))
+    })?;
+    let text = text.to_str()?;
+    parse_key(text.as_bytes()).ok_or_else(|| {
+        PyValueError::new_err(format!("key {position} is not 64 hex digits: {text:?}"))
+    })
 }
 
 /// Thousands of keys cross in one lookup: without branches, so that the compiler makes vector code of it.
@@ -83,6 +83,34 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         return Err(refuse());
     }
     buffer.to_vec(frames.py())
+}
+
+/// Page numbers, or other 64-bit words, from a C-contiguous int64 buffer.
+pub fn words_of(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let words = frames_of(numbers)?;
+    Ok(words.into_iter().map(i64::cast_unsigned).collect())
+}
+
+/// From `bytes` of little-endian int64.
+pub fn words_from(bytes: &[u8]) -> PyResult<Vec<u64>> {
+    if !bytes.len().is_multiple_of(8) {
+        let len = bytes.len();
+        return Err(PyValueError::new_err(format!(
+            "{len} bytes are no words of 64 bits"
+        )));
+    }
+    let word = |chunk: &[u8]| u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+    Ok(bytes.chunks_exact(8).map(word).collect())
+}
+
+/// As `bytes` of little-endian int64.
+pub fn words_to_py<'py>(py: Python<'py>, words: &[u64]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, words.len() * 8, |bytes| {
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        Ok(())
+    })
 }
 
 /// As `frames_of`, for frames that must at least be frame numbers.

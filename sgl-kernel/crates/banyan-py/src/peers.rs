@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py};
+use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;
@@ -95,6 +95,11 @@ impl PyPeers {
     #[pyo3(signature = (r#match))]
     fn touch(&self, r#match: &PyMatch) {
         self.peers.touch(&r#match.found);
+    }
+
+    fn heard<'py>(&self, py: Python<'py>, slots: Vec<usize>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let prompts = self.peers.heard(&slots);
+        prompts.iter().map(|words| words_to_py(py, words)).collect()
     }
 
     fn version(&self) -> u64 {

@@ -5,7 +5,7 @@ use banyan_shm::shelf::Shelf;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_of, frames_to_py, keys_of, namespace_of, to_py};
+use crate::convert::{frames_of, frames_to_py, keys_of, namespace_of, to_py, words_from};
 use crate::device_pool::AnyPool;
 use crate::roster::PyRoster;
 
@@ -58,6 +58,10 @@ impl PyShelf {
     fn take_touched<'py>(&mut self, frames: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
         let touched = self.shelf.take_touched(&frames_of(frames)?);
         frames_to_py(frames.py(), &touched.map_err(to_py)?)
+    }
+
+    fn tell(&self, pages: &[u8]) -> PyResult<()> {
+        self.shelf.tell(&words_from(pages)?).map_err(to_py)
     }
 
     fn reset(&mut self) -> PyResult<()> {

@@ -143,6 +143,7 @@ pub(crate) fn is_ours(file: &File) -> bool {
 mod tests {
     use super::*;
     use std::path::PathBuf;
+    use std::time::Duration;
 
     struct Scratch(PathBuf);
 
@@ -158,6 +159,23 @@ mod tests {
 
         fn file(&self) -> PathBuf {
             self.0.join("part")
+        }
+
+        /// Keeps the file that was let go before. A child that another test starts at that moment has all descriptors until it runs its
+        /// program, and so the lock.
+        fn keep_again(&self, num_bytes: usize) -> (SharedMemory, Content) {
+            let tries = std::iter::repeat_with(|| SharedMemory::keep(&self.file(), num_bytes));
+            let late = Duration::from_millis(10);
+            let mut kept = tries.take(100).filter_map(|kept| {
+                let in_use = kept
+                    .as_ref()
+                    .is_err_and(|error| error.to_string().contains("in use"));
+                if in_use {
+                    std::thread::sleep(late);
+                }
+                (!in_use).then_some(kept)
+            });
+            kept.next().expect("nobody lets go").unwrap()
         }
     }
 
@@ -184,7 +202,7 @@ mod tests {
         assert_eq!((content, read(&memory, 5000)), (Content::Fresh, 0));
         write(&memory, 5000, 7);
         drop(memory);
-        let (memory, content) = SharedMemory::keep(&scratch.file(), 8192).unwrap();
+        let (memory, content) = scratch.keep_again(8192);
         assert_eq!((content, read(&memory, 5000)), (Content::Left, 7));
     }
 
@@ -192,7 +210,7 @@ mod tests {
     fn memory_when_it_has_another_size_then_it_is_made_anew() {
         let scratch = Scratch::new("size");
         write(&SharedMemory::keep(&scratch.file(), 8192).unwrap().0, 0, 7);
-        let (memory, content) = SharedMemory::keep(&scratch.file(), 4096).unwrap();
+        let (memory, content) = scratch.keep_again(4096);
         assert_eq!((content, read(&memory, 0)), (Content::Fresh, 0));
     }
 
@@ -223,7 +241,7 @@ mod tests {
         write(&SharedMemory::keep(&scratch.file(), 4096).unwrap().0, 0, 7);
         let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         fs::set_permissions(scratch.file(), open_to_all).unwrap();
-        let (memory, content) = SharedMemory::keep(&scratch.file(), 4096).unwrap();
+        let (memory, content) = scratch.keep_again(4096);
         assert_eq!((content, read(&memory, 0)), (Content::Fresh, 0));
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of a shelf: header words, geometry table, frames, bucket heads.
+//! The bytes of a shelf: header words, geometry table, frames, bucket heads, the ring of what prompts asked for.
 //!
 //! Everything is 64-bit words in the byte order of the machine: a shelf never leaves it. A peer checks every number against the size of the
 //! file before it uses one, so that a foreign or damaged file is an error and not an access out of bounds.
@@ -12,9 +12,10 @@ use crate::memory::Mapping;
 use crate::pool::PoolKind;
 use crate::roster::Namespace;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::told::{self, Told};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNSHLF");
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 const HEADER_WORDS: usize = 32;
 
 /// Header words, by position. The first group is written once, before the shelf is announced; the second by the owner at any time.
@@ -41,6 +42,9 @@ pub enum Word {
     QuarantinedTotal = 20,
     /// Written once. See `PoolKind`.
     PoolKind = 21,
+    /// See `Told`.
+    ToldBegun = 22,
+    ToldEnded = 23,
 }
 
 /// Where the parts lie. Fixed by the number of frames and of geometry words.
@@ -68,8 +72,12 @@ impl ShelfLayout {
         self.frames_offset() + self.num_frames * size_of::<Frame>()
     }
 
+    fn told_offset(&self) -> usize {
+        (self.heads_offset() + self.num_buckets * 4).next_multiple_of(8)
+    }
+
     pub fn num_bytes(&self) -> usize {
-        self.heads_offset() + self.num_buckets * 4
+        self.told_offset() + told::NUM_WORDS * 8
     }
 
     pub fn word<'a>(&self, mapping: &'a Mapping, word: Word) -> &'a AtomicU64 {
@@ -79,6 +87,14 @@ impl ShelfLayout {
     pub fn index<'a>(&self, mapping: &'a Mapping) -> Index<'a> {
         let heads: &[AtomicU32] = mapping.words(self.heads_offset(), self.num_buckets);
         Index::new(heads, mapping.words(self.frames_offset(), self.num_frames))
+    }
+
+    pub fn told<'a>(&self, mapping: &'a Mapping) -> Told<'a> {
+        Told::new(
+            self.word(mapping, Word::ToldBegun),
+            self.word(mapping, Word::ToldEnded),
+            mapping.words(self.told_offset(), told::NUM_WORDS),
+        )
     }
 }
 

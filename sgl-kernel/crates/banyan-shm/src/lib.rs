@@ -3,15 +3,18 @@
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
-//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); then `plan`, `gather` and `courier`
-//! (moving bytes). The first four depend on nothing but atomics: loom explores them as they ship.
+//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to rank) and
+//! `sights` (what is remembered of it); then `plan`, `gather` and `courier`
+//! (moving bytes). The first four and `told` depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod frame;
 pub mod index;
 pub mod lease;
 pub mod ledger;
+pub mod sights;
 pub mod sync;
+pub mod told;
 
 #[cfg(not(loom))]
 pub mod available;

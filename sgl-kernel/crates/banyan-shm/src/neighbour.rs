@@ -3,6 +3,7 @@
 //!
 //! Invariants
 //! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while it is above zero.
+//! * `heard` says how far this view has heard what prompts of that rank asked for; it begins with what the ring still has.
 //! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of the owner or of `Peers`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,6 +57,7 @@ pub struct Neighbour {
     layout: ShelfLayout,
     geometry: Geometry,
     shelf: Mapping,
+    heard: Mutex<u64>,
     reach: Option<Reach>,
 }
 
@@ -117,6 +119,7 @@ impl Neighbour {
             layout: reading.layout,
             geometry: reading.geometry.clone(),
             shelf,
+            heard: Mutex::new(0),
             reach: None,
         };
         Ok((neighbour, reading))
@@ -150,6 +153,14 @@ impl Neighbour {
 
     fn word(&self, word: Word) -> u64 {
         self.layout.word(&self.shelf, word).load(Ordering::Acquire)
+    }
+
+    /// The pages that prompts of that rank asked for since the last call, prompt by prompt.
+    pub fn hear(&self) -> Vec<Vec<u64>> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let (prompts, end) = self.layout.told(&self.shelf).hear(*heard);
+        *heard = end;
+        prompts
     }
 
     /// Leading keys of `keys` that are published here, with where they are.

@@ -261,6 +261,15 @@ impl Peers {
         }
     }
 
+    /// The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as far as they are remembered
+    /// (`Told`).
+    pub fn heard(&self, slots: &[usize]) -> Vec<Vec<u64>> {
+        let told = self.live().into_iter();
+        told.filter(|neighbour| slots.contains(&neighbour.slot))
+            .flat_map(|neighbour| neighbour.hear())
+            .collect()
+    }
+
     /// Differs from the last answer when what anybody published may have, or who is there.
     pub fn version(&self) -> u64 {
         self.live().iter().fold(0, |digest: u64, neighbour| {

@@ -122,6 +122,13 @@ impl Shelf {
         Ok(self.ledger.take_touched(index, frames)?)
     }
 
+    /// Tells the peers that a prompt of these pages has come. See `Told`.
+    pub fn tell(&self, numbers: &[u64]) -> Result<()> {
+        self.check_open()?;
+        self.layout.told(self.memory.mapping()).tell(numbers);
+        Ok(())
+    }
+
     /// See `Ledger::reset`.
     pub fn reset(&mut self) -> Result<()> {
         self.check_open()?;

@@ -8,7 +8,9 @@ use banyan_shm::frame::{Frame, FrameId, Key};
 use banyan_shm::index::Index;
 use banyan_shm::lease::{self, Sighting};
 use banyan_shm::ledger::Ledger;
+use banyan_shm::sights::MARK;
 use banyan_shm::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use banyan_shm::told::Told;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -325,4 +327,39 @@ mod broken {
             reader.join().unwrap();
         });
     }
+}
+
+#[test]
+fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_another_ones_place() {
+    struct Ring {
+        counts: [AtomicU64; 2],
+        words: Vec<AtomicU64>,
+    }
+    impl Ring {
+        fn told(&self) -> Told<'_> {
+            Told::new(&self.counts[0], &self.counts[1], &self.words)
+        }
+    }
+    // Half of two words: each prompt has one page, and the third one takes the place of the first.
+    loom::model(|| {
+        let zero = || AtomicU64::new(0);
+        let ring = Arc::new(Ring {
+            counts: [zero(), zero()],
+            words: (0..2).map(|_| zero()).collect(),
+        });
+        let peer = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                let (prompts, end) = ring.told().hear(0);
+                let first = end - prompts.len() as u64;
+                for (place, prompt) in (first..end).zip(prompts) {
+                    assert_eq!(prompt, [(place + 1) << 1 | MARK]);
+                }
+            })
+        };
+        for page in 1..=3 {
+            ring.told().tell(&[page << 1]);
+        }
+        peer.join().unwrap();
+    });
 }

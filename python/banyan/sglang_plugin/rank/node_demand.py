@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demand for pages as one rank knows it: what its own prompts ask for, and, told by its peers, what theirs do.
+
+A rank evicts for the node: what it drops is lost to all, and what comes back may come back to another rank. So each
+rank tells the others of the prompts that come to it, and learns from theirs as from its own. Pages go by keys here.
+Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from banyan import _native
+from banyan.planner.chances import Chances
+from banyan.planner.demand import Demand
+
+
+class OtherRanks(Protocol):
+    """What is told to the other ranks of the node, and heard of them. Nobody waits; something may be missed."""
+
+    def tell(self, pages: bytes) -> None: ...
+
+    def heard(self) -> Sequence[bytes]: ...
+
+
+class NodeDemand:
+    """One rank's. ``num_frames``: of the pools of all ranks that hear each other."""
+
+    def __init__(self, others: OtherRanks, num_frames: int) -> None:
+        self._others = others
+        self._demand = Demand(num_frames)
+
+    @property
+    def chances(self) -> Chances:
+        """What has been learnt."""
+        return self._demand.chances
+
+    def asked(self, keys: list[str], rid: str) -> None:
+        """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
+        for pages in self._others.heard():
+            self._demand.heard(pages)
+        pages = _native.page_numbers(keys)
+        self._others.tell(pages)
+        self._demand.asked(pages, rid)
+
+    def served(self, rid: str) -> None:
+        """The request waits no longer, if it did."""
+        self._demand.served(rid)
+
+    def came(self, keys: list[str]) -> None:
+        """The tree has these pages of one chain now."""
+        self._demand.came(_native.page_numbers(keys))
+
+    def chance(self, key: str) -> float:
+        """Of the page to be wanted, as against other pages; infinite while a request waits here that asks for it."""
+        return self._demand.chance(_native.page_number(key))
+
+    def is_asked_again(self, key: str) -> bool:
+        """Whether more than one prompt has asked for the page."""
+        return self._demand.num_sights(_native.page_number(key)) > 1

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What prompts of one rank asked for, as the others hear it."""
+
+from __future__ import annotations
+
+import pytest
+from test.unit.directory.rig import Rank, ids, keys
+
+from banyan._native import Roster, page_number, page_numbers
+
+NUM_WORDS = 1 << 13
+"""Of a shelf's ring."""
+
+
+@pytest.fixture
+def roster():
+    return Roster.create(3)
+
+
+@pytest.fixture
+def ranks(roster):
+    return [Rank(roster, slot) for slot in range(3)]
+
+
+def numbers(*pages):
+    return ids(page_numbers(keys(*pages)))
+
+
+def heard(rank, *slots):
+    """Prompt by prompt, without the marks."""
+    return [[number & ~1 for number in ids(prompt)] for prompt in rank.peers.heard(list(slots))]
+
+
+def test_number_when_of_one_key_then_as_of_many_and_its_lowest_bit_is_free():
+    assert [page_number(key) for key in keys(1, 2)] == numbers(1, 2)
+    assert all(number % 2 == 0 for number in numbers(*range(100)))
+    with pytest.raises(ValueError, match="64 hex digits"):
+        page_number("no key")
+
+
+def test_heard_when_two_ranks_tell_then_each_prompt_once_and_those_of_the_slots_only(ranks):
+    one, other, third = ranks
+    one.shelf.tell(page_numbers(keys(1, 2)))
+    one.shelf.tell(page_numbers(keys(3)))
+    third.shelf.tell(page_numbers(keys(4)))
+    assert heard(other, 0) == [numbers(1, 2), numbers(3)]
+    assert heard(other, 0) == []
+    assert heard(other, 0, 2) == [numbers(4)]
+    assert heard(third, 0) == [numbers(1, 2), numbers(3)], "each peer hears for itself"
+
+
+def test_heard_when_a_rank_comes_later_then_it_begins_with_what_is_remembered(roster):
+    Rank(roster, 0).shelf.tell(page_numbers(keys(9)))
+    one = Rank(roster, 1)
+    one.shelf.tell(page_numbers(keys(1, 2)))
+    assert heard(Rank(roster, 2), 0, 1) == [numbers(1, 2)]
+
+
+def test_heard_when_more_was_told_than_is_remembered_then_the_latest(ranks):
+    one, other, _ = ranks
+    for turn in range(NUM_WORDS):
+        one.shelf.tell(page_numbers(keys(turn, -1)))
+    told = heard(other, 0)
+    assert len(told) == NUM_WORDS // 2
+    assert told[-1] == numbers(NUM_WORDS - 1, -1)
+
+
+def test_tell_when_a_prompt_is_very_long_then_its_beginning_is_told(ranks):
+    one, other, _ = ranks
+    one.shelf.tell(page_numbers(keys(*range(NUM_WORDS))))
+    assert heard(other, 0) == [numbers(*range(NUM_WORDS // 2))]
+
+
+def test_heard_when_the_teller_has_other_weights_then_nothing():
+    roster = Roster.create(2)
+    one, other = Rank(roster, 0), Rank(roster, 1, namespace=b"m" * 32)
+    one.shelf.tell(page_numbers(keys(1)))
+    assert heard(other, 0) == []
+
+
+def test_heard_when_a_rank_has_left_and_come_again_then_what_it_tells_now(roster, ranks):
+    one, other, _ = ranks
+    one.shelf.tell(page_numbers(keys(1)))
+    assert heard(other, 0) == [numbers(1)]
+    one.shelf.close()
+    assert heard(other, 0) == []
+    del one.peers
+    again = Rank(roster, 0)
+    again.shelf.tell(page_numbers(keys(2)))
+    assert heard(other, 0) == [numbers(2)]
+
+
+def test_tell_when_the_shelf_is_closed_or_bytes_are_no_numbers_then_refused(ranks):
+    with pytest.raises(ValueError, match="64 bits"):
+        ranks[0].shelf.tell(b"abc")
+    ranks[0].shelf.close()
+    with pytest.raises(ValueError, match="closed"):
+        ranks[0].shelf.tell(page_numbers(keys(1)))
