@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers of one rank each, on a core each; the second one asks the first for prefixes."""
+"""Two servers of one rank each, which compute on a core each; the second one asks the first for prefixes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ HOST_IP = ("SGLANG_HOST_IP", HOST)
 
 class Nodes:
     """The two servers. ``kind``: how each of them is started; ``flags``: of both; ``by_way_of``: the host under which
-    the second one knows the first; ``choose_port``: of the first one's door, which takes the next port too."""
+    the second one knows the first; ``choose_port``: of the first one's door, which takes the next port too;
+    ``cores``: all threads of each stay on its own, as those of two nodes do; None: they run where the system puts
+    them."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Nodes:
         flags: Sequence[str] = (),
         by_way_of: str = HOST,
         choose_port: Callable[[], int] = free_port,
+        cores: tuple[int, int] | None = None,
     ) -> None:
         self._model, self._logs, self._kind = model, folder / "logs", kind
         secret = write_secret(folder / "secret")
@@ -42,7 +45,8 @@ class Nodes:
 
         def spec(label: str, core: int, *more: str) -> ServerSpec:
             own = (*FLAGS, "--banyan-secret-file", str(secret), *flags, *more)
-            return ServerSpec(label, 1, "on", own, (*cpu_env(dp=1, first_core=core), CHECKED, HOST_IP))
+            env = (*cpu_env(dp=1, first_core=core), CHECKED, HOST_IP)
+            return ServerSpec(label, 1, "on", own, env, None if cores is None else cores[core])
 
         self._specs = [
             spec("lender", 0, "--banyan-listen", f"{HOST}:{self.door_port}"),

@@ -3,11 +3,12 @@
 
     python -m benchmark.remote --source     needs root, `unshare` and `tc`; else the path is not bounded
 
-Two servers, on a core each, and between them a path of `LINK_MBIT` for what is lent. The first answers some requests
-at once; the time between their tokens is taken. Meanwhile the second does one of three things, which take turns:
-nothing (`idle`); it asks prompts again and again that lie in the first one's arena, and forgets them in between
-(`pulls`); or it computes prompts that nobody has (`computing`), which takes the machine's time and none of the first
-server's.
+Two servers, and between them a path of `LINK_MBIT` for what is lent. Each server has a core of its own for all its
+threads, as a node has; this program has the second one's: no thread of the reader, nor of who asks, takes the first
+one's time. The first answers some requests at once; the time between their tokens is taken. Meanwhile the second does
+one of three things, which take turns: nothing (`idle`); it asks prompts again and again that lie in the first one's
+arena, and forgets them in between (`pulls`); or it computes prompts that nobody has (`computing`), which takes the
+machine's time and none of the first server's.
 
 * `source_tpot_ratio`: beside pulls, to idle. Medians over rounds of the ratio of a round's means.
 * `source_tpot_ratio_computing`: beside computing, to idle: what any busy neighbour costs on this machine.
@@ -20,6 +21,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import sys
@@ -135,10 +137,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(model: Path, out: Path, seed: int, sizes: Sizes, choose_port: Callable[[], int]) -> dict[str, Any]:
     """One row for each round and kind."""
     rng = random.Random(f"source-{seed}")
+    cores = _two_cores()
+    if cores is not None:
+        os.sched_setaffinity(0, {cores[1]})
     lent = prompts(model, [sizes.lent_tokens] * sizes.num_lent, seed=seed)
     questions = prompts(model, [sizes.question_tokens] * sizes.num_answers, seed=seed + 1)
     rows = []
-    with Nodes(model, out, choose_port=choose_port) as nodes:
+    with Nodes(model, out, choose_port=choose_port, cores=cores) as nodes:
         for ids in lent:
             nodes.lend(ids)
         beside = steps(nodes, lent, rng)
@@ -148,7 +153,13 @@ def _measure(model: Path, out: Path, seed: int, sizes: Sizes, choose_port: Calla
         for number, place in itertools.product(range(sizes.num_rounds), range(len(KINDS))):
             kind = KINDS[(place + number) % len(KINDS)]
             rows.append({"round": number, "kind": kind, **_measure_one(nodes, beside[kind], questions, sizes)})
-    return {"rows": rows, "sizes": asdict(sizes)}
+    return {"rows": rows, "sizes": asdict(sizes), "cores": cores}
+
+
+def _two_cores() -> tuple[int, int] | None:
+    """For the two servers; None where there is only one core."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return (first, others[0]) if others else None
 
 
 def _measure_one(

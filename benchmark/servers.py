@@ -88,18 +88,20 @@ def cpu_env(
 @dataclass(frozen=True)
 class ServerSpec:
     """What to start. `share`: Banyan on, dispatching without fetching, Banyan with sharing off, or plain
-    stock; `env` is added to the inherited."""
+    stock; `env` is added to the inherited; `core`: the only one that its processes run on, None for all."""
 
     label: str
     dp: int
     share: Share
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    core: int | None = None
 
     def command(self, model: Path, port: int) -> list[str]:
         """The full command line; variables are set by env(1), which leaves the inherited ones alone."""
         variables = [f"{name}={value}" for name, value in self.env]
-        return ["env", *variables, sys.executable, "-m", "sglang.launch_server", *self.flags(model, port)]
+        confined = () if self.core is None else ("taskset", "--cpu-list", str(self.core))
+        return ["env", *variables, *confined, sys.executable, "-m", "sglang.launch_server", *self.flags(model, port)]
 
     def flags(self, model: Path, port: int) -> list[str]:
         """What follows the program's name on the command line."""

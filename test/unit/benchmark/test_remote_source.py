@@ -85,6 +85,10 @@ def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_condit
     assert "| `source_tpot_ratio` | 1.08 (1.05-1.12) | <= 1.10 |" in page
     assert "4 answers of 150 tokens at once, 12.5 ms a token" in page
     assert "over a loopback that nothing bounds" in page
+    assert "Two servers, each with one thread that computes; the first gives" in page
+    assert "each with all its threads on a core of its own; the" in " ".join(
+        remote_page.source_page({**run, "cores": [0, 1]}).split()
+    )
     assert "over a path of 1000 Mbit/s" in " ".join(remote_page.source_page({**run, "link_mbit": 1000}).split())
 
 
@@ -105,3 +109,9 @@ def test_measure_when_the_inner_program_fails_then_nothing_is_made_of_it(monkeyp
     monkeypatch.setattr(remote_source.own_network, "run_inside", lambda module, args: 1)
     with pytest.raises(RuntimeError, match="nothing was measured"):
         remote_source.measure(tmp_path, 0)
+
+
+@pytest.mark.parametrize(("allowed", "cores"), [({3, 1, 2}, (1, 2)), ({5}, None)])
+def test_cores_when_there_are_two_then_each_server_has_its_own(monkeypatch, allowed, cores):
+    monkeypatch.setattr(remote_source.os, "sched_getaffinity", lambda pid: allowed)
+    assert remote_source._two_cores() == cores
