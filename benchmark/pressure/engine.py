@@ -14,8 +14,8 @@ a time, from empty caches, in an order that rotates with the draw; all have the 
     banyan no arena   `--banyan-host-gb 0`: the pools alone
 
 Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Prompts of
-`--workload documents` are made: they are long and share nothing. Leaves build/pressure/engine.json, and every request in
-engine.jsonl beside it. Exits with 1 when a request failed.
+`--workload documents` are made: they are long and share nothing. Leaves build/pressure/engine.json, and every request
+in engine.jsonl beside it. Exits with 1 when a request failed.
 """
 
 from __future__ import annotations
