@@ -106,7 +106,7 @@ def rig(monkeypatch):
         is_whole_rank=True,
         copy_of=lambda key: SourceKind.PEER if key in elsewhere else None,
         move_share=lambda kind: 0.01,
-        demand=NodeDemand(Alone(), 1_000),
+        demand=NodeDemand(Alone(), 1_000, Counters()),
         num_frames=8 * STRETCHES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),

@@ -155,7 +155,7 @@ class BanyanLinker(UnifiedCacheLinker):
             windows=self._windows.pages if self._windows is not None else None,
         )
         num_frames = self.num_frames * self._seats.layout.num_ranks
-        self.demand, self.dropped = NodeDemand(cache, num_frames), Dropped()
+        self.demand, self.dropped = NodeDemand(cache, num_frames, self.counters), Dropped()
         return cache
 
     def _in_arena(self) -> Part:

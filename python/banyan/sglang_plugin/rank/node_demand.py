@@ -14,6 +14,7 @@ from typing import Protocol
 from banyan import _native
 from banyan.planner.chances import Chances
 from banyan.planner.demand import Demand
+from banyan.telemetry import Counters
 
 
 class OtherRanks(Protocol):
@@ -27,8 +28,9 @@ class OtherRanks(Protocol):
 class NodeDemand:
     """One rank's. ``num_frames``: of the pools of all ranks that hear each other."""
 
-    def __init__(self, others: OtherRanks, num_frames: int) -> None:
+    def __init__(self, others: OtherRanks, num_frames: int, counters: Counters) -> None:
         self._others = others
+        self._counters = counters
         self._demand = Demand(num_frames)
 
     @property
@@ -40,6 +42,7 @@ class NodeDemand:
         """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
         for pages in self._others.heard():
             self._demand.heard(pages)
+            self._counters.heard_prompts += 1
         pages = _native.page_numbers(keys)
         self._others.tell(pages)
         self._demand.asked(pages, rid)
