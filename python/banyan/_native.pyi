@@ -415,6 +415,9 @@ class Peers:
         asked, the next above the own first, cyclically, so that ranks choose different sources.
         """
 
+    def holder(self, key: str, slots: list[int]) -> int | None:
+        """The first of `slots` that holds this page, as `lookup` finds it; the own one too, if it is named."""
+
     def heard(self, slots: list[int]) -> list[bytes]:
         """The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as
         `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was told too long ago was

@@ -321,8 +321,8 @@ class PrefixCache:
 
     def copy_of(self, key: str) -> SourceKind | None:
         """Where this rank could have the page from now: the first of its shelves. A hint, as every lookup."""
-        runs = self._supply.lookup([key]).runs
-        return self._seats.kind_of(runs[0][0]) if runs else None
+        slot = self._supply.holder(key)
+        return None if slot is None else self._seats.kind_of(slot)
 
     # ---- what prompts ask for ----------------------------------------------------------------------------------
 

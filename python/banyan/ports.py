@@ -83,6 +83,10 @@ class Peers(Protocol):
         """
         ...
 
+    def holder(self, key: str, slots: Sequence[int]) -> int | None:
+        """The first of ``slots`` whose shelf holds the page. Never blocks."""
+        ...
+
     def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
         numbers, little-endian int64, of which the lowest bit says nothing. Advice: some may have been missed."""

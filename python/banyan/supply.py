@@ -72,6 +72,10 @@ class Supply:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call, prompt by prompt."""
         return self._peers.heard(slots)
 
+    def holder(self, key: str) -> int | None:
+        """The first of the shelves that holds this page."""
+        return self._peers.holder(key, self.slots)
+
     def part(self, slots: Sequence[int]) -> Part:
         """Of the shelves, those in ``slots``."""
         return Part(self._peers, slots)

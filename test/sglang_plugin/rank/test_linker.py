@@ -19,6 +19,7 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.core import SourceKind
 from banyan.disagg import Role
 from banyan.layout import Layout
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -168,6 +169,8 @@ def test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes(ra
     assert owner.offload(transfer(names, slots)) and owner.num_completed_offloads() == 1
     assert owner.pop_completed_offload()
     assert reader.lookup("r", transfer(names, None)) == [2]
+    assert [reader.copy_of(name) for name in (names[1], keys(3)[0])] == [SourceKind.PEER, None]
+    assert owner.copy_of(names[1]) in (None, SourceKind.HOST), "its own pool is no other copy"
     targets = own_pages.alloc(2 * PAGE)
     assert reader.load("r", transfer(names, targets))
     index = reader.start_layer_wise_loading()

@@ -59,7 +59,7 @@ def _measure(leaf_pages: int, one_in: int) -> dict[str, Any]:
         nonlocal num_looks
         num_looks += 1
         key = keys[number][-1]
-        copy = SourceKind.PEER if peers.lookup([key], slots).runs else None
+        copy = None if peers.holder(key, slots) is None else SourceKind.PEER
         return Leaf(number, key, copy, shares.of(copy) * demand.chance(page_number(key)))
 
     looks, by_age, times_us = Looks(), deque(range(NUM_LEAVES)), []

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py};
+use crate::convert::{frames_to_py, key_of, keys_of, namespace_of, targets_of, to_py, words_to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;
@@ -60,6 +60,10 @@ impl PyPeers {
             found: self.peers.lookup(&keys_of(keys)?, slots.as_deref()),
             peers: self.peers.clone(),
         })
+    }
+
+    fn holder(&self, key: &Bound<'_, PyAny>, slots: Vec<usize>) -> PyResult<Option<usize>> {
+        Ok(self.peers.holder(&key_of(key, 0)?, &slots))
     }
 
     fn prefix_lens(&self, keys: &Bound<'_, PyList>) -> PyResult<Vec<usize>> {

@@ -183,6 +183,19 @@ impl Peers {
         found
     }
 
+    /// The first of `slots` that holds this page: `lookup` for one, of which every look at a leaf wants nothing else.
+    pub fn holder(&self, key: &Key, slots: &[usize]) -> Option<usize> {
+        let mut view = self.refresh();
+        let View { seats, census } = &mut *view;
+        let mut holds = |slot: usize| {
+            let neighbour = seats.get(slot)?.neighbour.as_ref()?;
+            neighbour.index().find(key)?;
+            // Last: mostly nobody has it, and the clock need not be asked.
+            census.is_alive(neighbour.identity).then_some(slot)
+        };
+        slots.iter().find_map(|slot| holds(*slot))
+    }
+
     /// Per slot, the own one too: how many leading pages it holds.
     pub fn prefix_lens(&self, keys: &[Key]) -> Vec<usize> {
         let mut lens = vec![0; self.roster.num_slots()];
