@@ -12,6 +12,7 @@ Pages go by numbers of 64 bits, whose lowest one says nothing: as ``_native.page
 Invariants
   1. The memory is bounded (``_native.Sights``), and what is remembered is advice.
   2. A prompt teaches ``LESSONS`` times at most, however long it is.
+  3. ``_num_waiting`` counts, for each page, the prompts of ``_queued`` that ask for it, whoever else does.
 
 States of a page: unknown -> once -> twice -> ... -> ``MOST_SIGHTS`` times; unknown once more when its row goes to
 another page. States of a prompt: asked -> served. One thread.
@@ -21,8 +22,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
 
 from banyan import _native
 from banyan.planner.chances import Chances, Seen
@@ -49,8 +50,8 @@ class Demand:
         self._pages_per_lot = -(-min(LOTS_POOLS * num_frames, self._sights.num_rows) // MOST_LOTS)
         self._next_lot = 0
         self._rng = random.Random(0)
-        self._queued: dict[Hashable, int] = {}
-        self._queued_at: set[int] = set()
+        self._queued: dict[Hashable, Sequence[int]] = {}
+        self._num_waiting: Counter[int] = Counter()
 
     @property
     def chances(self) -> Chances:
@@ -64,8 +65,8 @@ class Demand:
         """
         self.heard(pages)
         self.served(prompt)
-        self._queued[prompt] = self._num_asked
-        self._queued_at.add(self._num_asked)
+        numbers = self._queued[prompt] = memoryview(pages).cast("q").tolist()
+        self._num_waiting.update(numbers)
 
     def heard(self, pages: bytes) -> None:
         """A prompt of these pages has come to a peer, or to this rank; there is at least one."""
@@ -85,7 +86,12 @@ class Demand:
 
     def served(self, prompt: Hashable) -> None:
         """The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone."""
-        self._queued_at.discard(self._queued.pop(prompt, -1))
+        waiting = self._num_waiting
+        for page in self._queued.pop(prompt, ()):
+            if waiting[page] == 1:
+                del waiting[page]
+            else:
+                waiting[page] -= 1
 
     def came(self, pages: bytes) -> None:
         """The tree has these pages of one chain now. Those that no prompt has named, such as an answer's, begin their
@@ -95,9 +101,9 @@ class Demand:
 
     def chance(self, page: int) -> float:
         """Of the page to be wanted, as against other pages; infinite while a prompt waits here that asks for it."""
-        asked_at, num_sights = self._sights.last(page)
-        if asked_at in self._queued_at:
+        if page in self._num_waiting:
             return math.inf
+        asked_at, num_sights = self._sights.last(page)
         return self._chances.of((self._num_asked - asked_at) / self._num_frames, num_sights)
 
     def age(self, page: int) -> int:

@@ -120,6 +120,17 @@ def test_heard_when_a_peer_is_asked_then_pages_age_and_are_known_but_nobody_wait
     assert demand.chance(page(1, 5)) < math.inf
 
 
+def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_wanted_until_it_is_served(demand):
+    demand.asked(prompt(0), "one")
+    demand.asked(prompt(0), "two")
+    demand.heard(prompt(0))
+    demand.served("two")
+    assert demand.chance(page(0, 5)) == math.inf
+    demand.served("one")
+    assert demand.chance(page(0, 5)) < math.inf
+    assert not demand._num_waiting
+
+
 def test_heard_when_what_comes_back_came_to_a_peer_then_that_is_learnt(demand):
     for _ in range(12):
         for number in range(100):
