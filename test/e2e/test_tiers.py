@@ -81,18 +81,18 @@ def crowd_out(client: Client, prompt, name: str) -> None:
 
 def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_arena(tiers, prompt):
     client = tiers.client
-    ids = prompt("arena", 600)
-    token, log_probability = client.first_token(ids, rank=0)
-    crowd_out(client, prompt, "crowd")
     for rank in (1, 0):
+        # Each rank its own prompt: one that has come twice is worth more than the crowd, and stays.
+        ids = prompt(f"arena-{rank}", 600)
+        token, log_probability = client.first_token(ids, rank=0)
+        crowd_out(client, prompt, f"crowd-{rank}")
         before = settled(client, "backed_up_pages")
         _, meta = client.generate(ids, rank=rank, num_tokens=1)
         details = meta["cached_tokens_details"]
         assert details["host"] >= 600 - 2 * PAGE, f"rank {rank}: {details}"
         assert settled(client, "backed_up_pages") == before, "what the arena holds is not copied down again"
-        crowd_out(client, prompt, f"again-{rank}")
-    again, log_probability_again = client.first_token(ids, rank=1)
-    assert again == token and log_probability_again == pytest.approx(log_probability, abs=0.02)
+        again, log_probability_again = client.first_token(ids, rank=rank)
+        assert again == token and log_probability_again == pytest.approx(log_probability, abs=0.02)
 
 
 def test_arena_when_both_ranks_hold_the_same_prompt_then_one_copy_for_the_node(tiers, prompt):
