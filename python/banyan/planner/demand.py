@@ -14,8 +14,8 @@ Invariants
   2. A prompt teaches ``LESSONS`` times at most, however long it is.
   3. ``_num_waiting`` counts, for each page, the prompts of ``_queued`` that ask for it, whoever else does.
 
-States of a page: unknown -> once -> twice -> ... -> ``MOST_SIGHTS`` times; unknown once more when its row goes to
-another page. States of a prompt: asked -> served. One thread.
+States of a page: unknown -> once -> twice -> ... -> as often as sights are counted; unknown once more when its row goes
+to another page. States of a prompt: asked -> served. One thread.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Demand:
         return self._num_asked - self._sights.last(page)[0]
 
     def num_sights(self, page: int) -> int:
-        """How often the page was asked for; ``MOST_SIGHTS`` also when it was more often."""
+        """How often the page was asked for, as far as sights are counted."""
         return self._sights.last(page)[1]
 
     def _seen(self, sight: tuple[int, int], num_asked: int) -> Seen:
