@@ -104,7 +104,10 @@ pub fn words_from(bytes: &[u8]) -> PyResult<Vec<u64>> {
 }
 
 /// As `bytes` of little-endian int64.
-pub fn words_to_py<'py>(py: Python<'py>, words: &[u64]) -> PyResult<Bound<'py, PyBytes>> {
+pub fn words_to_py<'py>(
+    py: Python<'py>,
+    words: impl ExactSizeIterator<Item = u64>,
+) -> PyResult<Bound<'py, PyBytes>> {
     PyBytes::new_with(py, words.len() * 8, |bytes| {
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -123,12 +126,7 @@ pub fn targets_of(frames: &Bound<'_, PyAny>) -> PyResult<Vec<FrameId>> {
 }
 
 pub fn frames_to_py<'py>(py: Python<'py>, frames: &[FrameId]) -> PyResult<Bound<'py, PyBytes>> {
-    PyBytes::new_with(py, frames.len() * 8, |bytes| {
-        for (place, frame) in bytes.chunks_exact_mut(8).zip(frames) {
-            place.copy_from_slice(&i64::from(*frame).to_le_bytes());
-        }
-        Ok(())
-    })
+    words_to_py(py, frames.iter().map(|frame| u64::from(*frame)))
 }
 
 pub fn namespace_of(bytes: &[u8]) -> PyResult<Namespace> {

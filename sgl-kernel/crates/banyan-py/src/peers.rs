@@ -103,7 +103,10 @@ impl PyPeers {
 
     fn heard<'py>(&self, py: Python<'py>, slots: Vec<usize>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let prompts = self.peers.heard(&slots);
-        prompts.iter().map(|words| words_to_py(py, words)).collect()
+        prompts
+            .into_iter()
+            .map(|words| words_to_py(py, words.into_iter()))
+            .collect()
     }
 
     fn version(&self) -> u64 {

@@ -52,6 +52,5 @@ pub fn page_number(key: &Bound<'_, PyAny>) -> PyResult<i64> {
 
 #[pyfunction]
 pub fn page_numbers<'py>(keys: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyBytes>> {
-    let numbers: Vec<u64> = keys_of(keys)?.iter().map(number_of).collect();
-    words_to_py(keys.py(), &numbers)
+    words_to_py(keys.py(), keys_of(keys)?.iter().map(number_of))
 }
