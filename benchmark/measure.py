@@ -56,15 +56,17 @@ async def measure(
     workload: Workload,
     *,
     repetition: int = 1,
+    first_run: int = 1,
     progress: Callable[[int], Progress] | None = None,
     finished: Callable[[RunResult], None] | None = None,
 ) -> list[RunResult]:
-    """Play the workload `num_runs` times on the server at `url`; each later run in another order.
+    """Play the workload `num_runs` times on the server at `url`; each run but number 1 in another order. `first_run`:
+    the number of the first one here, where the server has played others before.
 
     `finished` is called after each run, so that results reach the disk before the next one starts.
     """
     results = []
-    for run in range(1, workload.num_runs + 1):
+    for run in range(first_run, first_run + workload.num_runs):
         order = order_of_run(workload.scripts, seed=workload.seed, run=run)
         async with open_session(workload.timeout_s) as session:
             records, total_time_s = await play(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from banyan.lab.sim.tree import Page, Tree
 
@@ -25,3 +26,12 @@ def spare_share(trees: Sequence[Tree], holders: Mapping[Page, int]) -> float:
     # One copy of each stays.
     num_gone = sum(min(number, holders[page].bit_count() - 1) for page, number in num_spare.items())
     return num_gone / num_held if num_held else 0.0
+
+
+def most_distinct_share(prompts: Sequence[Sequence[Page]], num_ranks: int, total_pages: int) -> float:
+    """What the distinct share of full pools can be at most, where every rank serves prompts: each then holds what all
+    prompts begin with."""
+    # What the first and the last in the order have in common, all between them have too.
+    first, last = min(prompts), max(prompts)
+    num_common = sum(1 for _ in takewhile(lambda pages: pages[0] == pages[1], zip(first, last, strict=False)))
+    return 1.0 - (num_ranks - 1) * num_common / total_pages

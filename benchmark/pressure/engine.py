@@ -3,8 +3,9 @@
 
     python -m benchmark.pressure.engine --data ../shared/data --draws 5
 
-A draw is a set of recorded prompts, asked once and asked again in another order, so many at a time. One system is up at
-a time, from empty caches, in an order that rotates with the draw; all have the same tokens of pools together:
+A draw is a set of recorded prompts, asked once and asked again in another order, so many at a time; a scan is a hot set
+that is asked over and over among prompts that never come back, and its last quarter is the second run. One system is up
+at a time, from empty caches, in an order that rotates with the draw; all have the same tokens of pools together:
 
     single            one rank with all of them, sharing off
     stock             stock SGLang, `--dp N`
@@ -13,9 +14,9 @@ a time, from empty caches, in an order that rotates with the draw; all have the 
     banyan            `--enable-banyan` and no other flag
     banyan no arena   `--banyan-host-gb 0`: the pools alone
 
-Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Prompts of
-`--workload documents` are made: they are long and share nothing. Leaves build/pressure/engine.json, and every request
-in engine.jsonl beside it. Exits with 1 when a request failed.
+Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Those of `documents`,
+`scan` and `hot` (the hot set alone) are made: they are long and share nothing. Leaves build/pressure/engine.json, and
+every request in engine.jsonl beside it. Exits with 1 when a request failed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from benchmark.measure import RunResult, Workload, flush_cache, measure
 from benchmark.metrics import paired_ratio
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import WIDE, ensure, random_prompt
-from benchmark.pressure.workloads import SOURCES, documents, recorded
+from benchmark.pressure.copies import most_distinct_share
+from benchmark.pressure.workloads import SOURCES, Drawn, documents, hot, recorded, scan
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import append_lines, write_report
 from benchmark.servers import ServerSpec, Share, cpu_env, unwind_on_sigterm
@@ -49,18 +51,32 @@ from benchmark.workload.known import KnownPrompts
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
 OUTPUT_TOKENS = 8
-DOCUMENTS = "documents"
+MADE = {"documents": documents, "scan": scan, "hot": hot}
 INDEX_POLICIES = tuple(policy for policy in POLICY_CHOICES if policy != SGLANG_POLICY)
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
 
 
-def prompts_of(pages: Sequence[Sequence[int]], draw: int) -> KnownPrompts:
-    """The prompts of a draw. Equal pages have equal tokens."""
+def prompts_of(pages: Sequence[Sequence[int]], draw: str) -> KnownPrompts:
+    """The prompts of a draw, or of a part of it. Equal pages have equal tokens."""
     ids = {
         f"draw-{draw}-{number}": [token for page in prompt for token in page_tokens(page)]
         for number, prompt in enumerate(pages)
     }
     return KnownPrompts(ids, OUTPUT_TOKENS)
+
+
+def workloads_of(drawn: Drawn, draw: int, concurrency: int) -> tuple[Workload, ...]:
+    """What is played, one after the other, the last of them in the second run: the same prompts twice, or what comes
+    before those that are measured, and these."""
+    num_before = len(drawn.prompts) - drawn.num_measured
+    before, measured = (
+        prompts_of(pages, f"{draw}-{part}")
+        for part, pages in (("before", drawn.prompts[:num_before]), ("measured", drawn.prompts[num_before:]))
+    )
+    arrivals = Arrivals(concurrency=concurrency)
+    if drawn.is_twice:
+        return (Workload(before.scripts, before, arrivals, seed=draw, num_runs=2),)
+    return tuple(Workload(part.scripts, part, arrivals, seed=draw, num_runs=1) for part in (before, measured))
 
 
 def page_tokens(page: int) -> list[int]:
@@ -103,7 +119,9 @@ def _spec(
     return ServerSpec(label.replace(" ", "_"), dp, share, args, env)
 
 
-def measure_draw(draw: int, workload: Workload, total_tokens: int, args: argparse.Namespace) -> list[RunResult]:
+def measure_draw(
+    draw: int, workloads: Sequence[Workload], total_tokens: int, args: argparse.Namespace
+) -> list[RunResult]:
     """Both runs on every system."""
     results = []
     for name in order_of_repetition(args.system, draw + 1):
@@ -111,7 +129,10 @@ def measure_draw(draw: int, workload: Workload, total_tokens: int, args: argpars
         with running(system, args.model, args.out / "logs", ForkedServer) as up:
             for server in up.servers:
                 asyncio.run(flush_cache(server.url))
-            runs = asyncio.run(measure(name, up.url, workload, repetition=draw))
+            runs: list[RunResult] = []
+            for workload in workloads:
+                first_run = len(runs) + 1
+                runs += asyncio.run(measure(name, up.url, workload, repetition=draw, first_run=first_run))
             runs[-1].summary["distinct_share"] = distinct_share(up)
         for run in runs:
             append_lines(args.out / "engine.jsonl", run.to_lines())
@@ -177,7 +198,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data", type=Path, help="folder of recorded workloads")
-    parser.add_argument("--workload", choices=(*SOURCES, DOCUMENTS), default="agents")
+    parser.add_argument("--workload", choices=(*SOURCES, *MADE), default="agents")
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="one of them; give several (default: all)")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--ratio", type=float, default=1.75, help="of the working set to all pools")
@@ -197,23 +218,29 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.data is None and args.workload != DOCUMENTS:
+    if args.data is None and args.workload not in MADE:
         parser.error(f"--workload {args.workload} is recorded: --data names the folder")
     args.system = args.system or list(SYSTEMS)
     unwind_on_sigterm()
     (args.out / "engine.jsonl").unlink(missing_ok=True)
     args.model = ensure(WIDE) if args.small else ensure_model(args.model)
-    draw_from = documents if args.workload == DOCUMENTS else recorded(args.data / SOURCES[args.workload])
+    draw_from = MADE.get(args.workload) or recorded(args.data / SOURCES[args.workload])
     results: list[RunResult] = []
     sizes = []
     for draw in range(args.first_draw, args.first_draw + args.draws):
         drawn = draw_from(args.prompts, draw)
         working_tokens = drawn.num_distinct * PAGE_TOKENS
         total_tokens = int(working_tokens / args.ratio)
-        sizes.append({"draw": draw, "working_set_tokens": working_tokens, "pool_tokens_of_all_ranks": total_tokens})
-        prompts = prompts_of(drawn.prompts[: drawn.num_measured], draw)
-        workload = Workload(prompts.scripts, prompts, Arrivals(concurrency=args.concurrency), seed=draw)
-        results += measure_draw(draw, workload, total_tokens, args)
+        most_distinct = most_distinct_share(drawn.prompts, args.ranks, total_tokens // PAGE_TOKENS)
+        sizes.append(
+            {
+                "draw": draw,
+                "working_set_tokens": working_tokens,
+                "pool_tokens_of_all_ranks": total_tokens,
+                "most_distinct_share": round(most_distinct, 4),
+            }
+        )
+        results += measure_draw(draw, workloads_of(drawn, draw, args.concurrency), total_tokens, args)
         # Each draw is written down when it is over: a run of hours that is cut short has lost nothing.
         rows = [row_of(name, results) for name in args.system]
         write_report(args.out / "engine.json", {"rows": rows, "draws": sizes}, args)

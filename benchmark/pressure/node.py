@@ -22,10 +22,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from banyan._native import Demand
 from banyan.core import SourceKind
 from banyan.lab.sim.prompts import PagedPrompt
 from banyan.lab.sim.tree import Page, Tree, Victims, page_number, page_numbers
-from banyan.planner.demand import Demand
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
 from benchmark.pressure.approximate import ApproximateTrees
@@ -51,6 +51,7 @@ APART_S = 0.0005
 
 @dataclass(slots=True, eq=False)
 class _Work:
+    name: str
     pages: Sequence[Page]
     issued_s: float
     is_measured: bool
@@ -127,7 +128,7 @@ class Node:
         self._position, pages = self._waiting.pop()
         if self._position == self._first_measured:
             self.outcome = Outcome()
-        work = _Work(pages, self._now_s, self._position >= self._first_measured)
+        work = _Work(str(self._position), pages, self._now_s, self._position >= self._first_measured)
         if self._setting.policy == ROUTER:
             work.num_new = len(pages) * PAGE_TOKENS
             self._enqueue(work, self._router.place(pages))
@@ -163,7 +164,7 @@ class Node:
     def _tell(self, work: _Work, number: int) -> None:
         """The rank learns what it is asked for, and its peers hear of it."""
         pages = page_numbers(work.pages)
-        self._ranks[number].demand.asked(pages, work)
+        self._ranks[number].demand.asked(pages, work.name)
         if self._setting.hears:
             for peer in self._ranks[:number] + self._ranks[number + 1 :]:
                 peer.demand.heard(pages)
@@ -242,7 +243,7 @@ class Node:
         if len(pages) - own + 1 > rank.tree.num_free + rank.tree.num_evictable:
             rank.tree.unlock(pages[:own])
             return None
-        rank.demand.served(work)
+        rank.demand.served(work.name)
         rank.tree.reserve(reached - own)
         work.num_locked, work.num_reserved, work.num_done = own, reached - own, reached
         if work.is_measured:
@@ -326,17 +327,18 @@ class Node:
         share = FETCH_S / TOKEN_S
 
         def looking(loss: Callable[[Page, SourceKind | None], float], near: int, looks: Looks | None = None) -> Victims:
-            def look(page: Page) -> Leaf:
-                copy = self._copy_of(rank, page)
-                return Leaf(page, "", copy, loss(page, copy))
+            def look(pages: Sequence[Page]) -> list[Leaf]:
+                copies = [self._copy_of(rank, page) for page in pages]
+                return [Leaf(page, "", copy, loss(page, copy)) for page, copy in zip(pages, copies, strict=True)]
 
             return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
-            return (1.0 if copy is None else share) * demand.chance(page_number(page))
+            return (1.0 if copy is None else share) * demand.chances(page_numbers([page]))[0]
 
         def expected_by_age(page: Page, copy: SourceKind | None) -> float:
-            return (1.0 if copy is None else share) / (demand.age(page_number(page)) + 1)
+            age, _ = demand.age_and_sights(page_number(page))
+            return (1.0 if copy is None else share) / (age + 1)
 
         match self._setting.evicts:
             case "lru":

@@ -35,10 +35,12 @@ Prompts = list[list[Page]]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is asked, first to last; the last ``num_measured`` count. ``hot``: positions of those that do in a scan."""
+    """What is asked, first to last; the last ``num_measured`` count. ``is_twice``: these are the others once more, in
+    another order."""
 
     prompts: Prompts
     num_measured: int
+    is_twice: bool = False
 
     @property
     def num_distinct(self) -> int:
@@ -55,7 +57,7 @@ def twice(base: Sequence[list[Page]], rng: random.Random) -> Drawn:
     first, second = list(base), list(base)
     rng.shuffle(first)
     rng.shuffle(second)
-    return Drawn(first + second, len(second))
+    return Drawn(first + second, len(second), is_twice=True)
 
 
 def recorded(path: Path) -> Callable[[int, int], Drawn]:

@@ -168,29 +168,39 @@ class Roster:
         """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
         is taken again."""
 
-class Sights:
-    """When pages were last asked for, and how often: a memory that reaches beyond what pools hold. One thread.
+class Demand:
+    """How likely pages are to be wanted again: learnt from what prompts ask for, here and on the ranks that are heard
+    of. One thread.
 
-    Pages go by numbers as `page_numbers` gives them. Times count pages that were asked for, and do not go back.
+    Pages go by numbers as `page_numbers` gives them; a prompt's from its first page on. Some ten times as many pages as
+    the pools hold are remembered, in 8 bytes each and 32 MB at most.
     """
 
     def __init__(self, num_frames: int) -> None:
-        """`num_frames`: of the pools whose prompts are noted here. Some ten times as many pages are remembered, in 8
-        bytes each and 32 MB at most."""
+        """`num_frames`: of the pools whose prompts are heard of here, at least one."""
 
     @property
-    def num_rows(self) -> int: ...
-    def last(self, number: int) -> tuple[int, int]:
-        """When the page was last asked for, and how often so far, from 1 to 8. `(0, 1)` when it is not known."""
+    def powers(self) -> tuple[float, float]:
+        """What has been learnt: a page's chance goes as its age to the one power, and as its sights to the other."""
 
-    def num_known(self, numbers: Frames) -> int:
-        """How many leading pages end with one that is known."""
+    def asked(self, numbers: bytes, prompt: str) -> None:
+        """A prompt of these pages has come, and waits here until the one of its name is `served`."""
 
-    def first(self, numbers: Frames, now: int) -> None:
-        """Note pages that were asked for now, and not before."""
+    def heard(self, numbers: bytes) -> None:
+        """A prompt of these pages has come to a peer."""
 
-    def again(self, numbers: Frames, now: int) -> None:
-        """Note leading pages that were asked for before and are now, each at least as often as those behind it."""
+    def served(self, prompt: str) -> None:
+        """The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone."""
+
+    def came(self, numbers: bytes) -> None:
+        """The tree has these pages of one chain now. Those that no prompt has named begin their age."""
+
+    def chances(self, numbers: bytes) -> list[float]:
+        """Of each page to be wanted, as against other pages; infinite while a prompt waits here that asks for it."""
+
+    def age_and_sights(self, number: int) -> tuple[int, int]:
+        """How many pages were asked for since the page was, and how often it was, from 1 to 8. A page that is not known
+        is older than all others."""
 
 def page_numbers(keys: list[str]) -> bytes:
     """What pages are called in 64 bits, of which the lowest says nothing: little-endian int64."""
@@ -415,8 +425,8 @@ class Peers:
         asked, the next above the own first, cyclically, so that ranks choose different sources.
         """
 
-    def holder(self, key: str, slots: list[int]) -> int | None:
-        """The first of `slots` that holds this page, as `lookup` finds it; the own one too, if it is named."""
+    def holders(self, keys: list[str], slots: list[int]) -> list[int | None]:
+        """For each page by itself the first of `slots` that holds it; the own one too, if it is named."""
 
     def heard(self, slots: list[int]) -> list[bytes]:
         """The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as

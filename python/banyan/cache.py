@@ -319,10 +319,10 @@ class PrefixCache:
         """The shelves in ``slots``, under the present namespace."""
         return self._supply.part(slots)
 
-    def copy_of(self, key: str) -> SourceKind | None:
-        """Where this rank could have the page from now: the first of its shelves. A hint, as every lookup."""
-        slot = self._supply.holder(key)
-        return None if slot is None else self._seats.kind_of(slot)
+    def copies_of(self, keys: Sequence[str]) -> list[SourceKind | None]:
+        """Where this rank could have each page from now: the first of its shelves. A hint, as every lookup."""
+        kind_of = self._seats.kind_of
+        return [None if slot is None else kind_of(slot) for slot in self._supply.holders(keys)]
 
     # ---- what prompts ask for ----------------------------------------------------------------------------------
 

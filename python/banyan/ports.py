@@ -83,8 +83,8 @@ class Peers(Protocol):
         """
         ...
 
-    def holder(self, key: str, slots: Sequence[int]) -> int | None:
-        """The first of ``slots`` whose shelf holds the page. Never blocks."""
+    def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]:
+        """For each page by itself the first of ``slots`` whose shelf holds it. Never blocks."""
         ...
 
     def heard(self, slots: Sequence[int]) -> Sequence[bytes]:

@@ -72,9 +72,9 @@ class Supply:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call, prompt by prompt."""
         return self._peers.heard(slots)
 
-    def holder(self, key: str) -> int | None:
-        """The first of the shelves that holds this page."""
-        return self._peers.holder(key, self.slots)
+    def holders(self, keys: Sequence[str]) -> Sequence[int | None]:
+        """For each page by itself the first of the shelves that holds it."""
+        return self._peers.holders(keys, self.slots)
 
     def part(self, slots: Sequence[int]) -> Part:
         """Of the shelves, those in ``slots``."""

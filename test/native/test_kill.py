@@ -118,8 +118,8 @@ def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
 
     assert until(lambda: peers.lookup(keys(range(NUM_PAGES))).runs == [(2, 2)], 1.0)
     assert peers.lease(found, NUM_PAGES) is None, "no new lease on a dead rank"
-    assert peers.holder(keys(range(NUM_PAGES))[0], [1, 2]) == 2
-    assert peers.holder(keys(range(NUM_PAGES))[-1], [1, 2]) is None
+    assert peers.holders(keys(range(NUM_PAGES))[:1], [1, 2]) == [2]
+    assert peers.holders(keys(range(NUM_PAGES))[-1:], [1, 2]) == [None]
     assert peers.prefix_lens(keys(range(NUM_PAGES))) == [0, 0, 2]
     assert peers.version() != version
     assert [(member["slot"], member["alive"]) for member in roster.members()] == [(0, True), (1, False), (2, True)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from array import array
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from banyan.sglang_plugin.rank.node_demand import NodeDemand
 from banyan.telemetry import Counters, Dropped
 
 FULL, PAGE = ComponentType.FULL, 16
+PROMPT = 8 * PAGE
+"""A prompt is as long as what goes at once."""
 
 
 class Alone:
@@ -93,7 +96,7 @@ class Cache:
             core.evict_device_end(FULL)
 
 
-def prompt(number, num_pages=2):
+def prompt(number, num_pages=8):
     return list(range(number * 1_000, number * 1_000 + num_pages * PAGE))
 
 
@@ -104,7 +107,7 @@ def rig(monkeypatch):
     cache, elsewhere = Cache(), set()
     linker = SimpleNamespace(
         is_whole_rank=True,
-        copy_of=lambda key: SourceKind.PEER if key in elsewhere else None,
+        copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
         move_share=lambda kind: 0.01,
         demand=NodeDemand(Alone(), 1_000, Counters()),
         num_frames=8 * STRETCHES_PER_POOL,
@@ -113,6 +116,11 @@ def rig(monkeypatch):
     )
     eviction.after_init_cache_linker(None, cache, linker)
     return cache, elsewhere, linker
+
+
+def keys_of(number, num_pages):
+    """Of the pages of a prompt that no tree holds."""
+    return [hashlib.sha256(f"{number} {page}".encode()).hexdigest() for page in range(num_pages)]
 
 
 def key_of(cache, node):
@@ -125,41 +133,50 @@ def test_evict_when_nobody_else_holds_anything_then_the_oldest_goes_as_before(ri
     cache, _, linker = rig
     for number in range(4):
         cache.insert(prompt(number))
-    assert cache.evict(2 * PAGE) == 2 * PAGE
-    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 32, 32, 32]
-    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (0, 2)
+    assert cache.evict(PROMPT) == PROMPT
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, PROMPT, PROMPT, PROMPT]
+    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (0, 8)
+
+
+def test_evict_when_less_is_wanted_than_goes_at_once_then_that_goes(rig):
+    cache, _, _ = rig
+    for number in range(12):
+        cache.insert(prompt(number, 1))
+    assert cache.evict(PAGE) == 8 * PAGE
+    assert [cache.num_held(prompt(number, 1)) for number in range(12)] == 8 * [0] + 4 * [PAGE]
 
 
 def test_evict_when_a_younger_prompt_is_held_elsewhere_then_it_goes_first(rig):
     cache, elsewhere, linker = rig
     nodes = [cache.insert(prompt(number)) for number in range(4)]
     elsewhere.add(key_of(cache, nodes[2]))
-    assert cache.evict(4 * PAGE) == 4 * PAGE
-    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 32, 0, 32]
-    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (2, 2)
+    assert cache.evict(2 * PROMPT) == 2 * PROMPT
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, PROMPT, 0, PROMPT]
+    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (8, 8)
 
 
 def test_evict_when_a_prompt_in_the_queue_asks_for_a_leaf_then_it_stays_until_the_prompt_has_begun(rig):
     cache, _, linker = rig
     nodes = [cache.insert(prompt(number)) for number in range(3)]
     linker.demand.asked([key_of(cache, nodes[0])], "r")
-    cache.evict(2 * PAGE)
-    assert [cache.num_held(prompt(number)) for number in range(3)] == [32, 0, 32]
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [PROMPT, 0, PROMPT]
     prefill._has_begun("r")
     linker.demand.asked([key_of(cache, nodes[2])], "another")
-    cache.evict(2 * PAGE)
-    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 0, 32]
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 0, PROMPT]
 
 
 def test_evict_when_it_was_learnt_that_the_oldest_comes_next_then_the_youngest_goes(rig):
     cache, _, linker = rig
+    for turn in range(1_200):
+        linker.demand.asked(keys_of(turn % 100, 20), "r")
     for number in range(3):
-        others = [f"{100 * number + page:064x}" for page in range(50)]
-        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *others], "r")
+        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *keys_of(100 + number, 50)], "r")
     linker.demand.served("r")
-    linker.demand.chances.age_power = 1.0
-    cache.evict(2 * PAGE)
-    assert [cache.num_held(prompt(number)) for number in range(3)] == [32, 32, 0]
+    assert linker.demand.state()["age_power"] > 0.0
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [PROMPT, PROMPT, 0]
 
 
 def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):
@@ -168,7 +185,7 @@ def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):
     elsewhere.update(key_of(cache, node) for node in nodes)
     cache.tree_core.inc_lock_ref(nodes[1])
     cache.evict(100 * PAGE)
-    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 32, 0]
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, PROMPT, 0]
 
 
 def test_evict_when_children_have_gone_then_the_walk_goes_on_with_their_parent(rig):
@@ -176,7 +193,7 @@ def test_evict_when_children_have_gone_then_the_walk_goes_on_with_their_parent(r
     stem = prompt(0)
     leaves = [cache.insert([*stem, *prompt(number)]) for number in range(1, 4)]
     elsewhere.add(key_of(cache, leaves[2]))
-    assert cache.evict(100 * PAGE) == 4 * 2 * PAGE
+    assert cache.evict(100 * PAGE) == 4 * PROMPT
     assert cache.tree_core.full_evictable_size() == 0
 
 
@@ -188,8 +205,8 @@ def full(rig):
     cache.evict(PAGE)
     for number in range(3):
         nodes = cache.insert_as_sglang(prompt(number, 40))
-        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)], number)
-        linker.demand.served(number)
+        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)], f"r{number}")
+        linker.demand.served(f"r{number}")
     return cache
 
 
@@ -235,7 +252,7 @@ def test_tree_when_used_at_random_then_it_stays_whole_and_what_is_used_stays(rig
     cache, elsewhere, linker = rig
     rng, locked = random.Random(seed), {}
     for _ in range(25_000):
-        tokens = [*prompt(rng.randrange(3)), *prompt(rng.randrange(3, 40), rng.choice([1, 2, 3, 3, 40]))]
+        tokens = [*prompt(rng.randrange(3), 2), *prompt(rng.randrange(3, 40), rng.choice([1, 2, 3, 3, 40]))]
         match rng.randrange(4):
             case 0 | 1:
                 node = cache.insert_as_sglang(tokens)
@@ -261,13 +278,13 @@ def test_fetch_when_room_is_made_for_it_then_what_it_pushes_out_is_counted(rig):
     cache, _, linker = rig
     for number in range(4):
         cache.insert(prompt(number))
-    cache.evict(2 * PAGE)
+    cache.evict(PROMPT)
     wrapper = SimpleNamespace(cache_linker=linker)
     load_back = hooked(
         "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.load_back",
-        lambda self, req: cache.evict(4 * PAGE),
+        lambda self, req: cache.evict(2 * PROMPT),
     )
-    assert load_back(wrapper, None) == 4 * PAGE
-    cache.evict(2 * PAGE)
-    assert linker.counters.displaced_pages == 4
-    assert linker.counters.num_evicted_pages == 8
+    assert load_back(wrapper, None) == 2 * PROMPT
+    cache.evict(PROMPT)
+    assert linker.counters.displaced_pages == 16
+    assert linker.counters.num_evicted_pages == 32

@@ -11,7 +11,7 @@ import pytest
 from banyan.lab.sim.tree import Tree, Victims
 from banyan.planner.victims import Leaf, Looks
 from benchmark.pressure.approximate import ApproximateTrees
-from benchmark.pressure.copies import distinct_share, spare_share
+from benchmark.pressure.copies import distinct_share, most_distinct_share, spare_share
 from benchmark.pressure.node import Node
 from benchmark.pressure.setting import BELADY, DUPLICATES_FIRST, LOSS, LOSS_BY_AGE, RANDOM, Setting
 from benchmark.pressure.study import main, table
@@ -163,7 +163,7 @@ def test_tree_when_used_at_random_ten_thousand_times_then_whole_within_bounds_an
     rng = random.Random(seed)
     held: set[int] = set()
     near, splits = rng.choice([1, 4, 1 << 30]), seed % 2 == 0
-    victims = Victims(lambda page: Leaf(page, "", None, rng.random()), near, Looks(), splits)
+    victims = Victims(lambda pages: [Leaf(page, "", None, rng.random()) for page in pages], near, Looks(), splits)
     tree = Tree(60, victims=victims, gone=lambda page: held.discard(page))
     locked: list[list[int]] = []
     for _ in range(10_000):
@@ -186,11 +186,20 @@ def test_tree_when_used_at_random_ten_thousand_times_then_whole_within_bounds_an
         assert tree.match(pages) == len(pages)
 
 
+def test_most_distinct_share_when_all_prompts_begin_alike_then_each_rank_holds_that_beginning():
+    prompts = [[0, 1, 2, 3], [0, 1, 4, 5], [0, 1, 6]]
+    assert most_distinct_share(prompts, 4, 40) == 1 - 3 * 2 / 40
+    assert most_distinct_share(prompts, 1, 40) == 1.0
+    assert most_distinct_share([*prompts, [7, 8]], 4, 40) == 1.0
+
+
 def pools(*prompts):
     """A pool for each rank that holds these prompts, and who holds what."""
     trees, holders = [], {}
     for rank, held in enumerate(prompts):
-        tree = Tree(60, victims=Victims(lambda page: Leaf(page, "", None, 0.0), 1), gone=lambda page: None)
+        tree = Tree(
+            60, victims=Victims(lambda pages: [Leaf(page, "", None, 0.0) for page in pages], 1), gone=lambda page: None
+        )
         for pages in held:
             num_matched = tree.match(pages)
             tree.lock(pages[:num_matched])

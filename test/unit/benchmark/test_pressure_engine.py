@@ -8,6 +8,7 @@ import pytest
 from benchmark.compare import TIMES, TOTALS
 from benchmark.measure import RunResult
 from benchmark.pressure import engine
+from benchmark.pressure.workloads import documents, scan
 from benchmark.workload.conversation import Message
 
 PAGES = [[1, 2, 3], [1, 2, 4]]
@@ -24,12 +25,30 @@ def result(label, draw, run, *, ttft_s, share, distinct=None):
 
 
 def test_prompts_when_pages_are_common_then_so_are_tokens_and_nothing_else_is():
-    prompts = engine.prompts_of(PAGES, draw=0)
+    prompts = engine.prompts_of(PAGES, "0")
     first, second = (prompts.chat_ids([Message("user", script.id)]) for script in prompts.scripts)
     shared = 2 * engine.PAGE_TOKENS
     assert first[:shared] == second[:shared]
     assert first[shared:] != second[shared:]
     assert [script.prompt_len for script in prompts.scripts] == [3 * engine.PAGE_TOKENS] * 2
+
+
+def test_workloads_when_prompts_are_asked_twice_then_one_is_played_twice():
+    (workload,) = engine.workloads_of(documents(3, seed=0), 0, concurrency=4)
+    assert (len(workload.scripts), workload.num_runs) == (3, 2)
+
+
+def test_workloads_when_it_is_a_scan_then_what_is_measured_is_played_once_and_has_new_prompts_but_for_the_hot_set():
+    drawn = scan(8, seed=0)
+    before, measured = engine.workloads_of(drawn, 0, concurrency=4)
+    assert (len(before.scripts), len(measured.scripts)) == (3 * 32, 32)
+    assert before.num_runs == measured.num_runs == 1
+    assert not {script.id for script in before.scripts} & {script.id for script in measured.scripts}
+    known, asked = (
+        {tuple(part.tokenizer.chat_ids([Message("user", script.id)])) for script in part.scripts}
+        for part in (before, measured)
+    )
+    assert len(asked & known) == 2 and len(asked) == 2 + 24
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])

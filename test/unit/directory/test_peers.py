@@ -46,18 +46,14 @@ def test_lookup_when_runs_are_equal_then_the_next_slot_is_the_source(ranks: list
     assert [rank.peers.lookup(keys(0)).runs for rank in ranks] == [[(1, 1)], [(2, 1)], [(0, 1)]]
 
 
-def test_holder_when_several_hold_a_page_then_the_first_of_the_slots_and_no_other_slot(ranks: list[Rank]) -> None:
+def test_holders_when_several_hold_a_page_then_the_first_of_the_slots_and_no_other_slot(ranks: list[Rank]) -> None:
     for rank in ranks[1:]:
         rank.shelf.publish(frames(0), keys(0))
     peers = ranks[0].peers
-    assert (peers.holder(keys(0)[0], [2, 1]), peers.holder(keys(0)[0], [0, 1]), peers.holder(keys(0)[0], [0])) == (
-        2,
-        1,
-        None,
-    )
-    assert peers.holder(keys(1)[0], [1, 2, 3, 99]) is None
+    assert [peers.holders(keys(0), slots) for slots in ([2, 1], [0, 1], [0])] == [[2], [1], [None]]
+    assert peers.holders(keys(1, 0), [1, 2, 3, 99]) == [None, 1]
     ranks[1].shelf.retire(frames(0))
-    assert peers.holder(keys(0)[0], [1, 2]) == 2
+    assert peers.holders(keys(0), [1, 2]) == [2]
 
 
 def test_lookup_when_the_namespace_differs_then_never_shared(roster: Roster, ranks: list[Rank]) -> None:

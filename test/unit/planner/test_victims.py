@@ -61,12 +61,12 @@ class Tree:
 def looking(duplicates, losses=None):
     """A leaf of the tree as a walk sees it: who else has it, and what its loss would cost."""
 
-    def look(node):
+    def leaf(node):
         copy = SourceKind.PEER if node in duplicates else None
         loss = 1.0 if losses is None else losses[node]
         return Leaf(node, str(node), copy, loss * (0.01 if copy else 1.0))
 
-    return look
+    return lambda nodes: list(map(leaf, nodes))
 
 
 def walk_of(tree, duplicates, *, losses=None, looks=None, **how):
@@ -116,7 +116,7 @@ def test_choose_when_looks_were_earned_then_a_duplicate_is_found_further_on(flat
     looks = Looks()
     looks.earn(round(4 / LOOKS_PER_PAGE))
     assert evicted(flat, {5}, 2, near=2, looks=looks) == [5, 0]
-    assert not looks.spend()
+    assert not looks.spend(1)
 
 
 def test_choose_when_a_duplicate_is_near_then_no_look_is_spent(flat):
@@ -128,7 +128,7 @@ def test_choose_when_a_duplicate_is_near_then_no_look_is_spent(flat):
 def test_looks_when_much_has_gone_then_they_are_bounded():
     looks = Looks()
     looks.earn(1_000_000)
-    assert sum(looks.spend() for _ in range(2 * MOST_LOOKS)) == MOST_LOOKS
+    assert sum(looks.spend(1) for _ in range(2 * MOST_LOOKS)) == MOST_LOOKS
 
 
 def test_choose_when_children_have_gone_then_their_parent_follows():
@@ -151,7 +151,7 @@ def test_choose_when_looked_at_then_each_leaf_once(flat):
     walk = Walk(
         flat.next,
         flat.start,
-        lambda node: asked.append(node) or look(node),
+        lambda nodes: asked.extend(nodes) or look(nodes),
         Looks(),
         uncovers=lambda node: True,
         near=4,

@@ -9,12 +9,12 @@ over a shelf that copies nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
+from banyan._native import Demand
 from banyan.arena.residency import Residency
 from banyan.core import SourceKind
-from banyan.lab.sim.tree import Tree, Victims, page_number, page_numbers
-from banyan.planner.demand import Demand
+from banyan.lab.sim.tree import Tree, Victims, page_numbers
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 
 Page = str
@@ -56,19 +56,19 @@ class Pool:
                 return number
         return len(pages)
 
-    def asked(self, pages: Sequence[Page], prompt: Hashable) -> None:
+    def asked(self, pages: Sequence[Page], prompt: int) -> None:
         """A prompt of these pages was sent to the rank, and waits until it is ``served``."""
         if pages:
-            self._demand.asked(page_numbers(map(self._number, pages)), prompt)
+            self._demand.asked(page_numbers(map(self._number, pages)), str(prompt))
 
     def heard(self, pages: Sequence[Page]) -> None:
         """A prompt of these pages was sent to another rank."""
         if pages:
             self._demand.heard(page_numbers(map(self._number, pages)))
 
-    def served(self, prompt: Hashable) -> None:
+    def served(self, prompt: int) -> None:
         """The prompt waits no longer."""
-        self._demand.served(prompt)
+        self._demand.served(str(prompt))
 
     def insert(self, pages: Sequence[Page]) -> None:
         """Put a prompt's pages here, most recently used, as far as they fit."""
@@ -85,13 +85,15 @@ class Pool:
             self._pages.append(page)
         return number
 
-    def _by_age(self, number: int) -> Leaf:
-        return Leaf(number, self._pages[number], None, 0.0)
+    def _by_age(self, numbers: Sequence[int]) -> list[Leaf]:
+        return [Leaf(number, self._pages[number], None, 0.0) for number in numbers]
 
-    def _by_loss(self, number: int) -> Leaf:
+    def _by_loss(self, numbers: Sequence[int]) -> list[Leaf]:
         assert self._loss is not None
-        page = self._pages[number]
-        return Leaf(number, page, *self._loss(page, self._demand.chance(page_number(number))))
+        pages = [self._pages[number] for number in numbers]
+        chances = self._demand.chances(page_numbers(numbers))
+        losses = [self._loss(page, chance) for page, chance in zip(pages, chances, strict=True)]
+        return [Leaf(number, page, *loss) for number, page, loss in zip(numbers, pages, losses, strict=True)]
 
 
 class _Shelf:

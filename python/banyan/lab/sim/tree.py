@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from banyan.planner.stretches import least_stretch, splits
-from banyan.planner.victims import Leaf, Looks, Walk
+from banyan.planner.victims import Leaf, Looks, Walk, at_once
 
 Page = int
-Look = Callable[[Page], Leaf]
+Look = Callable[[Sequence[Page]], Sequence[Leaf]]
 
 
 def page_number(page: Page) -> int:
-    """What ``Demand`` calls a page here: it hashes as well as a page's key does."""
+    """What ``_native.Demand`` calls a page here: it hashes as well as a page's key does."""
     return hash((page,))
 
 
@@ -182,6 +182,8 @@ class Tree:
             named.clear()
 
         how, self._has_evicted = self._victims, True
+        if how.looks is not None:
+            num_pages = max(num_pages, at_once(self._capacity))
         walk = Walk(
             next_oldest,
             put_back,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.core import SourceKind
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
-from banyan.planner.victims import CostShares, Leaf, Looks, Walk
+from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.node_demand import NodeDemand
@@ -49,13 +49,14 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     prefill.tell_begun(linker.demand.served)
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
-        copy_of=linker.copy_of,
+        copies_of=linker.copies_of,
         shares=CostShares(linker.move_share, time.monotonic),
         demand=linker.demand,
         counters=linker.counters,
         dropped=linker.dropped,
         page_tokens=cache.page_size,
         stretch_tokens=least_stretch(linker.num_frames) * cache.page_size,
+        least_tokens=at_once(linker.num_frames) * cache.page_size,
     )
 
 
@@ -83,31 +84,34 @@ class VictimChoice:
 
     Args:
         core: the tree core; its three steps of a walk are replaced on this object.
-        copy_of: where else the page of a key lies.
+        copies_of: where else the pages of keys lie.
         shares: what a page costs to have again.
         stretch_tokens: least length of a stretch, in whole pages.
+        least_tokens: what goes at once, at least.
     """
 
     def __init__(
         self,
         core: Any,
         *,
-        copy_of: Callable[[str], SourceKind | None],
+        copies_of: Callable[[list[str]], list[SourceKind | None]],
         shares: CostShares,
         demand: NodeDemand,
         counters: Counters,
         dropped: Dropped,
         page_tokens: int,
         stretch_tokens: int,
+        least_tokens: int,
     ) -> None:
         self._core = core
-        self._copy_of = copy_of
+        self._copies_of = copies_of
         self._shares = shares
         self._demand = demand
         self._counters = counters
         self._dropped = dropped
         self._page_tokens = page_tokens
         self._stretch_tokens = stretch_tokens
+        self._least_tokens = least_tokens
         self._stretches: set[int] = set()
         self._start, self._next, self._end = (
             core.evict_device_start,
@@ -142,6 +146,7 @@ class VictimChoice:
         self._stretches.update(stretches[1:], [result.last_device_node] if stretches else [])
 
     def start(self, component: Any, num_tokens: int) -> None:
+        num_tokens = max(num_tokens, self._least_tokens)
         self._start(component, num_tokens)
         self._num_tokens = num_tokens
 
@@ -186,14 +191,18 @@ class VictimChoice:
         self._stretches.discard(node)
         return True
 
-    def _look(self, node: int) -> Leaf:
-        """By its last page: whoever holds that holds the pages before it."""
-        self._counters.evict_looks += 1
-        key = self._core.get_last_hash_value(node)
-        if key is None:
-            return Leaf(node, "", None, 0.0)
-        copy = self._copy_of(key)
-        return Leaf(node, key, copy, self._shares.of(copy) * self._demand.chance(key))
+    def _look(self, nodes: Sequence[int]) -> list[Leaf]:
+        """By their last pages: whoever holds that of a leaf holds the pages before it."""
+        self._counters.evict_looks += len(nodes)
+        last_pages = [self._core.get_last_hash_value(node) for node in nodes]
+        keys = [key for key in last_pages if key is not None]
+        copies = self._copies_of(keys)
+        losses = self._shares.losses(copies, self._demand.chances(keys))
+        found = dict(zip(keys, zip(copies, losses, strict=True), strict=True))
+        # What has no key nobody can find.
+        return [
+            Leaf(node, key or "", *found.get(key, (None, 0.0))) for node, key in zip(nodes, last_pages, strict=True)
+        ]
 
     def _count(self, num_tokens: int) -> None:
         """Tokens that have gone since the last step were of the leaf that was chosen then."""

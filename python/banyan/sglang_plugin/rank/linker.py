@@ -271,9 +271,9 @@ class BanyanLinker(UnifiedCacheLinker):
         """Of the rank's pool."""
         return int(self._allocator.num_pages)
 
-    def copy_of(self, key: str) -> SourceKind | None:
-        """Where this rank could have a page of its tree from once it has left it: a peer or the arena."""
-        return self._cache.copy_of(key)
+    def copies_of(self, keys: list[str]) -> list[SourceKind | None]:
+        """Where this rank could have each page of its tree from once it has left it: a peer or the arena."""
+        return self._cache.copies_of(keys)
 
     def move_share(self, kind: SourceKind) -> float | None:
         """What that takes, over computing; None while it was not measured."""
@@ -495,7 +495,7 @@ class BanyanLinker(UnifiedCacheLinker):
             **self._planner.state(),
             **({} if self._windows is None else {self._windows.told_as: self._windows.state()}),
             "dropped": self.dropped.state(),
-            **self.demand.chances.state(),
+            **self.demand.state(),
             "waits_for_errands": self.elsewhere.can_wait,
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",

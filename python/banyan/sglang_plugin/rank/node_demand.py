@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from banyan import _native
-from banyan.planner.chances import Chances
-from banyan.planner.demand import Demand
 from banyan.telemetry import Counters
 
 
@@ -31,12 +29,7 @@ class NodeDemand:
     def __init__(self, others: OtherRanks, num_frames: int, counters: Counters) -> None:
         self._others = others
         self._counters = counters
-        self._demand = Demand(num_frames)
-
-    @property
-    def chances(self) -> Chances:
-        """What has been learnt."""
-        return self._demand.chances
+        self._demand = _native.Demand(num_frames)
 
     def asked(self, keys: list[str], rid: str) -> None:
         """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
@@ -55,10 +48,16 @@ class NodeDemand:
         """The tree has these pages of one chain now."""
         self._demand.came(_native.page_numbers(keys))
 
-    def chance(self, key: str) -> float:
-        """Of the page to be wanted, as against other pages; infinite while a request waits here that asks for it."""
-        return self._demand.chance(_native.page_number(key))
+    def chances(self, keys: list[str]) -> Sequence[float]:
+        """Of each page to be wanted, as against other pages; infinite while a request waits here that asks for it."""
+        return self._demand.chances(_native.page_numbers(keys))
 
     def is_asked_again(self, key: str) -> bool:
         """Whether more than one prompt has asked for the page."""
-        return self._demand.num_sights(_native.page_number(key)) > 1
+        _, num_sights = self._demand.age_and_sights(_native.page_number(key))
+        return num_sights > 1
+
+    def state(self) -> dict[str, float]:
+        """What has been learnt, for people."""
+        age_power, sights_power = self._demand.powers
+        return {"age_power": round(age_power, 2), "sights_power": round(sights_power, 2)}

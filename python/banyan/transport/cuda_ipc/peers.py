@@ -134,9 +134,9 @@ class CudaPeers:
             slots = [slot for slot, _ in self._directory.present()]
         return self._directory.lookup(keys, self._mappings.reachable(slots))
 
-    def holder(self, key: str, slots: Sequence[int]) -> int | None:
+    def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]:
         """As the directory's, among the pools that can be read."""
-        return self._directory.holder(key, self._mappings.reachable(slots))
+        return self._directory.holders(keys, self._mappings.reachable(slots))
 
     def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
         """Also of those whose pools cannot be read."""

@@ -85,12 +85,6 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     buffer.to_vec(frames.py())
 }
 
-/// Page numbers, or other 64-bit words, from a C-contiguous int64 buffer.
-pub fn words_of(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    let words = frames_of(numbers)?;
-    Ok(words.into_iter().map(i64::cast_unsigned).collect())
-}
-
 /// From `bytes` of little-endian int64.
 pub fn words_from(bytes: &[u8]) -> PyResult<Vec<u64>> {
     if !bytes.len().is_multiple_of(8) {

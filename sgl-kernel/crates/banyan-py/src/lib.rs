@@ -4,6 +4,7 @@
 
 mod convert;
 mod copy;
+mod demand;
 mod device_pool;
 mod feed;
 mod flag_ring;
@@ -13,7 +14,6 @@ mod peers;
 mod prompt;
 mod roster;
 mod shelf;
-mod sights;
 mod store;
 mod store_check;
 mod write_gate;
@@ -28,9 +28,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<flag_ring::PyFlagRing>()?;
     module.add_class::<flag_ring::PyRingBatch>()?;
     module.add_class::<roster::PyRoster>()?;
+    module.add_class::<demand::PyDemand>()?;
     module.add_class::<shelf::PyShelf>()?;
     module.add_class::<page_keys::PyPageKeys>()?;
-    module.add_class::<sights::PySights>()?;
     module.add_class::<prompt::PyPromptTokens>()?;
     module.add_class::<prompt::PyTrail>()?;
     module.add_class::<prompt::PyTrailRow>()?;
@@ -44,8 +44,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::PyRead>()?;
     module.add_class::<feed::PyFeed>()?;
     module.add_function(wrap_pyfunction!(memory::available_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(sights::page_number, module)?)?;
-    module.add_function(wrap_pyfunction!(sights::page_numbers, module)?)?;
+    module.add_function(wrap_pyfunction!(demand::page_number, module)?)?;
+    module.add_function(wrap_pyfunction!(demand::page_numbers, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;

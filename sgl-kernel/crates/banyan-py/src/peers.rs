@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_to_py, key_of, keys_of, namespace_of, targets_of, to_py, words_to_py};
+use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;
@@ -62,8 +62,8 @@ impl PyPeers {
         })
     }
 
-    fn holder(&self, key: &Bound<'_, PyAny>, slots: Vec<usize>) -> PyResult<Option<usize>> {
-        Ok(self.peers.holder(&key_of(key, 0)?, &slots))
+    fn holders(&self, keys: &Bound<'_, PyList>, slots: Vec<usize>) -> PyResult<Vec<Option<usize>>> {
+        Ok(self.peers.holders(&keys_of(keys)?, &slots))
     }
 
     fn prefix_lens(&self, keys: &Bound<'_, PyList>) -> PyResult<Vec<usize>> {

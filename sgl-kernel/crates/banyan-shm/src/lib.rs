@@ -4,14 +4,17 @@
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
 //! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to rank) and
-//! `sights` (what is remembered of it); then `plan`, `gather` and `courier`
+//! `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `courier`
 //! (moving bytes). The first four and `told` depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod chances;
+pub mod demand;
 pub mod frame;
 pub mod index;
 pub mod lease;
 pub mod ledger;
+pub mod lots;
 pub mod sights;
 pub mod sync;
 pub mod told;

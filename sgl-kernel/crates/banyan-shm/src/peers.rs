@@ -183,17 +183,18 @@ impl Peers {
         found
     }
 
-    /// The first of `slots` that holds this page: `lookup` for one, of which every look at a leaf wants nothing else.
-    pub fn holder(&self, key: &Key, slots: &[usize]) -> Option<usize> {
+    /// For each page by itself the first of `slots` that holds it: what looks at leaves want to know.
+    pub fn holders(&self, keys: &[Key], slots: &[usize]) -> Vec<Option<usize>> {
         let mut view = self.refresh();
         let View { seats, census } = &mut *view;
-        let mut holds = |slot: usize| {
+        let mut holds = |slot: usize, key: &Key| {
             let neighbour = seats.get(slot)?.neighbour.as_ref()?;
             neighbour.index().find(key)?;
             // Last: mostly nobody has it, and the clock need not be asked.
             census.is_alive(neighbour.identity).then_some(slot)
         };
-        slots.iter().find_map(|slot| holds(*slot))
+        let mut holder = |key: &Key| slots.iter().find_map(|slot| holds(*slot, key));
+        keys.iter().map(&mut holder).collect()
     }
 
     /// Per slot, the own one too: how many leading pages it holds.

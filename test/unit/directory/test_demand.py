@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from banyan.planner.demand import LOTS_POOLS, MOST_LOTS, Demand
+from banyan._native import Demand
 
 NUM_FRAMES = 400
 MOST_SIGHTS = 8
@@ -39,6 +39,19 @@ def ask(demand, *prompts):
         demand.served("a prompt")
 
 
+def age(demand, number):
+    return demand.age_and_sights(number)[0]
+
+
+def num_sights(demand, number):
+    return demand.age_and_sights(number)[1]
+
+
+def chance(demand, number):
+    (found,) = demand.chances(pages_of([number]))
+    return found
+
+
 @pytest.fixture
 def demand():
     return Demand(NUM_FRAMES)
@@ -46,60 +59,60 @@ def demand():
 
 def test_age_when_others_are_asked_for_then_it_grows_by_their_pages(demand):
     ask(demand, prompt(0))
-    assert demand.age(page(0, 9)) == 0
+    assert age(demand, page(0, 9)) == 0
     ask(demand, prompt(1), prompt(2, num_pages=5))
-    assert (demand.age(page(0, 0)), demand.age(page(1, 9)), demand.age(page(2, 4))) == (15, 5, 0)
+    assert (age(demand, page(0, 0)), age(demand, page(1, 9)), age(demand, page(2, 4))) == (15, 5, 0)
 
 
 def test_age_when_a_page_is_not_known_then_it_is_older_than_all_others(demand):
     ask(demand, prompt(0), prompt(1))
-    assert demand.age(STRANGE) == 20 > demand.age(page(0, 0))
-    assert demand.num_sights(STRANGE) == 1
+    assert age(demand, STRANGE) == 20 > age(demand, page(0, 0))
+    assert num_sights(demand, STRANGE) == 1
 
 
 def test_asked_when_a_prompt_begins_like_another_then_that_part_is_asked_for_again(demand):
     ask(demand, prompt(0, num_pages=6), prompt(0, num_pages=4) + prompt(1))
-    assert [demand.num_sights(page(*which)) for which in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
+    assert [num_sights(demand, page(*which)) for which in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
 
 
 def test_asked_when_it_is_again_and_again_then_sights_are_counted_as_far_as_they_fit(demand):
     for num_times in range(1, 3 * MOST_SIGHTS):
         ask(demand, prompt(0))
-        assert demand.num_sights(page(0, 5)) == min(num_times, MOST_SIGHTS)
+        assert num_sights(demand, page(0, 5)) == min(num_times, MOST_SIGHTS)
 
 
 def test_came_when_no_prompt_has_named_a_page_then_its_age_begins_and_others_keep_theirs(demand):
     ask(demand, prompt(0), prompt(1))
     demand.came(prompt(0) + pages_of([STRANGE]))
-    assert (demand.age(page(0, 9)), demand.age(STRANGE)) == (10, 0)
-    assert demand.num_sights(STRANGE) == 1
+    assert (age(demand, page(0, 9)), age(demand, STRANGE)) == (10, 0)
+    assert num_sights(demand, STRANGE) == 1
 
 
 def test_chance_when_a_prompt_waits_then_its_pages_are_wanted_for_certain(demand):
     ask(demand, prompt(0), prompt(1))
     demand.asked(prompt(0, num_pages=4), "waiting")
-    assert demand.chance(page(0, 3)) == math.inf > demand.chance(page(0, 4))
+    assert chance(demand, page(0, 3)) == math.inf > chance(demand, page(0, 4))
     demand.served("waiting")
     demand.served("waiting")
-    assert demand.chance(page(0, 3)) < math.inf
+    assert chance(demand, page(0, 3)) < math.inf
 
 
 def test_chance_when_two_prompts_wait_then_each_for_itself(demand):
     demand.asked(prompt(0), "one")
     demand.asked(prompt(1), "two")
     demand.served("one")
-    assert demand.chance(page(0, 0)) < demand.chance(page(1, 0)) == math.inf
+    assert chance(demand, page(0, 0)) < chance(demand, page(1, 0)) == math.inf
 
 
 def test_chance_when_a_prompt_comes_again_under_its_name_then_it_waits_for_what_it_asks_now(demand):
     demand.asked(prompt(0), "one")
     demand.asked(prompt(1), "one")
-    assert demand.chance(page(0, 0)) < demand.chance(page(1, 0)) == math.inf
+    assert chance(demand, page(0, 0)) < chance(demand, page(1, 0)) == math.inf
 
 
 def test_chance_when_nothing_was_learnt_then_the_younger_is_likelier(demand):
     ask(demand, *map(prompt, range(8)))
-    chances = [demand.chance(page(number, 5)) for number in range(8)]
+    chances = [chance(demand, page(number, 5)) for number in range(8)]
     assert chances == sorted(chances) and chances[0] < chances[-1]
 
 
@@ -109,15 +122,15 @@ def test_chance_when_a_scan_runs_beside_a_hot_set_then_what_came_before_is_likel
         ask(demand, prompt(rng.randrange(20)) if turn % 4 == 0 else prompt(1_000 + turn))
     ask(demand, *(prompt(2_000 + turn) for turn in range(10)))
     # Of the hot set too a few rows have gone to others.
-    assert median(demand.chance(page(number, 5)) for number in range(20)) > 10 * demand.chance(page(2009, 5))
+    assert median(chance(demand, page(number, 5)) for number in range(20)) > 10 * chance(demand, page(2009, 5))
 
 
 def test_heard_when_a_peer_is_asked_then_pages_age_and_are_known_but_nobody_waits_for_them(demand):
     ask(demand, prompt(0))
     demand.heard(prompt(1))
     demand.heard(prompt(1))
-    assert (demand.age(page(0, 5)), demand.age(page(1, 5)), demand.num_sights(page(1, 5))) == (20, 0, 2)
-    assert demand.chance(page(1, 5)) < math.inf
+    assert (age(demand, page(0, 5)), age(demand, page(1, 5)), num_sights(demand, page(1, 5))) == (20, 0, 2)
+    assert chance(demand, page(1, 5)) < math.inf
 
 
 def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_wanted_until_it_is_served(demand):
@@ -125,17 +138,16 @@ def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_w
     demand.asked(prompt(0), "two")
     demand.heard(prompt(0))
     demand.served("two")
-    assert demand.chance(page(0, 5)) == math.inf
+    assert chance(demand, page(0, 5)) == math.inf
     demand.served("one")
-    assert demand.chance(page(0, 5)) < math.inf
-    assert not demand._num_waiting
+    assert chance(demand, page(0, 5)) < math.inf
 
 
 def test_heard_when_what_comes_back_came_to_a_peer_then_that_is_learnt(demand):
     for _ in range(12):
         for number in range(100):
             (demand.heard if number % 4 else lambda pages: ask(demand, pages))(prompt(number))
-    assert demand.chances.age_power > 0.0
+    assert demand.powers[0] > 0.0
 
 
 def grow(demand, num_turns):
@@ -154,58 +166,44 @@ def grow(demand, num_turns):
 
 def test_chance_when_conversations_go_on_and_end_then_the_young_are_likelier_and_those_near_their_end_are_not(demand):
     grow(demand, 800)
-    assert demand.chances.age_power < -0.8
-    assert demand.chances.sights_power < 0.0
+    assert demand.powers[0] < -0.8
+    assert demand.powers[1] < 0.0
 
 
 def test_chance_when_prompts_come_round_in_turns_then_the_older_is_likelier(demand):
     for _ in range(12):
         ask(demand, *map(prompt, range(100)))
-    assert demand.chances.age_power > 0.0
-    assert demand.chance(page(1, 5)) > demand.chance(page(98, 5))
+    assert demand.powers[0] > 0.0
+    assert chance(demand, page(1, 5)) > chance(demand, page(98, 5))
 
 
 def test_chance_when_many_prompts_are_asked_each_at_its_own_rate_then_sights_say_more_than_age(demand):
     rng = random.Random(1)
     for _ in range(1_500):
         ask(demand, prompt(int(120 * rng.random() ** 3)))
-    assert demand.chances.sights_power > 0.5
-    assert abs(demand.chances.age_power) < demand.chances.sights_power
+    assert demand.powers[1] > 0.5
+    assert abs(demand.powers[0]) < demand.powers[1]
 
 
 def test_chance_when_the_work_changes_then_that_is_learnt(demand):
     for _ in range(12):
         ask(demand, *map(prompt, range(100)))
-    assert demand.chances.age_power > 0.0
+    assert demand.powers[0] > 0.0
     grow(demand, 800)
-    assert demand.chances.age_power < -0.5
+    assert demand.powers[0] < -0.5
 
 
 def test_asked_when_seeded_alike_then_the_same_is_learnt():
     one, two = Demand(NUM_FRAMES), Demand(NUM_FRAMES)
     for demand in (one, two):
         grow(demand, 100)
-    assert one.chances.state() == two.chances.state()
-
-
-@pytest.mark.parametrize("num_frames", [1, NUM_FRAMES, 10_000_000])
-def test_lots_when_the_pool_has_any_size_then_they_reach_back_far_enough(num_frames):
-    demand = Demand(num_frames)
-    assert MOST_LOTS * demand._pages_per_lot >= min(LOTS_POOLS * num_frames, demand._sights.num_rows)
-
-
-def test_lots_when_many_pages_are_new_then_one_in_so_many_across_prompts():
-    demand = Demand(640)
-    for number in range(300):
-        ask(demand, prompt(number, num_pages=7))
-    assert demand._pages_per_lot == 10
-    assert len(demand._lots) == 210
+    assert one.powers == two.powers
 
 
 def test_asked_when_more_comes_than_is_remembered_then_the_latest_is_known():
     demand = Demand(16)
     for number in range(2_000):
         ask(demand, prompt(number))
-    assert demand.age(page(1999, 0)) == 0
-    known = sum(demand.age(page(number, 0)) < 20_000 for number in range(2_000))
+    assert age(demand, page(1999, 0)) == 0
+    known = sum(age(demand, page(number, 0)) < 20_000 for number in range(2_000))
     assert known < 1_000
