@@ -72,3 +72,10 @@ def after_take_events(events: list[Any], cache: Any) -> list[Any]:
     come last: a flush, with which everything is forgotten, empties them too."""
     take = getattr(getattr(cache.linker, "cache_linker", None), "take_events", None)
     return events if take is None else [*events, *take()]
+
+
+def events_for(params: Any, *, has_windows: bool) -> ArenaEvents | None:
+    """What tells routers of the arena, where SGLang tells them of the pool and both mean the same by a page: not where
+    keys are made of bigrams, nor where a page is worth nothing without its window."""
+    is_told = params.enable_kv_cache_events and not params.disable
+    return ArenaEvents() if is_told and not params.is_eagle and not has_windows else None

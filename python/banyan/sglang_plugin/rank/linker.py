@@ -12,7 +12,7 @@ import logging
 import time
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -23,17 +23,16 @@ from banyan.arena.prefetch import Worth
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
 from banyan.disagg import Forwards, TakeBacks
-from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
 from banyan.sglang_plugin import page_hash, runtime, seams
-from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.drafts import drafts_of
 from banyan.sglang_plugin.pools.state_pool import States
 from banyan.sglang_plugin.pools.two_pools import Windows, pools_of
-from banyan.sglang_plugin.rank import prefill, report, requests
-from banyan.sglang_plugin.rank.arena_events import ArenaEvents, PageEvent
-from banyan.sglang_plugin.rank.layer_wait import LayerWait
-from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership, Portion
+from banyan.sglang_plugin.rank import report, requests, times
+from banyan.sglang_plugin.rank.arena_events import PageEvent, events_for
+from banyan.sglang_plugin.rank.figures import RankFigures
+from banyan.sglang_plugin.rank.membership import ALL_LAYERS, Membership
+from banyan.sglang_plugin.rank.memberships import Memberships
 from banyan.sglang_plugin.rank.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
@@ -41,12 +40,23 @@ from banyan.sglang_plugin.rank.read_elsewhere import ReadElsewhere
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.store_events import StoreEvents
-from banyan.sglang_plugin.rank.tiers import HostTier
-from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows, capped
+from banyan.sglang_plugin.rank.window_places import RankWindows, portions
 from banyan.supply import Part
-from banyan.telemetry import Counters, Dropped, LayerClock, Stopwatch
+from banyan.telemetry import Counters, Dropped
 
 logger = logging.getLogger("banyan")
+
+ENTRIES = (
+    "arrive",
+    "lookup",
+    "load",
+    "start_layer_wise_loading",
+    "cancel_queued_load",
+    "offload",
+    "_poll",
+    "take_events",
+)
+"""Where SGLang calls in, but for the waits for data: what Banyan costs the scheduler thread."""
 
 _installed: BanyanLinker | None = None
 
@@ -75,7 +85,7 @@ class BanyanLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         global _installed
-        self._began_s = time.monotonic()
+        began_s = time.monotonic()
         seams.verify("scheduler")
         check_shareable(components, params)
         pools = pools_of(params)
@@ -89,7 +99,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._page_tokens, self._shards = params.page_size, Shards(params)
         self._allocator = pools.allocator
         self.counters = Counters()
-        self.arena_events = _arena_events(params, has_windows=pools.beside is not None)
+        self.arena_events = events_for(params, has_windows=pools.beside is not None)
         member = partial(
             Membership,
             server_args=server_args,
@@ -107,7 +117,7 @@ class BanyanLinker(UnifiedCacheLinker):
         if pools.beside is not None:
             is_window = isinstance(pools.beside, Windows)
             self.pools[PoolName.SWA if is_window else PoolName.MAMBA] = pools.beside.pool
-            portion, behind = _portions(pools.beside)
+            portion, behind = portions(pools.beside)
             self._windows = RankWindows(pools.beside, member(pool=pools.beside.pool, drafts=(), portion=behind))
         self._member = member(pool=pools.pool, drafts=drafts_of(params), portion=portion)
         self._access, self._seats = self._member.access, self._member.seats
@@ -122,16 +132,16 @@ class BanyanLinker(UnifiedCacheLinker):
         can_wait = self._shards.is_one and self._member.follows_reads
         self.elsewhere = ReadElsewhere(lambda: self._member.tier, self._planner, self._page_tokens, can_wait=can_wait)
         self._cache = self._make_cache()
-        if self._seats.layout.steps_together:
-            self._step_together(pools.allocator)
-        self._time_forwards(pools.num_layers)
+        beside = () if self._windows is None else ((self._windows.member, self._windows.allocator),)
+        self._memberships = Memberships((self._member, self._allocator), *beside)
+        self._keep_time(pools.num_layers)
         if isinstance(pools.beside, States):
             self._let_states_wait(params.req_to_token_pool)
-        self._time_control()
         requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
         self._publication = Publication(self._cache, self._member, self._page_tokens, self._windows)
         self._access.attach(self._publication.publish)
         self._access.guard(pools.allocator, self._cache)
+        self._figures = self._make_figures(began_s)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
 
@@ -158,6 +168,41 @@ class BanyanLinker(UnifiedCacheLinker):
         self.demand, self.dropped = NodeDemand(cache, num_frames, self.counters), Dropped()
         return cache
 
+    def _keep_time(self, num_layers: int) -> None:
+        block = self._member.block
+        if self._seats.layout.steps_together:
+            token_bytes = block.block_bytes // self._page_tokens
+            times.step_together(
+                self._allocator, self._planner, token_bytes=token_bytes, is_whole_rank=self._shards.is_one
+            )
+        times.pace_writes(self._planner, self._member, self._windows)
+        self.forwards = Forwards()
+        self.layer_done_counter = times.time_layers(
+            self._cache,
+            self._planner,
+            self._member,
+            num_layers=num_layers,
+            # A draft's layers lie behind the model's in a page.
+            num_page_layers=num_layers if self._windows is not None else len(block.layer_bytes),
+            counters=self.counters,
+            forwards=self.forwards,
+        )
+
+    def _make_figures(self, began_s: float) -> RankFigures:
+        return RankFigures(
+            member=self._member,
+            memberships=self._memberships,
+            windows=self._windows,
+            allocator=self._allocator,
+            planner=self._planner,
+            demand=self.demand,
+            dropped=self.dropped,
+            counters=self.counters,
+            control_us=times.time_control((self, ENTRIES), (self._cache, ("retire", "drain"))),
+            page_tokens=self._page_tokens,
+            began_s=began_s,
+        )
+
     def _in_arena(self) -> Part:
         return self._cache.part(self._seats.arenas)
 
@@ -165,75 +210,6 @@ class BanyanLinker(UnifiedCacheLinker):
         """How many tokens' keys and values weigh as much as the state that a fetch brings besides."""
         assert self._windows is not None
         return self._windows.member.block.block_bytes * self._page_tokens / self._member.block.block_bytes
-
-    def _step_together(self, allocator: QuarantiningAllocator) -> None:
-        """Hold to the rules of ``banyan.pacing.lockstep``."""
-        token_bytes = self._member.block.block_bytes // self._page_tokens
-        # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
-        is_alone, planner = self._shards.is_one, self._planner
-
-        def most_moved() -> int:
-            measured = (planner.decode_us(), planner.token_us()) if is_alone else (None, None)
-            return most_moved_tokens(token_bytes, *measured)
-
-        prefill.step_together(
-            most_moved_tokens=most_moved,
-            num_quarantined_tokens=lambda: allocator.num_quarantined_tokens if is_alone else 0,
-        )
-        if is_alone:
-            allocator.load_patience_s = LOAD_PATIENCE_S
-
-    def _time_forwards(self, num_layers: int) -> None:
-        """Measure layers and moves, and let the store write beside them."""
-        self._pace_writes()
-        timer = self._access.time_layers(num_layers, self._planner.forward_took)
-        clock = LayerClock(
-            num_layers=num_layers,
-            counters=self.counters,
-            clock=time.perf_counter_ns,
-            # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
-            ended=self._planner.forward_ended if timer is None else None,
-        )
-        # A draft's layers lie behind the model's in a page.
-        num_page_layers = num_layers if self._windows is not None else len(self._member.block.layer_bytes)
-        self.forwards = Forwards()
-        self.layer_done_counter = LayerWait(
-            self._cache, clock, self._planner, num_layers, num_page_layers, timer, self.forwards
-        )
-
-    def _pace_writes(self) -> None:
-        store, block_bytes = self._member.store, self._member.block.block_bytes
-        if store is None:
-            return
-        if self._windows is None or self._windows.member.store is None:
-            self._planner.pace_writes(store, block_bytes=block_bytes)
-            return
-        window = self._windows.member
-        whole_bytes = block_bytes + window.block.block_bytes
-        shares = ((store, self._member.share), (window.store, window.share))
-        self._planner.pace_writes(BothStores(shares), block_bytes=whole_bytes)
-
-    def _time_control(self) -> None:
-        """Measure what Banyan costs the scheduler thread: every entry point but the waits for data."""
-        self._stopwatch = Stopwatch(time.perf_counter_ns)
-        for owner, names in (
-            (
-                self,
-                (
-                    "arrive",
-                    "lookup",
-                    "load",
-                    "start_layer_wise_loading",
-                    "cancel_queued_load",
-                    "offload",
-                    "_poll",
-                    "take_events",
-                ),
-            ),
-            (self._cache, ("retire", "drain")),
-        ):
-            for name in names:
-                setattr(owner, name, self._stopwatch.wrap(getattr(owner, name)))
 
     # ---- match and lease ---------------------------------------------------------------------------------------
 
@@ -292,19 +268,9 @@ class BanyanLinker(UnifiedCacheLinker):
         self._member.lookout.saw(rid, keys)
         worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
         if self._windows is not None:
-            self._arrive_with_windows(rid, keys, worth, self._member.tier, self._windows)
+            self._windows.arrive_behind(self._member.tier, rid, keys, worth)
             return
         self._member.tier.arrive(rid, keys, worth, self.elsewhere.reads_of(rid), requests.source_of(rid))
-
-    def _arrive_with_windows(
-        self, rid: str, keys: list[str], worth: Worth, tier: HostTier, windows: RankWindows
-    ) -> None:
-        """Bring up as much as can be restored, and the window before its end."""
-        num_held = tier.num_on_node(keys)
-        num_there = num_held if tier.store is None else max(num_held, tier.store.num_stored(keys))
-        tier.arrive(rid, keys, capped(worth, windows.restorable(keys, num_there) - num_held))
-        num_coming = num_held + tier.prefetch.num_arriving(keys[num_held:])
-        windows.arrive(rid, keys[: windows.restorable(keys, num_coming)])
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
@@ -406,20 +372,12 @@ class BanyanLinker(UnifiedCacheLinker):
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._quiesce()
-        for member, allocator in self._memberships():
-            member.leave_tier()
-            allocator.wait_for_readers()
-            member.leave()
+        self._memberships.leave()
         self._cache.move_to(self._member.rejoin)
         if self._windows is not None:
             self._windows.rejoin()
         if self._allocator.available_size() < self._allocator.num_pages * self._page_tokens:
             self._publication.hold_back()
-
-    def _memberships(self) -> list[tuple[Membership, QuarantiningAllocator]]:
-        """Of full pages, and of window pages."""
-        both = [(self._member, self._allocator)]
-        return both if self._windows is None else [*both, (self._windows.member, self._windows.allocator)]
 
     @property
     def weights_epoch(self) -> int:
@@ -428,93 +386,52 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
-        for member, _ in self._memberships():
-            member.stand_apart()
+        self._memberships.stand_apart()
         self.weights_changed()
 
     def meet_again(self) -> None:
         """From the next change of the weights on, share with the ranks that took the same."""
-        for member, _ in self._memberships():
-            member.meet_again()
+        self._memberships.meet_again()
 
     def reset(self) -> None:
         # The tiers first: their copies read the pool under leases.
         self._quiesce()
-        for member, _ in self._memberships():
-            member.empty()
+        self._memberships.empty()
         self._cache.reset()
         self._access.forget()
         self._publication.start_anew()
 
     def close(self) -> None:
         self._quiesce()
-        for member, _ in self._memberships():
-            member.close_tier()
+        self._memberships.close_tiers()
         self._cache.reset()
-        for member, _ in self._memberships():
-            member.close()
+        self._memberships.close()
 
     def _quiesce(self) -> None:
         """Nothing of this rank is queued or under way any more."""
         self._cache.quiesce()
         if self.take_backs is not None:
             self.take_backs.quiesce()
-        for member, _ in self._memberships():
-            member.access.wait_for_copies()
+        self._memberships.wait_for_copies()
         self._cache.poll()
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
-        self.counters.control_us = self._stopwatch.elapsed_ns // 1000
-        self.counters.alloc_wait_us = sum(allocator.wait_us for _, allocator in self._memberships())
-        self._planner.count(self.counters)
-        self._member.count(self.counters)
-        return self.counters
+        return self._figures.counters_now()
 
     def figures(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
-        copies = self._member.lookout.copies(time.monotonic())
-        return {
-            **self._member.figures(),
-            **self._room(),
-            "distinct_share": copies.distinct_share,
-            "duplicate_share": copies.duplicate_share,
-        }
-
-    def _room(self) -> dict[str, int]:
-        num_free = self._allocator.available_size() // self._page_tokens
-        return {"num_pool_pages": self._allocator.num_pages, "num_free_pages": num_free}
+        return self._figures.gauges()
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
         return {
-            **self._member.state(),
-            **self._room(),
-            **self._member.lookout.state(),
-            **self.counters_now().as_dict(),
-            **self._planner.state(),
-            **({} if self._windows is None else {self._windows.told_as: self._windows.state()}),
-            "dropped": self.dropped.state(),
-            **self.demand.state(),
+            **self._figures.state(),
             "waits_for_errands": self.elsewhere.can_wait,
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
             "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
-            "up_s": round(time.monotonic() - self._began_s, 1),
         }
 
     def _labels(self) -> dict[str, str]:
         return {"dp_rank": str(self._seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
-
-
-def _arena_events(params: Any, *, has_windows: bool) -> ArenaEvents | None:
-    """What tells routers of the arena, where SGLang tells them of the pool and both mean the same by a page: not where
-    keys are made of bigrams, nor where a page is worth nothing without its window."""
-    is_told = params.enable_kv_cache_events and not params.disable
-    return ArenaEvents() if is_told and not params.is_eagle and not has_windows else None
-
-
-def _portions(beside: Windows | States) -> tuple[Portion, Portion]:
-    """Of full pages, and of window pages or states; what the flags give a rank is divided between both kinds."""
-    kind: Literal["window", "state"] = "window" if isinstance(beside, Windows) else "state"
-    return Portion("full", beside.layers, 1.0 - beside.share), Portion(kind, beside.layers, beside.share)

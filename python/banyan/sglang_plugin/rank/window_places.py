@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +23,8 @@ from banyan.ports import PageStore
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.state_pool import States
 from banyan.sglang_plugin.pools.two_pools import Windows
-from banyan.sglang_plugin.rank.membership import Membership
+from banyan.sglang_plugin.rank.membership import Membership, Portion
+from banyan.sglang_plugin.rank.tiers import HostTier
 from banyan.windows import WindowPages, longest_restorable, window_of
 
 
@@ -85,6 +86,15 @@ class RankWindows:
         if tier is not None and keys:
             tier.arrive(rid, window_of(keys, self._windows.num_pages), all_of_it)
 
+    def arrive_behind(self, full: HostTier, rid: str, keys: list[str], worth: Worth) -> None:
+        """A request for the prompt of ``keys`` has come: bring up as many full pages as can be restored, and the window
+        before their end. ``full``: the tier of full pages."""
+        num_held = full.num_on_node(keys)
+        num_there = num_held if full.store is None else max(num_held, full.store.num_stored(keys))
+        full.arrive(rid, keys, capped(worth, self.restorable(keys, num_there) - num_held))
+        num_coming = num_held + full.prefetch.num_arriving(keys[num_held:])
+        self.arrive(rid, keys[: self.restorable(keys, num_coming)])
+
     # ---- life --------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
@@ -143,3 +153,9 @@ class BothStores:
         """What `WriteRate` reads, of both: they write to one drive, mostly one after the other."""
         figures = [store.stats() for store, _ in self._stores]
         return {name: sum(of[name] for of in figures) for name in ("written_bytes", "writing_us")}
+
+
+def portions(beside: Windows | States) -> tuple[Portion, Portion]:
+    """Of full pages, and of window pages or states; what the flags give a rank is divided between both kinds."""
+    kind: Literal["window", "state"] = "window" if isinstance(beside, Windows) else "state"
+    return Portion("full", beside.layers, 1.0 - beside.share), Portion(kind, beside.layers, beside.share)

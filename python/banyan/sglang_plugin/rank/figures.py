@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank tells of itself, for ``/metrics`` and ``/server_info``. It only looks. Scheduler thread only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.rank.membership import Membership
+from banyan.sglang_plugin.rank.memberships import Memberships
+from banyan.sglang_plugin.rank.node_demand import NodeDemand
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.window_places import RankWindows
+from banyan.telemetry import Counters, Dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One rank's. ``control_us``: what Banyan has taken of the scheduler thread so far."""
+
+    member: Membership
+    memberships: Memberships
+    windows: RankWindows | None
+    allocator: QuarantiningAllocator
+    planner: RankPlanner
+    demand: NodeDemand
+    dropped: Dropped
+    counters: Counters
+    control_us: Callable[[], int]
+    page_tokens: int
+    began_s: float
+
+    def counters_now(self) -> Counters:
+        """The counters, with the control time up to this moment."""
+        self.counters.control_us = self.control_us()
+        self.counters.alloc_wait_us = self.memberships.wait_us
+        self.planner.count(self.counters)
+        self.member.count(self.counters)
+        return self.counters
+
+    def gauges(self) -> dict[str, Any]:
+        """What this rank is like now, and cheap to tell: for ``/metrics``."""
+        copies = self.member.lookout.copies(time.monotonic())
+        return {
+            **self.member.figures(),
+            **self._room(),
+            "distinct_share": copies.distinct_share,
+            "duplicate_share": copies.duplicate_share,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """This rank's part of ``/server_info``."""
+        return {
+            **self.member.state(),
+            **self._room(),
+            **self.member.lookout.state(),
+            **self.counters_now().as_dict(),
+            **self.planner.state(),
+            **({} if self.windows is None else {self.windows.told_as: self.windows.state()}),
+            "dropped": self.dropped.state(),
+            **self.demand.state(),
+            "up_s": round(time.monotonic() - self.began_s, 1),
+        }
+
+    def _room(self) -> dict[str, int]:
+        num_free = self.allocator.available_size() // self.page_tokens
+        return {"num_pool_pages": self.allocator.num_pages, "num_free_pages": num_free}

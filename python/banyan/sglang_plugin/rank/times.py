@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a linker sets up about time: who measures its forwards, what the store may write beside them, what it may move
+where all ranks step together, and what Banyan itself takes of the scheduler thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from banyan.cache import PrefixCache
+from banyan.disagg import Forwards
+from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank.layer_wait import LayerWait
+from banyan.sglang_plugin.rank.membership import Membership
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows
+from banyan.telemetry import Counters, LayerClock, Stopwatch
+
+
+def time_layers(
+    cache: PrefixCache,
+    planner: RankPlanner,
+    member: Membership,
+    *,
+    num_layers: int,
+    num_page_layers: int,
+    counters: Counters,
+    forwards: Forwards,
+) -> LayerWait:
+    """What SGLang's pools call before they read a layer; it measures layers for the planner."""
+    timer = member.access.time_layers(num_layers, planner.forward_took)
+    clock = LayerClock(
+        num_layers=num_layers,
+        counters=counters,
+        clock=time.perf_counter_ns,
+        # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
+        ended=planner.forward_ended if timer is None else None,
+    )
+    return LayerWait(cache, clock, planner, num_layers, num_page_layers, timer, forwards)
+
+
+def pace_writes(planner: RankPlanner, member: Membership, windows: RankWindows | None) -> None:
+    """Let the store write beside forwards, as the planner says; both stores as one, where there are window pages."""
+    store, block_bytes = member.store, member.block.block_bytes
+    if store is None:
+        return
+    if windows is None or windows.member.store is None:
+        planner.pace_writes(store, block_bytes=block_bytes)
+        return
+    beside = windows.member
+    shares = ((store, member.share), (beside.store, beside.share))
+    planner.pace_writes(BothStores(shares), block_bytes=block_bytes + beside.block.block_bytes)
+
+
+def step_together(
+    allocator: QuarantiningAllocator, planner: RankPlanner, *, token_bytes: int, is_whole_rank: bool
+) -> None:
+    """Hold to the rules of ``banyan.pacing.lockstep``."""
+
+    # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
+    def most_moved() -> int:
+        measured = (planner.decode_us(), planner.token_us()) if is_whole_rank else (None, None)
+        return most_moved_tokens(token_bytes, *measured)
+
+    prefill.step_together(
+        most_moved_tokens=most_moved,
+        num_quarantined_tokens=lambda: allocator.num_quarantined_tokens if is_whole_rank else 0,
+    )
+    if is_whole_rank:
+        allocator.load_patience_s = LOAD_PATIENCE_S
+
+
+def time_control(*entries: tuple[object, Sequence[str]]) -> Callable[[], int]:
+    """Measure what these methods take, each of an object and by name; the sum so far in microseconds."""
+    stopwatch = Stopwatch(time.perf_counter_ns)
+    for owner, names in entries:
+        for name in names:
+            timed: Callable[..., Any] = stopwatch.wrap(getattr(owner, name))
+            setattr(owner, name, timed)
+    return lambda: stopwatch.elapsed_ns // 1000
