@@ -37,13 +37,13 @@ NEAR_LEAVES = 16
 """Looked at before an eviction, whatever it takes."""
 
 LOOKS_PER_PAGE = 0.4
-"""A look takes some 3 us, most of it SGLang's own: 1.2 us for each page that goes. See docs/design/0014."""
+"""A look takes some 3.5 us, most of it SGLang's own: 1.4 us for each page that goes. See docs/design/0014."""
 
 MOST_AT_ONCE = 64
 """Pages that go in a walk for fewer: 3 ms of the scheduler thread where each is a leaf, nearly all of it SGLang's."""
 
 MOST_LOOKS = 512
-"""Saved up: 1.5 ms of the scheduler thread in one walk."""
+"""Saved up: 2 ms of the scheduler thread in one walk."""
 
 UNMEASURED_SHARE = 0.02
 """Of a copy whose time is not known yet: much less than computing."""
