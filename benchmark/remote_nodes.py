@@ -26,8 +26,7 @@ HOST_IP = ("SGLANG_HOST_IP", HOST)
 class Nodes:
     """The two servers. ``kind``: how each of them is started; ``flags``: of both; ``by_way_of``: the host under which
     the second one knows the first; ``choose_port``: of the first one's door, which takes the next port too;
-    ``cores``: all threads of each stay on its own, as those of two nodes do; None: they run where the system puts
-    them."""
+    ``cores``: where all threads of each stay, as taskset(1) lists them; None: they run where the system puts them."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class Nodes:
         flags: Sequence[str] = (),
         by_way_of: str = HOST,
         choose_port: Callable[[], int] = free_port,
-        cores: tuple[int, int] | None = None,
+        cores: tuple[str, str] | None = None,
     ) -> None:
         self._model, self._logs, self._kind = model, folder / "logs", kind
         secret = write_secret(folder / "secret")

@@ -3,16 +3,19 @@
 
     python -m benchmark.remote --source     needs root, `unshare` and `tc`; else the path is not bounded
 
-Two servers, and between them a path of `LINK_MBIT` for what is lent. Each server has a core of its own for all its
-threads, as a node has; this program has the second one's: no thread of the reader, nor of who asks, takes the first
-one's time. The first answers some requests at once; the time between their tokens is taken. Meanwhile the second does
-one of three things, which take turns: nothing (`idle`); it asks prompts again and again that lie in the first one's
-arena, and forgets them in between (`pulls`); or it computes prompts that nobody has (`computing`), which takes the
-machine's time and none of the first server's.
+Two servers, and between them a path of `LINK_MBIT` for what is lent. The second server stays on the second core, and so
+does this program: no thread of the reader, nor of who asks, takes the first core's time. The first server computes with
+one thread and has both cores, so that the threads that lend find one beside that (they share it with all that is said
+before); or it has the first core alone (`one_core`), and what lends takes the time of what computes. It answers some
+requests at once; the time between their tokens is taken. Meanwhile the second server does one of three things, which
+take turns: nothing (`idle`); it asks prompts again and again that lie in the first one's arena, and forgets them in
+between (`pulls`); or it computes prompts that nobody has (`computing`), which takes the machine's time and nothing of
+the first server.
 
 * `source_tpot_ratio`: beside pulls, to idle. Medians over rounds of the ratio of a round's means.
 * `source_tpot_ratio_computing`: beside computing, to idle: what any busy neighbour costs on this machine.
 * `pulled_mb_per_s`: what the second server has taken while the first one answered.
+* The same with `_one_core`.
 """
 
 from __future__ import annotations
@@ -45,12 +48,14 @@ from benchmark.store_server import prompts
 LINK_MBIT = 1000
 FIGURES = "source_figures.json"
 KINDS = ("idle", "pulls", "computing")
+BOTH, ONE_CORE = "", "_one_core"
+"""Which cores the first server has, as the figures' names end."""
 TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    num_rounds: int = 8
+    num_rounds: int = 6
     num_answers: int = 4
     question_tokens: int = 100
     answer_tokens: int = 100
@@ -135,31 +140,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(model: Path, out: Path, seed: int, sizes: Sizes, choose_port: Callable[[], int]) -> dict[str, Any]:
-    """One row for each round and kind."""
-    rng = random.Random(f"source-{seed}")
-    cores = _two_cores()
-    if cores is not None:
-        os.sched_setaffinity(0, {cores[1]})
+    """One row for each way, round and kind."""
+    ways = ways_of(sorted(os.sched_getaffinity(0)))
+    rows = []
+    for way, cores in ways.items():
+        os.sched_setaffinity(0, {int(cores[1])})
+        with Nodes(model, out / f"servers{way}", choose_port=choose_port, cores=cores) as nodes:
+            rows += [{"way": way, **row} for row in _measure_way(nodes, model, seed, sizes)]
+    return {"rows": rows, "sizes": asdict(sizes), "cores": ways}
+
+
+def ways_of(allowed: Sequence[int]) -> dict[str, tuple[str, str]]:
+    """The cores of the first server and of the second, by way; one way where there is only one core."""
+    first, *others = allowed
+    if not others:
+        return {ONE_CORE: (str(first), str(first))}
+    second = others[0]
+    return {BOTH: (f"{first},{second}", str(second)), ONE_CORE: (str(first), str(second))}
+
+
+def _measure_way(nodes: Nodes, model: Path, seed: int, sizes: Sizes) -> Iterator[dict[str, Any]]:
     lent = prompts(model, [sizes.lent_tokens] * sizes.num_lent, seed=seed)
     questions = prompts(model, [sizes.question_tokens] * sizes.num_answers, seed=seed + 1)
-    rows = []
-    with Nodes(model, out, choose_port=choose_port, cores=cores) as nodes:
-        for ids in lent:
-            nodes.lend(ids)
-        beside = steps(nodes, lent, rng)
-        # The first forwards of a size allocate: no lesson.
-        for kind in KINDS:
-            _measure_one(nodes, beside[kind], questions, sizes)
-        for number, place in itertools.product(range(sizes.num_rounds), range(len(KINDS))):
-            kind = KINDS[(place + number) % len(KINDS)]
-            rows.append({"round": number, "kind": kind, **_measure_one(nodes, beside[kind], questions, sizes)})
-    return {"rows": rows, "sizes": asdict(sizes), "cores": cores}
-
-
-def _two_cores() -> tuple[int, int] | None:
-    """For the two servers; None where there is only one core."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    return (first, others[0]) if others else None
+    for ids in lent:
+        nodes.lend(ids)
+    beside = steps(nodes, lent, random.Random(f"source-{seed}"))
+    # The first forwards of a size allocate: no lesson.
+    for kind in KINDS:
+        _measure_one(nodes, beside[kind], questions, sizes)
+    for number, place in itertools.product(range(sizes.num_rounds), range(len(KINDS))):
+        kind = KINDS[(place + number) % len(KINDS)]
+        yield {"round": number, "kind": kind, **_measure_one(nodes, beside[kind], questions, sizes)}
 
 
 def _measure_one(
@@ -184,12 +195,17 @@ def ratios(rows: Sequence[Mapping[str, Any]], kind: str) -> list[float]:
 
 
 def figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    rows = found["rows"]
+    """Of all ways that were measured."""
+    by_way = {way: [row for row in found["rows"] if row["way"] == way] for way in found["cores"]}
+    named = {name + way: figure for way, rows in by_way.items() for name, figure in _figures_of(rows).items()}
+    return {**named, **found}
+
+
+def _figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "source_tpot_ratio": spread(ratios(rows, "pulls")),
         "source_tpot_ratio_computing": spread(ratios(rows, "computing")),
         "pulled_mb_per_s": spread([row["pulled_mb_per_s"] for row in rows if row["kind"] == "pulls"]),
-        **found,
     }
 
 

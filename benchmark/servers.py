@@ -90,19 +90,20 @@ def cpu_env(
 @dataclass(frozen=True)
 class ServerSpec:
     """What to start. `share`: Banyan on, dispatching without fetching, Banyan with sharing off, or plain
-    stock; `env` is added to the inherited; `core`: the only one that its processes run on, None for all."""
+    stock; `env` is added to the inherited; `cores`: the only ones that its processes run on, as taskset(1) lists
+    them; None for all that this program has."""
 
     label: str
     dp: int
     share: Share
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    core: int | None = None
+    cores: str | None = None
 
     def command(self, model: Path, port: int) -> list[str]:
         """The full command line; variables are set by env(1), which leaves the inherited ones alone."""
         variables = [f"{name}={value}" for name, value in self.env]
-        confined = () if self.core is None else ("taskset", "--cpu-list", str(self.core))
+        confined = () if self.cores is None else ("taskset", "--cpu-list", self.cores)
         return ["env", *variables, *confined, sys.executable, "-m", "sglang.launch_server", *self.flags(model, port)]
 
     def flags(self, model: Path, port: int) -> list[str]:

@@ -57,14 +57,27 @@ def test_computing_when_prompts_are_asked_then_each_under_a_salt_of_its_own():
 
 def test_figures_when_rounds_differ_then_the_median_of_their_ratios_to_idle():
     rows = [
-        {"round": number, "kind": kind, "tpot_s": tpot_s, "pulled_mb_per_s": 300.0 if kind == "pulls" else 0.0}
+        {
+            "way": remote_source.BOTH,
+            "round": number,
+            "kind": kind,
+            "tpot_s": tpot_s,
+            "pulled_mb_per_s": 300.0 if kind == "pulls" else 0.0,
+        }
         for number, times in enumerate([(0.010, 0.011, 0.012), (0.020, 0.026, 0.020), (0.010, 0.012, 0.010)])
         for kind, tpot_s in zip(remote_source.KINDS, times, strict=True)
     ]
-    found = remote_source.figures({"rows": rows, "sizes": {}})
+    slower = [
+        {**row, "way": remote_source.ONE_CORE, "tpot_s": row["tpot_s"] * (2 if row["kind"] == "pulls" else 1)}
+        for row in rows
+    ]
+    ways = dict.fromkeys((remote_source.BOTH, remote_source.ONE_CORE), ("0", "1"))
+    found = remote_source.figures({"rows": rows + slower, "sizes": {}, "cores": ways})
     assert found["source_tpot_ratio"]["median"] == pytest.approx(1.2)
     assert found["source_tpot_ratio_computing"]["median"] == pytest.approx(1.0)
     assert found["pulled_mb_per_s"]["median"] == 300.0
+    assert found["source_tpot_ratio_one_core"]["median"] == pytest.approx(2.4)
+    assert found["source_tpot_ratio_computing_one_core"]["median"] == pytest.approx(1.0)
 
 
 def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_conditions():
@@ -85,16 +98,17 @@ def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_condit
     assert "| `source_tpot_ratio` | 1.08 (1.05-1.12) | <= 1.10 |" in page
     assert "4 answers of 150 tokens at once, 12.5 ms a token" in page
     assert "over a loopback that nothing bounds" in page
-    assert "Two servers, each with one thread that computes; the first gives" in page
-    assert "each with all its threads on a core of its own; the" in " ".join(
-        remote_page.source_page({**run, "cores": [0, 1]}).split()
-    )
+    assert "one_core" not in page
+    names = [name for name in remote_page.SOURCE_MARKS if name.endswith("_one_core")]
+    with_both = dict.fromkeys(names, {**spread, "median": 1.2})
+    both = " ".join(remote_page.source_page({**run, **with_both}).split())
+    assert "| `source_tpot_ratio_one_core` | 1.20 (1.05-1.12) | |" in both
     assert "over a path of 1000 Mbit/s" in " ".join(remote_page.source_page({**run, "link_mbit": 1000}).split())
 
 
 def test_measure_when_no_network_can_be_made_then_it_says_so_and_the_path_is_unbounded(monkeypatch, tmp_path, capsys):
-    row = {"round": 0, "tpot_s": 0.01, "pulled_mb_per_s": 200.0}
-    measured = {"rows": [{**row, "kind": kind} for kind in remote_source.KINDS], "sizes": {}}
+    row = {"way": "", "round": 0, "tpot_s": 0.01, "pulled_mb_per_s": 200.0}
+    measured = {"rows": [{**row, "kind": kind} for kind in remote_source.KINDS], "sizes": {}, "cores": {"": ("0", "1")}}
     monkeypatch.setattr(remote_source, "ensure_model", lambda target: tmp_path)
     monkeypatch.setattr(remote_source.own_network, "is_possible", lambda: False)
     monkeypatch.setattr(remote_source, "_measure", lambda *args: measured)
@@ -111,7 +125,9 @@ def test_measure_when_the_inner_program_fails_then_nothing_is_made_of_it(monkeyp
         remote_source.measure(tmp_path, 0)
 
 
-@pytest.mark.parametrize(("allowed", "cores"), [({3, 1, 2}, (1, 2)), ({5}, None)])
-def test_cores_when_there_are_two_then_each_server_has_its_own(monkeypatch, allowed, cores):
-    monkeypatch.setattr(remote_source.os, "sched_getaffinity", lambda pid: allowed)
-    assert remote_source._two_cores() == cores
+def test_ways_when_there_are_two_cores_then_the_second_server_stays_on_one_and_the_first_has_both_or_the_other():
+    assert remote_source.ways_of([1, 2, 3]) == {"": ("1,2", "2"), "_one_core": ("1", "2")}
+
+
+def test_ways_when_there_is_one_core_then_both_servers_are_on_it():
+    assert remote_source.ways_of([5]) == {"_one_core": ("5", "5")}

@@ -164,6 +164,6 @@ def test_first_error_when_the_last_lines_have_it_then_it_is_not_said_twice() -> 
 
 
 def test_command_when_the_server_has_a_core_then_all_its_processes_stay_there(tmp_path):
-    command = ServerSpec("one", 1, "on", core=1).command(tmp_path, 30000)
+    command = ServerSpec("one", 1, "on", cores="1").command(tmp_path, 30000)
     assert command[:5] == ["env", "taskset", "--cpu-list", "1", sys.executable]
     assert "taskset" not in ServerSpec("anywhere", 1, "on").command(tmp_path, 30000)
