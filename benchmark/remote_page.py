@@ -90,11 +90,11 @@ def source_page(run: Mapping[str, Any]) -> str:
     path = f"a path of {run['link_mbit']} Mbit/s" if "link_mbit" in run else "a loopback that nothing bounds"
     idle_s = statistics.median(row["tpot_s"] for row in run["rows"] if row["kind"] == "idle")
     conditions = (
-        f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers, each with one thread "
-        f"that computes, the second on a core of its own; the first gives {sizes['num_answers']} answers of "
+        f"`python -m benchmark.remote --source`, {place_and_time(run['provenance'])}. Two servers, each with one "
+        f"thread that computes, the second on a core of its own; the first gives {sizes['num_answers']} answers of "
         f"{sizes['answer_tokens']} tokens at once, {1e3 * idle_s:.1f} ms a token when the second is idle; the second "
-        f"takes prompts of {sizes['lent_tokens']} tokens one after the other, over {path}. {sizes['num_rounds']} rounds "
-        "each."
+        f"takes prompts of {sizes['lent_tokens']} tokens one after the other, over {path}. {sizes['num_rounds']} "
+        "rounds each."
     )
     # Where there is one core, there is one way.
     return figures_table(run, {name: aim for name, aim in SOURCE_MARKS.items() if name in run}, conditions)

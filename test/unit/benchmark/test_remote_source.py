@@ -100,7 +100,7 @@ def test_source_page_when_a_run_is_kept_then_its_figures_stand_with_their_condit
     assert "over a loopback that nothing bounds" in page
     assert "one_core" not in page
     names = [name for name in remote_page.SOURCE_MARKS if name.endswith("_one_core")]
-    with_both = dict.fromkeys(names, {**spread, "median": 1.2})
+    with_both = {name: {**spread, "median": 1.2} for name in names}
     both = " ".join(remote_page.source_page({**run, **with_both}).split())
     assert "| `source_tpot_ratio_one_core` | 1.20 (1.05-1.12) | |" in both
     assert "over a path of 1000 Mbit/s" in " ".join(remote_page.source_page({**run, "link_mbit": 1000}).split())
