@@ -16,7 +16,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 LEAST_PACKETS = 4
 """With less than two a connection waits for each acknowledgement, which a reader puts off by 40 ms."""
@@ -26,6 +26,10 @@ BULK = 2
 
 SO_MAX_PACING_RATE = 47
 """Linux's number, which Python does not name."""
+
+CONGESTION_CONTROL = b"cubic"
+"""Linux's own choice: a packet leaves when another has arrived. A system may have chosen BBR, which starts a timer for
+each packet (docs/network.md says what that costs). What is under way is bounded here, whichever it is."""
 
 PACED_BYTES_PER_S = (1 << 62) - 2
 """So fast that the kernel's own pace counts: one window in a round trip. A kernel that takes four of the eight bytes
@@ -44,6 +48,9 @@ class Flight:
     def joined(self, connection: socket.socket) -> Iterator[None]:
         """``connection`` sends within the bound."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK)
+        # A kernel without it, or that reserves it, goes on with its own.
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
         connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, PACED_BYTES_PER_S.to_bytes(8, "little"))
         with self._lock:
             self._connections.append(connection)

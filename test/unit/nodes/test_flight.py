@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from banyan.nodes import flight as module
 from banyan.nodes.flight import BULK, LEAST_PACKETS, PACED_BYTES_PER_S, SO_MAX_PACING_RATE, Flight
 
 SIOCOUTQ = 0x5411
@@ -120,3 +121,22 @@ def test_connection_when_it_sends_then_it_is_paced_and_stands_behind_other_traff
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK
         rate = connection.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8)
         assert int.from_bytes(rate, "little") == PACED_BYTES_PER_S
+
+
+def control_of(connection):
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def test_connection_when_the_system_has_chosen_another_control_then_loans_travel_without_timers(connect):
+    connection = connect()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    with Flight(64 << 10).joined(connection):
+        assert control_of(connection) == b"cubic"
+
+
+def test_connection_when_the_kernel_has_no_such_control_then_it_keeps_its_own(connect, monkeypatch):
+    monkeypatch.setattr(module, "CONGESTION_CONTROL", b"none-such")
+    connection = connect()
+    before = control_of(connection)
+    with Flight(64 << 10).joined(connection):
+        assert control_of(connection) == before
