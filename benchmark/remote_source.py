@@ -142,11 +142,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(model: Path, out: Path, seed: int, sizes: Sizes, choose_port: Callable[[], int]) -> dict[str, Any]:
     """One row for each way, round and kind."""
     ways = ways_of(sorted(os.sched_getaffinity(0)))
+    lent = prompts(model, [sizes.lent_tokens] * sizes.num_lent, seed=seed)
+    questions = prompts(model, [sizes.question_tokens] * sizes.num_answers, seed=seed + 1)
     rows = []
     for way, cores in ways.items():
         os.sched_setaffinity(0, {int(cores[1])})
         with Nodes(model, out / f"servers{way}", choose_port=choose_port, cores=cores) as nodes:
-            rows += [{"way": way, **row} for row in _measure_way(nodes, model, seed, sizes)]
+            beside = steps(nodes, lent, random.Random(f"source-{seed}"))
+            for ids in lent:
+                nodes.lend(ids)
+            rows += [{"way": way, **row} for row in _measure_way(nodes, beside, questions, sizes)]
     return {"rows": rows, "sizes": asdict(sizes), "cores": ways}
 
 
@@ -159,12 +164,9 @@ def ways_of(allowed: Sequence[int]) -> dict[str, tuple[str, str]]:
     return {BOTH: (f"{first},{second}", str(second)), ONE_CORE: (str(first), str(second))}
 
 
-def _measure_way(nodes: Nodes, model: Path, seed: int, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    lent = prompts(model, [sizes.lent_tokens] * sizes.num_lent, seed=seed)
-    questions = prompts(model, [sizes.question_tokens] * sizes.num_answers, seed=seed + 1)
-    for ids in lent:
-        nodes.lend(ids)
-    beside = steps(nodes, lent, random.Random(f"source-{seed}"))
+def _measure_way(
+    nodes: Nodes, beside: Mapping[str, Callable[[], None]], questions: Sequence[list[int]], sizes: Sizes
+) -> Iterator[dict[str, Any]]:
     # The first forwards of a size allocate: no lesson.
     for kind in KINDS:
         _measure_one(nodes, beside[kind], questions, sizes)

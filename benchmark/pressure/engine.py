@@ -68,15 +68,16 @@ def prompts_of(pages: Sequence[Sequence[int]], draw: str) -> KnownPrompts:
 def workloads_of(drawn: Drawn, draw: int, concurrency: int) -> tuple[Workload, ...]:
     """What is played, one after the other, the last of them in the second run: the same prompts twice, or what comes
     before those that are measured, and these."""
+
+    def played(part: str, pages: Sequence[Sequence[int]], num_runs: int) -> Workload:
+        prompts = prompts_of(pages, f"{draw}-{part}")
+        return Workload(prompts.scripts, prompts, Arrivals(concurrency=concurrency), seed=draw, num_runs=num_runs)
+
     num_before = len(drawn.prompts) - drawn.num_measured
-    before, measured = (
-        prompts_of(pages, f"{draw}-{part}")
-        for part, pages in (("before", drawn.prompts[:num_before]), ("measured", drawn.prompts[num_before:]))
-    )
-    arrivals = Arrivals(concurrency=concurrency)
+    before, measured = drawn.prompts[:num_before], drawn.prompts[num_before:]
     if drawn.is_twice:
-        return (Workload(before.scripts, before, arrivals, seed=draw, num_runs=2),)
-    return tuple(Workload(part.scripts, part, arrivals, seed=draw, num_runs=1) for part in (before, measured))
+        return (played("before", before, 2),)
+    return played("before", before, 1), played("measured", measured, 1)
 
 
 def page_tokens(page: int) -> list[int]:

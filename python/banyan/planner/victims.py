@@ -45,6 +45,9 @@ MOST_AT_ONCE = 64
 MOST_LOOKS = 512
 """Saved up: 2 ms of the scheduler thread in one walk."""
 
+COPIES = (SourceKind.PEER, SourceKind.HOST)
+"""Where else a page of a pool can lie, as far as this is asked for."""
+
 UNMEASURED_SHARE = 0.02
 """Of a copy whose time is not known yet: much less than computing."""
 
@@ -65,23 +68,23 @@ class CostShares:
         self._measured = measured
         self._clock = clock
         self._refresh_at_s = -math.inf
-        self._shares: dict[SourceKind | None, float] = {None: 1.0}
+        self._shares: dict[SourceKind | None, float] = {None: 1.0, **dict.fromkeys(COPIES, UNMEASURED_SHARE)}
 
     def refresh(self) -> None:
         """Take what was measured meanwhile."""
         now_s = self._clock()
         if now_s >= self._refresh_at_s:
             self._refresh_at_s = now_s + REFRESH_S
-            self._shares.update({kind: self._share(kind) for kind in (SourceKind.PEER, SourceKind.HOST)})
+            self._shares.update({kind: self._share(kind) for kind in COPIES})
 
     def of(self, copy: SourceKind | None) -> float:
         """1.0 for a last copy, and where copying is no quicker than computing."""
-        return self._shares.get(copy, UNMEASURED_SHARE)
+        return self._shares[copy]
 
     def losses(self, copies: Sequence[SourceKind | None], chances: Sequence[float]) -> list[float]:
         """What losing each page is expected to cost."""
         shares = self._shares
-        return [shares.get(copy, UNMEASURED_SHARE) * chance for copy, chance in zip(copies, chances, strict=True)]
+        return [shares[copy] * chance for copy, chance in zip(copies, chances, strict=True)]
 
     def _share(self, kind: SourceKind) -> float:
         share = self._measured(kind)

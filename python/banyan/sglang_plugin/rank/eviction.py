@@ -55,8 +55,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         counters=linker.counters,
         dropped=linker.dropped,
         page_tokens=cache.page_size,
-        stretch_tokens=least_stretch(linker.num_frames) * cache.page_size,
-        least_tokens=at_once(linker.num_frames) * cache.page_size,
+        num_frames=linker.num_frames,
     )
 
 
@@ -86,8 +85,7 @@ class VictimChoice:
         core: the tree core; its three steps of a walk are replaced on this object.
         copies_of: where else the pages of keys lie.
         shares: what a page costs to have again.
-        stretch_tokens: least length of a stretch, in whole pages.
-        least_tokens: what goes at once, at least.
+        num_frames: of the rank's pool.
     """
 
     def __init__(
@@ -100,8 +98,7 @@ class VictimChoice:
         counters: Counters,
         dropped: Dropped,
         page_tokens: int,
-        stretch_tokens: int,
-        least_tokens: int,
+        num_frames: int,
     ) -> None:
         self._core = core
         self._copies_of = copies_of
@@ -110,8 +107,8 @@ class VictimChoice:
         self._counters = counters
         self._dropped = dropped
         self._page_tokens = page_tokens
-        self._stretch_tokens = stretch_tokens
-        self._least_tokens = least_tokens
+        self._stretch_pages = least_stretch(num_frames)
+        self._least_tokens = at_once(num_frames) * page_tokens
         self._stretches: set[int] = set()
         self._start, self._next, self._end = (
             core.evict_device_start,
@@ -137,8 +134,8 @@ class VictimChoice:
         """The pages of ``key`` are in the tree. ``node_at`` has a node end where a key does, and names it."""
         if result.rotation_tail_declined or not self._counters.num_evicted_pages:
             return
-        page, begin, stretch = self._page_tokens, result.prefix_len, self._stretch_tokens
-        at = splits(begin // page, len(key) // page, stretch // page)
+        page = self._page_tokens
+        at = splits(result.prefix_len // page, len(key) // page, self._stretch_pages)
         stretches = [node_at(key[: number * page]) for number in at]
         if len(self._stretches) > MOST_STRETCHES_KNOWN:
             self._stretches.clear()

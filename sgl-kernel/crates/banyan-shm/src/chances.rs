@@ -15,13 +15,13 @@
 //! * A step takes the same time whatever was learnt before.
 
 /// Pages younger than this are equally young, and older ones equally old: what is remembered does not reach further.
-pub const LEAST_AGE_POOLS: f64 = 1.0 / 64.0;
-pub const MOST_AGE_POOLS: f64 = 16.0;
+const LEAST_AGE_POOLS: f64 = 1.0 / 64.0;
+const MOST_AGE_POOLS: f64 = 16.0;
 
 /// See docs/design/0014.
 const STEP: f64 = 0.05;
 
-pub const MOST_POWER: f64 = 4.0;
+const MOST_POWER: f64 = 4.0;
 
 /// A page as it was before a prompt came. `age_pools`: pages asked for since, over those of the pool.
 #[derive(Clone, Copy, Debug)]
