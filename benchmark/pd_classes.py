@@ -45,8 +45,8 @@ from benchmark.servers import unwind_on_sigterm
 
 LINK_MBIT = 1000
 LOW_DSCP = 8
-IN_FLIGHT_BYTES = 112 << 10
-"""A millisecond of the path. With half of it the pulls do not fill it here."""
+IN_FLIGHT_BYTES = 56 << 10
+"""Half a millisecond of the path, which loans fill with it."""
 
 UNBOUNDED_BYTES = 1 << 30
 KINDS = {
@@ -56,7 +56,7 @@ KINDS = {
 }
 """How loans travel: mark, and bytes under way at most."""
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 5
 ROUND_S = 6.0
 SETTLE_S = 1.0
 MESSAGE_BYTES = 64

@@ -129,8 +129,10 @@ fn reader_when_it_has_not_heard_of_a_clear_then_finds_its_own_pages_only_until_i
     ours.store.refresh().unwrap();
     let stale = ours.store.lookup(&[key(10)]);
     assert_eq!((stale.hits.len(), ours.num_found(&[20])), (1, 1));
+    let before = ours.store.version();
     cleared.store.clear().unwrap();
     let version = ours.store.version();
+    assert_ne!(version, before, "what was looked up before is out of date");
     assert_eq!(ours.num_found(&[10]), 0, "the first look already");
     assert_eq!(ours.num_found(&[0]), 1);
     ours.store.refresh().unwrap();
