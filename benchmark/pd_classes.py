@@ -45,8 +45,8 @@ from benchmark.servers import unwind_on_sigterm
 
 LINK_MBIT = 1000
 LOW_DSCP = 8
-IN_FLIGHT_BYTES = 56 << 10
-"""Half a millisecond of the path, which loans fill with it."""
+IN_FLIGHT_BYTES = 112 << 10
+"""A millisecond of the path. With half of it loans fill the path too, and messages wait no less."""
 
 UNBOUNDED_BYTES = 1 << 30
 KINDS = {
