@@ -447,9 +447,9 @@ class Peers:
         have all.
         """
 
-    def lease(self, match: Match, num_pages: int) -> Lease | None:
-        """Lease the first `num_pages` of the match: all of them, or None because one changed or its owner died
-        since."""
+    def lease(self, match: Match, keys: list[str]) -> Lease | None:
+        """Lease the pages `keys`, with which the match begins, in the order of their chain or against it: all of them, or
+        None because one changed or its owner died since, or because the match is of other pages."""
 
     def version(self) -> int:
         """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not

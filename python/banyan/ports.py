@@ -96,8 +96,9 @@ class Peers(Protocol):
         """Tell the owners that these pages are wanted; a lease does so by itself."""
         ...
 
-    def lease(self, match: Match, num_pages: int) -> Lease | None:
-        """Lease the first ``num_pages`` of a match: all of them or None."""
+    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
+        """Lease the pages ``keys``, with which a match begins: all of them, or None. Also None when the match is of
+        other pages: whatever was remembered of it, a lease is for the pages that it names."""
         ...
 
     def start_copy(

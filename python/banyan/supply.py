@@ -39,8 +39,8 @@ class Part:
         """The leading pages that these shelves hold."""
         return self._peers.lookup(keys, self._slots)
 
-    def lease(self, match: Match, num_pages: int) -> Lease | None:
-        return self._peers.lease(match, num_pages)
+    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
+        return self._peers.lease(match, keys)
 
     def start_copy(self, lease: Lease, frames: Frames) -> Copy:
         return self._peers.start_copy([(lease, frames)])
@@ -95,7 +95,7 @@ class Supply:
         arrivals = self._attach(keys[num_leased:], frames[num_leased:])
         if arrivals is None:
             return None
-        lease = self._peers.lease(match, num_leased) if num_leased else None
+        lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
         if num_leased and lease is None:
             self.detach(arrivals)
             return None

@@ -46,7 +46,7 @@ def node():
 def fetch(rank, number, page):
     """Start to fetch the page of a key, and count on the device what is wrong with it; None when it cannot be had."""
     names = [key(number)]
-    lease = rank.source.lease(rank.source.lookup(names), 1) if rank.source.lookup(names).num_pages else None
+    lease = rank.source.lease(rank.source.lookup(names), names) if rank.source.lookup(names).num_pages else None
     if lease is None:
         return None
     frames = torch.tensor([page], device="cuda")
@@ -113,8 +113,8 @@ def test_copy_when_the_owner_is_killed_before_it_begins_then_it_still_reads_its_
 
 def test_pool_when_opened_as_a_tensor_then_it_shows_what_the_owner_has_published(node):
     _owner, rank = node
-    found = next(match for number in range(NUM_KEYS) if (match := rank.source.lookup([key(number)])).num_pages)
-    lease = rank.peers.lease(found, 1)
+    name = next([key(number)] for number in range(NUM_KEYS) if rank.source.lookup([key(number)]).num_pages)
+    lease = rank.peers.lease(rank.source.lookup(name), name)
     ((slot, epoch, frames),) = lease.sources()
     described = PoolDescription.decode(rank.peers.description(slot, epoch))
     rank.mappings.close()  # A process opens a handle once.

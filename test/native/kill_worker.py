@@ -31,11 +31,12 @@ def rank(roster: Roster, slot: int) -> tuple:
 
 def read_for_ever(roster: Roster, slot: int, num_pages: int) -> None:
     _pool, _shelf, peers = rank(roster, slot)
-    held = peers.lookup([key(number) for number in range(num_pages)])
-    lease = peers.lease(held, num_pages)
+    wanted = [key(number) for number in range(num_pages)]
+    held = peers.lookup(wanted)
+    lease = peers.lease(held, wanted)
     print("leased", lease.num_pages, flush=True)
     while True:
-        second = peers.lease(held, num_pages)
+        second = peers.lease(held, wanted)
         peers.start_copy([(second or lease, frames(range(num_pages)))]).wait_layer(0)
 
 

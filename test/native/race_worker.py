@@ -75,8 +75,9 @@ def read(roster: Roster, slot: int, num_copies: int) -> None:
         loads, numbers, used = [], [], 0
         for _ in range(NUM_PLACES // RUN):
             first = place.randrange(NUM_KEYS - RUN)
-            found = peers.lookup(KEYS[first : first + RUN])
-            lease = peers.lease(found, found.num_pages) if found.num_pages else None
+            wanted = KEYS[first : first + RUN]
+            found = peers.lookup(wanted)
+            lease = peers.lease(found, wanted[: found.num_pages]) if found.num_pages else None
             if lease is None:
                 missed += 1
                 continue

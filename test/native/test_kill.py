@@ -112,12 +112,12 @@ def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
     survivor.expect("published")
     assert peers.lookup(keys(range(NUM_PAGES))).runs == [(1, NUM_PAGES)]
     found = peers.lookup(keys(range(NUM_PAGES)))
-    lease = peers.lease(found, NUM_PAGES)
+    lease = peers.lease(found, keys(range(NUM_PAGES)))
     version = peers.version()
     victim.kill()
 
     assert until(lambda: peers.lookup(keys(range(NUM_PAGES))).runs == [(2, 2)], 1.0)
-    assert peers.lease(found, NUM_PAGES) is None, "no new lease on a dead rank"
+    assert peers.lease(found, keys(range(NUM_PAGES))) is None, "no new lease on a dead rank"
     assert peers.holders(keys(range(NUM_PAGES))[:1], [1, 2]) == [2]
     assert peers.holders(keys(range(NUM_PAGES))[-1:], [1, 2]) == [None]
     assert peers.prefix_lens(keys(range(NUM_PAGES))) == [0, 0, 2]
@@ -127,7 +127,7 @@ def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
 
     both = [(lease, frames(range(NUM_PAGES)))]
     live = peers.lookup(keys(range(2)))
-    both.append((peers.lease(live, 2), frames([40, 41])))
+    both.append((peers.lease(live, keys(range(2))), frames([40, 41])))
     copy = peers.start_copy(both)
     assert copy.finish()
     for frame in range(NUM_PAGES):

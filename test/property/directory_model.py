@@ -175,7 +175,8 @@ class ModelPeers:
         shelves = self.roster.shelves
         return [len(self._run(shelves[slot], keys)) if slot in shelves else 0 for slot in range(self.roster.num_slots)]
 
-    def lease(self, match: ModelMatch, num_pages: int) -> ModelLease | None:
+    def lease(self, match: ModelMatch, keys: Sequence[str]) -> ModelLease | None:
+        num_pages = len(keys)
         if num_pages > match.num_pages:
             raise ValueError(f"{num_pages} pages wanted of a match of {match.num_pages}")
         pages = match.pages[:num_pages]
@@ -183,6 +184,8 @@ class ModelPeers:
             attached = self.roster.shelves.get(page.shelf.slot) is page.shelf
             if not attached or page.shelf.generations[page.frame] != page.generation:
                 return None
+        if any(page.shelf.frame_of(key) != page.frame for page, key in zip(pages[:1] + pages[-1:], keys[:1] + keys[-1:])):
+            return None
         return ModelLease(pages)
 
     def _candidates(self) -> list[ModelShelf]:

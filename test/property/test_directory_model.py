@@ -141,7 +141,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         found, expected = peers.lookup(keys), model.lookup(keys)
         assert (found.num_pages, self.joined(found.runs)) == (expected.num_pages, expected.runs)
         assert peers.prefix_lens(keys) == model.prefix_lens(keys)
-        return slot, found, expected
+        return slot, found, expected, keys
 
     @rule(target=leases, slot=slots, keys=chains)
     def look_up_and_lease(self, slot: int, keys: list[str]) -> object:
@@ -152,12 +152,19 @@ class DirectoryMachine(RuleBasedStateMachine):
     def lease(self, match, missing: int) -> object:
         return self.check_lease(match, missing)
 
+    @rule(target=leases, match=matches, keys=key_lists)
+    def lease_other_pages(self, match, keys: list[str]) -> object:
+        """A caller that remembers the wrong lookup."""
+        slot, found, expected, _ = match
+        return self.check_lease((slot, found, expected, keys), expected.num_pages - len(keys))
+
     def check_lease(self, match, missing: int) -> object:
-        slot, found, expected = match
+        slot, found, expected, keys = match
         peers, model = self.peers[slot]
         num_pages = max(0, expected.num_pages - missing)
-        held = outcome(lambda: peers.lease(found, num_pages))
-        wanted = outcome(lambda: model.lease(expected, num_pages))
+        named = [*keys, *KEYS][:num_pages]
+        held = outcome(lambda: peers.lease(found, named))
+        wanted = outcome(lambda: model.lease(expected, named))
         if wanted is None or wanted is ValueError:
             assert held is wanted
             return multiple()

@@ -54,8 +54,8 @@ class Arena:
         held = [key for key in keys if int(key) < NUM_ARENA_PAGES]
         return SimpleNamespace(num_pages=len(held))
 
-    def lease(self, match, num_pages):
-        return Lease(self, num_pages) if self.grants else None
+    def lease(self, match, keys):
+        return Lease(self, len(keys)) if self.grants else None
 
     def start_copy(self, lease, frames):
         self.copies.append(Copy(lease, frames, self.lands))

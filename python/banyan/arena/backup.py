@@ -88,11 +88,11 @@ class Backup:
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
         frames = self._residency.claim(max(0, room), sparing=behind)
         self._put_aside(keys[len(frames) : found.num_pages], [*behind, *keys[: len(frames)]])
-        lease = self._peers.lease(found, len(frames)) if frames else None
+        sent = keys[: len(frames)]
+        lease = self._peers.lease(found, sent) if frames else None
         if lease is None:
             self._residency.abandon(frames)
             return found.num_pages
-        sent = keys[: len(frames)]
         self._moving.append(_Moving(sent, frames, self._peers.start_copy([(lease, array("q", frames))])))
         self._on_their_way.update(sent)
         return found.num_pages

@@ -135,7 +135,7 @@ class TakeBacks:
             return None
         arena = self._arena()
         match = arena.lookup(behind)
-        lease = arena.lease(match, match.num_pages) if match.num_pages else None
+        lease = arena.lease(match, behind[: match.num_pages]) if match.num_pages else None
         if lease is None:
             return None
         promised = TakeBack(lease, behind[-1])

@@ -67,7 +67,7 @@ class ArenaStock:
     def lease(self, keys: Sequence[str]) -> tuple[_native.Lease, ArenaGoods] | None:
         """All pages of ``keys``, or None."""
         found = self._view.lookup(list(keys), self._slots)
-        lease = self._view.lease(found, len(keys)) if found.num_pages == len(keys) else None
+        lease = self._view.lease(found, list(keys)) if found.num_pages == len(keys) else None
         if lease is None:
             return None
         parts = []

@@ -54,7 +54,7 @@ def test_free_when_a_peer_reads_then_the_page_counts_but_is_not_handed_out(node)
     slots = pages.alloc(PAGE_TOKENS)
     (page,) = page_ids(slots)
     cache.publish(frames(page), keys(1))
-    lease = peers.lease(peers.lookup(keys(1)), 1)
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free_segment(slots, start_pos=0)
     assert pages.available_size() == (NUM_FRAMES - 1) * PAGE_TOKENS
     assert sorted(pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
@@ -68,7 +68,7 @@ def test_alloc_when_the_pool_is_short_then_it_waits_for_the_reader(node):
     pages, cache, peers, *_ = node
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
-    lease = peers.lease(peers.lookup(keys(1)), 1)
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
     threading.Timer(0.05, lease.release).start()
     assert page_ids(pages.alloc(PAGE_TOKENS)) == [5]
@@ -80,7 +80,7 @@ def test_alloc_when_a_reader_never_lets_go_then_it_fails_after_its_patience(node
         monkeypatch.setattr(user, "READER_PATIENCE_S", 0.02)
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
-    lease = peers.lease(peers.lookup(keys(1)), 1)
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
     assert pages.alloc(PAGE_TOKENS) is None
     assert "peers have held 1 page(s)" in caplog.text
@@ -99,7 +99,7 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
     pages, cache, peers, *_ = node
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
-    lease = peers.lease(peers.lookup(keys(1)), 1)
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
     assert pages.num_quarantined_tokens == PAGE_TOKENS
     pages.load_patience_s = 0.0
@@ -122,7 +122,7 @@ def test_clear_when_a_peer_reads_then_its_page_stays_out(node):
     held = page_ids(slots)[1]
     cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
     match = peers.lookup(keys(2))
-    lease = peers.lease(match, 1)
+    lease = peers.lease(match, keys(2))
     cache.reset()
     pages.clear()
     assert held not in pages.free_pages.tolist()
@@ -154,7 +154,7 @@ def test_alloc_extend_and_decode_when_the_pool_is_short_then_they_wait_too(node)
         ("alloc_decode", (torch.tensor([1]), torch.tensor([1]), torch.tensor([-1]))),
     ):
         cache.publish(frames(5), keys(name == "alloc_decode"))
-        lease = peers.lease(peers.lookup(keys(name == "alloc_decode")), 1)
+        lease = peers.lease(peers.lookup(keys(name == "alloc_decode")), keys(name == "alloc_decode"))
         pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
         threading.Timer(0.05, lease.release).start()
         assert getattr(pages, name)(*arguments)[0].item() // PAGE_TOKENS == 5
@@ -168,7 +168,7 @@ def test_eviction_when_a_reader_has_held_a_page_for_long_then_others_go_in_its_p
     monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_tp_size=num_shards))
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
-    lease = peers.lease(peers.lookup(keys(1)), 1)
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
     asked = []
     tree = SimpleNamespace(

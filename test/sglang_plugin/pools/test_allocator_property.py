@@ -114,7 +114,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(set(self.published) - set(self.leases))))
         match = self.peers.lookup(keys(number))
         if match.num_pages:
-            self.leases[number] = self.peers.lease(match, 1), self.published[number]
+            self.leases[number] = self.peers.lease(match, keys(number)), self.published[number]
         else:
             assert self.published.pop(number) not in self.out
 

@@ -259,7 +259,7 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     gpu.run()
     owner.access.poll()
     found = view.lookup(keys(1, 2), [owner.seats.own])
-    copy = view.start_copy([(view.lease(found, 2), array("q", [1, 2]))])
+    copy = view.start_copy([(view.lease(found, keys(1, 2)), array("q", [1, 2]))])
     assert not copy.has_ended
     gpu.run()
     assert copy.has_ended and copy.finish()

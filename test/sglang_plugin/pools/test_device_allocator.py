@@ -72,7 +72,7 @@ def test_free_when_a_peer_reads_one_then_the_others_are_free_and_it_follows(node
     held = page_ids(slots)[1]
     node.cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
     peers = node.ranks[1].peers
-    lease = peers.lease(peers.lookup(keys(2)), 1)
+    lease = peers.lease(peers.lookup(keys(2)), keys(2))
     node.pages.free(slots)
     node.come()
     assert held not in node.pages.free_pages.tolist()

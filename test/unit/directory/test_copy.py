@@ -21,7 +21,7 @@ def ranks() -> list[Rank]:
 
 
 def leased(rank: Rank, *numbers: int) -> Lease:
-    lease = rank.peers.lease(rank.peers.lookup(keys(*numbers)), len(numbers))
+    lease = rank.peers.lease(rank.peers.lookup(keys(*numbers)), keys(*numbers))
     assert lease is not None
     return lease
 

@@ -27,7 +27,7 @@ def node():
 def test_lease_when_the_pool_is_described_then_it_names_slot_epoch_and_frames(node):
     _, (owner, reader) = node
     owner.shelf.publish(frames(5, 3), keys(1, 2))
-    lease = reader.peers.lease(reader.peers.lookup(keys(1, 2)), 2)
+    lease = reader.peers.lease(reader.peers.lookup(keys(1, 2)), keys(1, 2))
     ((slot, epoch, held),) = lease.sources()
     assert (slot, ids(held)) == (0, [5, 3])
     assert (slot, epoch) in reader.peers.present()
@@ -42,7 +42,7 @@ def test_lease_when_the_pool_is_described_then_it_names_slot_epoch_and_frames(no
 def test_start_copy_when_the_pool_is_described_then_it_is_refused(node):
     _, (owner, reader) = node
     owner.shelf.publish(frames(5), keys(1))
-    lease = reader.peers.lease(reader.peers.lookup(keys(1)), 1)
+    lease = reader.peers.lease(reader.peers.lookup(keys(1)), keys(1))
     with pytest.raises(ValueError, match="described"):
         reader.peers.start_copy([(lease, frames(0))])
 
@@ -59,7 +59,7 @@ def test_pools_when_one_is_described_then_it_is_leased_but_not_copied_here(node)
     roster, (owner, _) = node
     mapped = Rank(roster, 2)
     owner.shelf.publish(frames(5), keys(1))
-    lease = mapped.peers.lease(mapped.peers.lookup(keys(1)), 1)
+    lease = mapped.peers.lease(mapped.peers.lookup(keys(1)), keys(1))
     with pytest.raises(ValueError, match="described"):
         mapped.peers.start_copy([(lease, frames(0))])
 
@@ -68,7 +68,7 @@ def test_mapping_when_the_peer_is_mapped_then_its_bytes_are_found_there(node):
     roster, (_, reader) = node
     mapped = Rank(roster, 2)
     mapped.shelf.publish(frames(5), keys(7))
-    ((slot, epoch, _),) = reader.peers.lease(reader.peers.lookup(keys(7)), 1).sources()
+    ((slot, epoch, _),) = reader.peers.lease(reader.peers.lookup(keys(7)), keys(7)).sources()
     memory = reader.peers.mapping(slot, epoch)
     assert memory.num_bytes == mapped.pool.num_bytes and len(memory.extents) == 2 * NUM_LAYERS
     base, stride = memory.extents[3]

@@ -74,7 +74,7 @@ def test_lease_when_the_page_was_retired_since_then_none(ranks: list[Rank]) -> N
     owner.shelf.publish(frames(0, 1), keys(0, 1))
     found = reader.peers.lookup(keys(0, 1))
     owner.shelf.retire(frames(1))
-    assert reader.peers.lease(found, 2) is None
+    assert reader.peers.lease(found, keys(0, 1)) is None
     assert ids(owner.shelf.retire(frames(0))) == [0], "a refused lease pins nothing"
 
 
@@ -84,24 +84,34 @@ def test_lease_when_the_page_was_published_again_since_then_none(ranks: list[Ran
     found = reader.peers.lookup(keys(0))
     owner.shelf.retire(frames(0))
     owner.shelf.publish(frames(0), keys(0))
-    assert reader.peers.lease(found, 1) is None
+    assert reader.peers.lease(found, keys(0)) is None
+
+
+@pytest.mark.parametrize("others", [keys(0, 3), keys(3, 1), keys(0, 0), keys(1, 0), keys(1)])
+def test_lease_when_other_pages_were_looked_up_then_none_and_nothing_is_pinned(ranks, others) -> None:
+    owner, reader = ranks[:2]
+    owner.shelf.publish(frames(0, 1, 2), keys(0, 1, 2))
+    found = reader.peers.lookup(keys(0, 1, 2))
+    assert reader.peers.lease(found, others) is None
+    assert reader.peers.lease(found, keys(0, 1)).num_pages == 2
+    assert ids(owner.shelf.retire(frames(0, 1, 2))) == [0, 1, 2]
 
 
 def test_lease_when_more_pages_than_found_then_valueerror(ranks: list[Rank]) -> None:
     with pytest.raises(ValueError, match="3 pages wanted of a match of 0"):
-        ranks[0].peers.lease(ranks[0].peers.lookup(keys(0)), 3)
+        ranks[0].peers.lease(ranks[0].peers.lookup(keys(0)), keys(0, 1, 2))
 
 
 def test_lease_when_the_match_is_of_another_reader_then_valueerror(ranks: list[Rank]) -> None:
     with pytest.raises(ValueError, match="another Peers"):
-        ranks[0].peers.lease(ranks[1].peers.lookup([]), 0)
+        ranks[0].peers.lease(ranks[1].peers.lookup([]), [])
 
 
 def test_lease_when_held_twice_then_the_last_release_frees(ranks: list[Rank]) -> None:
     owner, reader = ranks[:2]
     owner.shelf.publish(frames(4), keys(0))
     found = reader.peers.lookup(keys(0))
-    first, second = reader.peers.lease(found, 1), reader.peers.lease(found, 1)
+    first, second = reader.peers.lease(found, keys(0)), reader.peers.lease(found, keys(0))
     assert ids(owner.shelf.retire(frames(4))) == []
     first.release()
     first.release()
@@ -113,7 +123,7 @@ def test_lease_when_held_twice_then_the_last_release_frees(ranks: list[Rank]) ->
 def test_lease_when_dropped_then_released(ranks: list[Rank]) -> None:
     owner, reader = ranks[:2]
     owner.shelf.publish(frames(4), keys(0))
-    lease = reader.peers.lease(reader.peers.lookup(keys(0)), 1)
+    lease = reader.peers.lease(reader.peers.lookup(keys(0)), keys(0))
     assert (lease.num_pages, lease.runs) == (1, [(0, 1)])
     owner.shelf.retire(frames(4))
     del lease
@@ -125,9 +135,9 @@ def test_lease_when_the_owner_leaves_then_its_pages_can_still_be_copied(roster: 
     content = owner.pages(4)
     owner.shelf.publish(frames(4), keys(0))
     found = reader.peers.lookup(keys(0))
-    lease = reader.peers.lease(found, 1)
+    lease = reader.peers.lease(found, keys(0))
     owner.shelf.close()
-    assert reader.peers.lease(found, 1) is None
+    assert reader.peers.lease(found, keys(0)) is None
     assert reader.peers.start_copy([(lease, frames(9))]).finish()
     assert reader.pages(9) == content
 
@@ -135,12 +145,12 @@ def test_lease_when_the_owner_leaves_then_its_pages_can_still_be_copied(roster: 
 def test_slot_when_taken_again_then_the_new_shelf_is_found(roster: Roster, ranks: list[Rank]) -> None:
     owner, reader = ranks[:2]
     owner.shelf.publish(frames(4), keys(0))
-    lease = reader.peers.lease(reader.peers.lookup(keys(0)), 1)
+    lease = reader.peers.lease(reader.peers.lookup(keys(0)), keys(0))
     owner.shelf.close()
     successor = Shelf(roster, 0, NAMESPACE, owner.pool, NUM_FRAMES, geometry())
     successor.publish(frames(5), keys(0))
     found = reader.peers.lookup(keys(0))
-    again = reader.peers.lease(found, 1)
+    again = reader.peers.lease(found, keys(0))
     lease.release()
     assert ids(successor.retire(frames(5))) == []
     again.release()
@@ -163,7 +173,7 @@ def test_version_when_a_peer_publishes_retires_or_leaves_then_differs(ranks: lis
 def test_pools_when_of_different_size_then_pages_are_exchanged(roster: Roster) -> None:
     small, large = Rank(roster, 0, num_frames=4), Rank(roster, 1, num_frames=40)
     small.shelf.publish(frames(3), keys(0))
-    lease = large.peers.lease(large.peers.lookup(keys(0)), 1)
+    lease = large.peers.lease(large.peers.lookup(keys(0)), keys(0))
     assert large.peers.start_copy([(lease, frames(39))]).finish()
     assert large.pages(39) == small.pages(3)
 

@@ -109,7 +109,7 @@ def test_onlookers_when_many_then_they_need_no_bit_of_their_own() -> None:
     onlookers = [Peers(roster, None, 0, NAMESPACE, [], None) for _ in range(3)]
     assert [onlooker.prefix_lens(keys(1)) for onlooker in onlookers] == [[1, 0]] * 3
     with pytest.raises(ValueError, match="only a rank with a pool"):
-        onlookers[0].lease(onlookers[0].lookup(keys(1)), 1)
+        onlookers[0].lease(onlookers[0].lookup(keys(1)), keys(1))
 
 
 def test_slot_when_outside_the_roster_then_valueerror() -> None:

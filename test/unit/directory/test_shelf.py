@@ -111,7 +111,7 @@ def test_publish_when_another_frame_has_the_key_then_the_first_stays(ranks: list
 def test_publish_when_the_frame_is_in_quarantine_then_valueerror(ranks: list[Rank]) -> None:
     owner, reader = ranks
     owner.shelf.publish(frames(1), keys(1))
-    lease = reader.peers.lease(reader.peers.lookup(keys(1)), 1)
+    lease = reader.peers.lease(reader.peers.lookup(keys(1)), keys(1))
     assert ids(owner.shelf.retire(frames(1))) == []
     with pytest.raises(ValueError, match="frame 1 is in quarantine"):
         owner.shelf.publish(frames(1), keys(2))
@@ -132,7 +132,7 @@ def test_retire_when_a_frame_is_named_twice_then_valueerror(ranks: list[Rank]) -
 def test_retire_when_already_in_quarantine_then_returned_once_by_drain(ranks: list[Rank]) -> None:
     owner, reader = ranks
     owner.shelf.publish(frames(1, 2), keys(1, 2))
-    lease = reader.peers.lease(reader.peers.lookup(keys(1)), 1)
+    lease = reader.peers.lease(reader.peers.lookup(keys(1)), keys(1))
     owner.shelf.reset()
     assert (owner.shelf.num_published, owner.shelf.num_quarantined) == (0, 1)
     assert ids(owner.shelf.retire(frames(1, 2))) == [2]

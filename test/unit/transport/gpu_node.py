@@ -111,7 +111,7 @@ class GpuRank:
         self.mappings.poll()
 
     def lease(self, names: list[str]):
-        return self.source.lease(self.source.lookup(names), len(names))
+        return self.source.lease(self.source.lookup(names), names)
 
     def targets(self, *pages: int):
         return self.gpu.buffer(pages)

@@ -110,7 +110,7 @@ def test_lookup_when_the_peers_pool_cannot_be_opened_then_others_hold_what_they_
     reader.meet_peers()
     found = reader.source.lookup([key(1), key(2), key(3)], [0, 1])
     assert found.runs == [(1, 2)], "the longer run cannot be read"
-    assert reader.source.lease(found, 2) is not None
+    assert reader.source.lease(found, [key(1), key(2)]) is not None
     assert caplog.text.count("cannot be opened") == 1
 
 

@@ -95,7 +95,7 @@ def _touched_pool(shape: Shape, slot: int) -> SharedBytes:
 
 
 def _copy_s(peers: Peers, keys: list[str], targets: np.ndarray) -> float:
-    lease = peers.lease(peers.lookup(keys), len(keys))
+    lease = peers.lease(peers.lookup(keys), keys)
     assert lease is not None
     start = time.perf_counter()
     assert peers.start_copy([(lease, targets)]).finish()

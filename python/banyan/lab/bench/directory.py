@@ -37,7 +37,7 @@ def run() -> dict[str, Any]:
         shelf.publish(order.permutation(NUM_PUBLISHED), keys)
 
     def lease_and_release() -> None:
-        lease = peers.lease(found, NUM_PAGES)
+        lease = peers.lease(found, prompt)
         assert lease is not None
         lease.release()
 

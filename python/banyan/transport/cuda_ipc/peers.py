@@ -146,12 +146,13 @@ class CudaPeers:
         """Tell the owners that these pages are wanted."""
         self._directory.touch(match)
 
-    def lease(self, match: Match, num_pages: int) -> CudaLease | None:
+    def lease(self, match: Match, keys: Sequence[str]) -> CudaLease | None:
         """As the directory's; None also when a peer has just left or too much is under way."""
         self.poll()
+        num_pages = len(keys)
         if self._is_broken or self._num_leased + num_pages > self._max_leased:
             return None
-        lease = self._directory.lease(match, num_pages)
+        lease = self._directory.lease(match, keys)
         if lease is None:
             return None
         acquired: list[Peer] = []

@@ -28,6 +28,15 @@ pub fn keys_of(keys: &Bound<'_, PyList>) -> PyResult<Vec<Key>> {
     Ok(parsed)
 }
 
+/// The first and the last one; `None` of none.
+pub fn ends_of(keys: &Bound<'_, PyList>) -> PyResult<Option<(Key, Key)>> {
+    let Some(last) = keys.len().checked_sub(1) else {
+        return Ok(None);
+    };
+    let key = |position| key_of(&keys.get_item(position)?, position);
+    Ok(Some((key(0)?, key(last)?)))
+}
+
 /// `position`: where it stood, for whoever reads the error.
 pub fn key_of(key: &Bound<'_, PyAny>, position: usize) -> PyResult<Key> {
     let text = key.cast::<PyString>().map_err(|_| {

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py};
+use crate::convert::{ends_of, frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py};
 use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;
@@ -82,12 +82,13 @@ impl PyPeers {
             .prefix_lens_of(&mut page_keys, &prompt.prompt, max_hashed_pages)
     }
 
-    #[pyo3(signature = (r#match, num_pages))]
-    fn lease(&self, r#match: &PyMatch, num_pages: usize) -> PyResult<Option<PyLease>> {
+    #[pyo3(signature = (r#match, keys))]
+    fn lease(&self, r#match: &PyMatch, keys: &Bound<'_, PyList>) -> PyResult<Option<PyLease>> {
         if !Arc::ptr_eq(&r#match.peers, &self.peers) {
             return Err(PyValueError::new_err("a match of another Peers object"));
         }
-        let lease = self.peers.lease(&r#match.found, num_pages);
+        let ends = ends_of(keys)?;
+        let lease = self.peers.lease(&r#match.found, keys.len(), ends);
         Ok(lease.map_err(to_py)?.map(|lease| PyLease {
             num_pages: lease.num_pages(),
             runs: describe(lease.runs()),

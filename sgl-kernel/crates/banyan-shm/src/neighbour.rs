@@ -215,6 +215,11 @@ impl Neighbour {
         lease::take(frames, wanted, reach.reader.mask(), &mut lock(&reach.held))
     }
 
+    /// Whether what was seen there is published under `key`.
+    pub fn is(&self, seen: &Sighting, key: &Key) -> bool {
+        self.index().frame(seen.frame).published_as(key) == Some(seen.generation)
+    }
+
     /// Tells the owner that these pages are wanted, without taking them.
     pub fn touch(&self, seen: &[Sighting]) {
         let frames = self.index().frames();

@@ -82,6 +82,20 @@ impl Lease {
     pub fn num_pages(&self) -> usize {
         self.runs.iter().map(|run| run.pages.len()).sum()
     }
+
+    /// Whether first and last page are still published under these keys; nothing has none.
+    fn spans(&self, ends: Option<(Key, Key)>) -> bool {
+        let Some((first, last)) = ends else {
+            return self.runs.is_empty();
+        };
+        let is = |run: Option<&Run>, page: Option<&Sighting>, key: &Key| match (run, page) {
+            (Some(run), Some(page)) => run.neighbour.is(page, key),
+            _ => false,
+        };
+        let (front, back) = (self.runs.first(), self.runs.last());
+        is(front, front.and_then(|run| run.pages.first()), &first)
+            && is(back, back.and_then(|run| run.pages.last()), &last)
+    }
 }
 
 impl Drop for Lease {
@@ -235,8 +249,16 @@ impl Peers {
         lens
     }
 
-    /// Leases the first `num_pages` of `found`: all, or `None` because something changed since or an owner died.
-    pub fn lease(&self, found: &Match, num_pages: usize) -> Result<Option<Lease>> {
+    /// Leases the first `num_pages` of `found`, from the page `ends.0` to the page `ends.1`: all, or `None` because something changed since,
+    /// an owner died, or these are other pages than those that were looked up. A key names all pages before its own, and pages are looked
+    /// up in the order of their chain or against it, so that the two ends are enough: whatever a caller remembers of earlier lookups, it
+    /// gets the pages it names or none.
+    pub fn lease(
+        &self,
+        found: &Match,
+        num_pages: usize,
+        ends: Option<(Key, Key)>,
+    ) -> Result<Option<Lease>> {
         if self.home.is_none() {
             return invalid!("only a rank with a pool can lease pages");
         }
@@ -265,7 +287,8 @@ impl Peers {
                 pages: wanted.to_vec(),
             });
         }
-        Ok(Some(lease))
+        // Under the pin: its owner does not write another page there.
+        Ok(Some(lease).filter(|lease| lease.spans(ends)))
     }
 
     /// Tells the owners that these pages are wanted: evict others first.
