@@ -448,8 +448,8 @@ class Peers:
         """
 
     def lease(self, match: Match, keys: list[str]) -> Lease | None:
-        """Lease the pages `keys`, with which the match begins, in the order of their chain or against it: all of them, or
-        None because one changed or its owner died since, or because the match is of other pages."""
+        """Lease the pages `keys`, with which the match begins, in the order of their chain or against it: all of them,
+        or None because one changed or its owner died since, or because the match is of other pages."""
 
     def version(self) -> int:
         """Differs from the last answer when the published set of any rank, or who is there, may have changed. Not

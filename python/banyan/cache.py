@@ -47,7 +47,7 @@ class _Seen:
     """A lookup and what it depended on."""
 
     version: tuple[object, ...]
-    first_key: str
+    last_key: str
     num_keys: int
     match: Match
     offer: Offer
@@ -97,8 +97,8 @@ class PrefixCache:
         planner: FetchPlanner,
         agreed: Callable[[bool], bool],
         counters: Counters,
-        is_sent_for: Callable[[str], bool] = lambda rid: False,
-        send_for: Callable[[str], bool] = lambda rid: False,
+        is_sent_for: Callable[[str], bool] = lambda request: False,
+        send_for: Callable[[str], bool] = lambda request: False,
         windows: WindowPages | None = None,
     ) -> None:
         self._seats = seats
@@ -125,16 +125,16 @@ class PrefixCache:
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
         pages change or something comes up from the store.
         """
-        version: tuple[object, ...] = (*self._supply.version, self._is_sent_for(request.rid))
+        version: tuple[object, ...] = (*self._supply.version, self._is_sent_for(request.id))
         if self._windows is not None:
             version += self._windows.supply.version
-        seen = self._seen.get(request.rid)
-        if seen is None or (seen.version, seen.num_keys, seen.first_key) != (version, len(keys), keys[0]):
+        seen = self._seen.get(request.id)
+        if seen is None or (seen.version, seen.num_keys, seen.last_key) != (version, len(keys), keys[-1]):
             match = self._supply.lookup(keys, self._slots_for(request.max_rank))
             arriving = self._start_reads(request, keys[match.num_pages :], keys[: match.num_pages])
             offer = self._restorable(self._offer(match, arriving), keys)
-            seen = _Seen(version, keys[0], len(keys), match, offer)
-            self._remember(request.rid, seen)
+            seen = _Seen(version, keys[-1], len(keys), match, offer)
+            self._remember(request.id, seen)
             self._counters.lookups += 1
             self._counters.lookup_hits += seen.offer.num_pages > 0
         return seen.offer
@@ -156,7 +156,7 @@ class PrefixCache:
         prefetch = self._supply.prefetch
         if prefetch is None or not keys:
             return ()
-        if self._windows is None and not self._send_for(request.rid):
+        if self._windows is None and not self._send_for(request.id):
             prefetch.start_reads(keys, partial(self._planner.num_to_read, request), behind=behind)
         return self._supply.arriving(keys)
 
@@ -178,41 +178,46 @@ class PrefixCache:
         leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
         return (*leased, *arriving)
 
-    def _remember(self, rid: str, seen: _Seen) -> None:
-        self._seen.pop(rid, None)
+    def _remember(self, request: str, seen: _Seen) -> None:
+        self._seen.pop(request, None)
         if len(self._seen) >= MAX_REMEMBERED:
-            del self._seen[next(iter(self._seen))]
-        self._seen[rid] = seen
+            self._seen.pop(next(iter(self._seen)), None)
+        self._seen[request] = seen
+
+    def forget(self, request: str) -> None:
+        """It has ended: nothing that was looked up for it is used again."""
+        self._seen.pop(request, None)
 
     # ---- lease -------------------------------------------------------------------------------------------------
 
     def admit(
-        self, rid: str, keys: Sequence[str], frames: Frames, window: tuple[Sequence[str], Frames] | None = None
+        self, request: str, keys: Sequence[str], frames: Frames, window: tuple[Sequence[str], Frames] | None = None
     ) -> Fetch | None:
         """Lease exactly the pages of ``keys`` and queue their copy into ``frames``; None: compute instead.
 
         ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest. ``window``: its window
         pages and their frames, from its end on, of a model that has such.
         """
-        seen = self._seen.pop(rid, None)
+        seen = self._seen.pop(request, None)
         match = seen.match if seen is not None else self._supply.lookup(keys)
-        queued = self._hold(rid, match, (keys, frames), window)
+        # Of two under one name one would be lost, and SGLang take its frames for filled.
+        queued = None if request in self._queued else self._hold(request, match, (keys, frames), window)
         # Asked of every shard, also of one that was refused: the others wait for its answer.
         is_granted = self._agreed(queued is not None)
         if queued is None or not is_granted:
             if queued is not None:
                 self._let_go(queued)
             self._counters.fetches_refused += 1
-            self._planner.became(rid, Outcome.REFUSED)
+            self._planner.became(request, Outcome.REFUSED)
             return None
-        self._queued[rid] = queued
+        self._queued[request] = queued
         self._counters.fetches += 1
-        self._planner.became(rid, Outcome.LEASED)
+        self._planner.became(request, Outcome.LEASED)
         return queued.fetch
 
     def _hold(
         self,
-        rid: str,
+        request: str,
         match: Match,
         wanted: tuple[Sequence[str], Frames],
         window: tuple[Sequence[str], Frames] | None,
@@ -228,20 +233,20 @@ class PrefixCache:
                 self._supply.let_go(pages)
                 return None
         arriving = joined([arrival.run for arrival in pages.arrivals])
-        return _Queued(Fetch(rid, self._runs(pages.lease, arriving), self._page_tokens), pages, held)
+        return _Queued(Fetch(request, self._runs(pages.lease, arriving), self._page_tokens), pages, held)
 
     def _let_go(self, queued: _Queued) -> None:
         self._supply.let_go(queued.pages)
         if self._windows is not None and queued.window is not None:
             self._windows.supply.let_go(queued.window)
 
-    def cancel(self, rid: str) -> bool:
+    def cancel(self, request: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
-        queued = self._queued.pop(rid, None)
+        queued = self._queued.pop(request, None)
         if queued is None:
             return False
         self._let_go(queued)
-        self._planner.became(rid, Outcome.CANCELLED)
+        self._planner.became(request, Outcome.CANCELLED)
         return True
 
     # ---- move --------------------------------------------------------------------------------------------------
@@ -278,7 +283,7 @@ class PrefixCache:
         copy = batch.copy
         batch.has_landed = copy.finish() & self._are_good(batch)
         for fetch in batch.fetches:
-            self._planner.became(fetch.rid, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
+            self._planner.became(fetch.request, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
         self._ending.append(batch)
         self.poll()
         counters = self._counters
@@ -358,8 +363,8 @@ class PrefixCache:
 
     def quiesce(self) -> None:
         """Give back what is queued, finish the copies in flight, and forget every lookup."""
-        for rid in list(self._queued):
-            self.cancel(rid)
+        for request in list(self._queued):
+            self.cancel(request)
         for index in list(self._moving):
             self.finish(index)
         self._seen.clear()

@@ -71,11 +71,26 @@ class Offer:
         return Offer(tuple(runs), self.rank)
 
 
+MAX_RID_CHARS = 128
+"""As much of a client's request id as is remembered of it."""
+
+
+def request_id(rid: str, number: int) -> str:
+    """A rank's own name of a request: the client's id, which may come again, with a number, which does not. All that a
+    rank remembers of a request goes by it."""
+    return f"{rid[:MAX_RID_CHARS]}#{number}"
+
+
+def rid_of(request_id: str) -> str:
+    """The client's id in a rank's own name of the request; as much of it as is remembered."""
+    return request_id.rpartition("#")[0] or request_id
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """What one request was granted: pages that stay where they are until they have been copied into its rank's pool."""
 
-    rid: str
+    request: str
     runs: tuple[Run, ...]
     page_tokens: int
 

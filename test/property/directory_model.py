@@ -184,7 +184,8 @@ class ModelPeers:
             attached = self.roster.shelves.get(page.shelf.slot) is page.shelf
             if not attached or page.shelf.generations[page.frame] != page.generation:
                 return None
-        if any(page.shelf.frame_of(key) != page.frame for page, key in zip(pages[:1] + pages[-1:], keys[:1] + keys[-1:])):
+        ends = zip([*pages[:1], *pages[-1:]], [*keys[:1], *keys[-1:]], strict=True)
+        if any(page.shelf.frame_of(key) != page.frame for page, key in ends):
             return None
         return ModelLease(pages)
 

@@ -29,8 +29,8 @@ class Notes:
     def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
         return num_found
 
-    def became(self, rid: str, outcome: Outcome) -> None:
-        self.told.append((rid, outcome))
+    def became(self, request: str, outcome: Outcome) -> None:
+        self.told.append((request, outcome))
 
     def started(self, fetches: Sequence[Fetch]) -> None:
         self.told.append(("started", tuple(fetches)))

@@ -89,6 +89,35 @@ def test_prepare_when_own_tree_grew_then_the_shorter_tail_is_looked_up(node):
     assert node.reader.prepare(request("r"), keys(2)).num_pages == 1
 
 
+def test_prepare_when_another_prompt_of_as_many_pages_has_the_name_then_it_is_looked_up_itself(node):
+    node.holder.publish(frames(3, 4, 5), keys(1, 2, 3))
+    assert node.reader.prepare(request("r"), keys(1, 2, 3)).num_pages == 3
+    assert node.reader.prepare(request("r"), keys(1, 22, 33)).num_pages == 1
+
+
+def test_admit_when_another_prompt_was_looked_up_under_the_name_then_refused_and_nothing_is_held(node):
+    node.holder.publish(frames(3, 4, 5), keys(1, 2, 3))
+    node.reader.prepare(request("r"), keys(1, 2, 3))
+    assert not node.reader.admit("r", keys(1, 22, 33), frames(7, 8, 9))
+    assert ids(node.holder.retire(frames(3, 4, 5))) == [3, 4, 5]
+
+
+def test_admit_when_one_of_the_same_name_is_queued_then_refused_and_the_first_lands(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    assert node.reader.admit("r", keys(1), frames(7))
+    assert not node.reader.admit("r", keys(1, 2), frames(8, 9))
+    assert node.reader.finish(node.reader.start())
+    assert node.ranks[1].pages(7) == node.ranks[0].pages(3)
+
+
+def test_forget_when_a_request_has_ended_then_its_lookup_is_gone(node):
+    node.holder.publish(frames(3), keys(1))
+    for _ in range(2):
+        node.reader.prepare(request("r"), keys(1))
+        node.reader.forget("r")
+    assert node.source.calls["lookup"] == 2
+
+
 def test_admit_when_a_page_was_freed_since_the_lookup_then_refused_and_nothing_is_held(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
     node.reader.prepare(request("r"), keys(1, 2))
@@ -152,7 +181,7 @@ def test_planner_when_fetches_move_then_it_is_told_of_every_step_once(node):
     node.reader.poll()
     told = node.planner.told
     fetches = told[4][1]
-    assert [fetch.rid for fetch in fetches] == ["a", "c"]
+    assert [fetch.request for fetch in fetches] == ["a", "c"]
     assert all(fetch.tokens == {SourceKind.PEER: PAGE_TOKENS} for fetch in fetches)
     assert told == [
         *((rid, Outcome.LEASED) for rid in "abc"),
@@ -229,6 +258,6 @@ def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_sup
     for named, supplier in ((-1, 1), (0, 1), (2, 2)):
         facts = RequestFacts(f"named {named}", None, PAGE_TOKENS, None, max_rank=named)
         assert cache.prepare(facts, keys(1, 2)).rank == supplier
-        assert cache.admit(facts.rid, keys(1, 2), frames(4, 5)) is not None
+        assert cache.admit(facts.id, keys(1, 2), frames(4, 5)) is not None
         assert cache.finish(cache.start())
         assert ranks[0].pages(4) == ranks[supplier].pages(1)

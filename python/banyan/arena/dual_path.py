@@ -28,22 +28,24 @@ class DualPath:
     prefetch: Prefetch
     least_pages: int
 
-    def arrive(self, rid: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int) -> None:
+    def arrive(
+        self, request: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int
+    ) -> None:
         """A request has come for the prompt of ``keys``, of which the first ``num_held`` are here. ``node`` reads the
         pages from ``first_page`` on, this rank what is missing before them. Where that node cannot be asked, or is not
         worth it, this rank reads all."""
-        self._read(self.store.arrive, rid, keys, num_held, worth, node, first_page)
+        self._read(self.store.arrive, request, keys, num_held, worth, node, first_page)
 
     def look_again(
-        self, rid: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int
+        self, request: str, keys: Sequence[str], num_held: int, worth: Worth, *, node: str, first_page: int
     ) -> None:
         """As ``arrive``, a moment later: others have announced pages, and what was here then may have left."""
-        self._read(self.store.look_again, rid, keys, num_held, worth, node, first_page)
+        self._read(self.store.look_again, request, keys, num_held, worth, node, first_page)
 
     def _read(
         self,
         read: Callable[[Sequence[str], int, Worth], object],
-        rid: str,
+        request: str,
         keys: Sequence[str],
         num_held: int,
         worth: Worth,
@@ -59,7 +61,7 @@ class DualPath:
             return
         read(keys, num_held, partial(_up_to, start, len(keys), worth))
         is_whole = num_held + self.prefetch.num_arriving(keys[num_held:start]) == start
-        if not is_whole or not self.nodes.send(rid, node, rest, num_theirs, worth, keys[:theirs]):
+        if not is_whole or not self.nodes.send(request, node, rest, num_theirs, worth, keys[:theirs]):
             self.store.look_again(keys, num_held, worth)
 
 

@@ -71,16 +71,16 @@ class NodeTier(RemoteTier[FoundThere]):
         self._sent_for: set[str] = set()
 
     def arrive_told(
-        self, rid: str, keys: Sequence[str], worth: Worth, behind: Sequence[str], sources: Sequence[str]
+        self, request: str, keys: Sequence[str], worth: Worth, behind: Sequence[str], sources: Sequence[str]
     ) -> None:
         """As ``arrive``, of a request of which was said that only the nodes ``sources`` have what this one lacks: none
         but they are asked, and nobody where there are none. Of nodes that are not this rank's nobody has a say."""
         known = [node for node in sources if self._nodes.knows(node)]
         if sources and not known:
-            self.arrive(rid, keys, worth, behind)
+            self.arrive(request, keys, worth, behind)
         elif known:
             ask = partial(self._nodes.ask_at, known)
-            self._counters.questions_directed += self._put(rid, keys, worth, behind, ask)
+            self._counters.questions_directed += self._put(request, keys, worth, behind, ask)
         else:
             self._counters.questions_spared += bool(keys)
 
@@ -88,7 +88,7 @@ class NodeTier(RemoteTier[FoundThere]):
         self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin, behind)
 
     def send(
-        self, rid: str, node: str, keys: Sequence[str], num_pages: int, worth: Worth, behind: Sequence[str]
+        self, request: str, node: str, keys: Sequence[str], num_pages: int, worth: Worth, behind: Sequence[str]
     ) -> bool:
         """Have ``node`` bring the first ``num_pages`` of ``keys``, which go to the prompt's end, ``behind`` what comes
         before; whether it was asked to. What it has brought is pulled; what it has not is read here."""
@@ -96,18 +96,18 @@ class NodeTier(RemoteTier[FoundThere]):
         if number is None:
             return False
         self._counters.errands_sent += 1
-        self._questions[number] = _Errand(rid, keys, worth, behind, num_pages)
-        self._await(rid, ERRAND_PATIENCE_S)
-        self._sent_for.add(rid)
+        self._questions[number] = _Errand(request, keys, worth, behind, num_pages)
+        self._await(request, ERRAND_PATIENCE_S)
+        self._sent_for.add(request)
         return True
 
-    def is_sent_for(self, rid: str) -> bool:
+    def is_sent_for(self, request: str) -> bool:
         """Whether another node is reading for this request: nobody else is to read the same."""
-        return rid in self._sent_for and self.is_awaited(rid)
+        return request in self._sent_for and self.is_awaited(request)
 
-    def _await_no_longer(self, rid: str) -> None:
-        super()._await_no_longer(rid)
-        self._sent_for.discard(rid)
+    def _await_no_longer(self, request: str) -> None:
+        super()._await_no_longer(request)
+        self._sent_for.discard(request)
 
     def _end(self, question: Question, found: FoundThere | None) -> None:
         if not isinstance(question, _Errand):

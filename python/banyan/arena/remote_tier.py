@@ -42,7 +42,7 @@ class Asked(Protocol[Found]):
 class Question:
     """What was asked for a request: ``keys`` go to the end of its prompt, ``behind`` are the pages before them."""
 
-    rid: str
+    request: str
     keys: Sequence[str]
     worth: Worth
     behind: Sequence[str]
@@ -68,14 +68,14 @@ class RemoteTier(Generic[Found]):
         self._questions: dict[int, Question] = {}
         self._awaited: dict[str, float] = {}  # until when
 
-    def arrive(self, rid: str, keys: Sequence[str], worth: Worth, behind: Sequence[str] = ()) -> None:
+    def arrive(self, request: str, keys: Sequence[str], worth: Worth, behind: Sequence[str] = ()) -> None:
         """A request has come of whose prompt this node, as far as it knows, lacks ``keys``: they go to its end,
         ``behind`` the pages before them."""
-        self._put(rid, keys, worth, behind, self._asked.ask)
+        self._put(request, keys, worth, behind, self._asked.ask)
 
     def _put(
         self,
-        rid: str,
+        request: str,
         keys: Sequence[str],
         worth: Worth,
         behind: Sequence[str],
@@ -88,30 +88,30 @@ class RemoteTier(Generic[Found]):
         if number is None:
             return False
         self._counters.questions += 1
-        self._questions[number] = Question(rid, keys, worth, behind)
-        self._await(rid, PATIENCE_S)
+        self._questions[number] = Question(request, keys, worth, behind)
+        self._await(request, PATIENCE_S)
         return True
 
-    def _await(self, rid: str, patience_s: float) -> None:
-        self._awaited[rid] = self._clock() + patience_s
+    def _await(self, request: str, patience_s: float) -> None:
+        self._awaited[request] = self._clock() + patience_s
 
-    def is_awaited(self, rid: str) -> bool:
+    def is_awaited(self, request: str) -> bool:
         """Whether an answer for this request may still come."""
-        until_s = self._awaited.get(rid)
+        until_s = self._awaited.get(request)
         if until_s is not None and until_s <= self._clock():
-            self._await_no_longer(rid)
+            self._await_no_longer(request)
             return False
         return until_s is not None
 
-    def _await_no_longer(self, rid: str) -> None:
-        self._awaited.pop(rid, None)
+    def _await_no_longer(self, request: str) -> None:
+        self._awaited.pop(request, None)
 
     def poll(self) -> None:
         """Bring what was answered to be there. Never blocks."""
         for number, found in self._asked.answers():
             question = self._questions.pop(number, None)
             if question is not None:
-                self._await_no_longer(question.rid)
+                self._await_no_longer(question.request)
                 self._end(question, found)
 
     def _end(self, question: Question, found: Found | None) -> None:

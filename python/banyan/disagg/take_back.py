@@ -50,7 +50,7 @@ class Arena(Protocol):
         """The leading pages that it holds."""
         ...
 
-    def lease(self, match: Match, num_pages: int) -> Lease | None:
+    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
         """All of them or None."""
         ...
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from banyan.core import Outcome, SourceKind
+from banyan.core import Outcome, SourceKind, rid_of
 from banyan.pacing import length_class
 from banyan.planner.move_rates import MoveRates
 from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
@@ -86,32 +86,32 @@ class Planner:
         self.num_moved = 0
         self.num_computed = 0
 
-    def decide(self, rid: str, tail: Tail, asked: Action | None = None) -> Plan:
+    def decide(self, request: str, tail: Tail, asked: Action | None = None) -> Plan:
         """The plan for this tail; ``asked`` overrides what was measured."""
-        known = self._decisions.get(rid)
+        known = self._decisions.get(request)
         if known is not None and known.tail == tail:
             return known.plan
-        read = self._reads.get(rid)
+        read = self._reads.get(request)
         if tail.num_found == 0 and known is not None and known is read:
             # The reason not to read is the reason that nothing is found.
             return Plan(0, PlanReason.NOTHING_FOUND)
         if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
         plan = self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE))
-        _put(self._decisions, rid, _Decision(tail, plan, self._clock()))
+        _put(self._decisions, request, _Decision(tail, plan, self._clock()))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
 
-    def decide_read(self, rid: str, tail: Tail, asked: Action | None = None) -> Plan:
+    def decide_read(self, request: str, tail: Tail, asked: Action | None = None) -> Plan:
         """As ``decide``, for a tail whose pages have yet to be read from the store or from another node."""
-        known = self._reads.get(rid)
+        known = self._reads.get(request)
         if known is not None and known.tail == tail:
             return known.plan
         decision = _Decision(tail, self._plan(tail, asked, uncut=()), self._clock())
-        _put(self._reads, rid, decision)
+        _put(self._reads, request, decision)
         if decision.plan.num_pages == 0:
-            _put(self._decisions, rid, decision)
+            _put(self._decisions, request, decision)
             self.num_computed += 1
         return decision.plan
 
@@ -154,30 +154,30 @@ class Planner:
             return Plan(best.num_pages, PlanReason.TRIAL, best, recompute)
         return Plan(0, reason, best, recompute)
 
-    def record(self, rid: str, outcome: Outcome) -> None:
+    def record(self, request: str, outcome: Outcome) -> None:
         """What became of a plan. Requests that are forgotten by now are ignored."""
-        decision = self._decisions.get(rid)
+        decision = self._decisions.get(request)
         if decision is not None:
             decision.outcome = outcome.value
             decision.steps.append((outcome.value, self._clock()))
 
     def explain(self) -> list[dict[str, Any]]:
         """The remembered decisions, oldest first, as plain values."""
-        return [_explanation(rid, decision) for rid, decision in self._decisions.items()]
+        return [_explanation(request, decision) for request, decision in self._decisions.items()]
 
 
-def _put(decisions: dict[str, _Decision], rid: str, decision: _Decision) -> None:
-    decisions.pop(rid, None)
+def _put(decisions: dict[str, _Decision], request: str, decision: _Decision) -> None:
+    decisions.pop(request, None)
     if len(decisions) >= MAX_DECISIONS:
         del decisions[next(iter(decisions))]
-    decisions[rid] = decision
+    decisions[request] = decision
 
 
-def _explanation(rid: str, decision: _Decision) -> dict[str, Any]:
+def _explanation(request: str, decision: _Decision) -> dict[str, Any]:
     tail, plan = decision.tail, decision.plan
     best, recompute = plan.best, plan.recompute
     return {
-        "rid": rid,
+        "rid": rid_of(request),
         "prompt_tokens": tail.prompt_tokens,
         "own_tokens": tail.own_tokens,
         "dp_origin_kv_len": tail.own_tokens,

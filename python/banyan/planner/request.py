@@ -17,12 +17,13 @@ from banyan.planner.planner import Action
 class RequestFacts:
     """What is known of a request, asked for once.
 
-    ``prompt_tokens`` counts the answer so far where that is computed again; None for a request that did not arrive
-    where Banyan looks. ``asked``: what it wants to be done with its tail. ``max_rank``: who holds the longest prefix,
-    as far as was seen before this look; -1: nobody. ``tokens_ahead``: behind a page, on which its key depends.
+    ``id``: the rank's own (``banyan.core.request_id``). ``prompt_tokens`` counts the answer so far where that is
+    computed again; None for a request that did not arrive where Banyan looks. ``asked``: what it wants to be done with
+    its tail. ``max_rank``: who holds the longest prefix, as far as was seen before this look; -1: nobody.
+    ``tokens_ahead``: behind a page, on which its key depends.
     """
 
-    rid: str
+    id: str
     prompt_tokens: int | None
     page_tokens: int
     asked: Action | None
@@ -54,7 +55,7 @@ class FetchPlanner(Protocol):
         on: how many to read."""
         ...
 
-    def became(self, rid: str, outcome: Outcome) -> None:
+    def became(self, request: str, outcome: Outcome) -> None:
         """What became of a request's fetch so far."""
         ...
 

@@ -41,8 +41,8 @@ def keep(rank, req):
     """Serve ``req``; its keys."""
     linker, pages = rank
     requests.register(req)
-    linker.arrive(req.rid)
-    keys = requests.prompt_keys(req.rid, PAGE)
+    linker.arrive(requests.id_of(req))
+    keys = requests.prompt_keys(requests.id_of(req), PAGE)
     linker.offload(transfer(keys, pages.alloc(2 * PAGE)))
     return keys
 

@@ -156,9 +156,9 @@ def test_prompt_when_keys_are_of_bigrams_then_its_pages_are_those_that_sglang_lo
     requests.register(req)
     # SGLang looks up all tokens but the last.
     theirs = sglangs_keys(req.origin_input_ids[:-1])
-    assert requests.prompt_keys("r", 4) == theirs
+    assert requests.prompt_keys(requests.id_of(req), 4) == theirs
     # Nothing of its own, all offered: what lies before that is nothing.
-    assert requests.facts("r", 4).span(len(theirs), Offer((), -1)).origin_tokens == 0
+    assert requests.facts(requests.id_of(req), 4).span(len(theirs), Offer((), -1)).origin_tokens == 0
 
 
 def test_answer_when_keys_are_of_bigrams_then_a_page_is_known_with_the_token_behind_it(bigrams):

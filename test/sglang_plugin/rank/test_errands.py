@@ -35,7 +35,7 @@ def servers(monkeypatch, tmp_path):
     d, d_pool, d_pages = make_rank(monkeypatch, rosters[0], 0, replace(config, listen=str(address)))
     first = Hinted("first", PROMPT, None)
     requests.register(first)
-    names, slots = requests.prompt_keys("first", PAGE), d_pages.alloc(NUM_PAGES * PAGE)
+    names, slots = requests.prompt_keys(requests.id_of(first), PAGE), d_pages.alloc(NUM_PAGES * PAGE)
     d._member.tier.store.learn([names])
     d.offload(transfer(names, slots))
     poll(d, lambda: d.counters.archived_pages == NUM_PAGES)
@@ -77,13 +77,13 @@ def fetch(servers, rid):
 @pytest.mark.parametrize("num_own", [0, 2])
 def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_right_pages(servers, num_own):
     req = ask(servers, "r", ReadHint(servers.node, num_own * PAGE))
-    assert servers.p.elsewhere.is_awaited("r")
+    assert servers.p.elsewhere.is_awaited(requests.id_of_rid("r"))
     seen = []
 
     def step():
         servers.d.num_completed_offloads()
         seen.append(servers.rosters[0].reading(0))
-        return not servers.p.elsewhere.is_awaited("r")
+        return not servers.p.elsewhere.is_awaited(requests.id_of_rid("r"))
 
     poll(servers.p, step)
     assert max(seen) == NUM_PAGES - num_own, "what it reads for others is in its read queue"
@@ -99,19 +99,21 @@ def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_t
     tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
     poll(p, lambda: p.counters.read_pages == NUM_PAGES)
     req = ask(servers, "r", ReadHint(servers.node, 0))
-    assert not p.elsewhere.is_awaited("r"), "all is here"
+    assert not p.elsewhere.is_awaited(requests.id_of_rid("r")), "all is here"
     tier._residency.reset()
-    assert p.lookup("r", transfer(servers.names, None)) == [] and p.elsewhere.is_awaited("r")
+    assert p.lookup("r", transfer(servers.names, None)) == [] and p.elsewhere.is_awaited(requests.id_of_rid("r"))
 
     def step():
         servers.d.num_completed_offloads()
-        return not p.elsewhere.is_awaited("r")
+        return not p.elsewhere.is_awaited(requests.id_of_rid("r"))
 
     poll(p, step)
     assert torch.equal(fetch(servers, req.rid), servers.expected)
     poll(p, lambda: p.counters.pull_pages == NUM_PAGES)
     tier._residency.reset()
-    assert p.lookup("r", transfer(servers.names, None)) == [NUM_PAGES] and not p.elsewhere.is_awaited("r")
+    assert p.lookup("r", transfer(servers.names, None)) == [NUM_PAGES] and not p.elsewhere.is_awaited(
+        requests.id_of_rid("r")
+    )
     assert (p.counters.errands_sent, p.counters.reads) == (1, 2)
 
 
@@ -152,6 +154,6 @@ def test_request_when_this_rank_is_to_read_at_its_turn_then_nothing_more_is_look
     monkeypatch.setattr(tier.prefetch, "_store", store)
     # The last page is nowhere.
     assert p.lookup(req.rid, transfer([*servers.names, "f" * 64], None)) == [NUM_PAGES]
-    assert store.asked == [NUM_PAGES] and not p.elsewhere.is_awaited(req.rid)
+    assert store.asked == [NUM_PAGES] and not p.elsewhere.is_awaited(requests.id_of(req))
     poll(p, lambda: p.counters.read_pages == 2 * NUM_PAGES)
     assert torch.equal(fetch(servers, req.rid), servers.expected)

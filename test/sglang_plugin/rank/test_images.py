@@ -75,7 +75,7 @@ def test_request_when_its_tokens_are_known_then_it_arrives_once_with_sglangs_key
     seen = []
     monkeypatch.setattr(rank.tier, "arrive", lambda rid, keys, worth, reads, source: seen.append((rid, list(keys))))
     req = serve("r", IMAGE)
-    assert seen == [("r", sglangs_keys(req))] and len(seen[0][1]) == (NUM_TOKENS - 1) // PAGE
+    assert seen == [(requests.id_of(req), sglangs_keys(req))] and len(seen[0][1]) == (NUM_TOKENS - 1) // PAGE
     # It was retracted.
     hooked(QUEUED, lambda scheduler, req: None)(None, req)
     assert len(seen) == 1
@@ -86,9 +86,9 @@ def test_prompt_when_it_is_asked_for_again_then_it_is_stored_and_another_image_f
     assert rank.linker.counters.archived_pages == 0
     again = serve("again", IMAGE)
     polled_until(rank.linker, lambda: rank.linker.counters.archived_pages == len(keys))
-    assert rank.tier.store.num_stored(requests.prompt_keys(again.rid, PAGE)) == len(keys)
+    assert rank.tier.store.num_stored(requests.prompt_keys(requests.id_of(again), PAGE)) == len(keys)
     other = serve("other", OTHER_IMAGE)
-    assert rank.tier.store.num_stored(requests.prompt_keys(other.rid, PAGE)) == PLACE[0] // PAGE
+    assert rank.tier.store.num_stored(requests.prompt_keys(requests.id_of(other), PAGE)) == PLACE[0] // PAGE
     assert all(requests.is_lasting(key, PAGE) for key in keys)
 
 

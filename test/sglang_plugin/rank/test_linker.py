@@ -19,7 +19,7 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
-from banyan.core import SourceKind
+from banyan.core import SourceKind, rid_of
 from banyan.disagg import Role
 from banyan.layout import Layout
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -246,7 +246,7 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
         slots = allocator.alloc(num_pages * PAGE)
         rank.offload(transfer(names[:num_pages], slots))
         rank.num_completed_offloads()
-    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: names)
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
     for rank in (owner, reader):
         rank.arrive("r")
     # As it goes to the main process and out.
@@ -281,13 +281,13 @@ def chance(rank, key):
 def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_served_or_gone(ranks, monkeypatch):
     _, ((rank, _, _), _) = ranks
     asked = {"one": keys(1, 2), "two": keys(3, 4)}
-    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: asked[rid])
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: asked[rid_of(request)])
     waiting = [Request(rid) for rid in asked]
     for request in waiting:
         module.requests.register(request)
-        rank.arrive(request.rid)
+        rank.arrive(module.requests.id_of(request))
     assert chance(rank, keys(2)[0]) == chance(rank, keys(4)[0]) == math.inf
-    rank.demand.served("one")
+    rank.demand.served(module.requests.id_of(waiting[0]))
     assert chance(rank, keys(2)[0]) < chance(rank, keys(4)[0]) == math.inf
     waiting.clear()
     del request
@@ -301,7 +301,7 @@ def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_whe
 ):
     _, ((rank, _, _), (peer, _, _)) = ranks
     asked = {"one": keys(1, 2), "two": keys(3, 4)}
-    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: asked[rid])
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: asked[request])
     for _ in range(2):
         peer.arrive("one")
     assert not rank.demand.is_asked_again(keys(2)[0])

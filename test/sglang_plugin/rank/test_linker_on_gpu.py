@@ -344,7 +344,7 @@ def test_rank_when_streams_cannot_wait_for_words_then_pages_are_leased_once_they
     monkeypatch.setattr(Device, "wait_flag", lambda *args: (_ for _ in ()).throw(DriverError("wait_flag", "NO")))
     (rank,) = make_node(monkeypatch, stored, num_ranks=1)
     assert "leased when all their layers have landed" in caplog.text
-    monkeypatch.setattr(rig.module.requests, "prompt_keys", lambda rid, page_tokens: names)
+    monkeypatch.setattr(rig.module.requests, "prompt_keys", lambda request, page_tokens: names)
     rank.linker.arrive("r")
     go_on_until(rank, lambda: rank.linker.counters.read_pages == len(names))
     slots, index = load(rank, names)

@@ -40,7 +40,9 @@ class Rank:
     def __init__(self, monkeypatch, *, plan="measured", profiled=None):
         monkeypatch.setattr(runtime, "config", lambda: Config(plan=plan))
         monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-        monkeypatch.setattr(linker, "installed", lambda: SimpleNamespace(arrive=lambda rid: None, counters=Counters()))
+        monkeypatch.setattr(
+            linker, "installed", lambda: SimpleNamespace(arrive=lambda request: None, counters=Counters())
+        )
         monkeypatch.setattr(learned_times, "loaded_profile", lambda: profiled)
         times = PrefillTimes(None if profiled is None else profiled.cost)
         monkeypatch.setattr(learned_times, "times", lambda: times)
@@ -61,7 +63,8 @@ class Rank:
         self.requests.append(req)
 
     def plan(self, rid, *, num_tail_pages=20, found=FOUND):
-        return self.planner.num_pages(requests.facts(rid, PAGE), num_tail_pages, Offer(tuple(found), 0))
+        facts = requests.facts(requests.id_of_rid(rid), PAGE)
+        return self.planner.num_pages(facts, num_tail_pages, Offer(tuple(found), 0))
 
     def explained(self, rid):
         (one,) = [plan for plan in self.planner.state()["plans"] if plan["rid"] == rid]
@@ -69,10 +72,11 @@ class Rank:
 
     def move(self, rid, *, per_token_us, outcome=Outcome.LANDED):
         """One batch that moves what was planned for ``rid``, as the cache tells it."""
-        fetch = Fetch(rid, (Run(SourceKind.PEER, self.plan(rid)),), PAGE)
-        self.planner.became(rid, Outcome.LEASED)
+        request = requests.id_of_rid(rid)
+        fetch = Fetch(request, (Run(SourceKind.PEER, self.plan(rid)),), PAGE)
+        self.planner.became(request, Outcome.LEASED)
         self.planner.started([fetch])
-        self.planner.became(rid, outcome)
+        self.planner.became(request, outcome)
         if outcome is Outcome.LANDED:
             self.planner.moved([fetch], fetch.tokens.total() * per_token_us / 1e6)
 

@@ -49,7 +49,7 @@ def servers(monkeypatch, tmp_path):
     lender, _, pages = start(listen=str(doors[1]))
     first = Hinted("first", PROMPT, None)
     requests.register(first)
-    lender.offload(transfer(requests.prompt_keys("first", PAGE), pages.alloc(NUM_PAGES * PAGE)))
+    lender.offload(transfer(requests.prompt_keys(requests.id_of(first), PAGE), pages.alloc(NUM_PAGES * PAGE)))
     poll(lender, lambda: lender.counters.backed_up_pages == NUM_PAGES)
     asking, _, _ = start(peers=tuple(map(str, doors)))
     monkeypatch.setattr(hooks.linker, "installed", lambda: asking)
@@ -63,7 +63,7 @@ def ask(servers, source):
     """What was counted once the request is held back no longer: questions, those to one node alone, those spared."""
     req = Hinted("r", PROMPT, source)
     hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
-    poll(servers.asking, lambda: not servers.asking.elsewhere.is_awaited("r"))
+    poll(servers.asking, lambda: not servers.asking.elsewhere.is_awaited(requests.id_of(req)))
     counters = servers.counters
     return counters.questions, counters.questions_directed, counters.questions_spared
 

@@ -18,7 +18,6 @@ from banyan.sglang_plugin.rank.spans import Spans, placed
 RUNS = (Run(SourceKind.PEER, 3), Run(SourceKind.HOST, 2))
 OFFER = Offer(RUNS, 1)
 MS = 1_000_000
-FETCH = Fetch("r", RUNS, 16)
 
 
 class Req:
@@ -63,11 +62,11 @@ def by_name(exported):
 
 def test_spans_when_a_fetch_lands_then_lookup_and_copy_are_children_in_the_requests_trace(exported, req):
     spans = Spans()
-    spans.looked_up("r", 1_000, OFFER, 5)
-    spans.looked_up("r", 2_000, OFFER, 5)
-    spans.started([FETCH], [])
-    spans.became("r", Outcome.LEASED)
-    spans.became("r", Outcome.LANDED)
+    spans.looked_up(requests.id_of_rid("r"), 1_000, OFFER, 5)
+    spans.looked_up(requests.id_of_rid("r"), 2_000, OFFER, 5)
+    spans.started([Fetch(requests.id_of_rid("r"), RUNS, 16)], [])
+    spans.became(requests.id_of_rid("r"), Outcome.LEASED)
+    spans.became(requests.id_of_rid("r"), Outcome.LANDED)
     req.time_stats.trace_ctx.trace_req_finish()
     found = by_name(exported)
     root = next(span for span in exported() if span.parent is None)
@@ -92,8 +91,8 @@ def test_spans_when_a_fetch_lands_then_lookup_and_copy_are_children_in_the_reque
 def test_spans_when_a_forward_of_sglang_is_open_then_the_copy_lies_in_it(exported, req):
     spans, context = Spans(), req.time_stats.trace_ctx
     context.trace_slice_start("prefill_forward", 1)
-    spans.started([FETCH], [])
-    spans.became("r", Outcome.FAILED)
+    spans.started([Fetch(requests.id_of_rid("r"), RUNS, 16)], [])
+    spans.became(requests.id_of_rid("r"), Outcome.FAILED)
     context.trace_slice_end("prefill_forward", 1)
     found = by_name(exported)
     assert found["banyan.copy"].parent.span_id == found["prefill_forward"].context.span_id
@@ -110,11 +109,11 @@ def of_layers(exported, name):
 def test_spans_when_a_copy_knows_its_layers_then_each_lands_behind_the_one_before_it(exported, req, clock):
     spans = Spans()
     clock.ms = 100
-    spans.started([FETCH], [req])
+    spans.started([Fetch(requests.id_of_rid("r"), RUNS, 16)], [req])
     clock.ms = 103
     spans.forward_begins(SimpleNamespace(ages_s=lambda: [0.018, 0.015, 0.010]), 2)
     clock.ms = 120
-    spans.became("r", Outcome.LANDED)
+    spans.became(requests.id_of_rid("r"), Outcome.LANDED)
     assert of_layers(exported, "banyan.landing") == [(0, 102, 105), (1, 105, 110)]
     copy = by_name(exported)["banyan.copy"]
     assert (copy.start_time / MS, copy.end_time / MS) == (100, 110)
@@ -136,11 +135,11 @@ def test_spans_when_a_forward_is_traced_then_its_layers_and_what_they_waited_for
 def test_spans_when_sglang_shows_steps_only_then_no_layers(exported, req, monkeypatch):
     req.time_stats.trace_ctx.trace_level = 1
     spans = Spans()
-    spans.started([FETCH], [req])
+    spans.started([Fetch(requests.id_of_rid("r"), RUNS, 16)], [req])
     forward = spans.forward_begins(SimpleNamespace(ages_s=lambda: [0.02, 0.01]), 2)
     forward.reads(0, 0.001)
     forward.reads(1, 0.001)
-    spans.became("r", Outcome.LANDED)
+    spans.became(requests.id_of_rid("r"), Outcome.LANDED)
     assert [span.name for span in exported()] == ["banyan.copy"]
 
 
@@ -164,10 +163,10 @@ def test_spans_when_the_request_is_not_traced_then_there_are_none(exported, cont
     req = Req(context)
     requests.register(req)
     spans = Spans()
-    spans.looked_up("r", 1_000, OFFER, 5)
+    spans.looked_up(requests.id_of_rid("r"), 1_000, OFFER, 5)
     placed(req, Decision("lmetric", "cache", 1, 60))
-    spans.started([FETCH], [req])
+    spans.started([Fetch(requests.id_of_rid("r"), RUNS, 16)], [req])
     assert spans.forward_begins(None, 2) is None
-    spans.became("r", Outcome.LANDED)
+    spans.became(requests.id_of_rid("r"), Outcome.LANDED)
     spans.became("unknown", Outcome.LANDED)
     assert exported() == ()

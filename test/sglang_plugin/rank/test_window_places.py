@@ -236,8 +236,8 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_full_and_window
         min_fetch_tokens=PAGE, host_gb=0.002, store=(str(tmp_path / "s"),), store_gb=0.1, store_admit="first"
     )
     names = keys(1, 2, 3)
-    monkeypatch.setattr(module.requests, "prompt_keys", lambda rid, page_tokens: names)
-    monkeypatch.setattr(module.requests, "is_of_this_server", lambda rid: False)
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
+    monkeypatch.setattr(module.requests, "is_of_this_server", lambda request: False)
     first = WindowRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config)
     first.linker.arrive("learnt")
     full, window = first.offload(names)

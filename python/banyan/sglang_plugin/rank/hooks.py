@@ -100,7 +100,7 @@ def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None
 def _arrive(req: Any) -> None:
     """Its tokens are those that SGLang's cache will have."""
     req.banyan_has_arrived = True
-    linker.installed().arrive(req.rid)
+    linker.installed().arrive(requests.id_of(req))
 
 
 def _count_placement(counters: Counters, decision: Decision | None, *, is_pinned: bool) -> None:

@@ -113,6 +113,7 @@ class BanyanLinker(UnifiedCacheLinker):
             arena_events=self.arena_events,
         )
         self._windows: RankWindows | None = None
+        self._queued: dict[str, str] = {}
         portion = ALL_LAYERS
         if pools.beside is not None:
             is_window = isinstance(pools.beside, Windows)
@@ -257,31 +258,37 @@ class BanyanLinker(UnifiedCacheLinker):
         """What that takes, over computing; None while it was not measured."""
         return self._planner.move_share(kind)
 
-    def arrive(self, rid: str) -> None:
+    def arrive(self, request: str) -> None:
         """A request has come to this rank's queue: remember what it asks for, and let the tiers below prepare."""
-        keys = requests.prompt_keys(rid, self._page_tokens)
+        keys = requests.prompt_keys(request, self._page_tokens)
         if not keys:
             return
+        requests.when_gone(request, self._forget)
         if self.chooses_victims:
-            self.demand.asked(keys, rid)
-            requests.when_gone(rid, self.demand.served)
-        if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
+            self.demand.asked(keys, request)
+        if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(request)):
             return
-        self._member.lookout.saw(rid, keys)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        self._member.lookout.saw(request, keys)
+        worth: Worth = partial(self._planner.num_to_read, requests.facts(request, self._page_tokens))
         if self._windows is not None:
-            self._windows.arrive_behind(self._member.tier, rid, keys, worth)
+            self._windows.arrive_behind(self._member.tier, request, keys, worth)
             return
-        self._member.tier.arrive(rid, keys, worth, self.elsewhere.reads_of(rid), requests.source_of(rid))
+        self._member.tier.arrive(request, keys, worth, self.elsewhere.reads_of(request), requests.source_of(request))
+
+    def _forget(self, request: str) -> None:
+        """SGLang has forgotten the request."""
+        self._cache.forget(request)
+        if self.chooses_victims:
+            self.demand.served(request)
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Prefix lengths of the tail, in pages, that the peers can supply."""
         keys, began_ns = transfers[0].keys, time.time_ns()
-        request = requests.facts(rid, self._page_tokens)
+        request = requests.facts(requests.id_of_rid(rid), self._page_tokens)
         offer = self._cache.prepare(request, keys)
-        requests.record_span(rid, request.span(len(keys), offer))
+        requests.record_span(request.id, request.span(len(keys), offer))
         num_pages = self._planner.num_pages(request, len(keys), offer)
-        self._planner.spans.looked_up(rid, began_ns, offer, num_pages)
+        self._planner.spans.looked_up(request.id, began_ns, offer, num_pages)
         if num_pages == 0:
             return []
         # One rank alone takes the longest. The shards of a tensor-parallel rank intersect their answers.
@@ -294,18 +301,22 @@ class BanyanLinker(UnifiedCacheLinker):
         wanted = None
         if self._windows is not None:
             wanted = self._windows.wanted(window[0].keys, window[0].device_indices)
-        fetch = self._cache.admit(rid, full.keys, self._access.frames(full.device_indices), wanted)
+        request = requests.id_of_rid(rid)
+        fetch = self._cache.admit(request, full.keys, self._access.frames(full.device_indices), wanted)
         if fetch is None:
             return False
+        self._queued[rid] = request
         requests.record_fetch(fetch)
         return True
 
     def cancel_queued_load(self, rid: str) -> bool:
-        return self._cache.cancel(rid)
+        # What was admitted under this name, whoever has it now.
+        return self._cache.cancel(self._queued.pop(rid, ""))
 
     # ---- move --------------------------------------------------------------------------------------------------
 
     def start_layer_wise_loading(self) -> int:
+        self._queued.clear()
         return self._cache.start()
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from banyan import _native
+from banyan.core import rid_of
 from banyan.layout import Seats
 from banyan.telemetry import Copies, CopySample, Holding, RecentPrompts
 
@@ -36,9 +37,9 @@ class Lookout:
         self._view = _native.Peers(self._roster, None, 0, namespace, [], None)
         self._sample.clear()
 
-    def saw(self, rid: str, keys: Sequence[str]) -> None:
+    def saw(self, request: str, keys: Sequence[str]) -> None:
         """A request has come with a prompt of these pages."""
-        self._prompts.saw(rid, keys, time.time())
+        self._prompts.saw(rid_of(request), keys, time.time())
 
     def published(self, keys: Sequence[str]) -> None:
         """This rank's pool holds these pages."""

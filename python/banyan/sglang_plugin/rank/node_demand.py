@@ -31,18 +31,18 @@ class NodeDemand:
         self._counters = counters
         self._demand = _native.Demand(num_frames)
 
-    def asked(self, keys: list[str], rid: str) -> None:
+    def asked(self, keys: list[str], request: str) -> None:
         """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
         for pages in self._others.heard():
             self._demand.heard(pages)
             self._counters.heard_prompts += 1
         pages = _native.page_numbers(keys)
         self._others.tell(pages)
-        self._demand.asked(pages, rid)
+        self._demand.asked(pages, request)
 
-    def served(self, rid: str) -> None:
+    def served(self, request: str) -> None:
         """The request waits no longer, if it did."""
-        self._demand.served(rid)
+        self._demand.served(request)
 
     def came(self, keys: list[str]) -> None:
         """The tree has these pages of one chain now."""

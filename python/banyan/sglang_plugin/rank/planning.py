@@ -76,7 +76,7 @@ class RankPlanner:
         tail = request.tail(num_tail_pages, offer.runs, offer.rank)
         if tail is None:
             return offer.num_pages
-        num_pages = self._planner.decide(request.rid, tail, self._asked(request)).num_pages
+        num_pages = self._planner.decide(request.id, tail, self._asked(request)).num_pages
         # Torch rounds a matrix times one row differently from the same row among others (docs/design/0003), and a hit
         # must give the tokens of a miss: a single token is never left to compute.
         num_left = tail.prompt_tokens - tail.own_tokens - num_pages * tail.page_tokens
@@ -86,7 +86,7 @@ class RankPlanner:
         """Asked before the request's turn comes: what is read by then can be moved, what is not is computed."""
         tail = request.tail(num_missing, [Run(kind, num_found)])
         return (
-            num_found if tail is None else self._planner.decide_read(request.rid, tail, self._asked(request)).num_pages
+            num_found if tail is None else self._planner.decide_read(request.id, tail, self._asked(request)).num_pages
         )
 
     def move_share(self, kind: SourceKind) -> float | None:
@@ -108,9 +108,9 @@ class RankPlanner:
 
     # ---- learn -------------------------------------------------------------------------------------------------
 
-    def became(self, rid: str, outcome: Outcome) -> None:
-        self._planner.record(rid, outcome)
-        self.spans.became(rid, outcome)
+    def became(self, request: str, outcome: Outcome) -> None:
+        self._planner.record(request, outcome)
+        self.spans.became(request, outcome)
 
     def started(self, fetches: Sequence[Fetch]) -> None:
         self.spans.started(fetches, prefill.requests_of_this_pass())

@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import get_parallel
 from banyan.pacing.lockstep import MoveBudget
 from banyan.planner import Piece
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import learned_times
+from banyan.sglang_plugin.rank import learned_times, requests
 
 logger = logging.getLogger("banyan")
 
@@ -128,7 +128,7 @@ class WatchedAdder:
         return rest
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
-        if _is_awaited is not None and _is_awaited(req.rid):
+        if _is_awaited is not None and _is_awaited(requests.id_of(req)):
             # The threads that wait for answers need the interpreter, and nothing else may be running.
             time.sleep(0)
             return AddReqResult.CONTINUE
@@ -139,7 +139,7 @@ class WatchedAdder:
             if self._moves is not None:
                 self._moves.take(req.host_loaded_length)
             if _has_begun is not None:
-                _has_begun(req.rid)
+                _has_begun(requests.id_of(req))
         return verdict
 
     def _add_within_quota(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:

@@ -35,29 +35,29 @@ class ReadElsewhere:
         if can_wait:
             prefill.hold_back(self.is_awaited)
 
-    def reads_of(self, rid: str) -> ReadHint | None:
+    def reads_of(self, request: str) -> ReadHint | None:
         """Who is to read what of the request's prompt, where that can be waited for."""
-        return requests.reads_of(rid) if self.can_wait else None
+        return requests.reads_of(request) if self.can_wait else None
 
-    def is_awaited(self, rid: str) -> bool:
+    def is_awaited(self, request: str) -> bool:
         """Whether somebody who was asked for the request's prompt may still answer."""
         tier = self._tier()
-        return tier is not None and tier.is_awaited(rid)
+        return tier is not None and tier.is_awaited(request)
 
-    def is_sent_for(self, rid: str) -> bool:
+    def is_sent_for(self, request: str) -> bool:
         """Whether another node is reading for the request."""
         tier = self._tier()
-        return tier is not None and tier.is_sent_for(rid)
+        return tier is not None and tier.is_sent_for(request)
 
-    def send_for(self, rid: str) -> bool:
+    def send_for(self, request: str) -> bool:
         """For a request of whose prompt something is missing, and all may have been here when it came: whether another
         node reads it, or this one has just begun to, as a router has said."""
-        tier, reads = self._tier(), self.reads_of(rid)
-        if tier is None or reads is None or tier.is_sent_for(rid):
-            return self.is_sent_for(rid)
-        keys = requests.prompt_keys(rid, self._page_tokens)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
-        is_heard = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
+        tier, reads = self._tier(), self.reads_of(request)
+        if tier is None or reads is None or tier.is_sent_for(request):
+            return self.is_sent_for(request)
+        keys = requests.prompt_keys(request, self._page_tokens)
+        worth: Worth = partial(self._planner.num_to_read, requests.facts(request, self._page_tokens))
+        is_heard = bool(keys) and tier.send_for(request, keys or (), worth, reads)
         if is_heard:
-            requests.forget_reads(rid)
+            requests.forget_reads(request)
         return is_heard

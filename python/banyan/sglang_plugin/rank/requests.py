@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests of this rank by id, and what Banyan knows about each of their prefixes.
 
-The linker contract passes request ids. The registry holds requests weakly: a finished request is forgotten by itself.
+Invariants
+  1. A request has an id of this rank's own (``banyan.core.request_id``) that no other request ever has. The client's,
+     ``rid``, may come twice: what was remembered of one request is never found for another.
+  2. Requests are held weakly: one that SGLang has forgotten is forgotten here.
+
+SGLang's linker contract passes ``rid``: ``id_of_rid`` says whose it is now. All other functions take the own id.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from banyan import _native
-from banyan.core import Fetch, PrefixSpan
+from banyan.core import Fetch, PrefixSpan, request_id
 from banyan.layout import cacheable_tokens
 from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
@@ -25,6 +31,8 @@ NUM_REMEMBERED_CHUNKS = 4096
 
 _tokens_ahead = 0
 _page_keys: _native.PageKeys | None = None
+_numbers = itertools.count()
+_by_id: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _by_rid: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -36,25 +44,37 @@ def look_ahead(num_tokens: int) -> None:
 
 
 def register(req: Any) -> None:
-    """Know this request by its id for as long as SGLang does."""
+    """Give the request an id of its own, and know it for as long as SGLang does."""
+    req.banyan_id = request_id(req.rid, next(_numbers))
+    _by_id[req.banyan_id] = req
     _by_rid[req.rid] = req
 
 
 def is_known(req: Any) -> bool:
     """Whether this very request has been registered."""
-    return _by_rid.get(req.rid) is req
+    return hasattr(req, "banyan_id")
 
 
-def when_gone(rid: str, tell: Callable[[str], None]) -> None:
+def id_of(req: Any) -> str:
+    """The own id of a request; of one that was not registered its ``rid``."""
+    return getattr(req, "banyan_id", req.rid)
+
+
+def id_of_rid(rid: str) -> str:
+    """The own id of the last request of this ``rid`` that SGLang has not forgotten."""
+    return getattr(_by_rid.get(rid), "banyan_id", rid)
+
+
+def when_gone(request: str, tell: Callable[[str], None]) -> None:
     """Call ``tell`` with this id when SGLang has forgotten the request: answered, aborted or failed."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     if req is not None:
-        weakref.finalize(req, tell, rid).atexit = False
+        weakref.finalize(req, tell, request).atexit = False
 
 
-def record_span(rid: str, span: PrefixSpan) -> None:
+def record_span(request: str, span: PrefixSpan) -> None:
     """Note what the rank itself saw; it replaces the dispatcher's hint."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     if req is not None:
         req.dp_origin_kv_len = span.origin_tokens
         req.dp_max_kv_len = span.max_tokens
@@ -68,30 +88,30 @@ def span_of(req: Any) -> PrefixSpan | None:
     return PrefixSpan(req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank)
 
 
-def reads_of(rid: str) -> ReadHint | None:
+def reads_of(request: str) -> ReadHint | None:
     """Who is to read what of the request's prompt, where a router has said so."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     reads: ReadHint | None = getattr(req, "banyan_reads", None)
     return reads
 
 
-def forget_reads(rid: str) -> None:
+def forget_reads(request: str) -> None:
     """From now on this rank reads what the request's prompt lacks."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     if req is not None:
         req.banyan_reads = None
 
 
-def source_of(rid: str) -> SourceHint | None:
+def source_of(request: str) -> SourceHint | None:
     """Whose arenas have more of the request's prompt, where a router has said so."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     source: SourceHint | None = getattr(req, "banyan_source", None)
     return source
 
 
-def traced(rid: str) -> Any | None:
+def traced(request: str) -> Any | None:
     """The request, when SGLang traces it on this rank."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     return req if is_traced(req) else None
 
 
@@ -104,14 +124,14 @@ def is_traced(req: Any) -> bool:
 
 def record_fetch(fetch: Fetch) -> None:
     """Note how many tokens of the request come from where: peer, host, storage, remote."""
-    req = _by_rid.get(fetch.rid)
+    req = _by_id.get(fetch.request)
     if req is not None:
         req.banyan_tokens = {kind.value: num_tokens for kind, num_tokens in fetch.tokens.items()}
 
 
-def prompt_keys(rid: str, page_tokens: int) -> list[str] | None:
+def prompt_keys(request: str, page_tokens: int) -> list[str] | None:
     """The keys of all pages that a cache may supply for this request; None when it has none that Banyan could know."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     if req is None:
         return None
     tokens = req.origin_input_ids
@@ -121,22 +141,22 @@ def prompt_keys(rid: str, page_tokens: int) -> list[str] | None:
 
 def grown_chains(page_tokens: int) -> Iterator[list[str]]:
     """The keys of all pages, answers included, of every request that has answered a token."""
-    for req in list(_by_rid.values()):
+    for req in list(_by_id.values()):
         if req.output_ids:
             keys = _grown_keys(req, page_tokens)
             if keys is not None:
                 yield keys
 
 
-def is_of_this_server(rid: str) -> bool:
+def is_of_this_server(request: str) -> bool:
     """Whether the request is known to be for a LoRA adapter whose id means something to this server only."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     return req is not None and not _is_lasting(req)
 
 
 def is_lasting(key: str, page_tokens: int) -> bool:
     """Whether this is the key of a page of a request that is under way, and means the same to the next server."""
-    return any(_is_lasting(req) and key in _known_keys(req, page_tokens) for req in list(_by_rid.values()))
+    return any(_is_lasting(req) and key in _known_keys(req, page_tokens) for req in list(_by_id.values()))
 
 
 def _known_keys(req: Any, page_tokens: int) -> frozenset[str]:
@@ -169,12 +189,12 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
         return None
 
 
-def facts(rid: str, page_tokens: int) -> RequestFacts:
+def facts(request: str, page_tokens: int) -> RequestFacts:
     """What the planner has to know of the request. Its prompt has the answer so far when it is computed again."""
-    req = _by_rid.get(rid)
+    req = _by_id.get(request)
     if req is None:
-        return RequestFacts(rid, None, page_tokens, None)
+        return RequestFacts(request, None, page_tokens, None)
     # SGLang's own list of both is made later: when a request has just come, and by policies that look at every prefix
     # in the queue (lpm, dfs-weight), it is still empty or of the last round.
     num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-    return RequestFacts(rid, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead)
+    return RequestFacts(request, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead)

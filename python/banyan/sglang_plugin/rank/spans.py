@@ -94,10 +94,10 @@ class Spans:
         self._copies: dict[str, _Copying] = {}
         self._prepared: list[Any] = []
 
-    def looked_up(self, rid: str, began_ns: int, offer: Offer, num_pages: int) -> None:
+    def looked_up(self, request: str, began_ns: int, offer: Offer, num_pages: int) -> None:
         """The first lookup of a request has ended: what was found, and how much of it is to be moved. SGLang asks again
         on every scheduling pass; the answer is kept then, and there is nothing to see."""
-        req = requests.traced(rid)
+        req = requests.traced(request)
         if req is None or getattr(req, "banyan_is_lookup_traced", False):
             return
         req.banyan_is_lookup_traced = True
@@ -108,8 +108,8 @@ class Spans:
         """The copies of these begin, and the forward over ``reqs`` is next."""
         self._prepared = [req for req in reqs if requests.is_traced(req)]
         for fetch in fetches:
-            if requests.traced(fetch.rid) is not None:
-                self._copies[fetch.rid] = _Copying(fetch, time.time_ns())
+            if requests.traced(fetch.request) is not None:
+                self._copies[fetch.request] = _Copying(fetch, time.time_ns())
 
     def forward_begins(self, copy: Copy | None, num_layers: int) -> TracedForward | None:
         """The prepared forward begins, behind ``copy`` if it follows one; or a decode step. None: nobody traces it."""
@@ -117,14 +117,15 @@ class Spans:
         if not reqs:
             return None
         for req in reqs:
-            if req.rid in self._copies:
-                self._copies[req.rid].copy = copy
+            copying = self._copies.get(requests.id_of(req))
+            if copying is not None:
+                copying.copy = copy
         return TracedForward(reqs, num_layers)
 
-    def became(self, rid: str, outcome: Outcome) -> None:
+    def became(self, request: str, outcome: Outcome) -> None:
         """A fetch has come so far."""
-        copying = self._copies.pop(rid, None) if outcome in ENDS else None
-        req = requests.traced(rid)
+        copying = self._copies.pop(request, None) if outcome in ENDS else None
+        req = requests.traced(request)
         if copying is None or req is None:
             return
         now_ns = time.time_ns()

@@ -201,7 +201,7 @@ class HostTier:
 
     def arrive(
         self,
-        rid: str,
+        request: str,
         keys: Sequence[str],
         worth: Worth,
         reads: ReadHint | None = None,
@@ -210,7 +210,7 @@ class HostTier:
         """A request for the prompt of ``keys`` has come: bring up what only the store holds and what is ``worth`` it,
         before it is its turn. ``reads``: who is to read it; ``source``: whose arenas have more of it."""
         if self._others is not None:
-            self._others.came(keys, partial(self._look_again, rid, worth, reads))
+            self._others.came(keys, partial(self._look_again, request, worth, reads))
             if not self._others.role.reads_ahead:
                 if self._others.takes_back:
                     self._touch(keys)
@@ -222,7 +222,7 @@ class HostTier:
             return
         num_held = self._num_held(keys, num_in_arena)
         if self._dual is not None and reads is not None:
-            self._dual.arrive(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
+            self._dual.arrive(request, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
             self._tell_reading()
             return
         if self.store is not None:
@@ -230,25 +230,25 @@ class HostTier:
             self._tell_reading()
         missing, behind = keys[num_held:], keys[:num_held]
         if self._keyed is not None:
-            self._keyed.arrive(rid, missing, worth, behind)
+            self._keyed.arrive(request, missing, worth, behind)
         if self._nodes is not None:
-            self._ask_nodes(self._nodes, source, rid, missing, worth, behind)
+            self._ask_nodes(self._nodes, source, request, missing, worth, behind)
 
     def _ask_nodes(
         self,
         nodes: NodeTier,
         source: SourceHint | None,
-        rid: str,
+        request: str,
         keys: Sequence[str],
         worth: Worth,
         behind: Sequence[str],
     ) -> None:
         if source is None:
-            nodes.arrive(rid, keys, worth, behind)
+            nodes.arrive(request, keys, worth, behind)
             return
         # A hint names a node by its first shard's door.
         doors = [str(door.of_shard(self._seats.shard)) for door in source.doors]
-        nodes.arrive_told(rid, keys, worth, behind, doors)
+        nodes.arrive_told(request, keys, worth, behind, doors)
 
     def _touch(self, keys: Sequence[str]) -> int:
         """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
@@ -260,32 +260,32 @@ class HostTier:
         """How many leading pages this node holds, in pools and in the arena."""
         return self._num_held(keys, 0)
 
-    def is_awaited(self, rid: str) -> bool:
+    def is_awaited(self, request: str) -> bool:
         """Whether the store or other nodes were asked for this request's prompt and may still answer."""
-        return any(asked.is_awaited(rid) for asked in self._asked)
+        return any(asked.is_awaited(request) for asked in self._asked)
 
-    def is_sent_for(self, rid: str) -> bool:
+    def is_sent_for(self, request: str) -> bool:
         """Whether another node is reading for this request: nobody else is to read the same."""
-        return self._nodes is not None and self._nodes.is_sent_for(rid)
+        return self._nodes is not None and self._nodes.is_sent_for(request)
 
     def _look_again(
-        self, rid: str, worth: Worth, reads: ReadHint | None, store: StoreTier, keys: Sequence[str]
+        self, request: str, worth: Worth, reads: ReadHint | None, store: StoreTier, keys: Sequence[str]
     ) -> None:
         """Others have announced pages since the request came."""
-        if self.is_sent_for(rid):
+        if self.is_sent_for(request):
             return
         if self._dual is None or reads is None:
             store.look_again(keys, self._num_held(keys, 0), worth)
         else:
-            self.send_for(rid, keys, worth, reads)
+            self.send_for(request, keys, worth, reads)
 
-    def send_for(self, rid: str, keys: Sequence[str], worth: Worth, reads: ReadHint) -> bool:
+    def send_for(self, request: str, keys: Sequence[str], worth: Worth, reads: ReadHint) -> bool:
         """Have what is missing now of the prompt of ``keys`` read by whom ``reads`` says; whether that was heard: then
         another node reads, or this one has begun to."""
         if self._dual is None:
-            return self.is_sent_for(rid)
+            return self.is_sent_for(request)
         num_held = self._num_held(keys, 0)
-        self._dual.look_again(rid, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
+        self._dual.look_again(request, keys, num_held, worth, node=reads.node, first_page=self._first_page(reads))
         return True
 
     def _first_page(self, reads: ReadHint) -> int:

@@ -80,20 +80,20 @@ class RankWindows:
         num_held = tier.num_on_node(keys)
         return num_held if tier.store is None else num_held + tier.store.num_stored(keys[num_held:])
 
-    def arrive(self, rid: str, keys: Sequence[str]) -> None:
+    def arrive(self, request: str, keys: Sequence[str]) -> None:
         """A request has come that is going to restore so many pages: bring up the window before their end."""
         tier = self.member.tier
         if tier is not None and keys:
-            tier.arrive(rid, window_of(keys, self._windows.num_pages), all_of_it)
+            tier.arrive(request, window_of(keys, self._windows.num_pages), all_of_it)
 
-    def arrive_behind(self, full: HostTier, rid: str, keys: list[str], worth: Worth) -> None:
+    def arrive_behind(self, full: HostTier, request: str, keys: list[str], worth: Worth) -> None:
         """A request for the prompt of ``keys`` has come: bring up as many full pages as can be restored, and the window
         before their end. ``full``: the tier of full pages."""
         num_held = full.num_on_node(keys)
         num_there = num_held if full.store is None else max(num_held, full.store.num_stored(keys))
-        full.arrive(rid, keys, capped(worth, self.restorable(keys, num_there) - num_held))
+        full.arrive(request, keys, capped(worth, self.restorable(keys, num_there) - num_held))
         num_coming = num_held + full.prefetch.num_arriving(keys[num_held:])
-        self.arrive(rid, keys[: self.restorable(keys, num_coming)])
+        self.arrive(request, keys[: self.restorable(keys, num_coming)])
 
     # ---- life --------------------------------------------------------------------------------------------------
 

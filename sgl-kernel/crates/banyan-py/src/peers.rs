@@ -10,7 +10,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{ends_of, frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py};
+use crate::convert::{
+    ends_of, frames_to_py, keys_of, namespace_of, targets_of, to_py, words_to_py,
+};
 use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;

@@ -169,6 +169,6 @@ def test_request_when_it_is_of_another_kind_then_all_is_sent_as_sglang_sends_it(
     elif why == "another receiver":
         server.queue.queue[0].kv_receiver = SGLangReceiver()
     else:
-        monkeypatch.setattr(requests, "is_known", lambda req: False)
+        monkeypatch.setattr(requests, "prompt_keys", lambda request, page_tokens: None)
     assert server.match().decode_prefix_len == NUM_HELD * PAGE
     assert server.take_backs.num_open == 0

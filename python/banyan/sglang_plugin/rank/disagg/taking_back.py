@@ -95,7 +95,7 @@ def _promise(take_backs: TakeBacks, receiver: TakingReceiver, req: Any, num_held
     if num_held_tokens % page_tokens:
         return None
     if receiver.prompt_keys is None:
-        receiver.prompt_keys = (requests.prompt_keys(req.rid, page_tokens) if requests.is_known(req) else None) or []
+        receiver.prompt_keys = requests.prompt_keys(requests.id_of(req), page_tokens) or []
     return take_backs.promise(receiver.prompt_keys, num_held_tokens // page_tokens)
 
 
