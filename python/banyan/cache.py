@@ -10,6 +10,9 @@ Invariants
   5. This is the only book of a fetch. The planner is told of every step, and keeps none.
   6. Of a model with sliding windows, or states, a prefix is promised only at a length that can be restored
      (``banyan.windows``), and its window pages, or its state, are leased, copied and given back with the others.
+  7. What was granted and then cannot be copied, or waited for, has failed: ``finish`` says so, and SGLang throws away
+     what was computed on it.
+  8. After ``stop`` nothing is promised or published. What was granted before lands, or fails, as ever.
 
 A request's fetch: prepared -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
 (``poll``): it is detached from the reads of the store. ``cancel`` takes a queued one back. All calls come from the
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
+from banyan import guard
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
@@ -35,8 +39,13 @@ from banyan.windows import WindowPages
 NOTHING_QUEUED = -1
 """The index that SGLang expects from ``start`` when the batch fetches nothing."""
 
+LOST = -2
+"""The index of a batch of which nothing is known but that its fetches were granted: it has failed."""
+
 MAX_REMEMBERED = 4096
 """Lookups remembered at once: more than SGLang keeps waiting, small enough to forget aborted requests."""
+
+NOTHING_OFFERED = Offer((), -1)
 
 FRAME_BYTES = 8
 """Frames that come back from the shelf are bytes of int64."""
@@ -69,10 +78,29 @@ class _Batch:
     queued: Sequence[_Queued]
     copy: Copy
     has_landed: bool = False
+    is_lost: bool = False
+    """Whoever was to wait for a layer could not."""
 
     @property
     def fetches(self) -> list[Fetch]:
         return [item.fetch for item in self.queued]
+
+
+class NotBegun:
+    """The copy of a batch that could not be begun: it has ended, and failed."""
+
+    bytes_fetched = bytes_copied = 0
+    copy_s = wait_s = 0.0
+    has_ended = True
+
+    def wait_layer(self, layer: int) -> float:
+        return 0.0
+
+    def finish(self) -> bool:
+        return False
+
+    def ages_s(self) -> Sequence[float]:
+        return ()
 
 
 class PrefixCache:
@@ -116,6 +144,7 @@ class PrefixCache:
         self._moving: dict[int, _Batch] = {}
         self._ending: list[_Batch] = []
         self._num_started = 0
+        self._is_stopped = False
 
     # ---- match -------------------------------------------------------------------------------------------------
 
@@ -125,6 +154,8 @@ class PrefixCache:
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
         pages change or something comes up from the store.
         """
+        if self._is_stopped:
+            return NOTHING_OFFERED
         version: tuple[object, ...] = (*self._supply.version, self._is_sent_for(request.id))
         if self._windows is not None:
             version += self._windows.supply.version
@@ -198,10 +229,11 @@ class PrefixCache:
         ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest. ``window``: its window
         pages and their frames, from its end on, of a model that has such.
         """
-        seen = self._seen.pop(request, None)
-        match = seen.match if seen is not None else self._supply.lookup(keys)
-        # Of two under one name one would be lost, and SGLang take its frames for filled.
-        queued = None if request in self._queued else self._hold(request, match, (keys, frames), window)
+        try:
+            queued = self._hold(request, keys, frames, window)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the other shards wait for an answer
+            guard.note("cache.hold", error)
+            queued = None
         # Asked of every shard, also of one that was refused: the others wait for its answer.
         is_granted = self._agreed(queued is not None)
         if queued is None or not is_granted:
@@ -218,12 +250,17 @@ class PrefixCache:
     def _hold(
         self,
         request: str,
-        match: Match,
-        wanted: tuple[Sequence[str], Frames],
+        keys: Sequence[str],
+        frames: Frames,
         window: tuple[Sequence[str], Frames] | None,
     ) -> _Queued | None:
         """All of them, or none."""
-        pages = self._supply.hold(match, *wanted)
+        # Of two under one name one would be lost, and SGLang take its frames for filled.
+        if self._is_stopped or request in self._queued:
+            return None
+        seen = self._seen.pop(request, None)
+        match = seen.match if seen is not None else self._supply.lookup(keys)
+        pages = self._supply.hold(match, keys, frames)
         if pages is None:
             return None
         held = None
@@ -264,6 +301,13 @@ class PrefixCache:
         return self._num_started
 
     def _start_copy(self, queued: Sequence[_Queued]) -> Copy:
+        try:
+            return self._copy_of(queued)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
+            guard.note("cache.start", error)
+            return NotBegun()
+
+    def _copy_of(self, queued: Sequence[_Queued]) -> Copy:
         copy = self._supply.start_copy([item.pages for item in queued])
         windows = [item.window for item in queued if item.window is not None]
         if self._windows is None or not windows:
@@ -276,12 +320,12 @@ class PrefixCache:
         return None if batch is None else batch.copy
 
     def finish(self, index: int) -> bool:
-        """Wait until batch ``index`` stops writing; True when every layer landed and is good, or it is unknown."""
+        """Wait until batch ``index`` stops writing; True when every layer landed and is good, or nothing was queued."""
         batch = self._moving.pop(index, None)
         if batch is None:
-            return True
+            return index != LOST
         copy = batch.copy
-        batch.has_landed = copy.finish() & self._are_good(batch)
+        batch.has_landed = copy.finish() & self._are_good(batch) and not batch.is_lost
         for fetch in batch.fetches:
             self._planner.became(fetch.request, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
         self._ending.append(batch)
@@ -292,6 +336,22 @@ class PrefixCache:
         counters.copied_bytes += copy.bytes_copied
         counters.wait_us += round(copy.wait_s * 1e6)
         return batch.has_landed
+
+    def lose(self, index: int) -> None:
+        """Nobody could wait for batch ``index``: what is computed behind it is good for nothing."""
+        batch = self._moving.get(index)
+        if batch is not None:
+            batch.is_lost = True
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+    def stop(self) -> list[Copy]:
+        """Promise and publish nothing from now on; the copies that are under way."""
+        self._is_stopped = True
+        self._seen.clear()
+        return [batch.copy for batch in self._moving.values()]
 
     def _are_good(self, batch: _Batch) -> bool:
         """Whether all that came from the store has been verified."""
@@ -343,7 +403,8 @@ class PrefixCache:
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> None:
         """Offer complete pages of this rank's tree to the peers."""
-        self._counters.published_pages += self._shelf.publish(frames, keys)
+        if not self._is_stopped:
+            self._counters.published_pages += self._shelf.publish(frames, keys)
 
     def retire(self, frames: Frames) -> bytes:
         """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""

@@ -121,17 +121,22 @@ class TakeBacks:
         self._counters = counters
         self._open: list[TakeBack] = []
         self._doubted: dict[str, None] = {}
+        self._is_stopped = False
 
     @property
     def num_open(self) -> int:
         """Promised, or being copied."""
         return len(self._open)
 
+    def stop(self) -> None:
+        """Promise nothing any more."""
+        self._is_stopped = True
+
     def promise(self, keys: Sequence[str], num_held: int) -> TakeBack | None:
         """What the arena has of a prompt's pages behind the first ``num_held``, which are in the pool; under a lease.
         None: nothing."""
         behind = keys[num_held:]
-        if not behind or behind[-1] in self._doubted:
+        if self._is_stopped or not behind or behind[-1] in self._doubted:
             return None
         arena = self._arena()
         match = arena.lookup(behind)

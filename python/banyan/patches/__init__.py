@@ -20,6 +20,10 @@ from pathlib import Path
 HOOKED_KINDS = ("before", "after", "around", "register")
 """The first three are hooks around ``target``; "register" is called once in the process and adds to a registry."""
 
+CONSEQUENCES = ("pass", "stop")
+"""What a hook's failure means: SGLang goes on without it; or the process first stops to share, since what the hook was
+to do keeps wrong pages from being shared."""
+
 KINDS = (*HOOKED_KINDS, "subclass", "call")
 """The last two are upstream sources that Banyan inherits from or calls."""
 
@@ -36,8 +40,11 @@ class Patch:
     remove_when: str
     fingerprint: str
     hook: str | None = None
+    on_failure: str = "pass"
 
     def __post_init__(self) -> None:
+        if self.on_failure not in CONSEQUENCES:
+            raise ValueError(f"patch {self.name}: on_failure {self.on_failure!r} is none of {', '.join(CONSEQUENCES)}")
         if self.kind not in KINDS:
             raise ValueError(f"patch {self.name}: kind {self.kind!r} is none of {', '.join(KINDS)}")
         if (self.hook is None) == (self.kind in HOOKED_KINDS):

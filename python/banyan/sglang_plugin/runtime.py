@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from sglang.srt.runtime_context import get_device, get_server_args
 
+from banyan import guard
 from banyan.config import Config
 from banyan.disagg import Role
 from banyan.telemetry import log_as_json
@@ -26,10 +27,16 @@ def bookkeeping(server_args: Any) -> dict[str, Any] | None:
     return getattr(server_args, BOOKKEEPING, None)
 
 
+_known: tuple[dict[str, Any] | None, Config | None] = (None, None)
+
+
 def config() -> Config | None:
-    """The configuration of this server, or None when Banyan is off."""
+    """The configuration of this server, or None when Banyan is off. Asked for with every token: made once."""
+    global _known
     carried = bookkeeping(get_server_args())
-    return None if carried is None else Config.from_dict(carried["config"])
+    if carried is not _known[0]:
+        _known = (carried, None if carried is None else Config.from_dict(carried["config"]))
+    return _known[1]
 
 
 def log_as_asked(wanted: Config | None, process: str, **rank: int) -> None:
@@ -69,6 +76,9 @@ def is_main_process() -> bool:
 
 class Refused(RuntimeError):
     """Banyan cannot serve here. Raised in child processes: SGLang then takes the whole server down."""
+
+
+guard.let_pass(Refused)
 
 
 def refuse(*lines: str) -> NoReturn:

@@ -3,7 +3,7 @@
 
 SGLang swallows a plugin's exceptions and skips hooks that do not apply. So nothing is taken on trust: the main process
 compares fingerprints before it turns Banyan on, and the first object that Banyan builds in another process calls
-``verify`` and refuses to serve when a hook is missing.
+``verify`` and refuses to serve when a hook is missing. No hook can raise into SGLang (``banyan.guard``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from banyan import patches
+from banyan import guard, patches
 from banyan.refusals.start import hooks_refusal
 from banyan.sglang_plugin import runtime
 
@@ -35,7 +35,7 @@ def register() -> None:
             continue
         wanted_here = is_main if "main" in patch.processes else not is_main and _is_used(patch)
         if wanted_here:
-            HookRegistry.register(patch.target, _resolve(patch.hook), _HOOK_TYPES[patch.kind])
+            HookRegistry.register(patch.target, _guarded(patch, _resolve(patch.hook)), _HOOK_TYPES[patch.kind])
 
 
 def changed() -> list[str]:
@@ -58,6 +58,12 @@ def _is_used(patch: patches.Patch) -> bool:
     """Whether this child process uses the target: it is imported, or the scheduler imports it later on."""
     module, _class, _method = patch.target.rsplit(".", 2)
     return module in sys.modules or ("scheduler" in patch.processes and "sglang.srt.managers.scheduler" in sys.modules)
+
+
+def _guarded(patch: patches.Patch, hook: Any) -> Any:
+    """The hook, so that it cannot raise into SGLang."""
+    guarded = guard.around if patch.kind == "around" else guard.beside
+    return guarded(hook, patch.name, stops=patch.on_failure == "stop")
 
 
 def _resolve(hook: str) -> Any:

@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
+from sglang.srt.mem_cache.unified_radix_cache import COMPONENT_REGISTRY
 from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.core import SourceKind
@@ -41,7 +42,7 @@ class Alone:
 class Cache:
     """What of SGLang's cache drives a walk, around its tree core."""
 
-    def __init__(self):
+    def __init__(self, core="rust"):
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=None,
@@ -49,8 +50,8 @@ class Cache:
             page_size=PAGE,
             tree_components=(FULL,),
         )
-        self.page_size = PAGE
-        self.tree_core = create_tree_core("rust", params, {})
+        self.page_size, self.tree_components, self.tree_core = PAGE, (FULL,), None
+        self.tree_core = create_tree_core(core, params, {FULL: COMPONENT_REGISTRY[FULL](self, params)})
         self.tree_core.enable_external_cache_linker = True
         self.num_slots = 0
 
@@ -100,11 +101,12 @@ def prompt(number, num_pages=8):
     return list(range(number * 1_000, number * 1_000 + num_pages * PAGE))
 
 
-@pytest.fixture
-def rig(monkeypatch):
+@pytest.fixture(params=["rust", "python"])
+def rig(monkeypatch, request):
     monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(eviction, "chosen_policy", lambda: None)
     monkeypatch.setattr(prefill, "_has_begun", None)
-    cache, elsewhere = Cache(), set()
+    cache, elsewhere = Cache(request.param), set()
     linker = SimpleNamespace(
         is_whole_rank=True,
         copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
@@ -238,13 +240,40 @@ def test_insert_when_a_request_uses_the_prompt_then_all_its_stretches_stay(full)
     full.tree_core.sanity_check([], [])
 
 
-def test_install_when_a_rank_has_several_shards_then_sglang_evicts_alone(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "is_whole_rank, given, said",
+    [
+        (False, {}, "evicts by age"),
+        (True, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority"),
+        (True, {"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
+    ],
+)
+def test_install_when_victims_are_not_banyans_to_choose_then_sglang_evicts_alone_and_a_line_says_why(
+    monkeypatch, caplog, is_whole_rank, given, said
+):
     monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    args = SimpleNamespace(**{"radix_eviction_policy": "lru", "enable_session_radix_cache": False, **given})
+    monkeypatch.setattr(eviction, "get_server_args", lambda: args)
     cache = Cache()
     before = cache.tree_core.evict_device_next_node
     with caplog.at_level("INFO", "banyan"):
-        eviction.after_init_cache_linker(None, cache, SimpleNamespace(is_whole_rank=False))
-    assert cache.tree_core.evict_device_next_node == before and "evicts by age" in caplog.text
+        eviction.after_init_cache_linker(None, cache, SimpleNamespace(is_whole_rank=is_whole_rank))
+    assert cache.tree_core.evict_device_next_node == before and said in caplog.text
+
+
+@pytest.mark.parametrize("step", ["start", "next", "end"])
+def test_evict_when_banyans_choice_fails_then_sglang_chooses_and_as_much_goes(rig, monkeypatch, step):
+    cache, _, _ = rig
+    for number in range(4):
+        cache.insert(prompt(number))
+
+    def fails(*args):
+        raise ValueError("ours")
+
+    monkeypatch.setattr(cache.banyan_victims, {"start": "_shares", "next": "_look", "end": "_count"}[step], fails)
+    assert cache.evict(PROMPT) == PROMPT == cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 0, PROMPT, PROMPT]
+    cache.tree_core.sanity_check([], [])
 
 
 @pytest.mark.parametrize("seed", range(4))

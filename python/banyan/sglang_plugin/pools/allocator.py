@@ -16,7 +16,7 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.runtime_context import get_parallel
 
-from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S, Quarantine, frame_array
+from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
 
 OLD_S = 0.5
 """From then on a page in quarantine is not counted on where others can be evicted in its place."""
@@ -76,7 +76,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     def clear(self) -> None:
         super().clear()
-        self._quarantine = {}
+        self._quarantine, self._not_withdrawn = {}, NO_PAGES
         if self._cache is not None:
             every_page = np.arange(1, self.num_pages + 1, dtype=np.int64)
             self.free_pages = self._withdraw(every_page, self.free_pages)

@@ -3,7 +3,8 @@
 
 A page, or the slot of a state, is always in exactly one place: handed out, free (upstream's lists), or in quarantine.
 The set kept here equals the shelf's quarantine; it exists because upstream's leak check wants numbers. A copy ends by
-itself: an allocation that runs short waits for it.
+itself: an allocation that runs short waits for it. What the shelf could not withdraw stays in quarantine until it can:
+a page that peers may find is never handed out.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from banyan import guard
+
 logger = logging.getLogger("banyan")
 T = TypeVar("T")
+
+NO_PAGES: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 READER_PATIENCE_S = 60.0
 """A copy takes milliseconds, but it may be queued behind a long forward of its reader. A reader that holds a page for
@@ -52,6 +57,8 @@ class Quarantine:
     _cache: OwnPages | None = None  # set by the linker; upstream's constructor already calls clear()
     _quarantine: Mapping[int, float] = MappingProxyType({})
     """Page -> since when, in seconds of ``time.monotonic``."""
+    _not_withdrawn = NO_PAGES
+    """Of the pages in quarantine, those that the shelf failed to withdraw."""
     wait_us = 0
     """How long allocations have waited for pages that were free but not handed out yet."""
 
@@ -80,13 +87,30 @@ class Quarantine:
 
     def _withdraw(self, frames: NDArray[np.int64], page_ids: torch.Tensor) -> torch.Tensor:
         """Withdraw pages, given as numbers and as SGLang has them; the ones to free now. Others go to quarantine."""
-        assert self._cache is not None
-        reusable = np.frombuffer(self._cache.retire(frames), dtype=np.int64)
+        reusable = np.frombuffer(self._retire(frames), dtype=np.int64)
         if len(reusable) == len(frames):
             return page_ids
         held = set(frames.tolist()).difference(reusable.tolist())
         self._quarantine = {**self._quarantine, **dict.fromkeys(held, time.monotonic())}
         return self._page_ids(reusable)
+
+    def _retire(self, frames: NDArray[np.int64]) -> bytes:
+        assert self._cache is not None
+        try:
+            return self._cache.retire(frames)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang is about to hand these pages out
+            guard.note("allocator.retire", error, stops=True)
+            self._not_withdrawn = np.concatenate((self._not_withdrawn, frames))
+            return b""
+
+    def _drain(self) -> bytes:
+        assert self._cache is not None
+        again, self._not_withdrawn = self._not_withdrawn, NO_PAGES
+        try:
+            return (self._retire(again) if len(again) else b"") + self._cache.drain()
+        except BaseException as error:  # noqa: BLE001 - pages in quarantine stay there
+            guard.note("allocator.drain", error, stops=True)
+            return b""
 
     def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Page numbers as SGLang keeps them."""
@@ -127,8 +151,7 @@ class Quarantine:
                 return
 
     def _take_drained(self) -> bool:
-        assert self._cache is not None
-        drained = np.frombuffer(self._cache.drain(), dtype=np.int64)
+        drained = np.frombuffer(self._drain(), dtype=np.int64)
         if len(drained) == 0:
             return False
         gone = set(drained.tolist())

@@ -27,7 +27,7 @@ from banyan.refusals import memory_refusal
 from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S, Quarantine, frame_array
+from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
 
 LEAST_SHARE = 0.1
 """Of arena and store, for either kind: where SGLang was told the size of one pool, the other may have any."""
@@ -69,7 +69,7 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
 
     def clear(self) -> None:
         super().clear()
-        self._quarantine = {}
+        self._quarantine, self._not_withdrawn = {}, NO_PAGES
         if self._cache is not None:
             self.free_slots = self._withdraw(np.arange(1, self.size + 1, dtype=np.int64), self.free_slots)
 

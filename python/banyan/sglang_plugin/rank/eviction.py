@@ -17,7 +17,9 @@ from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.runtime_context import get_server_args
 
+from banyan import guard
 from banyan.core import SourceKind
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
@@ -40,10 +42,14 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     """
     if not runtime.is_sharing():
         return
+    policy = chosen_policy()
+    if policy is not None:
+        logger.info("banyan: SGLang evicts as %s says: which pages peers hold as well makes no difference", policy)
+        return
     if not linker.is_whole_rank:
         logger.info("banyan: SGLang evicts by age: a rank of several shards takes no notice of what its peers hold")
         return
-    if tuple(cache.tree_core.tree_components) != (ComponentType.FULL,):
+    if tuple(cache.tree_components) != (ComponentType.FULL,):
         logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
     prefill.tell_begun(linker.demand.served)
@@ -57,6 +63,14 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         page_tokens=cache.page_size,
         num_frames=linker.num_frames,
     )
+
+
+def chosen_policy() -> str | None:
+    """The flag by which the user has chosen what SGLang evicts first, if he has."""
+    args = get_server_args()
+    if args.enable_session_radix_cache:
+        return "--enable-session-radix-cache"
+    return None if args.radix_eviction_policy == "lru" else f"--radix-eviction-policy {args.radix_eviction_policy}"
 
 
 def after_insert(result: Any, cache: Any, params: Any) -> None:
@@ -123,12 +137,13 @@ class VictimChoice:
         self._num_tokens = self._num_gone = 0
         self._chosen: Leaf | None = None
         self._stopwatch = Stopwatch(time.perf_counter_ns)
-        timed = self._stopwatch.wrap
-        core.evict_device_start, core.evict_device_next_node, core.evict_device_end = (
-            timed(self.start),
-            timed(self.next),
-            timed(self.end),
-        )
+
+        def step(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+            return guard.quiet(self._stopwatch.wrap(ours), f"victims.{ours.__name__}", theirs)
+
+        core.evict_device_start = step(self.start, self._start_anew)
+        core.evict_device_next_node = step(self.next, self._next_of_a_new_walk)
+        core.evict_device_end = step(self.end, self._end_for_good)
 
     def came(self, key: Any, result: Any, node_at: Callable[[Any], int]) -> None:
         """The pages of ``key`` are in the tree. ``node_at`` has a node end where a key does, and names it."""
@@ -173,6 +188,27 @@ class VictimChoice:
         self._steps.clear()
         self._tracker, self._num_gone = {}, 0
         self._counters.evict_us = self._stopwatch.elapsed_ns // 1000
+
+    def _give_up(self) -> None:
+        """From now on SGLang chooses."""
+        self._core.evict_device_start, self._core.evict_device_next_node, self._core.evict_device_end = (
+            self._start,
+            self._next,
+            self._end,
+        )
+
+    def _start_anew(self, component: Any, num_tokens: int) -> None:
+        self._give_up()
+        self._end(component)
+        self._start(component, num_tokens)
+
+    def _next_of_a_new_walk(self, component: Any, tracker: dict[Any, int]) -> Any:
+        self._start_anew(component, self._num_tokens)
+        return self._next(component, tracker)
+
+    def _end_for_good(self, component: Any) -> None:
+        self._give_up()
+        self._end(component)
 
     def _next_oldest(self, component: Any) -> int | None:
         step = self._next(component, self._tracker)

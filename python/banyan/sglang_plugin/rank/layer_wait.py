@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from banyan import guard
 from banyan.cache import NOTHING_QUEUED, PrefixCache
 from banyan.disagg import Forwards
+from banyan.ports import Copy
 from banyan.sglang_plugin.pools.access import DeviceTimer
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.spans import TracedForward
@@ -41,6 +44,21 @@ class LayerWait:
         self._last_page_layer = num_page_layers - 1
         self._copy: Any = None
         self._traced: TracedForward | None = None
+        # SGLang calls these in the midst of a forward. One that could not wait has read what it should not have.
+        self.set_consumer = guard.quiet(self.set_consumer, "layer_wait.set_consumer", self._lose)  # type: ignore[method-assign]
+        self.wait_until = guard.quiet(self.wait_until, "layer_wait.wait_until", self._lose_this)  # type: ignore[method-assign]
+
+    def _lose(self, index: int) -> None:
+        self._copy = self._traced = None
+        self._cache.lose(index)
+
+    def _lose_this(self, layer: int) -> None:
+        self._lose(self.consumer_index)
+
+    def wait_for(self, copies: Iterable[Copy]) -> None:
+        """Return once all of these are in place, or have failed; on a GPU, have what is enqueued from now on wait."""
+        for copy in copies:
+            copy.wait_layer(self._last_page_layer)
 
     def set_consumer(self, index: int) -> None:
         """The next forward consumes batch ``index``; -1: it waits for nothing."""

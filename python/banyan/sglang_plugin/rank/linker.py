@@ -20,7 +20,8 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from sglang.srt.runtime_context import get_parallel
 
 from banyan.arena.prefetch import Worth
-from banyan.cache import PrefixCache
+from banyan import guard
+from banyan.cache import LOST, PrefixCache
 from banyan.core import SourceKind
 from banyan.disagg import Forwards, TakeBacks
 from banyan.sglang_plugin import page_hash, runtime, seams
@@ -129,6 +130,7 @@ class BanyanLinker(UnifiedCacheLinker):
             num_in_step=self._seats.layout.attn_dp,
             fixed_tokens=self._state_tokens() if isinstance(pools.beside, States) else 0.0,
         )
+        guard.hush(self._planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
         # Shards of one rank would have to agree on when to go on.
         can_wait = self._shards.is_one and self._member.follows_reads
         self.elsewhere = ReadElsewhere(lambda: self._member.tier, self._planner, self._page_tokens, can_wait=can_wait)
@@ -144,7 +146,34 @@ class BanyanLinker(UnifiedCacheLinker):
         self._access.guard(pools.allocator, self._cache)
         self._figures = self._make_figures(began_s)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
+        self._cannot_raise()
         _installed = self
+
+    def _cannot_raise(self) -> None:
+        """What SGLang calls of this object, and what it gets where that fails."""
+        for name, otherwise, stops in (
+            ("lookup", lambda rid, transfers: [], False),
+            ("load", lambda rid, transfers: not self.cancel_queued_load(rid) and False, True),
+            ("cancel_queued_load", lambda rid: True, True),
+            ("start_layer_wise_loading", lambda: LOST, True),
+            ("finish_layer_wise_loading", lambda index: False, True),
+            ("offload", lambda transfers, session_id=None: False, True),
+            ("num_completed_offloads", lambda: self._access.num_completed, False),
+            ("pop_completed_offload", lambda: False, False),
+            ("reset", lambda: None, True),
+            ("close", lambda: None, True),
+        ):
+            method = getattr(self, name)
+            setattr(self, name, guard.quiet(method, f"linker.{name}", otherwise, stops=stops))
+        guard.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget")
+        guard.stop_with(self._stop)
+
+    def _stop(self) -> None:
+        """Share nothing from now on: something that keeps wrong pages from being shared has failed."""
+        self.layer_done_counter.wait_for(self._cache.stop())
+        if self.take_backs is not None:
+            self.take_backs.stop()
+        self._publication.stop()
 
     def _let_states_wait(self, pool: Any) -> None:
         """SGLang tells the pool of keys and values alone whom to wait for."""
@@ -326,6 +355,8 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Pages have entered SGLang's tree: offer them once they are complete."""
+        if self._cache.is_stopped:
+            return False
         full, *window = transfers
         self._publication.announce(full.keys)
         if self.chooses_victims:
@@ -352,6 +383,9 @@ class BanyanLinker(UnifiedCacheLinker):
     def _poll(self) -> None:
         self._access.poll()
         self._cache.poll()
+        self._poll_tiers()
+
+    def _poll_tiers(self) -> None:
         if self._member.tier is not None:
             self._member.tier.poll()
         if self._windows is not None:
@@ -443,6 +477,7 @@ class BanyanLinker(UnifiedCacheLinker):
             "waits_for_errands": self.elsewhere.can_wait,
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
+            "hook_failures": guard.counts(),
             "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
         }
 

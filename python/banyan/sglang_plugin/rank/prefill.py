@@ -19,6 +19,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.runtime_context import get_parallel
 
+from banyan import guard
 from banyan.pacing.lockstep import MoveBudget
 from banyan.planner import Piece
 from banyan.sglang_plugin import runtime
@@ -54,19 +55,23 @@ def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_token
     """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
     prefill is not given pages that peers still read."""
     global _lockstep
-    _lockstep = _Lockstep(most_moved_tokens, num_quarantined_tokens)
+    nothing = lambda: 0  # noqa: E731
+    _lockstep = _Lockstep(
+        guard.quiet(most_moved_tokens, "prefill.most_moved_tokens", nothing),
+        guard.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", nothing),
+    )
 
 
 def hold_back(is_awaited: Callable[[str], bool]) -> None:
     """From now on pass over requests for which answers of other nodes may still come; they keep their place."""
     global _is_awaited
-    _is_awaited = is_awaited
+    _is_awaited = guard.quiet(is_awaited, "prefill.is_awaited", lambda request: False)
 
 
 def tell_begun(has_begun: Callable[[str], None]) -> None:
     """From now on say which requests have left the queue for a prefill."""
     global _has_begun
-    _has_begun = has_begun
+    _has_begun = guard.quiet(has_begun, "prefill.has_begun", lambda request: None)
 
 
 def requests_of_this_pass() -> Sequence[Any]:

@@ -9,7 +9,7 @@ Invariants
   3. Window pages, and states, go where the full pages of their chain go, and not further.
 
 States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
-empty) -> publishing.
+empty) -> publishing. ``stop``, from any -> stopped, for good.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Publication:
         self._page_tokens = page_tokens
         self._windows = windows
         self._not_to_keep: set[str] = set()
-        self._is_silent = self._has_said = False
+        self._is_silent = self._has_said = self._is_stopped = False
 
     def announce(self, keys: list[str]) -> None:
         """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
@@ -46,6 +46,8 @@ class Publication:
 
     def publish(self, frames: Any, keys: list[str], window: Window | None = None) -> None:
         """A chain of complete pages of this rank's tree, with its window pages."""
+        if self._is_stopped:
+            return
         if self._is_silent:
             self._say_why()
             return
@@ -66,6 +68,10 @@ class Publication:
         tier.back_up(keys)
         if self._windows is not None and window is not None:
             self._windows.back_up(window[0])
+
+    def stop(self) -> None:
+        """Publish nothing any more."""
+        self._is_stopped = True
 
     def hold_back(self) -> None:
         """Publish nothing until the tree has been emptied."""
