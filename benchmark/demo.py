@@ -388,8 +388,9 @@ def show(report: dict[str, Any], out: Path) -> None:
     first, second = number(report["ttft_ratio_first_run"]), number(report["ttft_ratio_second_run"])
     printer.print(
         f"TTFT, sharing on/off: first run {first}, second run {second}. "
-        f"Cached in the second run: on {percent(cached_again(report, 'on'))}, off "
-        f"{percent(cached_again(report, 'off'))}. Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "
+        f"Cached in the second run: on {percent(cached_again(report, 'on'))}, "
+        f"off {percent(cached_again(report, 'off'))}. "
+        f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "
         f"Scheduler time spent in Banyan: {percent(report['control_share'], digits=2)}."
     )
     if "stock" in report["labels"]:
