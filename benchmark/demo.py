@@ -250,10 +250,11 @@ def _show_progress(mode: str) -> Callable[[str, int, int], Progress]:
 
 
 def result_table(report: dict[str, Any], title: str) -> Table:
-    """The figures of one mode, for the terminal."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("server")
-    for column in ("attention", "run", "TTFT mean", "(min-max)", "latency", "cached", "from peer", "n"):
+    """The figures of one mode, for a terminal of 80 columns."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("server", "attention"):
+        table.add_column(column, no_wrap=True)
+    for column in ("run", "TTFT", "(min-max)", "latency", "cached", "peer", "n"):
         table.add_column(column, justify="right")
     for run in RUNS:
         for label in NAMES:
@@ -264,7 +265,7 @@ def result_table(report: dict[str, Any], title: str) -> Table:
             if not ttft or not latency:
                 continue
             table.add_row(
-                NAMES[label],
+                NAMES[label].partition(",")[0],
                 ATTENTION[label],
                 str(run),
                 f"{ttft['median']:.2f} s",
@@ -379,9 +380,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(report: dict[str, Any], out: Path) -> None:
     """The tables and the verdict, on the terminal."""
     printer = Console()
-    printer.print(result_table(report, "history: one request per chat"))
+    printer.print(result_table(report, "history: one request per chat; mean TTFT"))
     if "session" in report:
-        printer.print(result_table(report["session"], "session: every turn a request"))
+        printer.print(result_table(report["session"], "session: every turn a request; mean TTFT"))
     if report.get("config", {}).get("concurrency", 1) > 1 and report["beside_the_source"]:
         printer.print(source_rows(report))
     outputs = report["outputs"]["on_against_stock"]

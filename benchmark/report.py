@@ -19,7 +19,7 @@ NAMES = {
     "off": "sharing off, dp 2",
     "on": "sharing on, dp 2",
     "single": "one rank, same total pool",
-    "stock": "stock SGLang as shipped, dp 2",
+    "stock": "stock as shipped, dp 2",
 }
 ATTENTION = {"off": "banyan_cpu", "on": "banyan_cpu", "single": "banyan_cpu", "stock": "torch_native"}
 """The attention backend that each server takes on a CPU where the flags leave it open."""

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
+import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_fakes import record, run_result
+from rich.console import Console
 
 from benchmark.control import costs_in
-from benchmark.demo import SHORT, Demo, build_parser, plan_of, server_specs, show, write_report
+from benchmark.demo import SHORT, Demo, build_parser, plan_of, result_table, server_specs, show, write_report
 from benchmark.measure import RunResult
 from benchmark.provenance import provenance
 from benchmark.report import NAMES, STOCK_DIFFERS, build_report, render_html
@@ -141,6 +144,15 @@ def test_html_when_stock_is_a_row_then_its_attention_stands_beside_its_times() -
     ):
         assert f"<td>run 2 · {name}</td><td>{attention}</td>" in page
     assert STOCK_DIFFERS in page and "--banyan-policy sglang" in page
+
+
+def test_terminal_when_it_has_80_columns_then_no_figure_and_no_attention_is_cut() -> None:
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(result_table(build_report(results(), {}), "history"))
+    printed = terminal.file.getvalue()
+    assert "…" not in printed
+    assert re.search(r"stock as shipped +torch_native +2 +0.90 s +0.90-0.90", printed)
+    assert re.search(r"sharing on +banyan_cpu +2 +0.15 s +0.10-0.20", printed)
 
 
 @pytest.mark.parametrize("options", [[], ["--quick"], ["--full"]])
