@@ -2,12 +2,13 @@
 """The main job in one command: real servers, a multi-turn chat workload twice in a row, sharing off against
 on.
 
-    python -m benchmark.demo --quick    # a first impression in a few minutes: stock against Banyan, once
+    python -m benchmark.demo --quick    # a first impression in a few minutes: off against on, once
     python -m benchmark.demo            # the short form, at most 15 minutes on two cores
     python -m benchmark.demo --full     # as the published benchmark of this sharing: history 20, 32 at a time
 
 Servers come up in two groups, so that no more than two of them hold memory at once: first the single rank and
-stock SGLang, which are only stood beside the others, then sharing off and on, which are measured alternately.
+stock SGLang, which are only stood beside the others, then sharing off and on, which are measured alternately. Off and
+on differ in sharing alone; stock as shipped also has another attention backend and dispatcher.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ from benchmark.measure import RunResult, Workload
 from benchmark.model import DEFAULT_TARGET, ModelUnavailable, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance
-from benchmark.report import NAMES, RUNS, build_report, compared_with, number, percent, render_html
+from benchmark.report import (
+    ATTENTION,
+    NAMES,
+    RUNS,
+    STOCK_DIFFERS,
+    build_report,
+    cached_again,
+    number,
+    percent,
+    render_html,
+)
 from benchmark.results import append_lines
 from benchmark.servers import Server, ServerFailed, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 from benchmark.source_table import WHAT, cells_of, difference
@@ -85,7 +96,7 @@ QUICK = DemoPlan(
     output_len=8,
     pool_tokens=16_384,
     modes=("history",),
-    groups=(("stock", "on"),),
+    groups=(("stock",), ("off", "on")),
 )
 FULL = DemoPlan(
     num_prompts=48,
@@ -239,10 +250,11 @@ def _show_progress(mode: str) -> Callable[[str, int, int], Progress]:
 
 
 def result_table(report: dict[str, Any], title: str) -> Table:
-    """The figures of one mode, for the terminal."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("server")
-    for column in ("run", "TTFT mean", "(min-max)", "latency", "cached", "from peer", "n"):
+    """The figures of one mode, for a terminal of 80 columns."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("server", "attention"):
+        table.add_column(column, no_wrap=True)
+    for column in ("run", "TTFT", "(min-max)", "latency", "cached", "peer", "n"):
         table.add_column(column, justify="right")
     for run in RUNS:
         for label in NAMES:
@@ -253,7 +265,8 @@ def result_table(report: dict[str, Any], title: str) -> Table:
             if not ttft or not latency:
                 continue
             table.add_row(
-                NAMES[label],
+                NAMES[label].partition(",")[0],
+                ATTENTION[label],
                 str(run),
                 f"{ttft['median']:.2f} s",
                 f"{ttft['min']:.2f}-{ttft['max']:.2f}",
@@ -294,7 +307,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m benchmark.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="stock against Banyan, once, a few chats (some minutes)")
+    size.add_argument("--quick", action="store_true", help="sharing off against on, once, a few chats (some minutes)")
     size.add_argument("--full", action="store_true", help="the published benchmark instead (half an hour)")
     parser.add_argument("--num-prompts", type=int, help="conversations")
     parser.add_argument("--repetitions", type=int, help="alternations of sharing off and on")
@@ -367,20 +380,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(report: dict[str, Any], out: Path) -> None:
     """The tables and the verdict, on the terminal."""
     printer = Console()
-    printer.print(result_table(report, "history: one request per chat"))
+    printer.print(result_table(report, "history: one request per chat; mean TTFT"))
     if "session" in report:
-        printer.print(result_table(report["session"], "session: every turn a request"))
+        printer.print(result_table(report["session"], "session: every turn a request; mean TTFT"))
     if report.get("config", {}).get("concurrency", 1) > 1 and report["beside_the_source"]:
         printer.print(source_rows(report))
     outputs = report["outputs"]["on_against_stock"]
-    base, first, second = compared_with(report)
+    first, second = number(report["ttft_ratio_first_run"]), number(report["ttft_ratio_second_run"])
     printer.print(
-        f"TTFT on/{base}: first run {number(first)}, second run {number(second)}. "
-        f"Cache hits of the second run, against one rank alone: {percent(report['hit_share_of_single_rank'])}, "
-        f"stock {percent(report['hit_share_stock'])}. "
+        f"TTFT, sharing on/off: first run {first}, second run {second}. "
+        f"Cached in the second run: on {percent(cached_again(report, 'on'))}, "
+        f"off {percent(cached_again(report, 'off'))}. "
         f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "
         f"Scheduler time spent in Banyan: {percent(report['control_share'], digits=2)}."
     )
+    if "stock" in report["labels"]:
+        printer.print(STOCK_DIFFERS)
     printer.print(f"report: {out / 'report.html'}  {out / 'report.json'}", soft_wrap=True)
 
 

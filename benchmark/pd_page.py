@@ -170,7 +170,7 @@ def _conditions(run: Mapping[str, Any]) -> str:
         f"{sizes['num_conversations']} conversations of {sizes['num_turns']} turns, first {sizes['first_tokens']} "
         f"tokens, then {sizes['question_tokens']}, answers of {sizes['answer_tokens']}",
         f"Of {run['num_turns_compared']} answers {run['num_turns_identical']} are those of a server alone, and "
-        f"{run['num_turns_as_stock_pair']} those of the stock pair",
+        f"{run['num_turns_as_stock_pair']} those of the pair with sharing off",
         f"The answers that a next turn could find have {run['num_answer_pages']} pages",
         f"Time to the first token{_when(run)} of prompts of {run['times']['sizes']['prompt_tokens']} tokens that "
         f"nobody has seen, with Banyan to without, by round: {ratios}",

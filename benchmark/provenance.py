@@ -14,6 +14,8 @@ from typing import Any
 
 PACKAGES = ("sglang", "torch", "transformers", "banyan")
 REPOSITORY = Path(__file__).resolve().parents[1]
+DIRTY = "-dirty"
+"""Behind a commit: files of the checkout differed from it."""
 
 
 def provenance() -> dict[str, Any]:
@@ -51,19 +53,26 @@ def place_and_time(where: Mapping[str, Any]) -> str:
     """Commit, day and hardware of a kept run, in words."""
     hardware = where["hardware"]
     return (
-        f"commit {where['commit'][:10]}, {where['date'][:10]}, {hardware['cpu_model']} with "
+        f"{commit_in_words(where['commit'])}, {where['date'][:10]}, {hardware['cpu_model']} with "
         f"{hardware['num_cores']} cores"
     )
 
 
+def commit_in_words(kept: str | None) -> str:
+    """What `commit` gave, short enough for a sentence; that the checkout was dirty is never cut off."""
+    if kept is None:
+        return "commit unknown"
+    return f"commit {kept.removesuffix(DIRTY)[:10]}{DIRTY if kept.endswith(DIRTY) else ''}"
+
+
 def commit(folder: Path) -> str | None:
-    """Commit of the checkout, with `-dirty` when tracked files differ from it; None outside of a checkout."""
+    """Commit of the checkout, with DIRTY when tracked files differ from it; None outside of a checkout."""
     try:
         head = _git(folder, "rev-parse", "HEAD")
         dirty = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{head}-dirty" if dirty else head
+    return f"{head}{DIRTY}" if dirty else head
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -43,7 +43,8 @@ from benchmark.warm import ForkedServer
 
 METHOD = (
     "Two ranks on a core each, equal pools, equal DRAM and disk where a system has them; one system up at a time, "
-    "every workload from empty caches, arrivals as recorded. Ratios are within one repetition."
+    "every workload from empty caches, arrivals as recorded. Banyan's systems take the attention backend banyan_cpu, "
+    "the others torch_native: hits compare, times do not."
 )
 QUICK_TRACES = ("tool_agents", "documents")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives import figures
-from benchmark.metrics import ranged
+from benchmark.provenance import commit_in_words
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PATTERN = "alternatives*.json"
@@ -46,7 +46,7 @@ def conditions(report: Mapping[str, Any]) -> str:
     )
     command = " ".join(["python -m benchmark.alternatives", *options(report["config"])])
     return (
-        f"`{command}`, commit {(where['commit'] or 'unknown')[:10]}, {where['date'][:10]}, "
+        f"`{command}`, {commit_in_words(where['commit'])}, {where['date'][:10]}, "
         f"{report['duration_s'] / 60:.0f} minutes, {machine['cpu_model']} with {machine['num_cores']} cores, "
         f"{report['budgets'][0]['dtype']}; "
         f"{versions}. "
@@ -73,15 +73,9 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     titles = report["titles"]
     rows = "\n".join(
         f"| {titles[one['ours']]} | {titles[one['other']]} | {one['trace']} | {one['pool_tokens']:,} | "
-        f"{_spread(one['ttft_ratio'])} | {100 * one['hits']['median']:+.1f} points | "
+        f"{100 * one['hits']['median']:+.1f} points | "
         f"{figures.standing(one)} |"
         for one in report["against"]
     )
-    head = (
-        "| ours | other | workload | pools | mean TTFT, ours / other | cached share | |\n|---|---|---|---|---|---|---|"
-    )
+    head = "| ours | other | workload | pools | cached share, ours less the other's | hits |\n|---|---|---|---|---|---|"
     return f"{head}\n{rows}\n"
-
-
-def _spread(found: Mapping[str, Any]) -> str:
-    return f"{found['median']:.2f}" if len(found["values"]) == 1 else ranged(found)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from benchmark.alternatives.figures import QUANTILES, SOURCES, kib, standing
+from benchmark.alternatives.figures import ATTENTION, QUANTILES, SOURCES, kib, standing
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.plot import COMPUTED_COLOR, SOURCE_COLORS
 from benchmark.report import STYLE, number, percent
@@ -23,7 +23,7 @@ COLORS = {
     "banyan_route": "#7fb59a",
 }
 COLUMNS = (
-    *("system", "cached", "TTFT mean", "p50", "p90", "p99", "TPOT mean", "p90", "longest gap", "tokens/s"),
+    *("system", "attention", "cached", "TTFT mean", "p50", "p90", "p99", "TPOT mean", "p90", "longest gap", "tokens/s"),
     *("DRAM per page", "disk per page", "same tokens", "failed"),
 )
 
@@ -78,6 +78,7 @@ def _stack(name: str, row: Mapping[str, Any]) -> Stack:
 def _table_row(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     kept = row["kept"] or {}
     cells = (
+        ATTENTION[row["system"]],
         percent(_median(row["cached_share"])),
         *(f"{number(_median(row[f'ttft_s_{name}']))} s" for name in QUANTILES),
         *(f"{number(_median(row[f'tpot_ms_{name}']))} ms" for name in ("mean", "p90")),
@@ -95,15 +96,16 @@ def _against(report: Mapping[str, Any]) -> str:
     titles = report["titles"]
     rows = "".join(
         f"<tr><td>{escape(titles[one['ours']])}</td><td>{escape(titles[one['other']])}</td>"
-        f"<td>{escape(one['trace'])}, {one['pool_tokens']:,}</td><td>{number(one['ttft_ratio']['median'])}</td>"
+        f"<td>{escape(one['trace'])}, {one['pool_tokens']:,}</td>"
         f"<td>{100 * one['hits']['median']:+.1f} points</td><td>{standing(one)}</td></tr>"
         for one in report["against"]
     )
     if not rows:
         return ""
     return (
-        "<h2>Banyan against each of the others</h2><table><tr><th>ours</th><th>other</th><th>workload</th>"
-        f"<th>mean TTFT, ours / other</th><th>cached share</th><th></th></tr>{rows}</table>"
+        "<h2>Hits of Banyan against each of the others</h2><p>Times do not compare while the attention differs.</p>"
+        "<table><tr><th>ours</th><th>other</th><th>workload</th><th>cached share, ours less the other's</th>"
+        f"<th>hits</th></tr>{rows}</table>"
     )
 
 

@@ -21,6 +21,7 @@ from benchmark.modes import table
 from benchmark.modes.asking import LOGIT_TOLERANCE
 from benchmark.modes.rows import MODES, Mode
 from benchmark.modes.run import Found, run
+from benchmark.provenance import place_and_time, provenance
 from benchmark.results import write_report
 from benchmark.servers import unwind_on_sigterm
 
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = wrong(mode, found)
         failures += reason is not None
         rows[mode.name] = {"mode": mode.name, "flags": list(mode.flags), "model": mode.model, **asdict(found)}
+        rows[mode.name]["where"] = place_and_time(provenance())
         print(f"[modes] {found.wall_s:6.1f} s  {mode.name}: {reason or found.verdict}", flush=True)
         write_report(path, {"rows": list(rows.values())}, args)
     if args.write_docs:

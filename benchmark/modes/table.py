@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import functools
+import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmark.modes.asking import SOURCES
+from benchmark.modes.asking import LONGEST, NUM_PROMPTS, SHORTEST, SOURCES
 from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, MODES, STORE, Mode
 
 HEAD = """# Modes of SGLang, and what Banyan does in each
@@ -18,6 +20,13 @@ server that shares nothing, and cached tokens came from where the columns say. *
 this is the line. *Not run*: this needs what the machine of the run does not have; nothing is claimed about it. The
 servers are forks of one process that has SGLang imported; from there on they are `python -m sglang.launch_server`.
 
+"""
+EXERCISED = (
+    f"A served row is asked {NUM_PROMPTS} prompts of {SHORTEST} to {LONGEST} tokens, one at a time (ranks in step also "
+    "together). So the rows {idle} show that a server with the flag starts and shares, and no more: no batch is mixed "
+    "there, no queue ordered."
+)
+SERVED_HEAD = """
 ## Served
 
 | mode | flags | model | device | peer | host | storage | outputs | of one rank's hits |
@@ -37,6 +46,18 @@ NEEDS_HEAD = """
 """
 
 
+WITHOUT_A_ROW = """
+## Without a row
+
+These have neither a row nor an end-to-end test: structured output, several answers to a prompt (`n` above 1), log
+probabilities of the prompt, retraction of running requests, preemption by priority, several adapters or adapters that
+are loaded while the server runs, expert parallelism without data-parallel attention, two-batch overlap alone,
+`--radix-eviction-policy`, sessions that stream, quantised weights, weight updates other than from disk,
+`torch.compile`, hidden states, parsers of tools and reasoning, AMD's GPUs and NPUs.
+"""
+NOT_EXERCISED = ("no overlap of scheduler and forward", "priorities", "longest prefix first", "mixed chunks")
+"""Modes that only act where several requests wait or run, which the harness never brings about."""
+
 NOT_YET = "a run of `make modes` on this revision"
 
 
@@ -47,12 +68,26 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [mode for mode in MODES if mode not in served and mode not in refused]
     return (
         HEAD
+        + _wrapped(EXERCISED.format(idle=", ".join(f"*{name}*" for name in NOT_EXERCISED)))
+        + _runs(rows)
+        + SERVED_HEAD
         + "".join(_served_line(mode, found[mode.name]) for mode in served)
         + REFUSED_HEAD
         + "".join(f"| {mode.name} | {_flags(mode)} | {_cell(found[mode.name]['line'])} |\n" for mode in refused)
         + NEEDS_HEAD
         + "".join(f"| {mode.name} | {_flags(mode)} | {mode.needs or NOT_YET} |\n" for mode in others)
+        + WITHOUT_A_ROW
     )
+
+
+def _runs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """On which commits, days and machines how many of the rows ran."""
+    runs = Counter(row.get("where", "a commit that was not kept") for row in rows)
+    return "\n" + _wrapped(f"Runs: {'; '.join(f'{count} rows at {where}' for where, count in runs.items()) or 'none'}.")
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
 def _verdict(mode: Mode, found: Mapping[str, Mapping[str, Any]]) -> str | None:

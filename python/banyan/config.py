@@ -206,7 +206,8 @@ class Config:
         100.0,
         "--banyan-store-gb",
         TIERS,
-        "What the store may occupy, by all its servers together. Of mooncake:// its lenders decide.",
+        """What the store may occupy, by all its servers together. Ignored for mooncake://, where the contributing
+        clients set the capacity.""",
         metavar="GIB",
         parse=float,
         check=above_zero("a size in GiB"),

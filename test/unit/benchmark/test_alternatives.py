@@ -193,30 +193,23 @@ class TestFigures:
         (row,) = [row for row in figures.rows_of(runs) if row["phase"] == "restart"]
         assert (row["num_compared"], row["num_identical"]) == (1, 1)
 
-    def test_against_when_faster_with_more_hits_then_ahead(self):
+    def test_against_when_faster_with_more_hits_then_both_are_told(self):
         runs = [run("stock", ttft=2.0, cached=0.5), run("banyan", ttft=1.0, cached=0.7)]
         (pair,) = figures.against(runs)
-        assert (pair["ours"], pair["other"], pair["is_ahead"]) == ("banyan", "stock", True)
+        assert (pair["ours"], pair["other"]) == ("banyan", "stock")
         assert pair["ttft_ratio"]["median"] == 0.5
         assert pair["hits"]["median"] == pytest.approx(0.2)
 
-    @pytest.mark.parametrize(("ttft", "cached"), [(3.0, 0.7), (1.0, 0.4)], ids=["slower", "fewer hits"])
-    def test_against_when_behind_in_one_then_not_ahead(self, ttft, cached):
-        runs = [run("stock", ttft=2.0, cached=0.5), run("banyan", ttft=ttft, cached=cached)]
-        assert [pair["is_ahead"] for pair in figures.against(runs)] == [False]
+    @pytest.mark.parametrize("ratio", [0.5, 1.1])
+    @pytest.mark.parametrize("hits, told", [(0.1, "more"), (0.0001, "as many"), (-0.1, "fewer")])
+    def test_standing_when_told_in_words_then_of_hits_alone_whoever_is_quicker(self, ratio, hits, told):
+        assert figures.standing({"ttft_ratio": {"median": ratio}, "hits": {"median": hits}}) == told
 
-    @pytest.mark.parametrize(
-        "ratio, hits, told",
-        [
-            (0.5, 0.1, "ahead"),
-            (0.5, 0.0, "quicker, with as many hits"),
-            (0.5, -0.1, "not ahead"),
-            (1.1, 0.0, "not ahead"),
-        ],
-    )
-    def test_standing_when_told_in_words_then_equal_hits_are_no_lead_and_no_loss(self, ratio, hits, told):
-        pair = {"ttft_ratio": {"median": ratio}, "hits": {"median": hits}, "is_ahead": ratio < 1 and hits > 0}
-        assert figures.standing(pair) == told
+    def test_attention_when_a_system_is_listed_then_it_is_what_its_servers_take(self):
+        for name, system in systems_of(BUDGET, Path("disk"), "p").items():
+            has_banyan = {"--enable-banyan" in spec.flags(Path("model"), 1) for spec in system.specs}
+            assert has_banyan == {figures.ATTENTION[name] == "banyan_cpu"}, name
+            assert not any("--attention-backend" in spec.args for spec in system.specs), name
 
     def test_against_when_a_repetition_lacks_one_then_only_pairs_count(self):
         runs = [run("stock", ttft=2.0), run("stock", ttft=9.0, repetition=2), run("banyan", ttft=1.0)]
@@ -230,7 +223,7 @@ class TestFigures:
     def test_table_when_a_system_did_not_run_then_it_says_why(self):
         text = figures.table(report_of([run()], [{"system": "hicache", "reason": "no transfers"}]))
         assert "did not run: no transfers" in text
-        assert "| 28,000 | t | stock SGLang, dp 2 | 50.0 % | 2.00 / 2.00 / 4.00 / 6.00 |" in text
+        assert "| 28,000 | t | stock SGLang, dp 2 | torch_native | 50.0 % | 2.00 / 2.00 / 4.00 / 6.00 |" in text
 
     def test_table_when_pages_are_kept_then_bytes_of_each(self):
         kept = {"dram_bytes_per_page": 2048, "disk_bytes_per_page": 4096}
@@ -243,7 +236,8 @@ class TestPage:
         page = render_html(report_of(runs, [{"system": "router", "reason": "<refused>"}]))
         assert "&lt;refused&gt;" in page
         assert "after a restart" in page
-        assert "ahead" in page
+        assert "<td>+20.0 points</td><td>more</td>" in page
+        assert "<td>Banyan, dp 2</td><td>banyan_cpu</td>" in page
         assert "asked alone" in page and "7/8" in page
 
 
@@ -269,7 +263,7 @@ class TestDocumented:
         report = report_of([run("stock"), run("banyan", ttft=1.0, cached=0.7)]) | {"config": {"repetitions": 2}}
         text = documented.page([report])
         assert "`python -m benchmark.alternatives --repetitions 2`, commit abc" in text
-        assert "| Banyan, dp 2 | stock SGLang, dp 2 | t | 28,000 | 0.50 | +20.0 points | ahead |" in text
+        assert "| Banyan, dp 2 | stock SGLang, dp 2 | t | 28,000 | +20.0 points | more |" in text
 
     def test_options_when_left_at_their_defaults_then_not_shown(self):
         args = build_parser().parse_args(["--data", "somewhere", "--trace", "documents", "--quick"])

@@ -36,7 +36,8 @@ def test_page_when_committed_then_it_has_the_rows_of_the_list():
 
 
 def test_page_when_made_then_a_row_carries_what_was_found():
-    rows = [{"mode": mode.name, **asdict(served(verdict=mode.verdict, line="a | b"))} for mode in MODES]
+    rows = [{"mode": mode.name, "where": "abc", **asdict(served(verdict=mode.verdict, line="a | b"))} for mode in MODES]
+    rows[1]["where"] = "commit abc-dirty"
     rows[0]["tokens_from"] = {"device": 1, "peer": 2, "host": 3, "storage": 4}
     rows[0]["largest_logit_difference"] = 0.0125
     text = table.page(rows)
@@ -44,10 +45,19 @@ def test_page_when_made_then_a_row_carries_what_was_found():
     first = next(line for line in text.splitlines() if line.startswith(f"| {MODES[0].name} |"))
     assert "| 1 | 2 | 3 | 4 | identical; both at work: within 0.0125 |" in first
     assert "a \\| b" in text
+    assert f"Runs: {len(MODES) - 1} rows at abc; 1 rows at commit abc-dirty." in text
+
+
+def test_page_when_rows_do_not_exercise_their_mode_then_it_names_them():
+    """One request at a time never waits, and is alone in its batch."""
+    assert set(table.NOT_EXERCISED) <= {mode.name for mode in MODES if mode.verdict == "served"}
+    said = " ".join(PAGE.read_text().partition("## Served")[0].split())
+    assert all(f"*{name}*" in said for name in table.NOT_EXERCISED) and "Runs: " in said
+    assert table.WITHOUT_A_ROW in PAGE.read_text()
 
 
 def test_page_when_a_mode_did_not_come_out_as_listed_then_it_is_not_called_served():
-    crashed = {"mode": MODES[0].name, **asdict(Found(verdict="crashed", line="KeyError"))}
+    crashed = {"mode": MODES[0].name, "where": "commit abc", **asdict(Found(verdict="crashed", line="KeyError"))}
     for rows in ([], [crashed]):
         text = table.page(rows)
         assert table.listed(text) == table.expected()

@@ -37,7 +37,7 @@ def test_page_when_a_figure_was_not_taken_then_its_row_is_missing_and_the_others
         "`python -m benchmark.pd --conversations 3`, commit 0123456789, 2026-11-23, A processor with 2 cores." in words
     )
     assert (
-        "Of 12 answers 12 are those of a server alone, and 11 those of the stock pair." in words
+        "Of 12 answers 12 are those of a server alone, and 11 those of the pair with sharing off." in words
         and "by round: 0.99, 1.01, 1.20." in words
     )
     assert max(map(len, page.splitlines())) <= 120

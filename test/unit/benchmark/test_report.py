@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
+import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_fakes import record, run_result
+from rich.console import Console
 
 from benchmark.control import costs_in
+from benchmark.demo import SHORT, Demo, build_parser, plan_of, result_table, server_specs, show, write_report
 from benchmark.measure import RunResult
 from benchmark.provenance import provenance
-from benchmark.report import build_report, render_html
+from benchmark.report import NAMES, STOCK_DIFFERS, build_report, render_html
+from benchmark.servers import SHARE_FLAGS
 from benchmark.source_table import cells_of
 
 KEYS = {
@@ -114,8 +119,6 @@ def test_html_when_rendered_then_self_contained_and_well_nested() -> None:
 
 
 def test_demo_when_results_are_written_then_json_and_html_are_there(tmp_path: Path) -> None:
-    from benchmark.demo import SHORT, Demo, show, write_report
-
     demo = Demo(SHORT, {}, tmp_path, tmp_path)
     demo.results = {"history": results(), "session": results()}
     report = write_report(demo, {"config": {}, "duration_s": 3.0}, tmp_path)
@@ -124,23 +127,52 @@ def test_demo_when_results_are_written_then_json_and_html_are_there(tmp_path: Pa
     show(report, tmp_path)
 
 
-def test_report_when_sharing_off_was_not_measured_then_banyan_is_held_against_stock() -> None:
-    from benchmark.report import compared_with
-
+def test_report_when_sharing_off_was_not_measured_then_banyan_is_not_held_against_stock() -> None:
+    """Stock has another attention backend and dispatcher: on / stock is not what sharing is worth."""
     measured = [result for result in results() if result.label in ("stock", "on")]
-    report = build_report(measured, {})
-    base, first, second = compared_with(report)
-    assert base == "stock" and first is not None and second is not None
-    assert "second run, on / stock" in render_html({**report, "config": {}, "duration_s": 1.0})
-    assert compared_with(build_report(results(), {}))[0] == "off"
+    page = render_html({**build_report(measured, {}), "config": {}, "duration_s": 1.0})
+    assert "<b>-</b><span>mean time to first token, second run, sharing on / off" in page
+    assert "on / stock" not in page
 
 
-def test_plan_when_quick_is_asked_for_then_one_group_and_it_has_banyan() -> None:
-    from benchmark.demo import QUICK, SHORT, build_parser, plan_of
+def test_html_when_stock_is_a_row_then_its_attention_stands_beside_its_times() -> None:
+    page = render_html(build_report(results(), {}))
+    for name, attention in (
+        (NAMES["stock"], "torch_native"),
+        (NAMES["off"], "banyan_cpu"),
+        (NAMES["on"], "banyan_cpu"),
+    ):
+        assert f"<td>run 2 · {name}</td><td>{attention}</td>" in page
+    assert STOCK_DIFFERS in page and "--banyan-policy sglang" in page
 
-    assert plan_of(build_parser().parse_args(["--quick"])) == QUICK
-    assert plan_of(build_parser().parse_args([])) == SHORT
-    assert QUICK.groups == (("stock", "on"),)
+
+def test_terminal_when_it_has_80_columns_then_no_figure_and_no_attention_is_cut() -> None:
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(result_table(build_report(results(), {}), "history"))
+    printed = terminal.file.getvalue()
+    assert "…" not in printed
+    assert re.search(r"stock as shipped +torch_native +2 +0.90 s +0.90-0.90", printed)
+    assert re.search(r"sharing on +banyan_cpu +2 +0.15 s +0.10-0.20", printed)
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"], ["--full"]])
+def test_plan_when_asked_for_then_sharing_off_and_on_take_turns_and_stock_stands_beside_them(
+    options: list[str],
+) -> None:
+    plan = plan_of(build_parser().parse_args(options))
+    assert plan.groups[-1] == ("off", "on")
+    assert any("stock" in group for group in plan.groups[:-1])
+
+
+def test_servers_when_off_and_on_are_compared_then_they_differ_in_sharing_alone() -> None:
+    """Placement stays SGLang's on both, and neither names an attention backend: both get Banyan's."""
+    specs = server_specs(16_384)
+    off, on = specs["off"], specs["on"]
+    assert SHARE_FLAGS[on.share] == ("--enable-banyan",)
+    assert SHARE_FLAGS[off.share] == ("--enable-banyan", "--banyan-share", "off")
+    assert (on.dp, on.env) == (off.dp, off.env)
+    assert on.args == (*off.args, "--banyan-policy", "sglang")
+    assert "--attention-backend" not in off.args
 
 
 def test_source_when_off_and_on_were_measured_then_the_seven_metrics_stand_beside_the_published_ones() -> None:

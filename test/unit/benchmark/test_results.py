@@ -2,9 +2,10 @@
 import json
 from pathlib import Path
 
+import pytest
 from bench_fakes import record, run_result
 
-from benchmark.provenance import hardware, provenance
+from benchmark.provenance import commit_in_words, hardware, place_and_time, provenance
 from benchmark.results import append_lines, read_lines
 
 
@@ -31,3 +32,17 @@ def test_provenance_when_asked_then_names_machine_versions_and_commit() -> None:
     assert set(about) == {"date", "hardware", "versions", "commit"}
     assert hardware()["num_cores"] >= 1 and hardware()["memory_bytes"] > 0
     assert about["versions"]["python"].startswith("3.")
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("0123456789abcdef" + 24 * "0", "commit 0123456789"),
+        ("0123456789abcdef" + 24 * "0" + "-dirty", "commit 0123456789-dirty"),
+        (None, "commit unknown"),
+    ],
+)
+def test_commit_when_it_is_told_then_a_dirty_checkout_is_never_called_clean(kept: str | None, words: str) -> None:
+    assert commit_in_words(kept) == words
+    where = {"commit": kept, "date": "2026-11-23T08:00:00", "hardware": {"cpu_model": "A processor", "num_cores": 2}}
+    assert place_and_time(where).startswith(f"{words}, 2026-11-23, ")

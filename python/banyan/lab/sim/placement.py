@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is the shipped policy's.
+"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is taken there.
 
 Ranks stand in groups, and a large cluster has hundreds of them. So the prefill policy is asked twice, first with the
 groups as if they were ranks (with thresholds times their size) and then with the ranks of the chosen group;
-``decode_rank`` does the same by design. What a policy sees of a rank is made anew only when it has changed.
+``decode_rank`` does the same by design; it and ``read_side`` are called by no server, only from here. What a policy
+sees of a rank is made anew only when it has changed.
 """
 
 from __future__ import annotations

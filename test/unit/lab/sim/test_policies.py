@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator drives shipped policies. It would be worth nothing if it drove its own copies of them."""
+"""The simulator drives the policies of the product's packages. It would be worth nothing if it drove its own copies of
+them; where no server calls one of them, its page says so."""
 
 import ast
+import importlib
 import inspect
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from banyan.lab.sim.workload import agent_set
 from banyan.routing import dualpath, reads
 
 SIM = Path(banyan.lab.sim.__file__).parent
+PACKAGE = SIM.parents[1]
+PAGE = Path(__file__).parents[4] / "docs" / "simulator.md"
+DECIDERS = ("banyan.routing", "banyan.planner", "banyan.pacing", "banyan.arena")
 SHIPPED = (banyan.routing, dualpath, reads, banyan.planner, banyan.pacing)
 
 
@@ -40,6 +45,33 @@ def test_sim_when_it_uses_a_shipped_name_then_it_imports_it():
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in shipped
     ]
     assert not copies, "\n".join(copies)
+
+
+def imports(path):
+    """``(module, name)`` of all that a file imports from the packages that decide."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(DECIDERS):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def is_used_at_home(function):
+    """Whether its own module calls it."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(function)))
+    return any(isinstance(node, ast.Name) and node.id == function.__name__ for node in ast.walk(tree))
+
+
+def test_page_when_no_server_takes_a_decision_of_the_simulator_then_it_says_so():
+    servers = [path for path in PACKAGE.rglob("*.py") if "lab" not in path.relative_to(PACKAGE).parts]
+    taken_by_servers = {name for path in servers for _, name in imports(path)}
+    alone = {
+        name
+        for path in SIM.rglob("*.py")
+        for module, name in imports(path)
+        if inspect.isfunction(function := getattr(importlib.import_module(module), name))
+        if name not in taken_by_servers and not is_used_at_home(function)
+    }
+    assert {"decode_rank", "read_side"} <= alone, "a server takes it now: docs/simulator.md says that none does"
+    assert [name for name in sorted(alone) if f"`{name}`" not in PAGE.read_text()] == []
 
 
 def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_to_a_policy():

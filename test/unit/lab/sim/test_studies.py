@@ -49,6 +49,11 @@ def test_pd_ratio_when_simulated_then_the_share_that_the_inequalities_give(nodes
     assert pd_ratio.storage_share(*nodes, Reads.SPLIT) == pytest.approx(share, abs=0.015)
 
 
+def test_tutti_when_a_bubble_is_half_as_long_again_as_published_then_it_does_not_land():
+    (row,) = (row for row in tutti.bubbles() if row.unit == "ms")
+    assert row.simulated > 1.5 * row.published and row.lands is False
+
+
 def test_tutti_when_listed_then_the_crossovers_land_or_say_why_not():
     rows = {row.name: row for row in tutti.crossovers()}
     missed = [row for row in rows.values() if not row.lands]
