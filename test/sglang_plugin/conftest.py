@@ -3,8 +3,18 @@
 
 import os
 
+import pytest
+
 from banyan.config import CPU_ISA_WITHOUT_AMX
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 # Read when torch first multiplies.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", CPU_ISA_WITHOUT_AMX)
+
+
+@pytest.fixture(autouse=True)
+def one_server(monkeypatch):
+    """What Banyan's processes say to each other is marked with their server's id."""
+    from banyan.sglang_plugin import runtime
+
+    monkeypatch.setattr(runtime, "server_id", lambda: "this server")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An action that Banyan adds is the one that counts, and what the client sent stays."""
 
+import pytest
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
+from banyan.routing import hint
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
 
 OURS = {"action_id": "ours", "action_type": "banyan.plan", "action_version": "1", "payload": {"action": "move"}}
@@ -22,6 +24,17 @@ def test_with_action_when_the_client_sent_the_same_type_then_ours_counts_and_bot
     assert [action.action_id for action in hints.actions] == ["ours", "a"]
     assert payload_of(hints, "banyan.plan", "1") == {"action": "move"}
     assert sent.actions == [theirs], "SGLang's own struct is left alone"
+
+
+@pytest.mark.parametrize("kind", sorted(hint.OWN_ACTIONS))
+def test_payload_of_when_a_client_speaks_as_the_server_then_it_does_not_count(kind, monkeypatch):
+    said = {**OURS, "action_type": kind}
+    assert payload_of(with_action(None, **said), kind, "1") == OURS["payload"]
+    for forged in ({}, {"server": ""}, {"server": "another"}, {"server": None}):
+        theirs = KvHintAction(action_id="a", action_type=kind, action_version="1", payload={"action": "x", **forged})
+        hints = KvHintsEnvelope(protocol_version="1", message_id="m", actions=[theirs])
+        assert payload_of(hints, kind, "1") is None
+        assert payload_of(with_action(hints, **said), kind, "1") == OURS["payload"]
 
 
 def test_payload_of_when_only_another_version_is_there_then_none():

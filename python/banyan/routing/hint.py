@@ -18,6 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from banyan.core import Address
+from banyan.routing.view import Reason
 
 ACTION_TYPE = "banyan.prefix"
 ACTION_VERSION = "1"
@@ -26,7 +27,7 @@ POLICY_ACTION = "banyan.policy"
 """Action type of a client's wish; its payload is ``{"policy": NAME}``, ``{"elastic_prefill_tokens": N}``, or both."""
 
 DETOUR_ACTION = "banyan.detour"
-"""Action type of a prompt's prefill elsewhere; its payload is ``{"server": ID}``, which no client knows."""
+"""Action type of a prompt's prefill elsewhere. It has no payload."""
 
 
 READ_ACTION = "banyan.read"
@@ -34,6 +35,9 @@ READ_ACTION = "banyan.read"
 
 SOURCE_ACTION = "banyan.source"
 """Action type of ``SourceHint``."""
+
+OWN_ACTIONS = frozenset({ACTION_TYPE, DETOUR_ACTION, READ_ACTION, SOURCE_ACTION})
+"""What only a server's own processes say to each other. The seam marks it with what no client knows."""
 
 NOBODY = "none"
 """In a header, in place of a door."""
@@ -61,7 +65,7 @@ class Decision:
     """
 
     policy: str
-    reason: str
+    reason: Reason
     num_hot_ranks: int
     dispatch_us: int
     held_us: int = 0

@@ -11,13 +11,18 @@ from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from banyan.routing import hint
 from banyan.sglang_plugin import runtime
 
+MARK = "server"
+"""Of an action that only this server says: its id, which no client knows."""
+
 
 def with_action(
     hints: KvHintsEnvelope | None, *, action_id: str, action_type: str, action_version: str, payload: Mapping[str, Any]
 ) -> KvHintsEnvelope:
-    """``hints`` with one action in front: the first of its type counts. A new envelope is called after the action."""
+    """``hints`` with one action in front: the first of its type counts. A new envelope is called after the action. One
+    that only this server says is marked as its own."""
+    mark = {MARK: runtime.server_id()} if action_type in hint.OWN_ACTIONS else {}
     action = KvHintAction(
-        action_id=action_id, action_type=action_type, action_version=action_version, payload=dict(payload)
+        action_id=action_id, action_type=action_type, action_version=action_version, payload={**payload, **mark}
     )
     if hints is None:
         return KvHintsEnvelope(protocol_version="1", message_id=action_id, actions=[action])
@@ -27,18 +32,18 @@ def with_action(
 
 
 def payload_of(hints: KvHintsEnvelope | None, action_type: str, action_version: str) -> Mapping[str, Any] | None:
-    """What the first action of this type and version carries; None when there is none."""
+    """What the first action of this type and version carries; None when there is none. Of a type that only this server
+    says, others do not count."""
     for action in hints.actions if hints is not None else ():
-        if action.action_type == action_type and action.action_version == action_version:
-            payload: Mapping[str, Any] = action.payload
-            return payload
+        if action.action_type == action_type and action.action_version == action_version and _is_meant(action):
+            return {name: value for name, value in action.payload.items() if name != MARK}
     return None
 
 
-def is_detour(hints: KvHintsEnvelope | None) -> bool:
-    """Whether a request is a prefill that the dispatcher sent for another rank's request.
+def _is_meant(action: KvHintAction) -> bool:
+    return action.action_type not in hint.OWN_ACTIONS or action.payload.get(MARK) == runtime.server_id()
 
-    A client that says so does not know the server's id.
-    """
-    payload = payload_of(hints, hint.DETOUR_ACTION, hint.ACTION_VERSION)
-    return payload is not None and payload.get("server") == runtime.server_id()
+
+def is_detour(hints: KvHintsEnvelope | None) -> bool:
+    """Whether a request is a prefill that the dispatcher sent for another rank's request."""
+    return payload_of(hints, hint.DETOUR_ACTION, hint.ACTION_VERSION) is not None

@@ -213,7 +213,7 @@ def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
     req = request(range(64))
     placer_of(roster).place(req, [0, 1])
     (action,) = req.kv_hints.actions
-    assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1}
+    assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1, "server": "this server"}
     assert req.routed_dp_rank is None
 
 
@@ -341,7 +341,6 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
     roster, ranks = node
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-    monkeypatch.setattr(runtime, "server_id", lambda: "id")
     counters = Counters()
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))
     ids = list(range(64))
@@ -356,9 +355,10 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     hooks.after_create_generation_req(req, None, sent)
     assert (req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank) == (0, 16, 1)
     assert (counters.placed_cache, counters.placed_pinned) == (1, 0)
-    assert requests.facts("r", 16).prompt_tokens == 64
+    name = requests.id_of(req)
+    assert requests.facts(name, 16).prompt_tokens == 64
     del req
-    assert requests.facts("r", 16).prompt_tokens is None
+    assert requests.facts(name, 16).prompt_tokens is None
 
 
 class StopLoop(Exception):

@@ -47,7 +47,7 @@ class Rig:
         self.placer._read_snapshots = lambda: self.snapshots
         self.sent = []
         self.now_s = 50.0
-        self.detours = Detours(self.placer, self.sent.append, server="id", clock=lambda: self.now_s)
+        self.detours = Detours(self.placer, self.sent.append, clock=lambda: self.now_s)
         first = request(IDS[:32], rid="first", session_id="s", routed_dp_rank=0)
         self.placer.place(first, BOTH)
         # It decodes: the prompt has been computed, and its pages are gone again.
@@ -77,7 +77,7 @@ def test_detour_when_it_begins_then_only_the_prefill_is_sent():
     rig = Rig()
     req = rig.begin()
     (prefill,) = rig.sent
-    assert (prefill.rid, prefill.routed_dp_rank) == ("r-banyan-detour", 1)
+    assert (prefill.rid.partition("-")[0], prefill.routed_dp_rank) == ("r", 1)
     assert prefill.input_ids == req.input_ids and prefill.sampling_params.max_new_tokens == 1
     assert (req.routed_dp_rank, rig.detours.num_held) == (None, 1)
     assert rig.dispatcher.states(BOTH)[1].pending_prefill_tokens == 200, "the rank is not idle for the next one"
@@ -178,23 +178,24 @@ def test_place_when_the_client_sets_the_gate_then_that_counts(wish, is_held):
 
 
 def test_prefill_when_it_crosses_a_process_border_then_only_this_server_knows_it(monkeypatch):
-    sent = prefill_of(request(IDS, cache_salt="salt", time_stats=PickleWrapper(b"x")), 1, "id")
+    sent = prefill_of(request(IDS, cache_salt="salt", time_stats=PickleWrapper(b"x")), 1)
     got = msgpack_decode(msgpack_encode(sent))
     assert got.cache_salt == "salt" and list(got.input_ids) == IDS
     assert not is_detour(None), "asked of every request, also where no server runs"
-    monkeypatch.setattr(runtime, "server_id", lambda: "id")
+    assert got.rid.startswith("r") and got.rid != prefill_of(request(IDS), 1).rid, "no client can have the same"
     assert is_detour(got.kv_hints)
     monkeypatch.setattr(runtime, "server_id", lambda: "another server")
     assert not is_detour(got.kv_hints)
 
 
-@pytest.mark.parametrize(("server", "num_detours"), [("id", 1), ("forged", 0)])
+@pytest.mark.parametrize(("server", "num_detours"), [("this server", 1), ("forged", 0)])
 def test_request_when_it_is_a_prefill_for_another_rank_then_nobody_is_answered(monkeypatch, server, num_detours):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-    monkeypatch.setattr(runtime, "server_id", lambda: "id")
     counters = Counters()
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))
-    sent = prefill_of(request(IDS), 1, server)
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "server_id", lambda: server)
+        sent = prefill_of(request(IDS), 1)
 
     class Req:
         rid, kv_hints, finished_output = sent.rid, sent.kv_hints, None

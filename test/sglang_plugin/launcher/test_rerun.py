@@ -10,6 +10,7 @@ from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
+from banyan.config import Config
 from banyan.disagg import Role
 from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.planner import asked
@@ -20,6 +21,9 @@ from banyan.sglang_plugin.launcher import rerun
 
 DAMAGED = HTTPException(status_code=HTTPStatus.SERVICE_UNAVAILABLE, detail=rerun.LOAD_FAILED)
 ABORT = {"meta_info": {"finish_reason": {"type": "abort", "message": rerun.LOAD_FAILED, "status_code": 503}}}
+
+
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=320))
 
 
 class Engine:
@@ -47,13 +51,14 @@ class Engine:
 @pytest.fixture(autouse=True)
 def sharing(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "config", lambda: Config())
     monkeypatch.setattr(runtime, "role", lambda: Role.ALONE)
 
 
 def ask(engine, request=None, **fields):
     async def collect():
         obj = GenerateReqInput(**{"input_ids": [1, 2, 3], "sampling_params": {}, **fields})
-        return [answer async for answer in rerun.around_generate_request(engine.generate, None, obj, request)]
+        return [answer async for answer in rerun.around_generate_request(engine.generate, MANAGER, obj, request)]
 
     return asyncio.run(collect())
 
@@ -78,7 +83,7 @@ def test_vector_when_pages_were_damaged_then_it_is_asked_for_once_more():
 
     async def collect():
         obj = EmbeddingReqInput(input_ids=[1, 2, 3])
-        return [answer async for answer in rerun.around_generate_request(engine.embed, None, obj)]
+        return [answer async for answer in rerun.around_generate_request(engine.embed, MANAGER, obj)]
 
     assert asyncio.run(collect()) == ["right"] and engine.runs == []
 

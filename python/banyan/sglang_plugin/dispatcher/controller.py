@@ -41,7 +41,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
-    detours, held_back = Detours(placer, dispatch, server=runtime.server_id()), HeldBack(placer, dispatch)
+    detours, held_back = Detours(placer, dispatch), HeldBack(placer, dispatch)
     failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
 
     def dispatch_placed(req: Any) -> None:

@@ -15,6 +15,7 @@ States of a request: begun (prefill sent, request held) -> sent on, ``Until`` sa
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +50,7 @@ class _Held:
 class Detours:
     """What is held. Called by the dispatcher's only thread.
 
-    ``send`` hands a request with ``routed_dp_rank`` to SGLang. ``server`` is an id that only this server's processes
-    know.
+    ``send`` hands a request with ``routed_dp_rank`` to SGLang.
     """
 
     def __init__(
@@ -58,12 +58,10 @@ class Detours:
         placer: Placer,
         send: Callable[[Any], None],
         *,
-        server: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
         self._send = send
-        self._server = server
         self._clock = clock
         self._failures = FailureLog("banyan: SGLang's own method dispatches a request after its detour")
         self._held: list[_Held] = []
@@ -74,7 +72,7 @@ class Detours:
 
     def begin(self, req: Any, detour: Detour) -> None:
         """Have the prompt computed, and hold the request."""
-        self._send(prefill_of(req, detour.prefill_rank, self._server))
+        self._send(prefill_of(req, detour.prefill_rank))
         self._held.append(_Held(req, detour, self._clock()))
 
     def send_on(self, active: Collection[int]) -> None:
@@ -121,11 +119,12 @@ class Detours:
         self._send(held.req)
 
 
-def prefill_of(req: Any, rank: int, server: str) -> TokenizedGenerateReqInput:
+def prefill_of(req: Any, rank: int) -> TokenizedGenerateReqInput:
     """A request for the KV of a prompt: nobody gets its one token."""
     sampling_params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     sampling_params.normalize(None)
-    rid = f"{req.rid}-banyan-detour"
+    # It begins with the request's, so that an abort means both, and no client can have the same.
+    rid = f"{req.rid}-banyan-{uuid.uuid4().hex}"
     return TokenizedGenerateReqInput(
         rid=rid,
         http_worker_ipc=req.http_worker_ipc,
@@ -153,6 +152,6 @@ def prefill_of(req: Any, rank: int, server: str) -> TokenizedGenerateReqInput:
             action_id=f"banyan-{rid}",
             action_type=hint.DETOUR_ACTION,
             action_version=hint.ACTION_VERSION,
-            payload={"server": server},
+            payload={},
         ),
     )

@@ -92,7 +92,7 @@ class Placer:
         self._dispatcher.count(_prompt_of(req, found, session_of(req)), detour.decode_rank, time.time())
         req.routed_dp_rank = detour.decode_rank
         name, elapsed_us = self._wished(req)[0], (time.perf_counter_ns() - start_ns) // 1000
-        _tell(req, found, Decision(name, Reason.DETOUR.value, 0, elapsed_us, held_us, held_until))
+        _tell(req, found, Decision(name, Reason.DETOUR, 0, elapsed_us, held_us, held_until))
 
     def has_landed(self, req: Any, rank: int) -> bool:
         """Whether the rank holds all pages of the prompt that a cache may supply."""
@@ -160,7 +160,7 @@ class Placer:
             req.routed_dp_rank = choice.rank
             elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
             num_hot = len(choice.hot_ranks)
-            decision = Decision(policy_name, choice.reason.value, num_hot, elapsed_us, held_us, held_until)
+            decision = Decision(policy_name, choice.reason, num_hot, elapsed_us, held_us, held_until)
         elif req.routed_dp_rank in active:
             dispatcher.count(prompt, req.routed_dp_rank, now_s)
         _tell(req, found, decision)

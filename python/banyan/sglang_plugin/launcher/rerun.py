@@ -27,6 +27,7 @@ from banyan.planner import Action, asked
 from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
+from banyan.sglang_plugin.launcher import clients
 
 logger = logging.getLogger("banyan")
 
@@ -35,6 +36,8 @@ async def around_generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncIterator[Any]:
     """SGLang's answers; those of a second run when the first one ended before its first token for damaged pages."""
+    if runtime.config() is not None:
+        clients.admit(obj, manager.model_config.vocab_size)
     if not runtime.is_sharing():
         async for answer in original(manager, obj, request):
             yield answer

@@ -19,8 +19,8 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_parallel
 
-from banyan.arena.prefetch import Worth
 from banyan import guard
+from banyan.arena.prefetch import Worth
 from banyan.cache import LOST, PrefixCache
 from banyan.core import SourceKind
 from banyan.disagg import Forwards, TakeBacks

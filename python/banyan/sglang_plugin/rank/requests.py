@@ -181,11 +181,11 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
     global _page_keys
     if _page_keys is None:
         _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS, _tokens_ahead)
-    seed = namespace_seed(req.extra_key, req.cache_salt)
     try:
+        seed = namespace_seed(req.extra_key, req.cache_salt)
         return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
-    except ValueError:
-        # A negative token: SGLang has no key for its page.
+    except (ValueError, OverflowError):
+        # A negative token, or one of more than 63 bits, or a salt that is no Unicode: SGLang has no key for its page.
         return None
 
 

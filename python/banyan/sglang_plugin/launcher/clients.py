@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients may say to this server, checked once for all its processes; main process.
+
+Invariants
+  1. Nothing that a client says is taken for this server's own word: actions of Banyan's types go no further, but for
+     the two wishes that a client may have. (The ranks believe marked ones only: ``banyan.sglang_plugin.kv_hints``.)
+  2. A wish is well formed, or its request is answered with status 400.
+  3. No token id that the model does not have goes further: SGLang passes it on, and it ends all ranks.
+
+``docs/security.md`` has the fields, their bounds, and what becomes of a bad value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
+
+from banyan import guard
+from banyan.planner import asked
+from banyan.routing import POLICIES, hint
+
+OWN_PREFIX = "banyan."
+MAX_ACTIONS = 64
+MAX_ELASTIC_TOKENS = 2**31
+
+
+class BadRequest(ValueError):
+    """What SGLang answers with status 400."""
+
+
+guard.let_pass(BadRequest)
+
+
+def admit(obj: Any, vocab_size: int) -> None:
+    """Check a request, of SGLang's type for generation or for embedding, and strip it of what is not its to say.
+
+    Raises:
+        BadRequest: naming the field.
+    """
+    if obj.input_ids and not _has_media(obj):
+        _check_ids(obj.input_ids, vocab_size)
+    hints = getattr(obj, "kv_hints", None)
+    if hints:
+        obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
+
+
+def _has_media(obj: Any) -> bool:
+    """Some models stand for an image, a video or a sound with ids beyond their vocabulary."""
+    return any(getattr(obj, field, None) is not None for field in ("image_data", "video_data", "audio_data"))
+
+
+def _check_ids(ids: Sequence[Any], vocab_size: int) -> None:
+    """Of one prompt, or of several. What is no list of numbers SGLang refuses itself."""
+    nested = [one for one in ids if isinstance(one, list)] if isinstance(ids[0], list) else []
+    for one in nested:
+        if one:
+            _check_ids(one, vocab_size)
+    if nested:
+        return
+    try:
+        least, most = min(ids), max(ids)
+        is_known = least >= 0 and most < vocab_size
+    except TypeError:
+        return
+    if not is_known:
+        wrong = least if least < 0 else most
+        raise BadRequest(f"input_ids: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
+
+
+def _allowed(hints: Any) -> Any:
+    """The hints without what only this server may say. What is no envelope SGLang refuses itself."""
+    try:
+        envelope = decode_kv_hints_envelope(hints)
+    except ValueError:
+        return hints
+    if len(envelope.actions) > MAX_ACTIONS:
+        raise BadRequest(f"kv_hints: {len(envelope.actions)} actions, {MAX_ACTIONS} at most")
+    kept = [action for action in envelope.actions if _is_allowed(action)]
+    if len(kept) == len(envelope.actions):
+        return envelope
+    return KvHintsEnvelope(protocol_version=envelope.protocol_version, message_id=envelope.message_id, actions=kept)
+
+
+def _is_allowed(action: KvHintAction) -> bool:
+    if action.action_type == hint.POLICY_ACTION:
+        _check_wished_policy(action.payload)
+    elif action.action_type == asked.ACTION_TYPE:
+        if asked.from_payload(action.payload) is None:
+            raise BadRequest(f"kv_hints: {asked.ACTION_TYPE} is asked for with action: move or compute")
+    else:
+        return not action.action_type.startswith(OWN_PREFIX)
+    return True
+
+
+def _check_wished_policy(wish: dict[str, Any]) -> None:
+    name, num_tokens = wish.get("policy"), wish.get("elastic_prefill_tokens")
+    if name is not None and not (isinstance(name, str) and name in POLICIES):
+        raise BadRequest(f"kv_hints: policy {str(name)[:64]!r} is none of {', '.join(POLICIES)}")
+    if num_tokens is not None and not (type(num_tokens) is int and 0 < num_tokens < MAX_ELASTIC_TOKENS):
+        raise BadRequest("kv_hints: elastic_prefill_tokens is a number of tokens above 0")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client says is checked, and what only this server may say goes no further."""
+
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+
+from banyan.planner import asked
+from banyan.routing import POLICIES, hint
+from banyan.sglang_plugin.launcher import clients
+
+VOCABULARY = 320
+
+
+def action(kind, payload=None, number=0):
+    return {"action_id": str(number), "action_type": kind, "action_version": "1", "payload": payload or {}}
+
+
+def hints(*actions):
+    return {"protocol_version": "1", "message_id": "m", "actions": list(actions)}
+
+
+def admitted(**fields):
+    obj = GenerateReqInput(**{"input_ids": [1, 2], "sampling_params": {}, **fields})
+    clients.admit(obj, VOCABULARY)
+    obj.normalize_batch_and_arguments()
+    return obj
+
+
+@pytest.mark.parametrize("kind", [*sorted(hint.OWN_ACTIONS), "banyan.anything"])
+def test_hints_when_a_client_speaks_as_the_server_then_that_is_dropped_and_the_rest_stays(kind):
+    theirs = action("somebody.else", {"a": 1}, 1)
+    wish = action(hint.POLICY_ACTION, {"policy": "lmetric"}, 2)
+    kept = admitted(kv_hints=hints(action(kind, {"reason": "nonsense"}), theirs, wish)).kv_hints
+    assert [one.action_type for one in kept.actions] == ["somebody.else", hint.POLICY_ACTION]
+
+
+def test_hints_when_each_prompt_of_a_batch_has_its_own_then_each_is_stripped():
+    forged = hints(action(hint.ACTION_TYPE))
+    kept = admitted(input_ids=[[1], [2]], kv_hints=[forged, None]).kv_hints
+    assert [None if one is None else one.actions for one in kept] == [[], None]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"policy": "nope"},
+        {"policy": ["lmetric"]},
+        {"policy": 7},
+        {"elastic_prefill_tokens": []},
+        {"elastic_prefill_tokens": 0},
+        {"elastic_prefill_tokens": -1},
+        {"elastic_prefill_tokens": True},
+        {"elastic_prefill_tokens": 10**30},
+    ],
+)
+def test_wish_when_it_cannot_be_granted_then_the_request_is_refused(payload):
+    with pytest.raises(clients.BadRequest, match="kv_hints: "):
+        admitted(kv_hints=hints(action(hint.POLICY_ACTION, payload)))
+
+
+def test_plan_when_it_is_no_plan_then_the_request_is_refused():
+    with pytest.raises(clients.BadRequest, match="move or compute"):
+        admitted(kv_hints=hints(action(asked.ACTION_TYPE, {"action": "steal"})))
+
+
+def test_wish_when_it_is_one_then_it_goes_on():
+    wishes = [action(hint.POLICY_ACTION, {"policy": name}) for name in POLICIES]
+    wishes += [
+        action(hint.POLICY_ACTION, {"elastic_prefill_tokens": 512}),
+        action(asked.ACTION_TYPE, {"action": "move"}),
+    ]
+    assert len(admitted(kv_hints=hints(*wishes)).kv_hints.actions) == len(wishes)
+
+
+def test_hints_when_there_are_too_many_then_the_request_is_refused():
+    with pytest.raises(clients.BadRequest, match="65 actions"):
+        admitted(kv_hints=hints(*[action("x")] * 65))
+
+
+@pytest.mark.parametrize("broken", [{"actions": 1}, {"a": 1}, 7, "text", [7]])
+def test_hints_when_they_are_no_envelope_then_sglang_refuses_them(broken):
+    with pytest.raises(ValueError):
+        admitted(kv_hints=broken)
+
+
+@pytest.mark.parametrize("ids", [[1, 2**40], [2**31], [-1], [VOCABULARY], [[1], [VOCABULARY]], [[1], [], [10**30]]])
+@pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
+def test_ids_when_the_model_does_not_have_one_then_the_request_is_refused(ids, kind):
+    with pytest.raises(clients.BadRequest, match="none of the model's 320 tokens"):
+        clients.admit(kind(input_ids=ids, sampling_params={}), VOCABULARY)
+
+
+def test_ids_when_an_image_goes_with_them_then_they_may_stand_for_it():
+    clients.admit(GenerateReqInput(input_ids=[1, 5_000], image_data="image"), VOCABULARY)
+
+
+def test_refusal_when_raised_then_sglang_answers_400():
+    # Its entry points make 400 of every ValueError of a request.
+    assert issubclass(clients.BadRequest, ValueError) and HTTPStatus.BAD_REQUEST == 400
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+KINDS = st.sampled_from([*sorted(hint.OWN_ACTIONS), hint.POLICY_ACTION, asked.ACTION_TYPE, "banyan.", "other"])
+ACTIONS = st.builds(
+    lambda kind, payload: action(kind, payload),
+    KINDS,
+    st.dictionaries(st.sampled_from(["policy", "elastic_prefill_tokens", "action", "reason"]), JSON, max_size=3),
+)
+
+
+@given(st.lists(ACTIONS, max_size=4), st.one_of(st.none(), st.lists(JSON, max_size=4)))
+def test_request_when_it_is_drawn_then_it_is_refused_or_says_nothing_of_the_servers(actions, ids):
+    obj = GenerateReqInput(text="hi" if ids is None else None, input_ids=ids, kv_hints=hints(*actions))
+    try:
+        clients.admit(obj, VOCABULARY)
+    except clients.BadRequest:
+        return
+    allowed = {hint.POLICY_ACTION, asked.ACTION_TYPE, "other"}
+    assert {one.action_type for one in obj.kv_hints.actions} <= allowed
