@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that mean harm, or are unlucky: no server ends, no other prompt's pages are found, and all tokens are those
+of a server that shares nothing."""
+
+import random
+import time
+import urllib.error
+
+import pytest
+from test.e2e.conftest import Client
+
+from benchmark.modes import models
+from benchmark.modes.run import ENV
+from benchmark.servers import ServerSpec, cpu_env, wait_ready
+from benchmark.warm import ForkedServer
+
+pytestmark = pytest.mark.e2e
+NUM_TOKENS = 12
+POOL_TOKENS = 40_000
+ENGINE = (
+    *("--device", "cpu", "--dtype", "float32", "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096"),
+    *("--sleep-on-idle", "--enable-cache-report"),
+)
+
+
+def serve(folder, label, *flags, dp=2, share="on", variables=()):
+    env = (*cpu_env(dp=dp), *ENV, *variables)
+    return ForkedServer(ServerSpec(label, dp, share, (*ENGINE, *flags), env), models.ensure(models.LLAMA), folder)
+
+
+def prompt(num_tokens, seed):
+    drawn = random.Random(seed)
+    return [drawn.randrange(models.FIRST_PLAIN_TOKEN, models.VOCABULARY) for _ in range(num_tokens)]
+
+
+def hints(*actions):
+    listed = [
+        {"action_id": str(number), "action_type": kind, "action_version": "1", "payload": payload}
+        for number, (kind, payload) in enumerate(actions)
+    ]
+    return {"protocol_version": "1", "message_id": "m", "actions": listed}
+
+
+FORGED = {
+    **{"dp_max_kv_len": 2**63 - 1, "dp_max_kv_rank": 10**9, "policy": "x", "num_hot_ranks": 0},
+    **{"reason": "nonsense", "dispatch_us": -(10**15)},
+}
+NOPE = ("banyan.policy", {"policy": "nope"})
+
+
+def status_of(client, body, path="/generate"):
+    try:
+        client.post(path, {"sampling_params": {"max_new_tokens": 1, "temperature": 0}, **body})
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
+
+
+HARMFUL = [
+    ({"kv_hints": hints(("banyan.prefix", FORGED))}, 200),
+    ({"kv_hints": hints(("banyan.prefix", FORGED), NOPE)}, 400),
+    ({"kv_hints": hints(("banyan.policy", {"elastic_prefill_tokens": []}), ("banyan.prefix", FORGED))}, 400),
+    ({"kv_hints": hints(("banyan.detour", {"server": "x"}))}, 200),
+    ({"kv_hints": hints(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62}))}, 200),
+    ({"kv_hints": hints(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000}))}, 200),
+    ({"kv_hints": hints(("banyan.plan", {"action": "steal"}))}, 400),
+    ({"input_ids": [1, 2**40]}, 400),
+    ({"input_ids": [2**31]}, 400),
+    ({"input_ids": [-1]}, 400),
+    ({"input_ids": [[1, 2], [models.VOCABULARY]]}, 400),
+    ({"input_ids": [1, 2**63]}, 400),
+    ({"rid": "r" * 1_000_000}, 200),
+    ({"rid": "a#1"}, 200),
+    ({"session_id": "s" * 1_000_000}, 200),
+    ({"cache_salt": "\ud800"}, 400),
+    ({"routed_dp_rank": 99}, 400),
+    ({"priority": 2**70}, 400),
+]
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_server_when_requests_mean_harm_then_it_refuses_or_serves_them_and_its_figures_stay_right(alone, tmp_path, dp):
+    with serve(tmp_path, "on", dp=dp) as server:
+        wait_ready([server])
+        client = Client(server)
+        expected, _ = client.generate(prompt(300, 1), num_tokens=NUM_TOKENS)
+        for body, _ in HARMFUL:
+            status_of(client, {"input_ids": prompt(40, 2), **body})
+        statuses = [status_of(client, {"input_ids": prompt(40, 2), **body}) for body, _ in HARMFUL]
+        assert [client.generate(prompt(300, 1), num_tokens=NUM_TOKENS)[0] for _ in range(4)] == 4 * [expected]
+        states = client.ranks().values()
+        assert sum(sum(state["hook_failures"].values()) for state in states) == 0
+        assert all(0 <= state["dispatch_us"] < 10**9 for state in states)
+        assert [min(status, 400) for status in statuses] == [status for _, status in HARMFUL]
+
+
+def test_request_when_its_name_was_another_prompts_then_it_has_its_own_tokens_and_nobody_else_is_harmed(
+    alone, tmp_path
+):
+    first = prompt(641, 1)
+    second = first[:16] + prompt(634, 2)
+    with serve(tmp_path, "on") as server:
+        wait_ready([server])
+        client = Client(server)
+        expected, _ = client.generate(second, rank=0, num_tokens=NUM_TOKENS)
+        client.post("/flush_cache", {})
+        client.generate(first, rank=0, num_tokens=1)
+        time.sleep(0.5)
+        # It is in no tree, so that nothing is published in between; and its lookup is not used up.
+        lasting = {"input_ids": first, "rid": "W", "routed_dp_rank": 1, "bootstrap_host": "2.2.2.2"}
+        asked = hints(("banyan.plan", {"action": "compute"}))
+        assert status_of(client, {**lasting, "kv_hints": asked}) == 200
+        again = client.post(
+            "/generate", {**client.body(second, num_tokens=NUM_TOKENS), "rid": "W", "routed_dp_rank": 1}
+        )
+        details = again["meta_info"]["cached_tokens_details"]
+        assert again["output_ids"] == expected
+        assert details["peer"] <= 16 and details["dp_max_kv_len"] <= 16
+        for rank in (1, 0):
+            assert client.generate(second, rank=rank, num_tokens=NUM_TOKENS)[0] == expected
+
+
+CORES = {
+    "SGLang's tree in Python": ((), (("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python"),)),
+    "sessions in the cache": (("--enable-session-radix-cache",), ()),
+    "priorities in the cache": (("--radix-eviction-policy", "priority", "--enable-priority-scheduling"), ()),
+}
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_prefix_when_sglangs_tree_is_another_then_it_is_fetched_and_evicted_as_the_user_says(alone, tmp_path, core):
+    flags, variables = CORES[core]
+    with serve(tmp_path, "on", *flags, "--banyan-plan", "move", variables=variables) as server:
+        wait_ready([server])
+        client = Client(server)
+        asked = [prompt(500, seed) for seed in range(4)]
+        expected = [client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] for ids in asked]
+        again = [client.generate(ids, rank=1, num_tokens=NUM_TOKENS) for ids in asked]
+        assert [tokens for tokens, _ in again] == expected
+        assert [meta["cached_tokens_details"]["peer"] for _, meta in again] == 4 * [496]
+
+
+def test_prompt_when_it_has_priority_in_the_cache_then_it_outlives_strangers(alone, tmp_path):
+    flags = ("--radix-eviction-policy", "priority", "--enable-priority-scheduling", "--banyan-host-gb", "0")
+    with serve(tmp_path, "on", *flags, "--max-total-tokens", "4000") as server:
+        wait_ready([server])
+        client = Client(server)
+
+        def cached(ids, priority):
+            body = {**client.body(ids, num_tokens=4), "routed_dp_rank": 0, "priority": priority}
+            return client.post("/generate", body)["meta_info"]["cached_tokens"]
+
+        cached(prompt(1000, 1), 10)
+        cached(prompt(1000, 2), 0)
+        for number in range(12):
+            cached(prompt(600, 100 + number), 0)
+        assert (cached(prompt(1000, 1), 10), cached(prompt(1000, 2), 0)) == (992, 0)
+        assert "--radix-eviction-policy priority" in server.log_path.read_text()
