@@ -143,6 +143,7 @@ class PrefixCache:
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
         self._ending: list[_Batch] = []
+        self._finished_early: dict[int, bool] = {}
         self._num_started = 0
         self._is_stopped = False
 
@@ -305,6 +306,9 @@ class PrefixCache:
             return self._copy_of(queued)
         except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
             guard.note("cache.start", error)
+            for held in (part for item in queued for part in (item.pages, item.window) if part is not None):
+                if held.lease is not None:
+                    held.lease.release()
             return NotBegun()
 
     def _copy_of(self, queued: Sequence[_Queued]) -> Copy:
@@ -323,7 +327,7 @@ class PrefixCache:
         """Wait until batch ``index`` stops writing; True when every layer landed and is good, or nothing was queued."""
         batch = self._moving.pop(index, None)
         if batch is None:
-            return index != LOST
+            return self._finished_early.pop(index, index != LOST)
         copy = batch.copy
         batch.has_landed = copy.finish() & self._are_good(batch) and not batch.is_lost
         for fetch in batch.fetches:
@@ -423,16 +427,18 @@ class PrefixCache:
         return self._shelf.num_quarantined
 
     def quiesce(self) -> None:
-        """Give back what is queued, finish the copies in flight, and forget every lookup."""
+        """Give back what is queued, finish the copies in flight, and forget every lookup. How the copies ended is told
+        when SGLang asks."""
         for request in list(self._queued):
             self.cancel(request)
         for index in list(self._moving):
-            self.finish(index)
+            self._finished_early[index] = self.finish(index)
         self._seen.clear()
 
     def reset(self) -> None:
         """Forget everything and withdraw every page: all of them are about to be freed."""
         self.quiesce()
+        self._finished_early.clear()
         self._shelf.reset()
         if self._windows is not None:
             self._windows.reset()

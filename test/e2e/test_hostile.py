@@ -5,6 +5,7 @@ of a server that shares nothing."""
 import random
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test.e2e.conftest import Client
@@ -118,6 +119,24 @@ def test_request_when_its_name_was_another_prompts_then_it_has_its_own_tokens_an
         assert details["peer"] <= 16 and details["dp_max_kv_len"] <= 16
         for rank in (1, 0):
             assert client.generate(second, rank=rank, num_tokens=NUM_TOKENS)[0] == expected
+
+
+def test_flush_when_a_rank_refuses_it_then_the_answer_says_so_and_its_old_pages_are_not_fetched(alone, tmp_path):
+    with serve(tmp_path, "on", "--banyan-plan", "move") as server, ThreadPoolExecutor(1) as pool:
+        wait_ready([server])
+        client = Client(server)
+        for number in range(6):
+            asked, busy = prompt(800, 100 + number), number % 2
+            expected, _ = client.generate(asked, rank=0, num_tokens=4)
+            client.generate(asked, rank=1, num_tokens=4)
+            running = pool.submit(client.generate, prompt(50, 5000 + number), rank=busy, num_tokens=1200)
+            time.sleep(0.3)
+            assert status_of(client, {}, "/flush_cache") == 400
+            tokens, meta = client.generate(asked, rank=1 - busy, num_tokens=4)
+            assert (tokens, meta["cached_tokens"]) == (expected, 0)
+            running.result()
+            assert status_of(client, {}, "/flush_cache?timeout=30") == 200
+        assert sum(sum(state["hook_failures"].values()) for state in client.ranks().values()) == 0
 
 
 CORES = {

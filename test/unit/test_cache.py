@@ -212,6 +212,58 @@ def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):
     assert ids(node.holder.retire(frames(3, 4))) == [3, 4]
 
 
+@pytest.mark.parametrize("lands", [True, False])
+def test_quiesce_when_a_batch_moves_then_how_it_ended_is_told_when_it_is_asked_for(node, monkeypatch, lands):
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7))
+    index = node.reader.start()
+    monkeypatch.setattr(node.reader._supply, "are_good", lambda arrivals: lands)
+    node.reader.quiesce()
+    assert node.reader.moving(index) is None
+    assert node.reader.finish(index) is lands
+    assert node.reader.finish(index), "nothing is known of it any more"
+
+
+def test_start_when_no_copy_can_begin_then_its_fetches_have_failed_and_nothing_is_held(node, monkeypatch):
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7))
+    monkeypatch.setattr(node.reader._supply, "start_copy", lambda held: 1 / 0)
+    index = node.reader.start()
+    node.reader.moving(index).wait_layer(0)
+    assert not node.reader.finish(index)
+    assert ids(node.holder.retire(frames(3))) == [3]
+
+
+def test_admit_when_pages_cannot_be_held_then_the_other_shards_are_answered(node, monkeypatch):
+    node.holder.publish(frames(3), keys(1))
+    answered = []
+    monkeypatch.setattr(node.reader, "_agreed", lambda granted: answered.append(granted) or granted)
+    monkeypatch.setattr(node.reader._supply, "hold", lambda *wanted: 1 / 0)
+    assert node.reader.admit("r", keys(1), frames(7)) is None
+    assert answered == [False]
+
+
+def test_lose_when_nobody_could_wait_for_a_layer_then_the_batch_has_failed(node):
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7))
+    index = node.reader.start()
+    node.reader.lose(index)
+    assert not node.reader.finish(index)
+
+
+def test_stop_when_something_is_granted_then_it_lands_and_nothing_more_is_promised_or_published(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    assert node.reader.admit("r", keys(1), frames(7))
+    index = node.reader.start()
+    (copy,) = node.reader.stop()
+    assert copy is node.reader.moving(index)
+    assert node.reader.finish(index) and node.ranks[1].pages(7) == node.ranks[0].pages(3)
+    assert node.reader.prepare(request("s"), keys(1, 2)).num_pages == 0
+    assert node.reader.admit("s", keys(1, 2), frames(8, 9)) is None
+    node.reader.publish(frames(7), keys(1))
+    assert node.counters[1].published_pages == 0
+
+
 def test_prepare_when_the_holder_was_reset_then_nobody_has_it(node):
     node.holder.publish(frames(3), keys(1))
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 1

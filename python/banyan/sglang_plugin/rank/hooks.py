@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's scheduler calls: a request has come, an embedding forward begins, a node has a window or a state."""
+"""What SGLang's scheduler calls: a request has come, an embedding forward begins, a node has a window or a state, the
+cache is to be flushed."""
 
 from __future__ import annotations
 
@@ -83,6 +84,13 @@ def after_cleanup_after_caching_req(
     keys, full = list(tree.get_hash_values(node)), tree.get_component_device_value(node, ComponentType.FULL)
     if keys and full is not None and len(full) == len(keys) * component.cache.page_size:
         linker.installed().offer_again(keys, full, (keys[-1:], insert_params.mamba_value))
+
+
+def after_flush_handled(answer: Any, *args: Any, **kwargs: Any) -> None:
+    """A flush has been asked for. A rank that refuses it, or puts it off, keeps its pages to itself from now on: others
+    have flushed theirs, and would fetch them again."""
+    if runtime.is_sharing() and (answer is None or not answer.success):
+        linker.installed().withdraw()
 
 
 def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None:

@@ -440,6 +440,16 @@ class BanyanLinker(UnifiedCacheLinker):
         """From the next change of the weights on, share with the ranks that took the same."""
         self._memberships.meet_again()
 
+    def withdraw(self) -> None:
+        """Lend nothing any more of what this rank holds now, above and below: it was to go, and SGLang cannot let it go
+        yet. What enters its tree from now on is published.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self._quiesce()
+        self._memberships.withdraw()
+
     def reset(self) -> None:
         # The tiers first: their copies read the pool under leases.
         self._quiesce()

@@ -325,8 +325,17 @@ class Membership:
             RuntimeError: when a peer does not stop reading.
         """
         self.access.leave()
-        withdraw(self._shelf)
+        self.withdraw()
+        self._shelf.close()
         del self._shelf
+
+    def withdraw(self) -> None:
+        """Withdraw the pool's pages, and wait until no peer reads one.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        withdraw(self._shelf)
 
     def close(self) -> None:
         """Leave for good; what the store had begun to write is finished."""

@@ -35,6 +35,18 @@ class Memberships:
             allocator.wait_for_readers()
             member.leave()
 
+    def withdraw(self) -> None:
+        """Forget every page below the pools, and withdraw those in them: SGLang keeps them.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self.empty()
+        for member, allocator in self._both:
+            # What has been freed before is its own to hand out again.
+            allocator.wait_for_readers()
+            member.withdraw()
+
     def stand_apart(self) -> None:
         """From the next ``rejoin`` on, share with no other rank."""
         for member, _ in self._both:

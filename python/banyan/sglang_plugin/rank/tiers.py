@@ -43,7 +43,7 @@ MAX_SUMMED_BYTES = 1 << 30
 
 
 def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
-    """Withdraw a shelf's pages, wait until no peer reads one, and leave the roster.
+    """Withdraw a shelf's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
 
     Raises:
         RuntimeError: when a peer does not stop reading.
@@ -53,10 +53,9 @@ def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
     while shelf.num_quarantined:
         if time.monotonic() > deadline:
             held = shelf.num_quarantined
-            raise RuntimeError(f"weights update: peers have held {held} page(s) for over {READER_PATIENCE_S:g} s")
+            raise RuntimeError(f"peers have held {held} page(s) that are to go for over {READER_PATIENCE_S:g} s")
         shelf.drain()
         time.sleep(POLL_S)
-    shelf.close()
 
 
 def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
@@ -364,6 +363,7 @@ class HostTier:
         if self._events is not None:
             self._events.evicted(self._residency.keys)
         withdraw(self._shelf)
+        self._shelf.close()
 
     def close(self) -> None:
         """Leave the roster for good. What was kept stays as it is."""
