@@ -261,8 +261,8 @@ def test_install_when_victims_are_not_banyans_to_choose_then_sglang_evicts_alone
     assert cache.tree_core.evict_device_next_node == before and said in caplog.text
 
 
-@pytest.mark.parametrize("step", ["start", "next", "end"])
-def test_evict_when_banyans_choice_fails_then_sglang_chooses_and_as_much_goes(rig, monkeypatch, step):
+@pytest.mark.parametrize("part", ["_least_tokens", "_shares", "_look", "_count"])
+def test_evict_when_banyans_choice_fails_then_sglang_chooses_and_as_much_goes(rig, monkeypatch, part):
     cache, _, _ = rig
     for number in range(4):
         cache.insert(prompt(number))
@@ -270,7 +270,7 @@ def test_evict_when_banyans_choice_fails_then_sglang_chooses_and_as_much_goes(ri
     def fails(*args):
         raise ValueError("ours")
 
-    monkeypatch.setattr(cache.banyan_victims, {"start": "_shares", "next": "_look", "end": "_count"}[step], fails)
+    monkeypatch.setattr(cache.banyan_victims, part, fails)
     assert cache.evict(PROMPT) == PROMPT == cache.evict(PROMPT)
     assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 0, PROMPT, PROMPT]
     cache.tree_core.sanity_check([], [])

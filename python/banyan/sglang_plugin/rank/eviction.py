@@ -131,6 +131,7 @@ class VictimChoice:
         )
         self._looks = Looks()
         self._walk: Walk | None = None
+        self._has_begun = False
         self._tracker: dict[Any, int] = {}
         self._steps: dict[int, Any] = {}
         self._last_step: Any = None
@@ -158,9 +159,9 @@ class VictimChoice:
         self._stretches.update(stretches[1:], [result.last_device_node] if stretches else [])
 
     def start(self, component: Any, num_tokens: int) -> None:
-        num_tokens = max(num_tokens, self._least_tokens)
+        self._num_tokens = num_tokens = max(num_tokens, self._least_tokens)
         self._start(component, num_tokens)
-        self._num_tokens = num_tokens
+        self._has_begun = True
 
         def begin_again() -> None:
             self._end(component)
@@ -183,6 +184,7 @@ class VictimChoice:
 
     def end(self, component: Any) -> None:
         self._count(self._tracker.get(component, 0))
+        self._has_begun = False
         self._end(component)
         self._walk = self._chosen = self._last_step = None
         self._steps.clear()
@@ -198,8 +200,7 @@ class VictimChoice:
         )
 
     def _start_anew(self, component: Any, num_tokens: int) -> None:
-        self._give_up()
-        self._end(component)
+        self._end_for_good(component)
         self._start(component, num_tokens)
 
     def _next_of_a_new_walk(self, component: Any, tracker: dict[Any, int]) -> Any:
@@ -208,7 +209,8 @@ class VictimChoice:
 
     def _end_for_good(self, component: Any) -> None:
         self._give_up()
-        self._end(component)
+        if self._has_begun:
+            self._end(component)
 
     def _next_oldest(self, component: Any) -> int | None:
         step = self._next(component, self._tracker)

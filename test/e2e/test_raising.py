@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each hook of the patch queue, and each method that SGLang calls, is made to raise on a running server: tokens are
+those of a server that shares nothing, a line says what failed, and /server_info counts it."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test.e2e.conftest import Client
+from test.e2e.raising.sitecustomize import VARIABLE
+from test.e2e.test_hostile import ENGINE, NUM_TOKENS, prompt, status_of
+
+from banyan import patches
+from benchmark.modes import models
+from benchmark.modes.run import ENV
+from benchmark.servers import ServerSpec, cpu_env, wait_ready
+from benchmark.warm import ForkedServer, Nursery
+
+pytestmark = pytest.mark.e2e
+FOLDER = Path(__file__).parent / "raising"
+PYTHON_PATH = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH", ""))))
+HOOKED = [patch for patch in patches.load_queue() if patch.kind in ("before", "after", "around")]
+
+AT_START = {
+    *("10-add-flags", "11-take-flags", "12-kept-states", "12-resolve-flags", "15-adapters", "20-kv-pool"),
+    *("23-paged-allocator", "25-evict-leaves", "28-state-pool", "29-draft-pool", "36-kv-classes", "40-dispatcher"),
+    *("41-event-loop", "63-layers-on-cpu", "63-state-tracking", "64-adapters-on-cpu", "66-draft-steps"),
+    *("67-draft-extend", "68-kv-type"),
+}
+"""Called while a server starts."""
+
+OTHER_MODES = {
+    *("28-window-reserve", "32-state-filled", "32-window-filled", "36-prefill-forwards", "37-decode-completions"),
+    *("37-decode-match", "55-embedding-forward", "63-gated-norm", "63-shared-gate", "63-track-decode"),
+    *("33-weights-from-distributed", "33-weights-from-ipc", "33-weights-from-tensor"),
+    *("33-weights-session-begin", "33-weights-session-end", "56-arena-events", "65-last-slot"),
+}
+"""Of models and servers that this one is not, or of commands that come from a trainer's own processes."""
+
+REACHED = [patch for patch in HOOKED if patch.name not in AT_START | OTHER_MODES]
+METHODS = (
+    *("linker.lookup", "linker.num_completed_offloads", "linker.pop_completed_offload"),
+    *("BanyanLinker.arrive", "BanyanLinker._poll_tiers", "RankPlanner.became", "RankPlanner.started"),
+    *("RankPlanner.moved", "RankPlanner.forward_begins", "RankPlanner.forward_ended"),
+    *("layer_wait.set_consumer", "layer_wait.wait_until", "prefill.has_begun"),
+    "victims.start",
+)
+OF_OTHER_PROCESSES = {patch.name for patch in HOOKED if "scheduler" not in patch.processes}
+"""Counted where they fail, and said; /server_info is the ranks'."""
+
+STOPPING = (
+    *("linker.load", "linker.start_layer_wise_loading", "linker.finish_layer_wise_loading"),
+    *("linker.offload", "linker.reset"),
+    *(patch.name for patch in REACHED if patch.on_failure == "stop"),
+)
+
+
+class Raising(ForkedServer):
+    nursery = Nursery({"PYTHONPATH": PYTHON_PATH})
+
+
+def serve(folder, raising, *flags):
+    env = (*cpu_env(dp=2), *ENV, ("PYTHONPATH", PYTHON_PATH), (VARIABLE, str(raising)))
+    spec = ServerSpec("raising", 2, "on", (*ENGINE, "--enable-metrics", "--banyan-plan", "move", *flags), env)
+    return Raising(spec, models.ensure(models.LLAMA), folder)
+
+
+@pytest.fixture
+def raising(tmp_path):
+    file = tmp_path / "raising"
+    file.write_text("")
+    return file
+
+
+def failures(client):
+    counts = {}
+    for state in client.ranks().values():
+        for where, count in state["hook_failures"].items():
+            counts[where] = counts.get(where, 0) + count
+    return counts
+
+
+def exercise(client):
+    """Everything that a server of text does: prompts from a peer and one's own, a full pool, a weight update, a flush,
+    metrics. The tokens of three prompts."""
+    asked = [prompt(400, seed) for seed in range(3)]
+    fresh = [client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] for ids in asked]
+    again = [client.generate(ids, rank=1, num_tokens=NUM_TOKENS)[0] for ids in asked]
+    chat = {"model": "any", "prompt": asked[0], "max_tokens": 1, "temperature": 0, "return_cached_tokens_details": True}
+    client.post("/v1/completions", chat)
+    client.get("/v1/loads")
+    client.get("/server_info")
+    client.get("/metrics")
+    for seed in range(5):
+        client.generate(prompt(700, 5000 + seed), rank=0, num_tokens=1)
+        client.generate(prompt(700, 5500 + seed), rank=1, num_tokens=1)
+    later = [client.generate(ids, rank=1, num_tokens=NUM_TOKENS)[0] for ids in asked]
+    update = {"model_path": str(models.ensure(models.LLAMA)), "flush_cache": True}
+    client.post("/update_weights_from_disk", update)
+    client.post("/flush_cache", {})
+    assert fresh == again == later
+    return fresh
+
+
+def test_server_when_a_hook_raises_then_tokens_are_right_and_it_is_counted(alone, tmp_path, raising):
+    names = [*(patch.name for patch in REACHED if patch.on_failure == "pass"), *METHODS]
+    with serve(tmp_path, raising, "--max-total-tokens", "4000") as server:
+        wait_ready([server])
+        client = Client(server)
+        expected = exercise(client)
+        assert failures(client) == {}
+        silent = set()
+        for name in names:
+            raising.write_text(name)
+            answers = exercise(client)
+            raising.write_text("")
+            assert answers == expected, name
+            if f"{name} failed" not in server.log_path.read_text():
+                silent.add(name)
+        assert silent == set(), "these were not reached"
+        assert {name for name in names if name not in OF_OTHER_PROCESSES} == failures(client).keys()
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_server_when_what_keeps_wrong_pages_out_raises_then_it_shares_no_more_and_tokens_are_right(
+    name, alone, tmp_path, raising
+):
+    with serve(tmp_path, raising) as server, ThreadPoolExecutor(1) as pool:
+        wait_ready([server])
+        client = Client(server)
+        expected = exercise(client)
+        raising.write_text(name)
+        answers = exercise(client)
+        # A flush that this rank refuses.
+        running = pool.submit(client.generate, prompt(50, 1), rank=0, num_tokens=300)
+        time.sleep(0.3)
+        status_of(client, {}, "/flush_cache")
+        running.result()
+        raising.write_text("")
+        assert answers == expected == exercise(client)
+        assert list(failures(client)) == [name]
+        assert "shares nothing from now on" in server.log_path.read_text()
