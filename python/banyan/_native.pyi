@@ -152,6 +152,13 @@ class Roster:
     def agree_on_page_tokens(self, page_tokens: int) -> None:
         """Say how many tokens a page has here. Raises ValueError when another rank has said another number."""
 
+    def count_failure(self) -> None:
+        """Something of Banyan's has failed in a process of this server and was not passed on."""
+
+    @property
+    def num_failures(self) -> int:
+        """How often that has happened in all of them."""
+
     def set_reading(self, slot: int, num_pages: int) -> None:
         """Say how many pages the rank in a slot of this process is waiting for from the store."""
 

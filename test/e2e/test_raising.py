@@ -47,6 +47,8 @@ METHODS = (
     *("layer_wait.set_consumer", "layer_wait.wait_until", "prefill.has_begun"),
     "victims.start",
 )
+STARTING = ("11-take-flags", "12-resolve-flags", "20-kv-pool", "23-paged-allocator", "40-dispatcher", "41-event-loop")
+
 OF_OTHER_PROCESSES = {patch.name for patch in HOOKED if "scheduler" not in patch.processes}
 """Counted where they fail, and said; /server_info is the ranks'."""
 
@@ -121,6 +123,7 @@ def test_server_when_a_hook_raises_then_tokens_are_right_and_it_is_counted(alone
                 silent.add(name)
         assert silent == set(), "these were not reached"
         assert {name for name in names if name not in OF_OTHER_PROCESSES} == failures(client).keys()
+        assert client.ranks()[0]["num_failures"] >= len(names)
 
 
 @pytest.mark.parametrize("name", STOPPING)
@@ -142,3 +145,17 @@ def test_server_when_what_keeps_wrong_pages_out_raises_then_it_shares_no_more_an
         assert answers == expected == exercise(client)
         assert list(failures(client)) == [name]
         assert "shares nothing from now on" in server.log_path.read_text()
+
+
+@pytest.mark.parametrize("name", STARTING)
+def test_server_when_a_hook_raises_at_its_start_then_it_serves_without_what_the_hook_was_for(
+    name, alone, tmp_path, raising
+):
+    raising.write_text(name)
+    with serve(tmp_path, raising) as server:
+        wait_ready([server])
+        client = Client(server)
+        asked = prompt(400, 1)
+        fresh = client.post("/generate", {**client.body(asked), "routed_dp_rank": 0})["output_ids"]
+        assert client.post("/generate", {**client.body(asked), "routed_dp_rank": 1})["output_ids"] == fresh
+        assert f"{name} failed" in server.log_path.read_text()

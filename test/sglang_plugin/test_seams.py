@@ -20,12 +20,12 @@ for process in ("scheduler", "controller"):
 Scheduler._create_generation_req = Scheduler._create_generation_req.__wrapped__
 try:
     seams.verify("scheduler")
-except runtime.Refused as refusal:
+except seams.Missing as refusal:
     print("REPORT", json.dumps({"backend": "banyan_cpu" in ATTENTION_BACKENDS, "refused": str(refusal)}))
 """
 
 
-def test_verify_when_sglang_skipped_a_hook_then_the_child_refuses_and_names_it():
+def test_verify_when_sglang_skipped_a_hook_then_it_is_named():
     child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=180)
     reports = [line for line in child.stdout.splitlines() if line.startswith("REPORT")]
     assert reports, child.stderr[-2000:]

@@ -6,14 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def hooks_refusal(targets: Sequence[str]) -> str:
-    """The line for hooks that SGLang has skipped."""
-    return (
-        f"SGLang did not apply the hooks on {', '.join(targets)}: see its log for the reason, "
-        "or start without --enable-banyan"
-    )
-
-
 def page_hash_refusal(cause: str) -> str:
     """The line for a machine on which SGLang cannot compile its page hash."""
     return (

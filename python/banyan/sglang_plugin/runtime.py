@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this process knows of Banyan: the configuration that travelled with SGLang's arguments, and how to refuse.
 
-States of a process: unknown (before SGLang publishes its arguments) -> off or on, for good.
+States of a process: unknown (before SGLang publishes its arguments) -> off or on; on -> ``turn_off`` -> off, for good.
 """
 
 from __future__ import annotations
@@ -53,9 +53,18 @@ def server_id() -> str:
 
 
 def is_sharing() -> bool:
-    """Whether this server shares pages (as opposed to: off, or only the CPU engine's fixes)."""
+    """Whether this process shares pages (as opposed to: off, or only the CPU engine's fixes)."""
     active = config()
-    return active is not None and active.shares
+    return active is not None and active.shares and not _is_off
+
+
+_is_off = False
+
+
+def turn_off() -> None:
+    """This process shares nothing: what it would share with could not be built."""
+    global _is_off
+    _is_off = True
 
 
 def role() -> Role:

@@ -3,7 +3,7 @@
 
 SGLang swallows a plugin's exceptions and skips hooks that do not apply. So nothing is taken on trust: the main process
 compares fingerprints before it turns Banyan on, and the first object that Banyan builds in another process calls
-``verify`` and refuses to serve when a hook is missing. No hook can raise into SGLang (``banyan.guard``).
+``verify``: without one of its hooks a process shares nothing. No hook can raise into SGLang (``banyan.guard``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from banyan import guard, patches
-from banyan.refusals.start import hooks_refusal
 from banyan.sglang_plugin import runtime
 
 _QUEUE = patches.load_queue()
@@ -43,15 +42,24 @@ def changed() -> list[str]:
     return patches.changed(_QUEUE)
 
 
-def verify(process: str) -> None:
-    """Refuse unless every hook of ``process`` is in place."""
-    missing = [
+class Missing(RuntimeError):
+    """SGLang has skipped hooks."""
+
+
+def missing(process: str) -> list[str]:
+    """What of SGLang has not the hook that ``process`` is to have there."""
+    return [
         patch.target
         for patch in _QUEUE
         if patch.kind in _HOOK_TYPES and process in patch.processes and not _is_hooked(patch.target)
     ]
-    if missing:
-        runtime.refuse(hooks_refusal(missing))
+
+
+def verify(process: str) -> None:
+    """Raises Missing unless every hook of ``process`` is in place."""
+    skipped = missing(process)
+    if skipped:
+        raise Missing(", ".join(skipped))
 
 
 def _is_used(patch: patches.Patch) -> bool:

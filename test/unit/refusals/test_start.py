@@ -14,7 +14,6 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
 @pytest.mark.parametrize(
     ("line", "named", "way_out"),
     [
-        (start.hooks_refusal(["a.b", "c.d"]), "a.b, c.d", "start without --enable-banyan"),
         (start.page_hash_refusal("no g++"), "no g++", "libssl-dev"),
         (start.allocator_refusal(allocator_class="NpuAllocator"), "NpuAllocator", "--banyan-share off"),
         (start.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),

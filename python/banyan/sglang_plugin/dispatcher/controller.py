@@ -69,8 +69,10 @@ def _placer(config: Config, controller: Any) -> Placer:
     if config.policy != SGLANG_POLICY:
         guard = HotRankGuard(config.hot_rank_factor)
         dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
+    roster = _native.Roster.open(carried["roster"])
+    guard.count_at(roster.count_failure)
     scout = PrefixScout(
-        _native.Roster.open(carried["roster"]),
+        roster,
         layout=Layout.from_dict(carried["layout"]),
         fetches=config.fetches,
         tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),

@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.utils import is_cpu
 
-from banyan import _native, config
+from banyan import _native, config, guard
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.disagg import Role, environment, notes
 from banyan.layout import Layout
@@ -102,7 +102,10 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     if differences:
         logger.warning("banyan: off, SGLang's source is not the one it was written against: %s", "; ".join(differences))
         return None
-    seams.verify("main")
+    missing = seams.missing("main")
+    if missing:
+        logger.warning("banyan: off, SGLang has skipped hooks: %s", ", ".join(missing))
+        return None
     return _inject(args, wanted, layout)
 
 
@@ -150,10 +153,11 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         args.enable_unified_cache_external_linker = True
         args.unified_cache_external_linker_backend = "dynamic"
         args.unified_cache_external_linker_config = {
-            "linker": "BanyanLinker",
-            "linker_module_path": "banyan.sglang_plugin.rank.linker",
+            "linker": "Linker",
+            "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
         _roster = _native.Roster.create(layout.num_slots(has_arena=wanted.has_arena))
+        guard.count_at(_roster.count_failure)
         carried["roster"] = _roster.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex

@@ -167,6 +167,7 @@ class BanyanLinker(UnifiedCacheLinker):
             setattr(self, name, guard.quiet(method, f"linker.{name}", otherwise, stops=stops))
         guard.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget")
         guard.stop_with(self._stop)
+        guard.count_at(self._member.count_failure)
 
     def _stop(self) -> None:
         """Share nothing from now on: something that keeps wrong pages from being shared has failed."""

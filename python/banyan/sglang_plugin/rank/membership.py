@@ -329,6 +329,10 @@ class Membership:
         self._shelf.close()
         del self._shelf
 
+    def count_failure(self) -> None:
+        """Something of Banyan's has failed in this process."""
+        self._roster.count_failure()
+
     def withdraw(self) -> None:
         """Withdraw the pool's pages, and wait until no peer reads one.
 
@@ -351,6 +355,7 @@ class Membership:
             "num_published_pages": self._shelf.num_published,
             "num_quarantined_pages": self._shelf.num_quarantined,
             "num_ranks": layout.num_ranks,
+            "num_failures": self._roster.num_failures,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
             "peers": [member for member in members if member["slot"] in self.seats.peers],
             **(self.tier.state() if self.tier is not None else {}),

@@ -51,6 +51,15 @@ impl PyRoster {
         self.roster.agree_on_page_tokens(page_tokens).map_err(to_py)
     }
 
+    fn count_failure(&self) {
+        self.roster.count_failure();
+    }
+
+    #[getter]
+    fn num_failures(&self) -> u64 {
+        self.roster.num_failures()
+    }
+
     fn set_reading(&self, slot: usize, num_pages: u64) -> PyResult<()> {
         self.roster.set_reading(slot, num_pages).map_err(to_py)
     }

@@ -31,6 +31,7 @@ const MAGIC_WORD: usize = 0;
 const FORMAT_WORD: usize = 1;
 const NUM_SLOTS_WORD: usize = 2;
 const PAGE_TOKENS_WORD: usize = 3;
+const FAILURES_WORD: usize = 4;
 const READERS_WORD: usize = 8;
 const SLOTS_WORD: usize = READERS_WORD + MAX_SLOTS;
 
@@ -237,6 +238,16 @@ impl Roster {
 
 /// Everybody's side.
 impl Roster {
+    /// Something failed in one of the server's processes, and was not passed on.
+    pub fn count_failure(&self) {
+        self.word(FAILURES_WORD).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that has happened.
+    pub fn num_failures(&self) -> u64 {
+        self.word(FAILURES_WORD).load(Ordering::Relaxed)
+    }
+
     /// What the ranks have said; 0 before the first of them.
     pub fn page_tokens(&self) -> u64 {
         self.word(PAGE_TOKENS_WORD).load(Ordering::Acquire)
