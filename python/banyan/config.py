@@ -464,6 +464,13 @@ def flags_in_environment() -> list[str] | None:
     return None if text is None else shlex.split(text)
 
 
+def cache_folder() -> Path | None:
+    """Where this user keeps what can be computed again; None for a user without a home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
+    return caches / "banyan" if caches.is_absolute() else None
+
+
 def uses_expandable_segments() -> bool:
     """Whether torch's CUDA allocator was told to use expandable segments, which CUDA IPC cannot export."""
     text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + "," + os.environ.get("PYTORCH_ALLOC_CONF", "")

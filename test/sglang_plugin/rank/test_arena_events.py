@@ -92,7 +92,7 @@ def test_rank_when_its_weights_change_then_nothing_of_before_is_in_its_arena(ran
 
 
 def test_rank_when_it_finds_what_an_arena_has_kept_then_the_router_is_told(monkeypatch):
-    monkeypatch.setattr("banyan.sglang_plugin.rank.identity.weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr("banyan.sglang_plugin.rank.identity.weights_digest", lambda config, path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config, rosters = replace(CONFIG, keep_host_arena=folder), [_native.Roster.create(4) for _ in range(2)]
         owner, _, pages = make_rank(monkeypatch, rosters[0], 0, config)

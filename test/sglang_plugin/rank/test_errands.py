@@ -23,7 +23,7 @@ PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
 @pytest.fixture
 def servers(monkeypatch, tmp_path):
     """What reads for the other (its pages are in the store, and nowhere else), and the other one."""
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(tiers, "LEAST_PART_TOKENS", PAGE)
     secret, address = tmp_path / "secret", free_address()

@@ -218,7 +218,7 @@ def settle_kept(linker, num_pages):
 
 
 def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeypatch):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/first")
         owner, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
@@ -339,7 +339,7 @@ def polled_until(linker, condition):
 
 
 def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
     roster = _native.Roster.create(4)
     writer, _, pages = make_rank(monkeypatch, roster, 0, config)
@@ -363,7 +363,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
 def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_its_pages_are_on_their_way(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     url = f"nixl+posix://{tmp_path}"
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(url,), store_gb=0.1, store_admit="first")
     writer, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
