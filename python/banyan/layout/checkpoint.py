@@ -9,6 +9,7 @@ remembered. Code that comes with the weights counts as they do.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ CONFIG_NAMES = ("config.json", "hf_quant_config.json", "quantize_config.json")
 CODE_SUFFIX = ".py"
 """Of a model that brings its own code (``--trust-remote-code``)."""
 ADAPTER_SUFFIXES = (".json", *WEIGHT_SUFFIXES)
-_BY_CONTENT = "content-"
+_BY_CONTENT = "banyan-adapter-"
+"""What ids of content begin with, and what no client may say: SGLang puts the adapter's id behind the ``extra_key`` of
+a request, so one that contains an id would be taken for the adapter's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ def adapter_id(name: str, folder: Path) -> str:
 def is_by_content(adapter: str) -> bool:
     """Whether this id of an adapter is one of ``adapter_id``, which means the same to every server."""
     return adapter.startswith(_BY_CONTENT)
+
+
+def may_name_adapter(extra_key: str, ids: Collection[str] = ()) -> bool:
+    """Whether a client's ``extra_key`` could be taken for an adapter: for one of ``ids``, or for one by content, of
+    this server or of any other whose pages it may find."""
+    return _BY_CONTENT in extra_key or any(adapter in extra_key for adapter in ids)
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:

@@ -48,7 +48,7 @@ def keep(rank, req):
 
 
 @pytest.mark.parametrize(
-    "lasting", [None, "content-" + "a" * 64], ids=["no adapter", "an adapter by its content"]
+    "lasting", [None, "banyan-adapter-" + "a" * 64], ids=["no adapter", "an adapter by its content"]
 )
 def test_pages_when_they_are_of_an_adapter_that_this_server_named_then_only_others_are_kept(rank, lasting):
     linker, _ = rank

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan.layout.checkpoint import adapter_id, is_by_content
+from banyan.layout.checkpoint import adapter_id, is_by_content, may_name_adapter
 from banyan.layout.checkpoint import checkpoint_digest as digest_of
 
 
@@ -98,3 +98,13 @@ def test_adapter_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
 
 def test_adapter_when_sglang_made_its_id_then_it_is_not_by_content() -> None:
     assert not is_by_content("0f" * 16)
+
+
+@pytest.mark.parametrize("around", [("", ""), ("tenant 7 ", ""), ("", "|more")])
+def test_extra_key_when_it_holds_the_id_of_an_adapter_then_it_may_name_it(
+    adapter: Path, around: tuple[str, str]
+) -> None:
+    before, behind = around
+    assert may_name_adapter(before + adapter_id("a", adapter) + behind)
+    assert may_name_adapter(before + "0f" * 16 + behind, ["a1" * 16, "0f" * 16])
+    assert not may_name_adapter(before + "content-" + "a" * 64 + behind, ["a1" * 16])

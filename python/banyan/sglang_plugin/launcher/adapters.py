@@ -3,6 +3,7 @@
 
 SGLang makes an adapter's id of its name and path, and page keys begin with that id. What outlives the server would then
 be found again where another adapter lies at the same path. With an id of the content the keys say what was computed.
+Keys begin with a client's ``extra_key`` as well, so one that could be taken for an adapter is refused.
 Adapters that are loaded later get an id of their own each time; their pages end with the server.
 """
 
@@ -18,7 +19,7 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.arg_groups.overrides import declare_resolution
 
 from banyan.config import Config
-from banyan.layout.checkpoint import adapter_id
+from banyan.layout.checkpoint import adapter_id, may_name_adapter
 from banyan.sglang_plugin import runtime
 
 logger = logging.getLogger("banyan")
@@ -31,6 +32,22 @@ def after_check_server_args(result: None, server_args: Any) -> None:
     if carried is None or not Config.from_dict(carried["config"]).shares or not adapters:
         return
     declare_resolution(server_args, "banyan", lora_paths=[_told(adapter) for adapter in adapters])
+
+
+def refuse_names_of_adapters(manager: Any, obj: Any) -> None:
+    """Look at what a client calls its prefixes.
+
+    Raises:
+        ValueError: which SGLang answers with 400.
+    """
+    asked = getattr(obj, "extra_key", None)
+    if not asked:
+        return
+    registry = getattr(manager, "lora_registry", None)
+    ids = [one.lora_id for one in registry.get_all_adapters().values()] if registry is not None else []
+    for extra_key in [asked] if isinstance(asked, str) else asked:
+        if isinstance(extra_key, str) and may_name_adapter(extra_key, ids):
+            raise ValueError("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
 
 
 def _told(adapter: Any) -> Any:

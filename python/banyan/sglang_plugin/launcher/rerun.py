@@ -27,6 +27,7 @@ from banyan.planner import Action, asked
 from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
+from banyan.sglang_plugin.launcher.adapters import refuse_names_of_adapters
 
 logger = logging.getLogger("banyan")
 
@@ -39,6 +40,7 @@ async def around_generate_request(
         async for answer in original(manager, obj, request):
             yield answer
         return
+    refuse_names_of_adapters(manager, obj)
     if runtime.role().is_paired:
         async for answer in original(manager, _as_asked(obj, request), request):
             yield answer
