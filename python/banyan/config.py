@@ -118,6 +118,14 @@ class Config:
         "Write Banyan's log lines as JSON, one object each; SGLang's stay as they are.",
         switches_to=True,
     )
+    answer_details: bool = knob(
+        True,
+        "--banyan-no-answer-details",
+        SHARING,
+        """Leave cached_tokens_details out of answers, which say where a prompt's tokens were cached and which rank
+        holds them: other tenants' prompts can be told by it.""",
+        switches_to=False,
+    )
     policy: str = knob(
         SGLANG_POLICY,
         "--banyan-policy",

@@ -27,7 +27,7 @@ from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import identity, membership
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
-from banyan.telemetry import DESCRIPTIONS, GAUGES
+from banyan.telemetry import DESCRIPTIONS, GAUGES, Pseudonyms, rid_pseudonym
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
 POOL = {
@@ -257,8 +257,11 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
     assert [state["num_pool_pages"] - state["num_free_pages"] for state in told] == [3, 1]
     if owner._member.tier is not None:
         (prompt,) = told[0]["prompts"]
-        assert (prompt["rid"], prompt["num_tokens"], prompt["pools"]) == ("r", 3 * PAGE, [3 * PAGE, PAGE])
-        assert prompt["marks"][-1] == [3 * PAGE, names[2][:12]]
+        shown = Pseudonyms("s")
+        assert prompt["rid"] == rid_pseudonym(shown.nonce, "r")
+        assert (prompt["num_tokens"], prompt["pools"]) == (3 * PAGE, [3 * PAGE, PAGE])
+        assert prompt["marks"][-1] == [3 * PAGE, shown.of_key(names[2])]
+        assert told[1]["prompts"][0]["marks"] == prompt["marks"], "prompts of all ranks can be laid over each other"
     owner.reset()
     assert owner.state()["num_sampled_pages"] == 0
     assert owner.figures()["num_published_pages"] == 0

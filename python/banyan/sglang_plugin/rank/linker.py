@@ -42,7 +42,7 @@ from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.store_events import StoreEvents
 from banyan.sglang_plugin.rank.window_places import RankWindows, portions
 from banyan.supply import Part
-from banyan.telemetry import Counters, Dropped
+from banyan.telemetry import Counters, Dropped, Pseudonyms
 
 logger = logging.getLogger("banyan")
 
@@ -92,8 +92,8 @@ class BanyanLinker(UnifiedCacheLinker):
         if params.disable:
             logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
         page_hash.prepare(params.page_size)
-        config = runtime.config()
-        assert config is not None
+        config, carried = runtime.config(), runtime.bookkeeping(server_args)
+        assert config is not None and carried is not None
         self.pools: dict[PoolName, object] = {PoolName.KV: pools.pool}
         self.forward_stream = forward_stream
         self._page_tokens, self._shards = params.page_size, Shards(params)
@@ -104,7 +104,7 @@ class BanyanLinker(UnifiedCacheLinker):
             Membership,
             server_args=server_args,
             config=config,
-            carried=runtime.bookkeeping(server_args),
+            carried=carried,
             device=open_device(config, pools.in_use),
             page_tokens=self._page_tokens,
             forward_stream=forward_stream,
@@ -141,7 +141,7 @@ class BanyanLinker(UnifiedCacheLinker):
         self._publication = Publication(self._cache, self._member, self._page_tokens, self._windows)
         self._access.attach(self._publication.publish)
         self._access.guard(pools.allocator, self._cache)
-        self._figures = self._make_figures(began_s)
+        self._figures = self._make_figures(began_s, Pseudonyms(carried["server"]))
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         _installed = self
 
@@ -190,7 +190,7 @@ class BanyanLinker(UnifiedCacheLinker):
         # Before anybody keeps one of these methods.
         self._control_us = times.time_control((self, ENTRIES), (self._cache, ("retire", "drain")))
 
-    def _make_figures(self, began_s: float) -> RankFigures:
+    def _make_figures(self, began_s: float, pseudonyms: Pseudonyms) -> RankFigures:
         return RankFigures(
             member=self._member,
             memberships=self._memberships,
@@ -203,6 +203,7 @@ class BanyanLinker(UnifiedCacheLinker):
             control_us=self._control_us,
             page_tokens=self._page_tokens,
             began_s=began_s,
+            pseudonyms=pseudonyms,
         )
 
     def _in_arena(self) -> Part:

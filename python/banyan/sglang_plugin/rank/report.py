@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from banyan.core import PrefixSpan
@@ -53,12 +54,20 @@ def tick() -> None:
         _exporter.flush_if_due(time.monotonic())
 
 
-def after_get_cached_tokens_details(details: dict[str, Any] | None, streamer: Any, req: Any) -> dict[str, Any] | None:
+def around_get_cached_tokens_details(
+    original: Callable[[Any, Any], dict[str, Any] | None], streamer: Any, req: Any
+) -> dict[str, Any] | None:
     """SGLang books what a linker loads as "host"; tokens are named after the tier that they came from. Beside them
-    stands what the rank saw of the prompt: its own prefix, the longest one, and who holds that."""
-    if not runtime.is_sharing():
-        return None
+    stands what the rank saw of the prompt: its own prefix, the longest one, and who holds that. Answers have all of
+    this or nothing, as the flags say."""
+    details, config = original(streamer, req), runtime.config()
+    if config is None or not config.shares:
+        return details
     _count_once(details or {}, req)
+    return _details(details, req) if config.answer_details else None
+
+
+def _details(details: dict[str, Any] | None, req: Any) -> dict[str, Any] | None:
     span = requests.span_of(req)
     if details is None and not (span and span.max_tokens):
         return None
