@@ -235,6 +235,11 @@ class PrefixCache:
         if self._windows is not None and queued.window is not None:
             self._windows.supply.let_go(queued.window)
 
+    @property
+    def holds_leases_at_rest(self) -> bool:
+        """Whether peers' pages are leased for copies that have not begun, and do not until this thread goes on."""
+        return bool(self._queued)
+
     def cancel(self, rid: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
         queued = self._queued.pop(rid, None)

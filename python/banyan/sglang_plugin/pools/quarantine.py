@@ -109,7 +109,7 @@ class Quarantine:
         began_s = time.monotonic()
         self._wait_until(retry, patience_s)
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
-        if slots is None and self._num_held:
+        if slots is None and self._num_held and patience_s >= READER_PATIENCE_S:
             logger.error(
                 "banyan: the pool is short and peers have held %d page(s) for over %g s: is a rank stopped?",
                 self._num_held,

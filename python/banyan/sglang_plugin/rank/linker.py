@@ -170,6 +170,9 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _keep_time(self, num_layers: int) -> None:
         block = self._member.block
+        if self._shards.is_one:
+            beside = () if self._windows is None else (self._windows.allocator,)
+            times.load_without_circles(self._cache, self._allocator, *beside)
         if self._seats.layout.steps_together:
             token_bytes = block.block_bytes // self._page_tokens
             times.step_together(
