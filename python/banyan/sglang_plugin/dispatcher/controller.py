@@ -47,7 +47,8 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     def dispatch_placed(req: Any) -> None:
         if isinstance(req, TokenizedGenerateReqInput):
             try:
-                first = placer.place(req, controller._active_workers)
+                has_room = detours.has_room and held_back.has_room
+                first = (placer.place if has_room else placer.place_anew)(req, controller._active_workers)
                 if isinstance(first, Detour):
                     detours.begin(req, first)
                     return
