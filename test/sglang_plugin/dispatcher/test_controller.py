@@ -12,6 +12,7 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
 from test.sglang_plugin.image_prompts import image_prompt
+from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import Rank, frames
 
 from banyan._native import PageKeys, Roster
@@ -368,7 +369,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     sent = request(ids)
     placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 
-    class Req:
+    class Req(Matched):
         rid, kv_hints, origin_input_ids, output_ids = "r", sent.kv_hints, ids, []
 
     req = Req()

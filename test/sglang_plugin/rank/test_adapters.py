@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from test.sglang_plugin.rank import test_linker as rig
+from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_linker import PAGE, transfer
 
 from banyan import _native
@@ -14,7 +15,7 @@ from banyan.config import Config
 from banyan.sglang_plugin.rank import identity, requests
 
 
-class Req:
+class Req(Matched):
     """What Banyan reads of a request of SGLang."""
 
     def __init__(self, rid, lora_id):

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_hash_str
 from test.sglang_plugin.rank import test_extents as extents
 from test.sglang_plugin.rank import test_linker as rig
+from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_extents import (
     heads,
     heads_and_draft,
@@ -135,7 +136,7 @@ def bigrams():
     requests.look_ahead(0)
 
 
-class Req:
+class Req(Matched):
     """What Banyan reads of a request of SGLang."""
 
     def __init__(self, num_tokens):

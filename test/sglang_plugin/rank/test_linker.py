@@ -15,6 +15,7 @@ import prometheus_client
 import pytest
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import keys
 
 from banyan import _native
@@ -267,7 +268,7 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
     assert owner.figures()["num_published_pages"] == 0
 
 
-class Request:
+class Request(Matched):
     """In SGLang's queue, and known by its id for as long as it is there."""
 
     output_ids, banyan_asked, dp_max_kv_rank, banyan_reads = (), None, -1, None

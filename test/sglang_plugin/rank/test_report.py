@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.plugins import load_plugins
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from banyan.config import Config
 from banyan.sglang_plugin.rank import report
@@ -38,6 +39,7 @@ def test_openai_breakdown_when_the_server_is_stock_then_nothing_is_added(answers
 
 def told(details, req):
     """What an answer says where SGLang has booked ``details``."""
+    req.sampling_params = getattr(req, "sampling_params", SamplingParams())
     return report.around_get_cached_tokens_details(lambda streamer, req: details, None, req)
 
 
@@ -105,3 +107,21 @@ def test_details_when_nothing_is_shared_then_they_are_sglangs(monkeypatch, confi
     monkeypatch.setattr(report.runtime, "config", lambda: config)
     details = {"device": 16, "host": 64}
     assert told(details, SimpleNamespace()) is details
+
+
+def test_prompt_when_several_samples_are_asked_for_then_the_run_before_them_is_not_counted(sharing, monkeypatch):
+    rank = SimpleNamespace(counters=Counters())
+    monkeypatch.setattr(report, "_linker", lambda: rank)
+    # As SGLang's TokenizerManager does: the prompt for itself first, answering nothing, then each sample.
+    runs = [SamplingParams(n=4, max_new_tokens=0), *(SamplingParams(n=4, max_new_tokens=8) for _ in range(4))]
+    cached = [{"device": 0, "host": 384}, *({"device": 384, "host": 0} for _ in range(4))]
+    for params, details in zip(runs, cached, strict=True):
+        told(details, SimpleNamespace(origin_input_ids=range(400), sampling_params=params))
+    assert (rank.counters.prompt_tokens, rank.counters.own_tokens, rank.counters.peer_tokens) == (1600, 1536, 0)
+
+
+def test_prompt_when_a_client_asks_for_no_token_then_it_is_counted(sharing, monkeypatch):
+    rank = SimpleNamespace(counters=Counters())
+    monkeypatch.setattr(report, "_linker", lambda: rank)
+    told(None, SimpleNamespace(origin_input_ids=range(400), sampling_params=SamplingParams(max_new_tokens=0)))
+    assert rank.counters.prompt_tokens == 400

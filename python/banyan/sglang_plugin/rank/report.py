@@ -97,7 +97,7 @@ def _by_tier(details: dict[str, Any], req: Any) -> dict[str, int]:
 def _count_once(details: dict[str, Any], req: Any) -> None:
     """Count a prompt with its first answer: SGLang asks again with every token of a stream."""
     linker = _linker() if _linker is not None else None
-    if linker is None or getattr(req, "banyan_is_counted", False):
+    if linker is None or getattr(req, "banyan_is_counted", False) or _is_ahead_of_samples(req):
         return
     req.banyan_is_counted = True
     tiers = _by_tier(details, req)
@@ -109,6 +109,13 @@ def _count_once(details: dict[str, Any], req: Any) -> None:
         host=tiers["host"] + tiers.get("remote", 0),
         store=tiers["storage"],
     )
+
+
+def _is_ahead_of_samples(req: Any) -> bool:
+    """Whether this is the run with which SGLang puts a prompt into the cache before several samples of it (``n``):
+    nobody gets its answer, and theirs say how much of the prompt was cached then."""
+    wanted = req.sampling_params
+    return bool(wanted.n > 1 and wanted.max_new_tokens == 0)
 
 
 def _fields_of(span: PrefixSpan, *, own_tokens: int) -> dict[str, int]:

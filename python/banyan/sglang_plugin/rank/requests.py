@@ -177,4 +177,5 @@ def facts(rid: str, page_tokens: int) -> RequestFacts:
     # SGLang's own list of both is made later: when a request has just come, and by policies that look at every prefix
     # in the queue (lpm, dfs-weight), it is still empty or of the last round.
     num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-    return RequestFacts(rid, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead)
+    most_tokens = req._compute_max_prefix_len(num_tokens)
+    return RequestFacts(rid, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead, most_tokens)
