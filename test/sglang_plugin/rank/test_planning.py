@@ -268,3 +268,12 @@ def test_request_when_its_answer_says_something_of_the_prompt_then_what_is_not_l
     assert facts.tail(num_pages, offer.runs).prompt_tokens == 640
     if num_pages > 3:
         assert facts.span(num_pages - 3, offer.first(num_pages - 3)).origin_tokens == 3 * PAGE
+
+
+def test_request_when_it_has_just_come_then_all_its_pages_count_for_sglang_has_not_said_how_far_it_looks(rank):
+    rank.arrive("r", 640)
+    (req,) = rank.requests
+    # As SGLang makes it; it sets the place later.
+    req.return_logprob, req.logprob_start_len = True, 0
+    facts = requests.facts_of_all_pages("r", PAGE)
+    assert [facts.tail(num_pages, ()).own_tokens for num_pages in (39, 19)] == [0, 20 * PAGE]

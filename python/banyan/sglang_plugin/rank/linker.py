@@ -272,7 +272,7 @@ class BanyanLinker(UnifiedCacheLinker):
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(rid)):
             return
         self._member.lookout.saw(rid, keys)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        worth: Worth = partial(self._planner.num_to_read, requests.facts_of_all_pages(rid, self._page_tokens))
         if self._windows is not None:
             self._windows.arrive_behind(self._member.tier, rid, keys, worth)
             return

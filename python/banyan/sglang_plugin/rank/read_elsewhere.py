@@ -56,7 +56,7 @@ class ReadElsewhere:
         if tier is None or reads is None or tier.is_sent_for(rid):
             return self.is_sent_for(rid)
         keys = requests.prompt_keys(rid, self._page_tokens)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(rid, self._page_tokens))
+        worth: Worth = partial(self._planner.num_to_read, requests.facts_of_all_pages(rid, self._page_tokens))
         is_heard = bool(keys) and tier.send_for(rid, keys or (), worth, reads)
         if is_heard:
             requests.forget_reads(rid)

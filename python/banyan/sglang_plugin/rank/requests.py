@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,13 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
     except ValueError:
         # A negative token: SGLang has no key for its page.
         return None
+
+
+def facts_of_all_pages(rid: str, page_tokens: int) -> RequestFacts:
+    """As ``facts``, where all pages of ``prompt_keys`` are meant: how far SGLang is going to look is not settled when a
+    request has just come."""
+    known = facts(rid, page_tokens)
+    return replace(known, most_cached_tokens=max((known.prompt_tokens or 0) - 1, 0))
 
 
 def facts(rid: str, page_tokens: int) -> RequestFacts:
