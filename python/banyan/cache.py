@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from banyan import guard
+from banyan import faults
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
@@ -86,7 +86,7 @@ class _Batch:
         return [item.fetch for item in self.queued]
 
 
-class NotBegun:
+class FailedCopy:
     """The copy of a batch that could not be begun: it has ended, and failed."""
 
     bytes_fetched = bytes_copied = 0
@@ -233,7 +233,7 @@ class PrefixCache:
         try:
             queued = self._hold(request, keys, frames, window)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other shards wait for an answer
-            guard.note("cache.hold", error)
+            faults.note("cache.hold", error)
             queued = None
         # Asked of every shard, also of one that was refused: the others wait for its answer.
         is_granted = self._agreed(queued is not None)
@@ -278,6 +278,11 @@ class PrefixCache:
         if self._windows is not None and queued.window is not None:
             self._windows.supply.let_go(queued.window)
 
+    @property
+    def holds_leases_at_rest(self) -> bool:
+        """Whether peers' pages are leased for copies that have not begun, and do not until this thread goes on."""
+        return bool(self._queued)
+
     def cancel(self, request: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
         queued = self._queued.pop(request, None)
@@ -305,11 +310,11 @@ class PrefixCache:
         try:
             return self._copy_of(queued)
         except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
-            guard.note("cache.start", error)
+            faults.note("cache.start", error)
             for held in (part for item in queued for part in (item.pages, item.window) if part is not None):
                 if held.lease is not None:
                     held.lease.release()
-            return NotBegun()
+            return FailedCopy()
 
     def _copy_of(self, queued: Sequence[_Queued]) -> Copy:
         copy = self._supply.start_copy([item.pages for item in queued])

@@ -118,6 +118,14 @@ class Config:
         "Write Banyan's log lines as JSON, one object each; SGLang's stay as they are.",
         switches_to=True,
     )
+    answer_details: bool = knob(
+        True,
+        "--banyan-no-answer-details",
+        SHARING,
+        """Leave cached_tokens_details out of answers, which say where a prompt's tokens were cached and which rank
+        holds them: other tenants' prompts can be told by it.""",
+        switches_to=False,
+    )
     policy: str = knob(
         SGLANG_POLICY,
         "--banyan-policy",
@@ -463,6 +471,13 @@ def flags_in_environment() -> list[str] | None:
     """Banyan's flags for programs that build SGLang's arguments themselves, as the words of a command line; or None."""
     text = os.environ.get(FLAGS_VARIABLE)
     return None if text is None else shlex.split(text)
+
+
+def cache_folder() -> Path | None:
+    """Where this user keeps what can be computed again; None for a user without a home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
+    return caches / "banyan" if caches.is_absolute() else None
 
 
 def uses_expandable_segments() -> bool:

@@ -20,7 +20,7 @@ for process in ("scheduler", "controller"):
 Scheduler._create_generation_req = Scheduler._create_generation_req.__wrapped__
 try:
     seams.verify("scheduler")
-except seams.Missing as refusal:
+except seams.NoHooks as refusal:
     print("REPORT", json.dumps({"backend": "banyan_cpu" in ATTENTION_BACKENDS, "refused": str(refusal)}))
 """
 

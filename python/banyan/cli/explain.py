@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
-from banyan.observe.life import sentences
+from banyan.observe.life import decisions_of, sentences
 
 __all__ = ["DROPPED", "decisions", "drop_sentence", "drops", "sentences"]
 
-DROPPED = "dropped"
+ALL, DROPPED = "all", "dropped"
 """In place of a request's id."""
 
 
@@ -24,10 +24,9 @@ def decisions(engine: Engine, rid: str) -> list[dict[str, Any]]:
     found = [
         {"dp_rank": rank, **plan}
         for rank, state in engine.ranks().items()
-        for plan in state["plans"]
-        if rid in ("all", plan["rid"])
+        for plan in (state["plans"] if rid == ALL else decisions_of(rid, state["rid_nonce"], state["plans"]))
     ]
-    if not found and rid != "all":
+    if not found and rid != ALL:
         raise EngineError(
             f"no rank remembers {rid}: it was not looked up (its whole prompt was cached, or is shorter than a page), "
             "or too many others followed it"

@@ -2,42 +2,56 @@
 """Which weights a folder holds, whatever it is called and whenever it was copied; the same of a LoRA adapter.
 
 A store outlives the server that wrote it: the next one may find other weights under the same path, and must then not
-find the old pages. Reading all weights would cost a minute for each hundred GiB, so each file is sampled: fine-tuning
-or merging changes some values nearly everywhere. If it changed one byte in ten, 256 samples of 4 KiB would all miss it
-once in 10^11 times. Adapters are small, and read whole.
+find the old pages. An edit may be as small as one norm of 8 KB, so every byte counts; what has been read once is
+remembered. Code that comes with the weights counts as they do.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+
+from banyan.layout.file_digests import FileDigests, file_digests
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 CONFIG_NAMES = ("config.json", "hf_quant_config.json", "quantize_config.json")
-NUM_SAMPLES = 256
-SAMPLE_BYTES = 4096
+CODE_SUFFIX = ".py"
+"""Of a model that brings its own code (``--trust-remote-code``)."""
 ADAPTER_SUFFIXES = (".json", *WEIGHT_SUFFIXES)
-_BY_CONTENT = "content-"
+_BY_CONTENT = "banyan-adapter-"
+"""What ids of content begin with, and what no client may say: SGLang puts the adapter's id behind the ``extra_key`` of
+a request, so one that contains an id would be taken for the adapter's."""
 
 
-def checkpoint_digest(folder: Path) -> str:
-    """Digest of the weights and their configuration in ``folder``.
+@dataclass(frozen=True, slots=True)
+class CheckpointDigest:
+    """Digest of the weights, their configuration and their code, in hexadecimal; and what it took."""
+
+    sha256: str
+    reading: FileDigests
+
+
+def checkpoint_digest(folder: Path, memory: Path | None) -> CheckpointDigest:
+    """Digest of what lies in ``folder``. ``memory``: the file that remembers those of its weights.
 
     Raises:
-        ValueError: when it holds no weights, or is not a folder.
+        ValueError: when it holds no weights, or is not a folder, or one of them is being written.
         OSError: when a file cannot be read.
     """
     files = sorted(path for path in folder.glob("*") if path.suffix in WEIGHT_SUFFIXES)
     if not files:
         raise ValueError(f"{folder}: no weights ({', '.join(WEIGHT_SUFFIXES)}) to tell this model by")
     digest = hashlib.sha256()
-    for name in CONFIG_NAMES:
-        path = folder / name
+    small = [folder / name for name in CONFIG_NAMES] + sorted(folder.glob(f"*{CODE_SUFFIX}"))
+    for path in small:
         if path.is_file():
-            _add(digest, name, path.read_bytes())
-    for path in files:
-        _add(digest, path.name, _sampled(path))
-    return digest.hexdigest()
+            _add(digest, path.name, path.read_bytes())
+    reading = file_digests(files, memory)
+    for path, content in zip(files, reading.digests, strict=True):
+        _add(digest, path.name, content)
+    return CheckpointDigest(digest.hexdigest(), reading)
 
 
 def adapter_id(name: str, folder: Path) -> str:
@@ -65,15 +79,10 @@ def is_by_content(adapter: str) -> bool:
     return adapter.startswith(_BY_CONTENT)
 
 
-def _sampled(path: Path) -> bytes:
-    size = path.stat().st_size
-    sample = hashlib.sha256(size.to_bytes(8, "little"))
-    last = max(0, size - SAMPLE_BYTES)
-    with path.open("rb", buffering=0) as file:
-        for number in range(NUM_SAMPLES):
-            file.seek(last * number // (NUM_SAMPLES - 1))
-            sample.update(file.read(SAMPLE_BYTES))
-    return sample.digest()
+def may_name_adapter(extra_key: str, ids: Collection[str] = ()) -> bool:
+    """Whether a client's ``extra_key`` could be taken for an adapter: for one of ``ids``, or for one by content, of
+    this server or of any other whose pages it may find."""
+    return _BY_CONTENT in extra_key or any(adapter in extra_key for adapter in ids)
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raise it whenever bytes of a page, or its key, change their meaning: what was stored before is then not found."""
 
 
@@ -22,6 +22,8 @@ class Namespace:
     ``weights_epoch`` counts the weight updates this process has taken since its start: two ranks of a server share
     again as soon as both have taken the same ones. What the updates brought is known to this server only, so
     ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
+
+    ``engine`` is the engine's name and version: another one may compute other KV of the same tokens.
 
     ``draft`` says whose KV lies behind the model's in each page; empty where no draft's does. ``window`` says which
     layers' KV a page has, or whose states, of a model that keeps sliding windows or states apart; empty where a page
@@ -37,6 +39,7 @@ class Namespace:
     weights_sha256: str
     weights_epoch: int
     server: str
+    engine: str
     model_config_sha256: str
     kv_dtype: str
     page_tokens: int

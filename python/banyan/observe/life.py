@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from banyan.core import SourceKind
+from banyan.telemetry import rid_pseudonym
+
+
+def decisions_of(rid: str, nonce: str, plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The decisions of a rank about the request ``rid``, under that name: the rank tells its pseudonym, which may be
+    asked for as well."""
+    names = (rid, rid_pseudonym(nonce, rid))
+    return [{**plan, "rid": rid} for plan in plans if plan["rid"] in names]
 
 
 def sentences(plan: Mapping[str, Any]) -> list[str]:

@@ -60,6 +60,7 @@ class RankReading:
         values: its counters and gauges, by their names in ``/metrics``.
         num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
         prompts, plans: its last prompts and who holds them; its last decisions.
+        rid_nonce: by which ids of requests in these are pseudonyms.
     """
 
     dp_rank: int
@@ -71,6 +72,7 @@ class RankReading:
     num_used_tokens: int | None = None
     prompts: Sequence[SeenPrompt] = field(default=(), repr=False)
     plans: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    rid_nonce: str = ""
 
     def value(self, name: str) -> float:
         """A counter or gauge; 0 for one that the rank has not."""
@@ -137,6 +139,7 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         num_used_tokens=_number(told.get("num_used_tokens")),
         prompts=tuple(SeenPrompt.of(told) for told in state.get("prompts") or ()),
         plans=tuple(state.get("plans") or ()),
+        rid_nonce=str(state["rid_nonce"]),
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from banyan.observe.asking import Unanswered
-from banyan.observe.life import sentences
+from banyan.observe.life import decisions_of, sentences
 from banyan.observe.prefix_tree import prefix_tree
 from banyan.observe.rates import Rates
 from banyan.observe.reading import HIT_SOURCES, Reading
@@ -63,12 +63,12 @@ class Watched:
         await self._refresh()
         if self._now is None:
             return []
-        return [
-            {**told, "url": self.url, "sentences": sentences(told)}
+        found = [
+            {"dp_rank": rank.dp_rank, **plan}
             for rank in self._now.ranks
-            for told in ({"dp_rank": rank.dp_rank, **plan} for plan in rank.plans)
-            if told["rid"] == rid
+            for plan in decisions_of(rid, rank.rid_nonce, rank.plans)
         ]
+        return [{**told, "url": self.url, "sentences": sentences(told)} for told in found]
 
     async def _refresh(self) -> None:
         async with self._lock:

@@ -35,7 +35,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOAD_PATIENCE_S = 0.03
-"""A copy of ``MOST_MOVED_BYTES`` takes a third of it."""
+"""A copy of ``MOST_MOVED_BYTES`` takes a third of it. A rank that steps alone waits as long while it holds leases for
+copies that have not begun: these do not go on by themselves, so there a circle is possible."""
 
 MOST_MOVED_BYTES = 256 << 20
 """10 ms over PCIe 4.0 x16 at 25 GB/s: taken until moves and forwards were measured."""

@@ -14,6 +14,8 @@ from banyan.disagg import Role
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+MAX_RANKS = 1024
+"""Of one server: whoever says more is no server, and each gets a row in the policies' table."""
 LOAD_PORT = "load_endpoint_port_base"
 """Where ``/server_info`` names the first rank's port."""
 
@@ -85,7 +87,7 @@ class Description:
             ValueError: when the answer is not one of SGLang's.
         """
         try:
-            num_ranks = max(1, int(info["dp_size"]))
+            num_ranks = _num_ranks(info)
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
@@ -106,7 +108,7 @@ class Description:
             )
             if not events or events.get("publisher") != "zmq":
                 return said
-            ranks = range(int(events["dp_size"]))
+            ranks = range(_num_ranks(events))
             return replace(
                 said,
                 block_tokens=int(events["block_size"]),
@@ -115,6 +117,13 @@ class Description:
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
+
+
+def _num_ranks(said: Mapping[str, Any]) -> int:
+    num_ranks = max(1, int(said["dp_size"]))
+    if num_ranks > MAX_RANKS:
+        raise ValueError(f"{num_ranks} ranks, at most {MAX_RANKS}")
+    return num_ranks
 
 
 def _door(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:

@@ -111,12 +111,16 @@ class Fleet:
             self.targets[number].sent.forget()
         if old is None or (old.num_ranks, old.places_itself) != (description.num_ranks, description.places_itself):
             ranks: list[int | None] = [None] if description.places_itself else list(range(description.num_ranks))
-            server.targets = [self._add(server, rank) for rank in ranks]
+            server.targets = [self._target(server, rank) for rank in ranks]
         server.feeds = [EventFeed() for _ in description.sources]
         server.loads.clear()
         return True
 
-    def _add(self, server: Server, rank: int | None) -> int:
+    def _target(self, server: Server, rank: int | None) -> int:
+        """Its row: the one that it had before it was started otherwise, for rows are never taken away."""
+        for target in self.targets:
+            if target.server is server and target.rank == rank:
+                return target.number
         self.targets.append(Target(len(self.targets), server, rank))
         return len(self.targets) - 1
 

@@ -54,6 +54,8 @@ class Until(StrEnum):
     ABORTED = "aborted"
     INACTIVE = "inactive"
     """A rank that was waited for is no longer active; the policy has chosen anew."""
+    FAILED = "failed"
+    """It could not be told whether the wait was over; the log says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from sglang.srt.runtime_context import get_device, get_server_args
 
-from banyan import guard
+from banyan import faults
 from banyan.config import Config
 from banyan.disagg import Role
 from banyan.telemetry import log_as_json
@@ -87,7 +87,7 @@ class Refused(RuntimeError):
     """Banyan cannot serve here. Raised in child processes: SGLang then takes the whole server down."""
 
 
-guard.let_pass(Refused)
+faults.let_pass(Refused)
 
 
 def refuse(*lines: str) -> NoReturn:

@@ -3,7 +3,7 @@
 
 SGLang swallows a plugin's exceptions and skips hooks that do not apply. So nothing is taken on trust: the main process
 compares fingerprints before it turns Banyan on, and the first object that Banyan builds in another process calls
-``verify``: without one of its hooks a process shares nothing. No hook can raise into SGLang (``banyan.guard``).
+``verify``: without one of its hooks a process shares nothing. No hook can raise into SGLang (``banyan.faults``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from banyan import guard, patches
+from banyan import faults, patches
 from banyan.sglang_plugin import runtime
 
 _QUEUE = patches.load_queue()
@@ -42,7 +42,7 @@ def changed() -> list[str]:
     return patches.changed(_QUEUE)
 
 
-class Missing(RuntimeError):
+class NoHooks(RuntimeError):
     """SGLang has skipped hooks."""
 
 
@@ -56,10 +56,10 @@ def missing(process: str) -> list[str]:
 
 
 def verify(process: str) -> None:
-    """Raises Missing unless every hook of ``process`` is in place."""
+    """Raises NoHooks unless every hook of ``process`` is in place."""
     skipped = missing(process)
     if skipped:
-        raise Missing(", ".join(skipped))
+        raise NoHooks(", ".join(skipped))
 
 
 def _is_used(patch: patches.Patch) -> bool:
@@ -70,7 +70,7 @@ def _is_used(patch: patches.Patch) -> bool:
 
 def _guarded(patch: patches.Patch, hook: Any) -> Any:
     """The hook, so that it cannot raise into SGLang."""
-    guarded = guard.around if patch.kind == "around" else guard.beside
+    guarded = faults.around if patch.kind == "around" else faults.beside
     return guarded(hook, patch.name, stops=patch.on_failure == "stop")
 
 

@@ -8,6 +8,7 @@ from banyan.telemetry.estimate import Estimate
 from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, gauges_of
 from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
+from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
 
@@ -22,8 +23,10 @@ __all__ = [
     "Estimate",
     "Holding",
     "LayerClock",
+    "Pseudonyms",
     "RecentPrompts",
     "Stopwatch",
     "gauges_of",
     "log_as_json",
+    "rid_pseudonym",
 ]

@@ -11,7 +11,6 @@ from typing import Any
 from banyan.core import SourceKind
 
 MAX_REMEMBERED = 64
-KEY_CHARACTERS = 16
 
 
 class Dropped:
@@ -29,11 +28,11 @@ class Dropped:
         self._last.append((self._clock(), key, num_pages, copy, is_again))
 
     def state(self) -> list[dict[str, Any]]:
-        """What ``banyan explain dropped`` reads from /server_info, the latest first."""
+        """What ``banyan explain dropped`` reads, the latest first."""
         now_s = self._clock()
         return [
             {
-                "key": key[:KEY_CHARACTERS],
+                "key": key,
                 "num_pages": num_pages,
                 "ago_s": round(now_s - at_s, 1),
                 "copy": None if copy is None else copy.value,

@@ -14,8 +14,6 @@ from typing import Any
 
 MAX_PROMPTS = 32
 MAX_MARKS = 64
-SHOWN_DIGITS = 12
-"""Of each key, in /server_info: equal by chance once in 2**48."""
 
 
 @dataclass(slots=True)
@@ -72,10 +70,7 @@ class RecentPrompts:
             "seen_s": round(prompt.seen_s, 3),
             "num_tokens": prompt.num_pages * self._page_tokens,
             "num_turns": prompt.num_turns,
-            "marks": [
-                [place * self._page_tokens, key[:SHOWN_DIGITS]]
-                for place, key in zip(prompt.places, prompt.keys, strict=True)
-            ],
+            "marks": [[place * self._page_tokens, key] for place, key in zip(prompt.places, prompt.keys, strict=True)],
             "pools": [tokens(num_marks) for num_marks in holding.pools],
             "arena": tokens(holding.arena),
         }

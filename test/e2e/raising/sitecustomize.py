@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Banyan hangs into SGLang raises where a file says so: loaded by every process of a server whose ``PYTHONPATH``
-begins with this folder. One line of the file is the name of a hook (``banyan.guard``)."""
+begins with this folder. One line of the file is the name of a hook (``banyan.faults``)."""
 
 import functools
 import inspect
 import os
 from pathlib import Path
 
-from banyan import guard
+from banyan import faults
 
 VARIABLE = "BANYAN_TEST_RAISING"
 
@@ -51,5 +51,5 @@ def checked_by(guarding):
     return lambda function, where, *args, **kwargs: guarding(raising(function, where), where, *args, **kwargs)
 
 
-guard.quiet = checked_by(guard.quiet)
-guard.around = checked_by(guard.around)
+faults.quiet = checked_by(faults.quiet)
+faults.around = checked_by(faults.around)

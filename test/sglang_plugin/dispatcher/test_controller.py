@@ -12,17 +12,19 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
 from test.sglang_plugin.image_prompts import image_prompt
+from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import Rank, frames
 
 from banyan._native import PageKeys, Roster
 from banyan.config import Config
 from banyan.layout import Layout
-from banyan.routing import Dispatcher, hint
+from banyan.routing import Dispatcher, Wait, hint
 from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, is_plain, session_of
+from banyan.sglang_plugin.dispatcher.held import MAX_HELD
+from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer, is_plain, session_of
 from banyan.sglang_plugin.dispatcher.scout import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
@@ -298,8 +300,8 @@ def test_failures_when_they_go_on_then_every_tenfold_is_said(caplog):
     ]
 
 
-def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
-    roster, _ = node
+def dispatching(roster, monkeypatch, sent):
+    """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     roster.agree_on_page_tokens(PAGE)
     config = Config(policy="lmetric")
     monkeypatch.setattr(controller.seams, "verify", lambda process: None)
@@ -309,7 +311,6 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, mo
         _banyan={"roster": roster.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
         speculative_algorithm=None,
     )
-    sent = []
     fake = SimpleNamespace(
         server_args=args,
         max_dp_size=2,
@@ -318,6 +319,25 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, mo
         load_snapshot_reader=SimpleNamespace(read_all=list),
     )
     controller.after_init_dispatcher(None, fake)
+    return fake
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(node, monkeypatch, full):
+    sent = []
+    fake = dispatching(node[0], monkeypatch, sent)
+    fake._active_workers = [0, 1]
+    monkeypatch.setattr(Placer, "place", lambda self, req, active: Wait(0, 16, 1.0))
+    fake.dispatching(request(range(64)))
+    assert sent == [] and [held.num_held for held in fake.banyan_held] == [0, 1]
+    fake.banyan_held[full]._held.extend([None] * MAX_HELD)
+    fake.dispatching(request(range(64)))
+    assert len(sent) == 1 and sent[0] in (0, 1)
+
+
+def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
+    sent = []
+    fake = dispatching(node[0], monkeypatch, sent)
     fake.dispatching(request(range(64)))
     fake._active_workers = []
     fake.dispatching(request(range(64)))
@@ -348,7 +368,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     sent = request(ids)
     placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 
-    class Req:
+    class Req(Matched):
         rid, kv_hints, origin_input_ids, output_ids = "r", sent.kv_hints, ids, []
 
     req = Req()

@@ -11,6 +11,7 @@ from banyan._native import Roster
 from banyan.routing import Dispatcher, Wait
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin.dispatcher.detours import IDLE_S, PATIENCE
+from banyan.sglang_plugin.dispatcher.held import MAX_HELD, MAX_LOOKS
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 
 FIRST = list(range(640))
@@ -125,3 +126,59 @@ def test_held_when_placing_fails_then_sglangs_own_method_has_it(monkeypatch):
 def test_place_when_a_client_has_named_the_rank_then_it_does_not_wait():
     rig = Rig()
     assert rig.placer.place(request(SECOND, routed_dp_rank=1), BOTH) is None
+
+
+def crowd(rig, number):
+    """So many requests that wait for the same prompt."""
+    reqs = [request(SECOND, rid=f"r{place}") for place in range(number)]
+    for req in reqs:
+        rig.held_back.begin(req, Wait(0, 480, 0.5))
+    return reqs
+
+
+def test_held_when_there_are_many_then_a_round_looks_at_a_few_in_turn_and_reads_the_loads_once(monkeypatch):
+    rig, rounds = Rig(), 2
+    reqs = crowd(rig, rounds * MAX_LOOKS)
+    looked, reads = [], []
+    look_up, read = rig.placer._scout.look_up, rig.placer._read_snapshots
+    monkeypatch.setattr(rig.placer._scout, "look_up", lambda req: (looked.append(req), look_up(req))[1])
+    rig.placer._read_snapshots = lambda: (reads.append(1), read())[1]
+    for _ in range(rounds):
+        rig.held_back.send_on(BOTH)
+    assert looked == reqs and len(reads) == rounds
+    rig.ranks[0].shelf.publish(frames(*range(30)), page_keys(FIRST[:480]))
+    for _ in range(rounds):
+        rig.held_back.send_on(BOTH)
+    assert rig.sent == reqs, "in the order in which they came"
+
+
+def test_held_when_there_are_too_many_then_there_is_no_room():
+    rig = Rig()
+    crowd(rig, MAX_HELD - 1)
+    assert rig.held_back.has_room
+    crowd(rig, 1)
+    assert not rig.held_back.has_room and rig.held_back.num_held == MAX_HELD
+
+
+def test_held_when_it_cannot_be_looked_after_then_it_is_sent_on_and_that_is_said(monkeypatch, caplog):
+    rig = Rig()
+    req = rig.begin()
+    monkeypatch.setattr(rig.placer, "is_coming", lambda *args: 1 / 0)
+    rig.held_back.send_on(BOTH)
+    rig.ended(req, "failed")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_held_when_the_loads_cannot_be_read_then_the_last_ones_count_and_the_wait_ends(monkeypatch, caplog):
+    rig = Rig()
+    req = rig.begin()
+
+    def broken():
+        raise ValueError("half a snapshot")
+
+    rig.placer._read_snapshots = broken
+    rig.held_back.send_on(BOTH)
+    assert rig.held_back.num_held == 1 and "half a snapshot" in caplog.text
+    rig.now_s += PATIENCE * rig.expected_s + IDLE_S
+    rig.held_back.send_on(BOTH)
+    assert rig.sent == [req] and rig.held_back.num_held == 0

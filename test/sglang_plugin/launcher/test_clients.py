@@ -2,6 +2,7 @@
 """What a client says is checked, and what only this server may say goes no further."""
 
 from http import HTTPStatus
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from banyan.routing import POLICIES, hint
 from banyan.sglang_plugin.launcher import clients
 
 VOCABULARY = 320
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCABULARY))
 
 
 def action(kind, payload=None, number=0):
@@ -25,7 +27,7 @@ def hints(*actions):
 
 def admitted(**fields):
     obj = GenerateReqInput(**{"input_ids": [1, 2], "sampling_params": {}, **fields})
-    clients.admit(obj, VOCABULARY)
+    clients.admit(obj, MANAGER)
     obj.normalize_batch_and_arguments()
     return obj
 
@@ -91,11 +93,11 @@ def test_hints_when_they_are_no_envelope_then_sglang_refuses_them(broken):
 @pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
 def test_ids_when_the_model_does_not_have_one_then_the_request_is_refused(ids, kind):
     with pytest.raises(clients.BadRequest, match="none of the model's 320 tokens"):
-        clients.admit(kind(input_ids=ids, sampling_params={}), VOCABULARY)
+        clients.admit(kind(input_ids=ids, sampling_params={}), MANAGER)
 
 
 def test_ids_when_an_image_goes_with_them_then_they_may_stand_for_it():
-    clients.admit(GenerateReqInput(input_ids=[1, 5_000], image_data="image"), VOCABULARY)
+    clients.admit(GenerateReqInput(input_ids=[1, 5_000], image_data="image"), MANAGER)
 
 
 def test_refusal_when_raised_then_sglang_answers_400():
@@ -120,7 +122,7 @@ ACTIONS = st.builds(
 def test_request_when_it_is_drawn_then_it_is_refused_or_says_nothing_of_the_servers(actions, ids):
     obj = GenerateReqInput(text="hi" if ids is None else None, input_ids=ids, kv_hints=hints(*actions))
     try:
-        clients.admit(obj, VOCABULARY)
+        clients.admit(obj, MANAGER)
     except clients.BadRequest:
         return
     allowed = {hint.POLICY_ACTION, asked.ACTION_TYPE, "other"}

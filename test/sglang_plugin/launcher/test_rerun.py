@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
+from sglang.srt.lora.lora_registry import LoRARef, LoRARegistry
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
@@ -55,10 +56,10 @@ def sharing(monkeypatch):
     monkeypatch.setattr(runtime, "role", lambda: Role.ALONE)
 
 
-def ask(engine, request=None, **fields):
+def ask(engine, request=None, manager=MANAGER, **fields):
     async def collect():
         obj = GenerateReqInput(**{"input_ids": [1, 2, 3], "sampling_params": {}, **fields})
-        return [answer async for answer in rerun.around_generate_request(engine.generate, MANAGER, obj, request)]
+        return [answer async for answer in rerun.around_generate_request(engine.generate, manager, obj, request)]
 
     return asyncio.run(collect())
 
@@ -168,3 +169,23 @@ def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_secon
         engine = Engine([DAMAGED], ["right"])
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: "10.0.0.2:7400"})) == ["right"]
         assert [actions(hints) for hints in engine.seen] == [[SOURCE_ACTION], [asked.ACTION_TYPE]]
+
+
+LOADED = LoRARef(lora_name="later", lora_path="/adapters/later")
+
+
+@pytest.mark.parametrize("role", [Role.ALONE, Role.DECODE])
+@pytest.mark.parametrize("name", ["banyan-adapter-" + "a" * 64, LOADED.lora_id], ids=["by content", "by its load"])
+@pytest.mark.parametrize("extra_key", ["{}", "tenant {}", ["tenant", "{} more"]], ids=str)
+def test_request_when_its_extra_key_holds_the_id_of_an_adapter_then_refused(monkeypatch, role, name, extra_key):
+    monkeypatch.setattr(runtime, "role", lambda: role)
+    manager, engine = SimpleNamespace(**vars(MANAGER), lora_registry=LoRARegistry([LOADED])), Engine(["an answer"])
+    keys = extra_key.format(name) if isinstance(extra_key, str) else [one.format(name) for one in extra_key]
+    with pytest.raises(ValueError, match="id of a LoRA adapter: ask for one with lora_path"):
+        ask(engine, manager=manager, extra_key=keys)
+    assert engine.seen == []
+
+
+def test_request_when_its_extra_key_names_no_adapter_then_it_is_answered():
+    manager = SimpleNamespace(**vars(MANAGER), lora_registry=LoRARegistry([LOADED]))
+    assert ask(Engine(["an answer"]), manager=manager, extra_key="adapter later", lora_path="later") == ["an answer"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test.unit.cache_rig import make_cache
+from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 from banyan import _native
@@ -14,15 +14,12 @@ from banyan._native import Roster
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.rank import times
 
 PAGE_TOKENS = 4
 
 
-@pytest.fixture
-def node():
-    roster = Roster.create(2)
-    ranks = [Rank(roster, slot) for slot in range(2)]
-    cache = make_cache(ranks[0].shelf, ranks[0].peers)
+def make_allocator(cache):
     pages = QuarantiningAllocator(
         size=(NUM_FRAMES - 1) * PAGE_TOKENS,
         page_size=PAGE_TOKENS,
@@ -32,7 +29,15 @@ def node():
         need_sort=False,
     )
     pages.attach(cache)
-    return pages, cache, ranks[1].peers, roster, ranks
+    return pages
+
+
+@pytest.fixture
+def node():
+    roster = Roster.create(2)
+    ranks = [Rank(roster, slot) for slot in range(2)]
+    cache = make_cache(ranks[0].shelf, ranks[0].peers)
+    return make_allocator(cache), cache, ranks[1].peers, roster, ranks
 
 
 def page_ids(slots):
@@ -102,7 +107,7 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
     assert pages.num_quarantined_tokens == PAGE_TOKENS
-    pages.load_patience_s = 0.0
+    pages.load_patience_s = lambda: 0.0
     assert pages.alloc(PAGE_TOKENS) is None
     threading.Timer(0.05, lease.release).start()
     prefill = pages.alloc_extend(
@@ -114,6 +119,31 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
         extend_num_tokens=PAGE_TOKENS,
     )
     assert page_ids(prefill) == [5], "a prefill that gets no page would end the server"
+
+
+def test_loads_when_two_ranks_lease_from_each_other_and_both_pools_are_full_then_neither_waits_for_the_other(node):
+    *_, ranks = node
+    caches = [make_cache(rank.shelf, rank.peers, slot=slot) for slot, rank in enumerate(ranks)]
+    pools = [make_allocator(cache) for cache in caches]
+    taken = [pool.alloc((NUM_FRAMES - 1) * PAGE_TOKENS) for pool in pools]
+    for number, (cache, pool) in enumerate(zip(caches, pools, strict=True)):
+        times.load_without_circles(cache, pool)
+        cache.publish(frames(5), keys(number))
+    for number, cache in enumerate(caches):
+        rid, wanted = f"request {number}", keys(1 - number)
+        assert cache.prepare(request(rid), wanted).num_pages == 1
+        assert cache.admit(rid, wanted, frames(9)) is not None
+    for pool, slots in zip(pools, taken, strict=True):
+        pool.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    loads = [threading.Thread(target=pool.alloc, args=(PAGE_TOKENS,), daemon=True) for pool in pools]
+    for load in loads:
+        load.start()
+    for load in loads:
+        load.join(timeout=quarantine.READER_PATIENCE_S / 4)
+    assert not any(load.is_alive() for load in loads)
+    for cache in caches:
+        assert cache.finish(cache.start()), "what was leased is copied all the same"
+    assert [page_ids(pool.alloc(PAGE_TOKENS)) for pool in pools] == [[5], [5]]
 
 
 def test_clear_when_a_peer_reads_then_its_page_stays_out(node):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from test.sglang_plugin.rank.matched import Matched
+
 from banyan.routing import hint
 from banyan.routing.hint import ReadHint, SourceHint
 from banyan.sglang_plugin.kv_hints import with_action
@@ -12,7 +14,7 @@ from banyan.sglang_plugin.kv_hints import with_action
 ACTIONS = {ReadHint: hint.READ_ACTION, SourceHint: hint.SOURCE_ACTION}
 
 
-class Hinted:
+class Hinted(Matched):
     """As much of SGLang's request as is looked at."""
 
     extra_key = cache_salt = lora_id = None

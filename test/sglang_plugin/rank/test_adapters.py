@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from test.sglang_plugin.rank import test_linker as rig
+from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_linker import PAGE, transfer
 
 from banyan import _native
@@ -14,7 +15,7 @@ from banyan.config import Config
 from banyan.sglang_plugin.rank import identity, requests
 
 
-class Req:
+class Req(Matched):
     """What Banyan reads of a request of SGLang."""
 
     def __init__(self, rid, lora_id):
@@ -28,7 +29,7 @@ class Req:
 @pytest.fixture
 def rank(monkeypatch):
     """One rank of a server with adapters whose arena is kept."""
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(rig, "SERVER", SimpleNamespace(**{**vars(rig.SERVER), "lora_paths": ["a=/adapters/a"]}))
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=folder)
@@ -47,7 +48,9 @@ def keep(rank, req):
     return keys
 
 
-@pytest.mark.parametrize("lasting", [None, "content-" + "a" * 64], ids=["no adapter", "an adapter by its content"])
+@pytest.mark.parametrize(
+    "lasting", [None, "banyan-adapter-" + "a" * 64], ids=["no adapter", "an adapter by its content"]
+)
 def test_pages_when_they_are_of_an_adapter_that_this_server_named_then_only_others_are_kept(rank, lasting):
     linker, _ = rank
     adapters, others = Req("of an adapter", "a" * 32), Req("other", lasting)

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, KVEventBatch
-from sglang.srt.mem_cache.utils import get_hash_str
+from sglang.srt.mem_cache.utils import get_hash_str, hash_str_to_int64
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, settle_kept, transfer
+from test.unit.directory.rig import key
 from test.unit.nodes.rig import until
 
 from banyan import _native
@@ -50,6 +51,35 @@ def test_events_when_pages_come_and_go_then_the_router_knows_them_by_the_names_t
     told.evicted([])
     told.has([])
     assert told.take() == []
+
+
+def test_events_when_nobody_takes_them_then_only_what_differs_is_remembered_and_told():
+    told, window = ArenaEvents(), 8
+    keys = [key(number) for number in range(50_000)]
+    told.filled(range(window), keys[:window])
+    assert len(told.take()) == 1
+    for number in range(window, len(keys)):
+        told.evicted(keys[number - window : number - window + 1])
+        told.filled([0], keys[number : number + 1])
+        assert len(told._changes) <= 2 * window
+    removed, stored = told.take()
+    assert removed.block_hashes == [hash_str_to_int64(key) for key in keys[:window]]
+    assert stored.block_hashes == [hash_str_to_int64(key) for key in keys[-window:]]
+    told.evicted(keys[-1:])
+    told.filled([0], keys[-1:])
+    assert told.take() == [], "it was told to be there, and is"
+
+
+def test_events_when_a_flush_comes_between_two_calls_then_what_is_back_is_told_again():
+    told = ArenaEvents()
+    told.filled([0, 1], KEYS[:2])
+    told.take()
+    for _ in range(3):
+        told.evicted(KEYS[:2])
+        told.emptied()
+        told.filled([0, 1], KEYS[:2])
+    removed, stored = told.take()
+    assert removed.block_hashes == stored.block_hashes == [hash_str_to_int64(name) for name in KEYS[:2]]
 
 
 def taken(linker, own=()):
@@ -92,7 +122,7 @@ def test_rank_when_its_weights_change_then_nothing_of_before_is_in_its_arena(ran
 
 
 def test_rank_when_it_finds_what_an_arena_has_kept_then_the_router_is_told(monkeypatch):
-    monkeypatch.setattr("banyan.sglang_plugin.rank.identity.weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr("banyan.sglang_plugin.rank.identity.weights_digest", lambda config, path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config, rosters = replace(CONFIG, keep_host_arena=folder), [_native.Roster.create(4) for _ in range(2)]
         owner, _, pages = make_rank(monkeypatch, rosters[0], 0, config)

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_hash_str
 from test.sglang_plugin.rank import test_extents as extents
 from test.sglang_plugin.rank import test_linker as rig
+from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_extents import (
     heads,
     heads_and_draft,
@@ -135,7 +136,7 @@ def bigrams():
     requests.look_ahead(0)
 
 
-class Req:
+class Req(Matched):
     """What Banyan reads of a request of SGLang."""
 
     def __init__(self, num_tokens):
@@ -172,7 +173,7 @@ def test_answer_when_keys_are_of_bigrams_then_a_page_is_known_with_the_token_beh
 
 
 def test_draft_when_pages_outlive_the_server_then_it_is_told_by_its_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(rig.identity, "weights_digest", lambda path, revision: f"weights of {path}")
+    monkeypatch.setattr(rig.identity, "weights_digest", lambda config, path, revision: f"weights of {path}")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0)
     rank, *_ = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=heads_and_draft)
     namespace = rank._member._namespace()

@@ -12,6 +12,7 @@ from test.unit.nodes.rig import free_address, until
 
 from banyan import _native
 from banyan.config import Config
+from banyan.observe.life import decisions_of
 from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin.rank import hooks, identity, requests, tiers
 from banyan.sglang_plugin.rank import linker as module
@@ -23,7 +24,7 @@ PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
 @pytest.fixture
 def servers(monkeypatch, tmp_path):
     """What reads for the other (its pages are in the store, and nowhere else), and the other one."""
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(tiers, "LEAST_PART_TOKENS", PAGE)
     secret, address = tmp_path / "secret", free_address()
@@ -88,7 +89,8 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
     poll(servers.p, step)
     assert max(seen) == NUM_PAGES - num_own, "what it reads for others is in its read queue"
     assert torch.equal(fetch(servers, req.rid), servers.expected)
-    (plan,) = [plan for plan in servers.p.state()["plans"] if plan["rid"] == "r"]
+    state = servers.p.state()
+    (plan,) = decisions_of("r", state["rid_nonce"], state["plans"])
     assert plan["found"][-1] == ["remote", NUM_PAGES - num_own, servers.node]
     poll(servers.d, lambda: servers.rosters[0].read_rate(0) > 0)
     assert servers.p.state()["waits_for_errands"] and servers.d.state()["door"]["most_read_tokens"] >= NUM_PAGES * PAGE

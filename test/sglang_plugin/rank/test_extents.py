@@ -171,7 +171,7 @@ def test_page_when_only_the_arena_has_it_then_every_extent_comes_bit_for_bit(mon
 def test_page_when_only_the_store_of_a_server_before_has_it_then_every_extent_comes_bit_for_bit(
     monkeypatch, make, tmp_path
 ):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2, 3)
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
@@ -187,7 +187,7 @@ def test_page_when_only_the_store_of_a_server_before_has_it_then_every_extent_co
 
 
 def test_store_when_pages_had_another_format_then_it_is_empty_and_takes_new_ones(monkeypatch, tmp_path):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2)
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from test.sglang_plugin.image_prompts import image_prompt
 from test.sglang_plugin.rank.hooked import hooked
+from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
 
 from banyan import _native
@@ -25,7 +26,7 @@ IMAGE, OTHER_IMAGE = 1 << 63 | 5, 1 << 62 | 5
 NUM_TOKENS, PLACE = 47, range(16, 35)
 
 
-class Req:
+class Req(Matched):
     """As much of SGLang's request as is looked at."""
 
     extra_key = cache_salt = lora_id = kv_hints = None
@@ -54,7 +55,7 @@ def sglangs_keys(req):
 @pytest.fixture
 def rank(monkeypatch, tmp_path):
     """With a store that takes pages at their second sight."""
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="second")
     rank, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)

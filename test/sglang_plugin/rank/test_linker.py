@@ -15,6 +15,7 @@ import prometheus_client
 import pytest
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import keys
 
 from banyan import _native
@@ -27,7 +28,7 @@ from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import identity, membership
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
-from banyan.telemetry import DESCRIPTIONS, GAUGES
+from banyan.telemetry import DESCRIPTIONS, GAUGES, Pseudonyms, rid_pseudonym
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
 POOL = {
@@ -218,7 +219,7 @@ def settle_kept(linker, num_pages):
 
 
 def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeypatch):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/first")
         owner, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
@@ -257,14 +258,17 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
     assert [state["num_pool_pages"] - state["num_free_pages"] for state in told] == [3, 1]
     if owner._member.tier is not None:
         (prompt,) = told[0]["prompts"]
-        assert (prompt["rid"], prompt["num_tokens"], prompt["pools"]) == ("r", 3 * PAGE, [3 * PAGE, PAGE])
-        assert prompt["marks"][-1] == [3 * PAGE, names[2][:12]]
+        shown = Pseudonyms("s")
+        assert prompt["rid"] == rid_pseudonym(shown.nonce, "r")
+        assert (prompt["num_tokens"], prompt["pools"]) == (3 * PAGE, [3 * PAGE, PAGE])
+        assert prompt["marks"][-1] == [3 * PAGE, shown.of_key(names[2])]
+        assert told[1]["prompts"][0]["marks"] == prompt["marks"], "prompts of all ranks can be laid over each other"
     owner.reset()
     assert owner.state()["num_sampled_pages"] == 0
     assert owner.figures()["num_published_pages"] == 0
 
 
-class Request:
+class Request(Matched):
     """In SGLang's queue, and known by its id for as long as it is there."""
 
     output_ids, banyan_asked, dp_max_kv_rank, banyan_reads = (), None, -1, None
@@ -339,7 +343,7 @@ def polled_until(linker, condition):
 
 
 def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
     roster = _native.Roster.create(4)
     writer, _, pages = make_rank(monkeypatch, roster, 0, config)
@@ -363,7 +367,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
 def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_its_pages_are_on_their_way(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     url = f"nixl+posix://{tmp_path}"
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(url,), store_gb=0.1, store_admit="first")
     writer, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)

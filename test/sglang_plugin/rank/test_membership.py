@@ -17,7 +17,7 @@ from banyan.sglang_plugin.rank import identity
 @pytest.fixture
 def ranks(monkeypatch, tmp_path):
     """The first has stored a page, the second the page behind it."""
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.04, store_admit="first")
     roster, names = _native.Roster.create(4), keys(1, 2)
     built = [make_rank(monkeypatch, roster, rank, config) for rank in (0, 1)]

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from test.sglang_plugin.rank.matched import Matched
 
 from banyan.config import Config
-from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run, SourceKind
 from banyan.pacing import SlackTable
 from banyan.planner import Action, PrefillCost, PrefillTimes, Profile, asked, profile
 from banyan.sglang_plugin import runtime
@@ -81,7 +82,7 @@ class Rank:
             self.planner.moved([fetch], fetch.tokens.total() * per_token_us / 1e6)
 
 
-class FakeReq:
+class FakeReq(Matched):
     def __init__(self, rid, kv_hints, num_tokens):
         self.rid, self.kv_hints, self.origin_input_ids, self.output_ids = rid, kv_hints, range(num_tokens), []
         # SGLang fills this in when it has chosen the request; some of its policies look prefixes up before.
@@ -253,3 +254,30 @@ def test_shown_forwards_when_there_were_many_then_the_newest_with_their_numbers(
         rank.planner.forward_begins()
         rank.planner.forward_ended(10.0)
     assert [forward["number"] for forward in rank.planner.state()["forwards"]] == [3, 4]
+
+
+@pytest.mark.parametrize(("start", "num_pages"), [(16, 1), (320, 20), (639, 39), (-1, 39), (0, 0)])
+def test_request_when_its_answer_says_something_of_the_prompt_then_what_is_not_looked_for_is_not_its_ranks_own(
+    rank, start, num_pages
+):
+    """SGLang looks for no page behind ``logprob_start_len``: that the rank lacks all of those before it means that it
+    has none."""
+    rank.arrive("r", 640)
+    (req,) = rank.requests
+    req.return_logprob, req.logprob_start_len = True, start
+    facts = requests.facts("r", PAGE)
+    offer = Offer((Run(SourceKind.PEER, num_pages),), 1)
+    assert facts.span(num_pages, offer) == PrefixSpan(0, num_pages * PAGE, 1)
+    assert facts.tail(num_pages, offer.runs).own_tokens == 0
+    assert facts.tail(num_pages, offer.runs).prompt_tokens == 640
+    if num_pages > 3:
+        assert facts.span(num_pages - 3, offer.first(num_pages - 3)).origin_tokens == 3 * PAGE
+
+
+def test_request_when_it_has_just_come_then_all_its_pages_count_for_sglang_has_not_said_how_far_it_looks(rank):
+    rank.arrive("r", 640)
+    (req,) = rank.requests
+    # As SGLang makes it; it sets the place later.
+    req.return_logprob, req.logprob_start_len = True, 0
+    facts = requests.facts_of_all_pages("r", PAGE)
+    assert [facts.tail(num_pages, ()).own_tokens for num_pages in (39, 19)] == [0, 20 * PAGE]

@@ -349,7 +349,7 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_pages_and_state
     def begin():
         slots = shared_slots(monkeypatch)
         monkeypatch.setattr(module.runtime, "refuse", lambda *lines: pytest.fail(str(lines)))
-        monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+        monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
         monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
         monkeypatch.setattr(module.requests, "is_of_this_server", lambda request: False)
         return StateRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config, slots)

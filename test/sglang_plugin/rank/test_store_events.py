@@ -77,7 +77,7 @@ def test_store_when_pages_have_moved_then_they_are_told_at_once_and_what_is_ther
 @pytest.fixture
 def start(monkeypatch, tmp_path):
     """Starts ranks with one store."""
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     with contextlib.ExitStack() as open_ranks:
 
         def make(rank=0, *, roster=None, has_events=True, folder="store"):

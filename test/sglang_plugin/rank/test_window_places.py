@@ -231,7 +231,7 @@ def test_arena_when_the_pool_has_given_pages_up_then_both_kinds_come_from_it(mon
 
 def test_store_when_a_server_has_ended_then_the_next_one_has_its_full_and_window_pages(monkeypatch, tmp_path):
     monkeypatch.setattr(module.runtime, "refuse", lambda *lines: pytest.fail(str(lines)))
-    monkeypatch.setattr(identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(
         min_fetch_tokens=PAGE, host_gb=0.002, store=(str(tmp_path / "s"),), store_gb=0.1, store_admit="first"
     )

@@ -203,7 +203,7 @@ def test_alloc_when_copies_down_hold_the_window_pages_then_it_goes_on_when_the_d
 
 @pytest.fixture
 def stored(monkeypatch, tmp_path):
-    monkeypatch.setattr(rig.identity, "weights_digest", lambda path, revision: "weights")
+    monkeypatch.setattr(rig.identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(rig.module.requests, "prompt_keys", lambda request, page_tokens: keys(1, 2, 3))
     monkeypatch.setattr(rig.module.requests, "is_of_this_server", lambda request: False)
     return Config(min_fetch_tokens=PAGE, host_gb=0.002, store=(str(tmp_path),), store_gb=0.1, store_admit="first")

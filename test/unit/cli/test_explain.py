@@ -6,7 +6,9 @@ import pytest
 from banyan import cli
 from banyan.core import Outcome, Run, SourceKind
 from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
-from banyan.telemetry import Dropped
+from banyan.telemetry import Dropped, Pseudonyms, rid_pseudonym
+
+NAMES = Pseudonyms("what the server's processes know")
 
 
 class FakeEngine:
@@ -14,7 +16,8 @@ class FakeEngine:
         self.url = url
 
     def ranks(self):
-        return {0: {"plans": [], "dropped": []}, 1: {"plans": made_plans(), "dropped": made_drops()}}
+        states = ({"plans": [], "dropped": []}, {"plans": made_plans(), "dropped": made_drops()})
+        return {rank: NAMES.told({"prompts": [], **state}) for rank, state in enumerate(states)}
 
 
 def made_drops():
@@ -87,9 +90,15 @@ def test_explain_when_a_time_was_not_known_then_no_figure_is_made_up(capsys):
 
 def test_explain_when_json_is_asked_for_then_plain_values(capsys):
     assert cli.main(["explain", "all", "--json"]) == 0
-    assert [one["rid"] for one in json.loads(capsys.readouterr().out)] == [
-        *("first", "second", "abroad", "own", "split", "through"),
-    ]
+    told = [one["rid"] for one in json.loads(capsys.readouterr().out)]
+    rids = ("first", "second", "abroad", "own", "split", "through")
+    assert told == [rid_pseudonym(NAMES.nonce, rid) for rid in rids]
+
+
+def test_explain_when_asked_by_the_pseudonym_then_it_is_the_same_decision(capsys):
+    shown = rid_pseudonym(NAMES.nonce, "second")
+    assert cli.main(["explain", shown]) == 0
+    assert f"{shown} on rank 1: prompt of 200 tokens" in capsys.readouterr().out
 
 
 def test_explain_when_nobody_remembers_then_the_reasons_are_said_and_exit_1(capsys):
@@ -99,10 +108,11 @@ def test_explain_when_nobody_remembers_then_the_reasons_are_said_and_exit_1(caps
 
 def test_explain_when_pages_were_dropped_then_why_it_was_these(capsys):
     assert cli.main(["explain", "dropped"]) == 0
+    of_key = NAMES.of_key
     assert capsys.readouterr().out.splitlines() == [
-        f"rank 1, 2.5 s ago: 1 page(s) up to {'c' * 16}: a duplicate (host had it), asked for once",
-        f"rank 1, 3.5 s ago: 3 page(s) up to {'b' * 16}: a duplicate (peer had it), asked for again before",
-        f"rank 1, 4.5 s ago: 12 page(s) up to {'a' * 16}: the last copy, asked for once",
+        f"rank 1, 2.5 s ago: 1 page(s) up to {of_key('c' * 64)}: a duplicate (host had it), asked for once",
+        f"rank 1, 3.5 s ago: 3 page(s) up to {of_key('b' * 64)}: a duplicate (peer had it), asked for again before",
+        f"rank 1, 4.5 s ago: 12 page(s) up to {of_key('a' * 64)}: the last copy, asked for once",
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from banyan._native import Roster, SharedBytes, Shelf
+from banyan._native import Peers, Roster, SharedBytes, Shelf
 
 from .rig import NAMESPACE, NUM_FRAMES, PAGE_BYTES, Rank, frames, geometry, ids, key, keys
 
@@ -151,3 +151,14 @@ def test_close_when_repeated_then_harmless_and_other_calls_are_refused(ranks: li
     for call in (owner.shelf.drain, owner.shelf.reset, lambda: owner.shelf.publish(frames(1), keys(1))):
         with pytest.raises(ValueError, match="the shelf of slot 0 is closed"):
             call()
+
+
+def test_pages_when_their_keys_were_chosen_to_share_a_bucket_then_a_reader_finds_each() -> None:
+    num_frames = 2000
+    roster = Roster.create(2)
+    owner = Rank(roster, 0, num_frames)
+    # The low bits, which whoever can try tokens can choose; the rest as it comes.
+    chosen = ["0" * 16 + key(number)[16:] for number in range(num_frames)]
+    assert owner.shelf.publish(np.arange(num_frames, dtype=np.int64), chosen) == num_frames
+    peers = Peers(roster, 1, 1, NAMESPACE, owner.geometry, None)
+    assert sum(peers.lookup([one]).num_pages for one in chosen) == num_frames

@@ -3,7 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from banyan.layout.checkpoint import adapter_id, checkpoint_digest, is_by_content
+from banyan.layout.checkpoint import adapter_id, is_by_content, may_name_adapter
+from banyan.layout.checkpoint import checkpoint_digest as digest_of
+
+
+def checkpoint_digest(folder: Path) -> str:
+    return digest_of(folder, None).sha256
 
 
 @pytest.fixture
@@ -21,12 +26,22 @@ def test_digest_when_the_folder_is_copied_then_equal(folder: Path, tmp_path_fact
     assert checkpoint_digest(other) == checkpoint_digest(folder)
 
 
-def test_digest_when_some_weights_everywhere_differ_then_different(folder: Path) -> None:
-    before = checkpoint_digest(folder)
-    weights = bytearray((folder / "model-1.safetensors").read_bytes())
-    weights[::50] = bytes(len(weights[::50]))
-    (folder / "model-1.safetensors").write_bytes(weights)
-    assert checkpoint_digest(folder) != before
+def test_digest_when_one_byte_anywhere_differs_then_different(folder: Path) -> None:
+    told = {checkpoint_digest(folder)}
+    path = folder / "model-1.safetensors"
+    weights = path.read_bytes()
+    for place in (0, 5000, 123_457, len(weights) - 1):
+        path.write_bytes(weights[:place] + bytes([weights[place] ^ 1]) + weights[place + 1 :])
+        told.add(checkpoint_digest(folder))
+    assert len(told) == 5
+
+
+def test_digest_when_the_code_of_the_model_differs_then_different(folder: Path) -> None:
+    told = {checkpoint_digest(folder)}
+    for code in ("scale = 1.0", "scale = 2.0"):
+        (folder / "modeling_own.py").write_text(code)
+        told.add(checkpoint_digest(folder))
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-2.safetensors"])
@@ -44,7 +59,7 @@ def test_digest_when_a_file_is_missing_then_different(folder: Path) -> None:
 
 def test_digest_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no weights"):
-        checkpoint_digest(tmp_path)
+        digest_of(tmp_path, None)
 
 
 @pytest.fixture
@@ -83,3 +98,13 @@ def test_adapter_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
 
 def test_adapter_when_sglang_made_its_id_then_it_is_not_by_content() -> None:
     assert not is_by_content("0f" * 16)
+
+
+@pytest.mark.parametrize("around", [("", ""), ("tenant 7 ", ""), ("", "|more")])
+def test_extra_key_when_it_holds_the_id_of_an_adapter_then_it_may_name_it(
+    adapter: Path, around: tuple[str, str]
+) -> None:
+    before, behind = around
+    assert may_name_adapter(before + adapter_id("a", adapter) + behind)
+    assert may_name_adapter(before + "0f" * 16 + behind, ["a1" * 16, "0f" * 16])
+    assert not may_name_adapter(before + "content-" + "a" * 64 + behind, ["a1" * 16])

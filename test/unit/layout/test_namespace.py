@@ -15,6 +15,7 @@ ONE = Namespace(
     weights_sha256="w",
     weights_epoch=0,
     server="",
+    engine="e 1",
     model_config_sha256="c",
     kv_dtype="torch.bfloat16",
     page_tokens=16,

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from banyan.core import Outcome, Run, SourceKind
 from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
-from banyan.telemetry import Counters, Holding, RecentPrompts
+from banyan.telemetry import Counters, Holding, Pseudonyms, RecentPrompts
 
 PAGE = 16
 NOW_S = 1_790_000_000.0
@@ -115,7 +115,7 @@ class FakeBanyan:
             "checksum_failures": 0,
             "stalls": 0,
         }
-        return {
+        state = {
             "dp_rank": rank,
             "shard": 0,
             "page_tokens": PAGE,
@@ -137,6 +137,7 @@ class FakeBanyan:
             "forwards": [{"number": 7, "pieces": [[16, 0]], "forward_us": 900}],
             **self.more[rank],
         }
+        return Pseudonyms(self.name).told({"dropped": [], **state})
 
     def info(self):
         states = [{"banyan": self.state(rank)} if self.banyan else {} for rank in range(self.num_ranks)]

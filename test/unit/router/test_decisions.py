@@ -192,3 +192,9 @@ def test_settings_when_out_of_range_then_the_error_names_the_flag(values, flag):
 def test_route_when_a_flag_is_wrong_then_exit_2_and_one_line(capsys):
     assert cli.main(["route", "--server", "nonsense"]) == 2
     assert capsys.readouterr().err.startswith("banyan route: --server nonsense")
+
+
+@pytest.mark.parametrize("info", [{"dp_size": 10**9}, {"dp_size": 1, "kv_events": EVENTS | {"dp_size": 10**9}}])
+def test_description_when_it_names_more_ranks_than_a_server_has_then_it_is_none(info):
+    with pytest.raises(ValueError, match="1000000000 ranks, at most 1024"):
+        Description.read(info, URL)

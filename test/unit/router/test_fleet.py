@@ -160,12 +160,27 @@ def test_restart_when_noticed_then_nothing_of_before_is_believed():
     assert made.cached_tokens(PROMPT) == [0] and made.servers[0].targets == [0]
 
 
-def test_restart_when_the_ranks_are_others_then_they_are_new_targets():
+def test_restart_when_the_ranks_are_others_then_those_that_were_there_keep_their_targets():
     made = fleet(told(1), told(1))
     made.described(made.servers[0], told(2, started="2"))
     made.reported(made.servers[0], {}, 2.0)
-    assert made.servers[0].targets == [2, 3]
-    assert sorted(made.active(())) == [1, 2, 3]
+    assert made.servers[0].targets == [0, 2]
+    assert sorted(made.active(())) == [0, 1, 2]
+
+
+def test_restarts_when_a_server_is_another_each_time_then_the_table_grows_no_further_than_the_largest():
+    made = fleet(told(1), told(1))
+    under_way = made.take(PROMPT, {"http://s1"})
+    for number in range(300):
+        made.described(made.servers[0], told(1 + number % 4, places_itself=number % 3 == 0, started=f"{number}"))
+    # Four ranks of the one, that one as a whole, and the other server.
+    assert len(made.targets) == 6
+    assert under_way.target.num_in_flight == 1
+    made.release(under_way)
+    assert under_way.target.num_in_flight == 0
+    made.described(made.servers[0], told(1, started="last"))
+    made.reported(made.servers[0], {}, 2.0)
+    assert made.servers[0].targets == [0] and sorted(made.active(())) == [0, 1]
 
 
 def test_release_when_the_rank_has_not_reported_since_then_the_request_is_on_its_way_no_more():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from banyan._native import SharedBytes, Store, store_check, store_repair, store_survey
+from banyan.layout.file_digests import MEMORY_NAME
 
 LAYER_BYTES = [4096, 8192]
 FRAME_BYTES = 12288
@@ -121,6 +122,12 @@ def test_open_when_the_directory_is_foreign_then_valueerror_names_it(tmp_path: P
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match=r"letter\.txt.*choose an empty directory"):
         open_store(tmp_path)
+
+
+def test_open_when_the_weights_were_digested_before_then_the_directory_becomes_a_store(tmp_path: Path) -> None:
+    (tmp_path / MEMORY_NAME).write_text("{}")
+    open_store(tmp_path).close()
+    assert (tmp_path / "STORE").exists() and (tmp_path / MEMORY_NAME).read_text() == "{}"
 
 
 def test_open_when_only_reading_then_put_is_refused(tmp_path: Path, store: Store, memory: SharedBytes) -> None:

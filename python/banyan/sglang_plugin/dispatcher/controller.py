@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from banyan import _native
+from banyan import _native, faults
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
 from banyan.routing import POLICIES, Detour, Dispatcher, ElasticPrefill, HotRankGuard, Policy
@@ -47,7 +47,8 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     def dispatch_placed(req: Any) -> None:
         if isinstance(req, TokenizedGenerateReqInput):
             try:
-                first = placer.place(req, controller._active_workers)
+                has_room = detours.has_room and held_back.has_room
+                first = (placer.place if has_room else placer.place_anew)(req, controller._active_workers)
                 if isinstance(first, Detour):
                     detours.begin(req, first)
                     return
@@ -70,7 +71,7 @@ def _placer(config: Config, controller: Any) -> Placer:
         guard = HotRankGuard(config.hot_rank_factor)
         dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
     roster = _native.Roster.open(carried["roster"])
-    guard.count_at(roster.count_failure)
+    faults.count_at(roster.count_failure)
     scout = PrefixScout(
         roster,
         layout=Layout.from_dict(carried["layout"]),

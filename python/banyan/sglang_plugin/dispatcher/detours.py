@@ -2,14 +2,8 @@
 """Requests that the dispatcher holds back while another rank computes their prompt. Dispatcher process only.
 
 The prefill is a request of its own: the same prompt, one token, no answer to anybody. The directory tells when its
-pages are there; then the held request goes to its rank, which finds them at the peer and fetches them.
-
-Invariants
-  1. A held request is sent on exactly once, whatever becomes of the prefill.
-  2. It is sent on before an abort that means it, so that its rank answers the abort.
-  3. It is held no longer than ``PATIENCE`` times what the prefill was expected to take, plus ``GRACE_S``.
-
-States of a request: begun (prefill sent, request held) -> sent on, ``Until`` says why.
+pages are there; then the held request goes to its rank, which finds them at the peer and fetches them. It is held
+(``held``) no longer than ``PATIENCE`` times what the prefill was expected to take, plus ``GRACE_S``.
 """
 
 from __future__ import annotations
@@ -25,6 +19,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from banyan.routing import Detour, hint
 from banyan.routing.hint import Until
+from banyan.sglang_plugin.dispatcher.held import Held, HeldRequests
 from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
 from banyan.sglang_plugin.kv_hints import with_action
 
@@ -34,11 +29,9 @@ IDLE_S = 0.5
 """A rank may say that it has nothing to do some milliseconds before the pages of its last request are published."""
 
 
-@dataclass(slots=True)
-class _Held:
-    req: Any
+@dataclass(slots=True, eq=False)
+class _Detoured(Held):
     detour: Detour
-    since_s: float
     idle_since_s: float | None = None
     """Since when the rank that was to compute the prompt has had nothing to do."""
 
@@ -47,11 +40,8 @@ class _Held:
         return self.since_s + PATIENCE * self.detour.expected_s + GRACE_S
 
 
-class Detours:
-    """What is held. Called by the dispatcher's only thread.
-
-    ``send`` hands a request with ``routed_dp_rank`` to SGLang.
-    """
+class Detours(HeldRequests[_Detoured]):
+    """``send`` is called with ``routed_dp_rank``."""
 
     def __init__(
         self,
@@ -60,35 +50,15 @@ class Detours:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._placer = placer
-        self._send = send
-        self._clock = clock
-        self._failures = FailureLog("banyan: SGLang's own method dispatches a request after its detour")
-        self._held: list[_Held] = []
-
-    @property
-    def num_held(self) -> int:
-        return len(self._held)
+        failures = FailureLog("banyan: SGLang's own method dispatches a request after its detour")
+        super().__init__(placer, send, clock, failures)
 
     def begin(self, req: Any, detour: Detour) -> None:
-        """Have the prompt computed, and hold the request."""
+        """Have the prompt computed, and hold the request. An abort ends both: the prefill's id begins with its."""
         self._send(prefill_of(req, detour.prefill_rank))
-        self._held.append(_Held(req, detour, self._clock()))
+        self._held.append(_Detoured(req, self._clock(), detour))
 
-    def send_on(self, active: Collection[int]) -> None:
-        """Send on every held request whose wait is over."""
-        for held in list(self._held):
-            until = self._until(held, active)
-            if until is not None:
-                self._release(held, until, active)
-
-    def abort(self, message: Any, active: Collection[int]) -> None:
-        """Send on what an abort means, as SGLang matches it; the prefill's id begins with the request's."""
-        for held in list(self._held):
-            if message.abort_all or held.req.rid.startswith(message.rid):
-                self._release(held, Until.ABORTED, active)
-
-    def _until(self, held: _Held, active: Collection[int]) -> Until | None:
+    def _until(self, held: _Detoured, active: Collection[int]) -> Until | None:
         detour = held.detour
         if detour.prefill_rank not in active or detour.decode_rank not in active:
             return Until.INACTIVE
@@ -103,20 +73,11 @@ class Detours:
             return Until.GIVEN_UP
         return Until.LATE if now_s >= held.deadline_s else None
 
-    def _release(self, held: _Held, until: Until, active: Collection[int]) -> None:
-        # First of all, so that no failure below can send it twice.
-        self._held.remove(held)
-        held_us = int((self._clock() - held.since_s) * 1e6)
-        try:
-            if until is Until.INACTIVE:
-                self._placer.place_anew(held.req, active)
-            else:
-                self._placer.place_after(held.req, held.detour, held_us=held_us, held_until=until.value)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
-            self._failures.note(error)
-        # As SGLang does before it sends.
-        held.req.wrap_pickle_fields()
-        self._send(held.req)
+    def _place(self, held: _Detoured, until: Until, active: Collection[int], held_us: int) -> None:
+        if until is Until.INACTIVE:
+            self._placer.place_anew(held.req, active)
+        else:
+            self._placer.place_after(held.req, held.detour, held_us=held_us, held_until=until.value)
 
 
 def prefill_of(req: Any, rank: int) -> TokenizedGenerateReqInput:

@@ -96,24 +96,26 @@ class Placer:
 
     def has_landed(self, req: Any, rank: int) -> bool:
         """Whether the rank holds all pages of the prompt that a cache may supply."""
-        found = self._scout.look_up(req).tokens_by_rank
-        return rank < len(found) and found[rank] >= self._scout.most_cached_tokens(req)
+        found = self._scout.look_up(req)
+        return bool(found.tokens_by_rank) and found.held_by(rank) >= self._scout.most_cached_tokens(req)
 
-    def has_come(self, req: Any, wait: Wait) -> bool:
-        """Whether the rank holds what the request waits for."""
-        found = self._scout.look_up(req).tokens_by_rank
-        return wait.rank < len(found) and found[wait.rank] >= wait.num_tokens
+    def look_up(self, req: Any) -> Found:
+        """What the ranks hold of its prompt now."""
+        return self._scout.look_up(req)
 
-    def is_coming(self, req: Any, wait: Wait) -> bool:
-        """Whether the rank has still to compute it, as far as it has said."""
+    def read_loads(self) -> None:
+        """Take what the ranks have said since: what follows goes by it."""
+        if self._dispatcher is not None:
+            self._read_loads(self._dispatcher)
+
+    def is_coming(self, req: Any, found: Found, wait: Wait) -> bool:
+        """Whether the rank has still to compute what the request waits for, as far as was read."""
         assert self._dispatcher is not None
-        self._read_loads(self._dispatcher)
-        return self._dispatcher.is_awaited(_prompt_of(req, self._scout.look_up(req), None), wait)
+        return self._dispatcher.is_awaited(_prompt_of(req, found, None), wait)
 
     def is_idle(self, rank: int) -> bool:
-        """Whether the rank has said, after all that was sent there, that it has nothing to do."""
+        """Whether the rank has said, after all that was sent there, that it has nothing to do, as far as was read."""
         assert self._dispatcher is not None
-        self._read_loads(self._dispatcher)
         return self._dispatcher.states((rank,))[rank].num_requests == 0
 
     def _detour(

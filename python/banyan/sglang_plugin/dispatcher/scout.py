@@ -50,6 +50,10 @@ class Found:
     fetchable_tokens: int = 0
     prompt: _native.PromptTokens | None = field(default=None, compare=False)
 
+    def held_by(self, rank: int) -> int:
+        """Leading tokens that this rank holds."""
+        return self.tokens_by_rank[rank] if rank < len(self.tokens_by_rank) else 0
+
 
 def cached_as(req: Any) -> Sequence[int] | None:
     """The prompt's tokens as SGLang's caches have them, as many as ``req.input_ids``; None when the request does not

@@ -3,6 +3,7 @@
 
 SGLang makes an adapter's id of its name and path, and page keys begin with that id. What outlives the server would then
 be found again where another adapter lies at the same path. With an id of the content the keys say what was computed.
+Keys begin with a client's ``extra_key`` as well, so one that could be taken for an adapter is refused.
 Adapters that are loaded later get an id of their own each time; their pages end with the server.
 """
 
@@ -18,7 +19,7 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.arg_groups.overrides import declare_resolution
 
 from banyan.config import Config
-from banyan.layout.checkpoint import adapter_id
+from banyan.layout.checkpoint import adapter_id, may_name_adapter
 from banyan.sglang_plugin import runtime
 
 logger = logging.getLogger("banyan")
@@ -31,6 +32,16 @@ def after_check_server_args(result: None, server_args: Any) -> None:
     if carried is None or not Config.from_dict(carried["config"]).shares or not adapters:
         return
     declare_resolution(server_args, "banyan", lora_paths=[_told(adapter) for adapter in adapters])
+
+
+def named_by(extra_keys: Any, manager: Any) -> bool:
+    """Whether one of a client's names of its prefixes, one or a list, could be taken for an adapter."""
+    if not extra_keys:
+        return False
+    registry = getattr(manager, "lora_registry", None)
+    ids = [one.lora_id for one in registry.get_all_adapters().values()] if registry is not None else []
+    asked = [extra_keys] if isinstance(extra_keys, str) else extra_keys
+    return any(isinstance(extra_key, str) and may_name_adapter(extra_key, ids) for extra_key in asked)
 
 
 def _told(adapter: Any) -> Any:

@@ -17,9 +17,10 @@ from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
 
-from banyan import guard
+from banyan import faults
 from banyan.planner import asked
 from banyan.routing import POLICIES, hint
+from banyan.sglang_plugin.launcher import adapters
 
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
@@ -30,17 +31,20 @@ class BadRequest(ValueError):
     """What SGLang answers with status 400."""
 
 
-guard.let_pass(BadRequest)
+faults.let_pass(BadRequest)
 
 
-def admit(obj: Any, vocab_size: int) -> None:
+def admit(obj: Any, manager: Any) -> None:
     """Check a request, of SGLang's type for generation or for embedding, and strip it of what is not its to say.
 
     Raises:
         BadRequest: naming the field.
     """
     if obj.input_ids and not _has_media(obj):
-        _check_ids(obj.input_ids, vocab_size)
+        _check_ids(obj.input_ids, manager.model_config.vocab_size)
+    names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
+    if names_adapter:
+        raise BadRequest("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)

@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.utils import is_cpu
 
-from banyan import _native, config, guard
+from banyan import _native, config, faults
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.disagg import Role, environment, notes
 from banyan.layout import Layout
@@ -157,7 +157,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
             "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
         _roster = _native.Roster.create(layout.num_slots(has_arena=wanted.has_arena))
-        guard.count_at(_roster.count_failure)
+        faults.count_at(_roster.count_failure)
         carried["roster"] = _roster.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex

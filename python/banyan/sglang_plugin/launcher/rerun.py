@@ -37,7 +37,7 @@ async def around_generate_request(
 ) -> AsyncIterator[Any]:
     """SGLang's answers; those of a second run when the first one ended before its first token for damaged pages."""
     if runtime.config() is not None:
-        clients.admit(obj, manager.model_config.vocab_size)
+        clients.admit(obj, manager)
     if not runtime.is_sharing():
         async for answer in original(manager, obj, request):
             yield answer

@@ -7,8 +7,8 @@ waits for it (``pools.quarantine``).
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ OLD_S = 0.5
 class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     """Upstream's paged allocator; every freed page passes through the rank's shelf first."""
 
-    load_patience_s = math.inf
+    load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
     """The most that pages to load into wait for readers; what gets none is computed."""
 
     @property
@@ -48,7 +48,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def alloc(self, need_size: int) -> torch.Tensor | None:
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.
         allocate = super().alloc
-        return self._when_readers_let_go(lambda: allocate(need_size), min(self.load_patience_s, READER_PATIENCE_S))
+        return self._when_readers_let_go(lambda: allocate(need_size), self.load_patience_s())
 
     def alloc_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         allocate = super().alloc_extend

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from banyan import guard
+from banyan import faults
 
 logger = logging.getLogger("banyan")
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Quarantine:
         try:
             return self._cache.retire(frames)
         except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang is about to hand these pages out
-            guard.note("allocator.retire", error, stops=True)
+            faults.note("allocator.retire", error, stops=True)
             self._not_withdrawn = np.concatenate((self._not_withdrawn, frames))
             return b""
 
@@ -109,7 +109,7 @@ class Quarantine:
         try:
             return (self._retire(again) if len(again) else b"") + self._cache.drain()
         except BaseException as error:  # noqa: BLE001 - pages in quarantine stay there
-            guard.note("allocator.drain", error, stops=True)
+            faults.note("allocator.drain", error, stops=True)
             return b""
 
     def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Quarantine:
         began_s = time.monotonic()
         self._wait_until(retry, patience_s)
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
-        if slots is None and self._num_held:
+        if slots is None and self._num_held and patience_s >= READER_PATIENCE_S:
             logger.error(
                 "banyan: the pool is short and peers have held %d page(s) for over %g s: is a rank stopped?",
                 self._num_held,

@@ -5,6 +5,8 @@
 Invariants
   1. What was told to be there and is there no more is told to be gone.
   2. Nobody is told of pages where SGLang tells nobody of its own.
+  3. What has come and gone between two calls is not told: however late the next one is, no more is remembered than
+     what was there at the last one, and what is there now.
 
 An event names pages and carries no tokens (``block_size`` 0): the arena knows keys alone. Scheduler thread only.
 """
@@ -24,7 +26,10 @@ class ArenaEvents:
     """Watches a residency, and tells of its pages. Implements ``FrameWatch``."""
 
     def __init__(self) -> None:
-        self._events: list[PageEvent] = []
+        self._changes: dict[int, bool] = {}
+        """Of each page that is there and was not when this was told last, or was and is not: whether it is there."""
+        self._emptied: list[int] = []
+        """What was there when this was told last, and all of which went since."""
 
     def taken(self, frames: Sequence[int]) -> None:
         """Nothing that was not told when its page was evicted."""
@@ -34,18 +39,29 @@ class ArenaEvents:
 
     def has(self, keys: Sequence[str]) -> None:
         """These pages are in the arena."""
-        self._events += there(_names(keys), StorageMedium.CPU)
+        self._note(keys, is_there=True)
 
     def evicted(self, keys: Sequence[str]) -> None:
-        self._events += gone(_names(keys), StorageMedium.CPU)
+        self._note(keys, is_there=False)
+
+    def _note(self, keys: Sequence[str], *, is_there: bool) -> None:
+        for name in _names(keys):
+            if self._changes.setdefault(name, is_there) != is_there:
+                del self._changes[name]
 
     def emptied(self) -> None:
-        """All of it was evicted."""
+        """All of it was evicted. SGLang, which does the same with its tree, tells routers to forget everything: what
+        comes back is told again."""
+        self._emptied += self._changes
+        self._changes = {}
 
     def take(self) -> list[PageEvent]:
         """What has happened since the last call."""
-        events, self._events = self._events, []
-        return events
+        changes, self._changes = self._changes, {}
+        emptied, self._emptied = self._emptied, []
+        removed = [*emptied, *(name for name, is_there in changes.items() if not is_there)]
+        stored = [name for name, is_there in changes.items() if is_there]
+        return [*gone(removed, StorageMedium.CPU), *there(stored, StorageMedium.CPU)]
 
 
 def there(names: list[int], medium: StorageMedium) -> list[PageEvent]:

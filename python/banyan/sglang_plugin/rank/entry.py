@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
-from banyan import guard
+from banyan import faults
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 
@@ -25,11 +25,11 @@ class Linker(UnifiedCacheLinker):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
-            if guard.counts():
-                raise FailedBefore(", ".join(guard.counts()))
+            if faults.counts():
+                raise FailedBefore(", ".join(faults.counts()))
             return BanyanLinker(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - note() raises a refusal again
-            guard.note("linker", error)
+            faults.note("linker", error)
             runtime.turn_off()
             return super().__new__(cls)
 

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_server_args
 
-from banyan import guard
+from banyan import faults
 from banyan.core import SourceKind
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
@@ -140,7 +140,7 @@ class VictimChoice:
         self._stopwatch = Stopwatch(time.perf_counter_ns)
 
         def step(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-            return guard.quiet(self._stopwatch.wrap(ours), f"victims.{ours.__name__}", theirs)
+            return faults.quiet(self._stopwatch.wrap(ours), f"victims.{ours.__name__}", theirs)
 
         core.evict_device_start = step(self.start, self._start_anew)
         core.evict_device_next_node = step(self.next, self._next_of_a_new_walk)

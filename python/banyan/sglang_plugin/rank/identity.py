@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,11 @@ class Identity:
         self._server_args = server_args
         self._server = server
         self._pool = pool
-        knows_weights = config.knows_weights
-        self._weights_sha256 = weights_digest(server_args.model_path, server_args.revision) if knows_weights else ""
+        self._weights_sha256 = ""
+        if config.knows_weights:
+            self._weights_sha256 = weights_digest(config, server_args.model_path, server_args.revision)
         self._config_sha256 = _config_digest(server_args)
-        self._draft = _draft_identity(drafts, knows_weights=knows_weights) if drafts else ()
+        self._draft = _draft_identity(drafts, config) if drafts else ()
 
     def namespace(
         self,
@@ -50,6 +52,7 @@ class Identity:
             weights_sha256=self._weights_sha256,
             weights_epoch=weights_epoch,
             server=self._server + apart if weights_epoch else "",
+            engine=f"sglang {importlib.metadata.version('sglang')}",
             model_config_sha256=self._config_sha256,
             kv_dtype=str(pool.dtype),
             page_tokens=page_tokens,
@@ -70,12 +73,12 @@ def _layout_of(pool: Any) -> str:
     return f"{type(pool).__name__}/{getattr(pool, 'kv_cache_layout', 'latent')}"
 
 
-def _draft_identity(drafts: Sequence[Any], *, knows_weights: bool) -> tuple[str, ...]:
+def _draft_identity(drafts: Sequence[Any], config: Config) -> tuple[str, ...]:
     """Whose rows lie behind the model's. A page that was filled without a draft, or by another one, is another page."""
     spec = get_spec()
     path, revision = spec.speculative_draft_model_path, spec.speculative_draft_model_revision or ""
     # The draft is computed from the model's own states, so the model's weights tell them too.
-    who = (weights_digest(path, revision or None),) if knows_weights else (path, revision)
+    who = (weights_digest(config, path, revision or None),) if config.knows_weights else (path, revision)
     pools = (f"{_layout_of(pool)}/{pool.dtype}/{pool.layer_num}" for pool in drafts)
     return (spec.speculative_algorithm, *who, str(spec.speculative_draft_model_quantization), *pools)
 

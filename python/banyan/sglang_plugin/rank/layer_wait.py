@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from banyan import guard
+from banyan import faults
 from banyan.cache import NOTHING_QUEUED, PrefixCache
 from banyan.disagg import Forwards
 from banyan.ports import Copy
@@ -45,8 +45,8 @@ class LayerWait:
         self._copy: Any = None
         self._traced: TracedForward | None = None
         # SGLang calls these in the midst of a forward. One that could not wait has read what it should not have.
-        self.set_consumer = guard.quiet(self.set_consumer, "layer_wait.set_consumer", self._lose)  # type: ignore[method-assign]
-        self.wait_until = guard.quiet(self.wait_until, "layer_wait.wait_until", self._lose_this)  # type: ignore[method-assign]
+        self.set_consumer = faults.quiet(self.set_consumer, "layer_wait.set_consumer", self._lose)  # type: ignore[method-assign]
+        self.wait_until = faults.quiet(self.wait_until, "layer_wait.wait_until", self._lose_this)  # type: ignore[method-assign]
 
     def _lose(self, index: int) -> None:
         self._copy = self._traced = None

@@ -19,9 +19,10 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_parallel
 
-from banyan import guard
+from banyan import faults
 from banyan.arena.prefetch import Worth
 from banyan.cache import LOST, PrefixCache
+from banyan.config import Config
 from banyan.core import SourceKind
 from banyan.disagg import Forwards, TakeBacks
 from banyan.sglang_plugin import page_hash, runtime, seams
@@ -43,7 +44,7 @@ from banyan.sglang_plugin.rank.shareable import check_shareable
 from banyan.sglang_plugin.rank.store_events import StoreEvents
 from banyan.sglang_plugin.rank.window_places import RankWindows, portions
 from banyan.supply import Part
-from banyan.telemetry import Counters, Dropped
+from banyan.telemetry import Counters, Dropped, Pseudonyms
 
 logger = logging.getLogger("banyan")
 
@@ -93,8 +94,8 @@ class BanyanLinker(UnifiedCacheLinker):
         if params.disable:
             logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
         page_hash.prepare(params.page_size)
-        config = runtime.config()
-        assert config is not None
+        config, carried = runtime.config(), runtime.bookkeeping(server_args)
+        assert config is not None and carried is not None
         self.pools: dict[PoolName, object] = {PoolName.KV: pools.pool}
         self.forward_stream = forward_stream
         self._page_tokens, self._shards = params.page_size, Shards(params)
@@ -105,7 +106,7 @@ class BanyanLinker(UnifiedCacheLinker):
             Membership,
             server_args=server_args,
             config=config,
-            carried=runtime.bookkeeping(server_args),
+            carried=carried,
             device=open_device(config, pools.in_use),
             page_tokens=self._page_tokens,
             forward_stream=forward_stream,
@@ -123,14 +124,8 @@ class BanyanLinker(UnifiedCacheLinker):
             self._windows = RankWindows(pools.beside, member(pool=pools.beside.pool, drafts=(), portion=behind))
         self._member = member(pool=pools.pool, drafts=drafts_of(params), portion=portion)
         self._access, self._seats = self._member.access, self._member.seats
-        self._planner = RankPlanner(
-            num_layers=pools.num_layers,
-            page_tokens=self._page_tokens,
-            min_pages=-(-config.min_fetch_tokens // self._page_tokens),
-            num_in_step=self._seats.layout.attn_dp,
-            fixed_tokens=self._state_tokens() if isinstance(pools.beside, States) else 0.0,
-        )
-        guard.hush(self._planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
+        fixed_tokens = self._state_tokens() if isinstance(pools.beside, States) else 0.0
+        self._planner = self._make_planner(config, pools.num_layers, fixed_tokens)
         # Shards of one rank would have to agree on when to go on.
         can_wait = self._shards.is_one and self._member.follows_reads
         self.elsewhere = ReadElsewhere(lambda: self._member.tier, self._planner, self._page_tokens, can_wait=can_wait)
@@ -144,10 +139,21 @@ class BanyanLinker(UnifiedCacheLinker):
         self._publication = Publication(self._cache, self._member, self._page_tokens, self._windows)
         self._access.attach(self._publication.publish)
         self._access.guard(pools.allocator, self._cache)
-        self._figures = self._make_figures(began_s)
+        self._figures = self._make_figures(began_s, Pseudonyms(carried["server"]))
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         self._cannot_raise()
         _installed = self
+
+    def _make_planner(self, config: Config, num_layers: int, fixed_tokens: float) -> RankPlanner:
+        planner = RankPlanner(
+            num_layers=num_layers,
+            page_tokens=self._page_tokens,
+            min_pages=-(-config.min_fetch_tokens // self._page_tokens),
+            num_in_step=self._seats.layout.attn_dp,
+            fixed_tokens=fixed_tokens,
+        )
+        faults.hush(planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
+        return planner
 
     def _cannot_raise(self) -> None:
         """What SGLang calls of this object, and what it gets where that fails."""
@@ -164,10 +170,10 @@ class BanyanLinker(UnifiedCacheLinker):
             ("close", lambda: None, True),
         ):
             method = getattr(self, name)
-            setattr(self, name, guard.quiet(method, f"linker.{name}", otherwise, stops=stops))
-        guard.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget")
-        guard.stop_with(self._stop)
-        guard.count_at(self._member.count_failure)
+            setattr(self, name, faults.quiet(method, f"linker.{name}", otherwise, stops=stops))
+        faults.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget")
+        faults.stop_with(self._stop)
+        faults.count_at(self._member.count_failure)
 
     def _stop(self) -> None:
         """Share nothing from now on: something that keeps wrong pages from being shared has failed."""
@@ -201,6 +207,9 @@ class BanyanLinker(UnifiedCacheLinker):
 
     def _keep_time(self, num_layers: int) -> None:
         block = self._member.block
+        if self._shards.is_one:
+            beside = () if self._windows is None else (self._windows.allocator,)
+            times.load_without_circles(self._cache, self._allocator, *beside)
         if self._seats.layout.steps_together:
             token_bytes = block.block_bytes // self._page_tokens
             times.step_together(
@@ -221,7 +230,7 @@ class BanyanLinker(UnifiedCacheLinker):
         # Before anybody keeps one of these methods.
         self._control_us = times.time_control((self, ENTRIES), (self._cache, ("retire", "drain")))
 
-    def _make_figures(self, began_s: float) -> RankFigures:
+    def _make_figures(self, began_s: float, pseudonyms: Pseudonyms) -> RankFigures:
         return RankFigures(
             member=self._member,
             memberships=self._memberships,
@@ -234,6 +243,7 @@ class BanyanLinker(UnifiedCacheLinker):
             control_us=self._control_us,
             page_tokens=self._page_tokens,
             began_s=began_s,
+            pseudonyms=pseudonyms,
         )
 
     def _in_arena(self) -> Part:
@@ -299,7 +309,7 @@ class BanyanLinker(UnifiedCacheLinker):
         if self._member.tier is None or (self._member.guards_adapters and requests.is_of_this_server(request)):
             return
         self._member.lookout.saw(request, keys)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(request, self._page_tokens))
+        worth: Worth = partial(self._planner.num_to_read, requests.facts_of_all_pages(request, self._page_tokens))
         if self._windows is not None:
             self._windows.arrive_behind(self._member.tier, request, keys, worth)
             return
@@ -488,7 +498,7 @@ class BanyanLinker(UnifiedCacheLinker):
             "waits_for_errands": self.elsewhere.can_wait,
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
-            "hook_failures": guard.counts(),
+            "hook_failures": faults.counts(),
             "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
         }
 

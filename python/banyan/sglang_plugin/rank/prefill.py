@@ -19,7 +19,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.runtime_context import get_parallel
 
-from banyan import guard
+from banyan import faults
 from banyan.pacing.lockstep import MoveBudget
 from banyan.planner import Piece
 from banyan.sglang_plugin import runtime
@@ -57,21 +57,21 @@ def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_token
     global _lockstep
     nothing = lambda: 0  # noqa: E731
     _lockstep = _Lockstep(
-        guard.quiet(most_moved_tokens, "prefill.most_moved_tokens", nothing),
-        guard.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", nothing),
+        faults.quiet(most_moved_tokens, "prefill.most_moved_tokens", nothing),
+        faults.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", nothing),
     )
 
 
 def hold_back(is_awaited: Callable[[str], bool]) -> None:
     """From now on pass over requests for which answers of other nodes may still come; they keep their place."""
     global _is_awaited
-    _is_awaited = guard.quiet(is_awaited, "prefill.is_awaited", lambda request: False)
+    _is_awaited = faults.quiet(is_awaited, "prefill.is_awaited", lambda request: False)
 
 
 def tell_begun(has_begun: Callable[[str], None]) -> None:
     """From now on say which requests have left the queue for a prefill."""
     global _has_begun
-    _has_begun = guard.quiet(has_begun, "prefill.has_begun", lambda request: None)
+    _has_begun = faults.quiet(has_begun, "prefill.has_begun", lambda request: None)
 
 
 def requests_of_this_pass() -> Sequence[Any]:

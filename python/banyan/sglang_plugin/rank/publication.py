@@ -4,8 +4,7 @@
 Invariants
   1. What was computed with weights of before, or on top of such pages, is published to nobody.
   2. What outlives the server holds no page of a LoRA adapter that was not told by its content: its keys mean nothing
-     to the next server, or another adapter.
-
+     to the next server, or another adapter. A chain whose owner is not remembered any more is not kept.
   3. Window pages, and states, go where the full pages of their chain go, and not further.
 
 States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
@@ -25,6 +24,9 @@ from banyan.sglang_plugin.rank.window_places import RankWindows
 
 logger = logging.getLogger("banyan")
 
+MAX_ANNOUNCED = 1 << 16
+"""Chains that are on their way to be published. More is of offloads that were refused or given up."""
+
 
 class Publication:
     """Between a rank's pool, which knows when pages are complete, and who wants them."""
@@ -36,18 +38,23 @@ class Publication:
         self._member = member
         self._page_tokens = page_tokens
         self._windows = windows
-        self._not_to_keep: set[str] = set()
+        self._lasting: dict[str, int] = {}
+        """Of a server with adapters: how many chains with this first key are on their way and may be kept, the oldest
+        first."""
         self._is_silent = self._has_said = self._is_stopped = False
 
     def announce(self, keys: list[str]) -> None:
         """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
-        if self._member.guards_adapters and not requests.is_lasting(keys[0], self._page_tokens):
-            self._not_to_keep.add(keys[0])
+        if self._member.guards_adapters and requests.is_lasting(keys[0], self._page_tokens):
+            self._lasting[keys[0]] = self._lasting.pop(keys[0], 0) + 1
+            if len(self._lasting) > MAX_ANNOUNCED:
+                del self._lasting[next(iter(self._lasting))]
 
     def publish(self, frames: Any, keys: list[str], window: Window | None = None) -> None:
         """A chain of complete pages of this rank's tree, with its window pages."""
         if self._is_stopped:
             return
+        may_be_kept = not self._member.guards_adapters or self._take_lasting(keys[0])
         if self._is_silent:
             self._say_why()
             return
@@ -55,10 +62,7 @@ class Publication:
         if self._windows is not None and window is not None:
             self._windows.publish(*window)
         self._member.lookout.published(keys)
-        if keys[0] in self._not_to_keep:
-            self._not_to_keep.discard(keys[0])
-            return
-        tier = self._member.tier
+        tier = self._member.tier if may_be_kept else None
         keys = list(tier.to_keep(keys)) if tier is not None else []
         if tier is None or not keys:
             return
@@ -73,6 +77,13 @@ class Publication:
         """Publish nothing any more."""
         self._is_stopped = True
 
+    def _take_lasting(self, first_key: str) -> bool:
+        """Whether such a chain was announced as one that may be kept; it is on its way no more."""
+        num_left = self._lasting.pop(first_key, 0) - 1
+        if num_left > 0:
+            self._lasting[first_key] = num_left
+        return num_left >= 0
+
     def hold_back(self) -> None:
         """Publish nothing until the tree has been emptied."""
         self._is_silent = True
@@ -80,7 +91,7 @@ class Publication:
     def start_anew(self) -> None:
         """The tree is empty."""
         self._is_silent = self._has_said = False
-        self._not_to_keep.clear()
+        self._lasting.clear()
 
     def _say_why(self) -> None:
         if not self._has_said:

@@ -56,7 +56,7 @@ class ReadElsewhere:
         if tier is None or reads is None or tier.is_sent_for(request):
             return self.is_sent_for(request)
         keys = requests.prompt_keys(request, self._page_tokens)
-        worth: Worth = partial(self._planner.num_to_read, requests.facts(request, self._page_tokens))
+        worth: Worth = partial(self._planner.num_to_read, requests.facts_of_all_pages(request, self._page_tokens))
         is_heard = bool(keys) and tier.send_for(request, keys or (), worth, reads)
         if is_heard:
             requests.forget_reads(request)

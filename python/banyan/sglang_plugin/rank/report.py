@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from banyan.core import PrefixSpan
@@ -53,12 +54,20 @@ def tick() -> None:
         _exporter.flush_if_due(time.monotonic())
 
 
-def after_get_cached_tokens_details(details: dict[str, Any] | None, streamer: Any, req: Any) -> dict[str, Any] | None:
+def around_get_cached_tokens_details(
+    original: Callable[[Any, Any], dict[str, Any] | None], streamer: Any, req: Any
+) -> dict[str, Any] | None:
     """SGLang books what a linker loads as "host"; tokens are named after the tier that they came from. Beside them
-    stands what the rank saw of the prompt: its own prefix, the longest one, and who holds that."""
-    if not runtime.is_sharing():
-        return None
+    stands what the rank saw of the prompt: its own prefix, the longest one, and who holds that. Answers have all of
+    this or nothing, as the flags say."""
+    details, config = original(streamer, req), runtime.config()
+    if config is None or not config.shares:
+        return details
     _count_once(details or {}, req)
+    return _details(details, req) if config.answer_details else None
+
+
+def _details(details: dict[str, Any] | None, req: Any) -> dict[str, Any] | None:
     span = requests.span_of(req)
     if details is None and not (span and span.max_tokens):
         return None
@@ -88,7 +97,7 @@ def _by_tier(details: dict[str, Any], req: Any) -> dict[str, int]:
 def _count_once(details: dict[str, Any], req: Any) -> None:
     """Count a prompt with its first answer: SGLang asks again with every token of a stream."""
     linker = _linker() if _linker is not None else None
-    if linker is None or getattr(req, "banyan_is_counted", False):
+    if linker is None or getattr(req, "banyan_is_counted", False) or _is_ahead_of_samples(req):
         return
     req.banyan_is_counted = True
     tiers = _by_tier(details, req)
@@ -100,6 +109,13 @@ def _count_once(details: dict[str, Any], req: Any) -> None:
         host=tiers["host"] + tiers.get("remote", 0),
         store=tiers["storage"],
     )
+
+
+def _is_ahead_of_samples(req: Any) -> bool:
+    """Whether this is the run with which SGLang puts a prompt into the cache before several samples of it (``n``):
+    nobody gets its answer, and theirs say how much of the prompt was cached then."""
+    wanted = req.sampling_params
+    return bool(wanted.n > 1 and wanted.max_new_tokens == 0)
 
 
 def _fields_of(span: PrefixSpan, *, own_tokens: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,13 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
         return None
 
 
+def facts_of_all_pages(request: str, page_tokens: int) -> RequestFacts:
+    """As ``facts``, where all pages of ``prompt_keys`` are meant: how far SGLang is going to look is not settled when a
+    request has just come."""
+    known = facts(request, page_tokens)
+    return replace(known, most_cached_tokens=max((known.prompt_tokens or 0) - 1, 0))
+
+
 def facts(request: str, page_tokens: int) -> RequestFacts:
     """What the planner has to know of the request. Its prompt has the answer so far when it is computed again."""
     req = _by_id.get(request)
@@ -197,4 +205,5 @@ def facts(request: str, page_tokens: int) -> RequestFacts:
     # SGLang's own list of both is made later: when a request has just come, and by policies that look at every prefix
     # in the queue (lpm, dfs-weight), it is still empty or of the last round.
     num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-    return RequestFacts(request, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead)
+    most = req._compute_max_prefix_len(num_tokens)
+    return RequestFacts(request, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead, most)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from banyan.config import Config
+from banyan.config import Config, cache_folder
 from banyan.layout import BlockGeometry
 from banyan.layout.checkpoint import checkpoint_digest
+from banyan.layout.file_digests import MEMORY_NAME
 from banyan.pacing import Admission, WriteAdmission, WriteBudget
 from banyan.ports import PageStore
 from banyan.refusals.start import store_refusal, weights_refusal
@@ -41,15 +42,37 @@ def open_store(
     return store
 
 
-def weights_digest(model_path: str, revision: str | None) -> str:
-    """What tells these weights from any others. Refuses when they are not in files that can be read."""
+def weights_digest(config: Config, model_path: str, revision: str | None) -> str:
+    """What tells these weights from any others. Refuses when they are not in files that can be read.
+
+    Every rank asks; the first of them reads the files, and the others what it has found."""
     folder = Path(model_path)
     try:
         if not folder.is_dir():
             folder = Path(snapshot_download(model_path, revision=revision, local_files_only=True))
-        return checkpoint_digest(folder)
+        found = checkpoint_digest(folder, digests_memory(config))
     except (OSError, ValueError) as error:
         runtime.refuse(weights_refusal(error))
+    reading = found.reading
+    if reading.num_read_bytes:
+        logger.info("banyan: weights digested: %.1f GB in %.1f s", reading.num_read_bytes / 1e9, reading.read_s)
+    if reading.obstacle:
+        logger.warning(
+            "banyan: each rank digests the weights, at each start: nothing is remembered: %s", reading.obstacle
+        )
+    return found.sha256
+
+
+def digests_memory(config: Config) -> Path | None:
+    """Where digests of weights are remembered: in the store's folder, which outlives a container, or else with the
+    user's caches."""
+    try:
+        paths = StoreLocation.parse(config.store).paths if config.store else ()
+    except ValueError as error:
+        runtime.refuse(store_refusal(paths=config.store, error=error))
+    # A folder that is not there is for the store to make, or to refuse.
+    folder = Path(paths[0]) if paths and Path(paths[0]).is_dir() else cache_folder()
+    return None if folder is None else folder / MEMORY_NAME
 
 
 def make_admission(config: Config, *, num_parts: int, share: float = 1.0) -> WriteAdmission:

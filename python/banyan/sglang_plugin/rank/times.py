@@ -12,6 +12,7 @@ from banyan.cache import PrefixCache
 from banyan.disagg import Forwards
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.membership import Membership
@@ -70,7 +71,17 @@ def step_together(
         num_quarantined_tokens=lambda: allocator.num_quarantined_tokens if is_whole_rank else 0,
     )
     if is_whole_rank:
-        allocator.load_patience_s = LOAD_PATIENCE_S
+        allocator.load_patience_s = lambda: LOAD_PATIENCE_S
+
+
+def load_without_circles(cache: PrefixCache, *allocators: QuarantiningAllocator) -> None:
+    """A rank that holds leases for copies which have not begun waits no longer than ``LOAD_PATIENCE_S`` for readers of
+    its own pages: the reader may be waiting for these leases, and would for as long.
+
+    Not for a rank of several shards: their quarantines differ, and none of them may give up alone.
+    """
+    for allocator in allocators:
+        allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
 
 
 def time_control(*entries: tuple[object, Sequence[str]]) -> Callable[[], int]:

@@ -5,11 +5,16 @@
 //! * Only the owner links and unlinks. A frame is in exactly the chain of its key while it is published, else in none.
 //! * A reader may walk while the owner relinks and may so be led into another chain or round in a ring. It bounds its steps and
 //!   believes only `Frame::published_as`: a false miss is harmless, a false hit impossible.
+//! * No chain is longer than `MAX_STEPS`: a page that would make it so is not taken. So every walk ends, the owner's too, and what is
+//!   published is found. Keys are a client's to choose, so the bucket of one depends on a number that no client knows.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 
 use crate::frame::{Frame, FrameId, Key};
 use crate::sync::{AtomicU32, Ordering};
 
-/// Steps after which a reader gives up. The table has two buckets a frame, so that an undisturbed chain never gets near.
+/// Pages in one chain. The table has two buckets a frame, so that a chain gets near by no accident.
 const MAX_STEPS: usize = 128;
 
 /// The table of one shelf, over words that live in shared memory (or in a `Vec` under test).
@@ -17,6 +22,7 @@ const MAX_STEPS: usize = 128;
 pub struct Index<'a> {
     heads: &'a [AtomicU32],
     frames: &'a [Frame],
+    multiplier: u64,
 }
 
 /// A link is the frame's number plus one, so that fresh zeroed memory is an empty table.
@@ -40,11 +46,21 @@ pub fn num_buckets_for(num_frames: usize) -> usize {
     (2 * num_frames).next_power_of_two()
 }
 
+/// A number that decides which bucket a key is in, for a new shelf.
+pub fn draw_multiplier() -> u64 {
+    // The system's randomness, by way of what keeps the standard library's own tables from being aimed at.
+    RandomState::new().build_hasher().finish() | 1
+}
+
 impl<'a> Index<'a> {
-    /// `heads.len()` is a power of two.
-    pub fn new(heads: &'a [AtomicU32], frames: &'a [Frame]) -> Self {
+    /// `heads.len()` is a power of two. `multiplier` is the shelf's; any number is safe, an odd one spreads.
+    pub fn new(heads: &'a [AtomicU32], frames: &'a [Frame], multiplier: u64) -> Self {
         debug_assert!(heads.len().is_power_of_two());
-        Self { heads, frames }
+        Self {
+            heads,
+            frames,
+            multiplier,
+        }
     }
 
     pub fn frames(&self) -> &'a [Frame] {
@@ -84,16 +100,19 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// The owner's exact answer: nothing moves while it asks.
-    pub(crate) fn find_owned(&self, key: &Key) -> Option<FrameId> {
+    /// Whether the owner may link a frame for `key`: no frame has it yet, and its chain has room. Nothing moves while it asks.
+    pub(crate) fn has_room_for(&self, key: &Key) -> bool {
         let mut link = load(self.head(key));
-        while let Some(id) = link.frame() {
+        for _ in 0..MAX_STEPS {
+            let Some(id) = link.frame() else {
+                return true;
+            };
             if self.frame(id).owned_key().as_ref() == Some(key) {
-                return Some(id);
+                return false;
             }
             link = load(&self.frame(id).next);
         }
-        None
+        false
     }
 
     pub(crate) fn link(&self, id: FrameId, key: &Key) {
@@ -125,8 +144,10 @@ impl<'a> Index<'a> {
     }
 
     fn head(&self, key: &Key) -> &'a AtomicU32 {
-        // A key is a sha256: any of its bits are a good hash.
-        &self.heads[key[0] as usize & (self.heads.len() - 1)]
+        // A key is a sha256, so any of its bits are a good hash; whoever can try tokens can choose some of them. The highest bits
+        // of a product depend on all of both factors.
+        let mixed = (key[0] ^ key[1] ^ key[2] ^ key[3]).wrapping_mul(self.multiplier);
+        &self.heads[((u128::from(mixed) * self.heads.len() as u128) >> 64) as usize]
     }
 }
 
@@ -148,4 +169,83 @@ fn prefetch<T>(place: &T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::Ledger;
+
+    const NUM_FRAMES: usize = 512;
+
+    struct Table {
+        heads: Vec<AtomicU32>,
+        frames: Vec<Frame>,
+        multiplier: u64,
+    }
+
+    impl Table {
+        fn new(multiplier: u64) -> Self {
+            Self {
+                heads: (0..num_buckets_for(NUM_FRAMES))
+                    .map(|_| AtomicU32::new(0))
+                    .collect(),
+                frames: (0..NUM_FRAMES).map(|_| Frame::default()).collect(),
+                multiplier,
+            }
+        }
+
+        fn index(&self) -> Index<'_> {
+            Index::new(&self.heads, &self.frames, self.multiplier)
+        }
+    }
+
+    /// Keys that share the low bits of each word, as somebody makes them who tries tokens until they do.
+    fn aimed() -> Vec<Key> {
+        (1..=NUM_FRAMES as u64)
+            .map(|number| [number << 32, 0, number << 48, 0])
+            .collect()
+    }
+
+    #[test]
+    fn chain_when_it_is_full_then_no_page_joins_it_and_all_in_it_are_found() {
+        // Every key falls into the first bucket.
+        let table = Table::new(0);
+        let mut ledger = Ledger::new(NUM_FRAMES);
+        let (frames, keys): (Vec<i64>, Vec<Key>) = (0..).zip(aimed()).unzip();
+        assert_eq!(ledger.publish(table.index(), &frames, &keys), Ok(MAX_STEPS));
+        let is_found = |key: &&Key| table.index().find(key).is_some();
+        assert_eq!(keys.iter().filter(is_found).count(), MAX_STEPS);
+        assert_eq!(
+            ledger.retire(table.index(), &frames).unwrap().len(),
+            NUM_FRAMES
+        );
+        assert_eq!(keys.iter().filter(is_found).count(), 0);
+        assert_eq!(
+            ledger.publish(table.index(), &frames[500..], &keys[500..]),
+            Ok(NUM_FRAMES - 500),
+            "room comes back"
+        );
+    }
+
+    #[test]
+    fn keys_when_they_are_aimed_at_one_bucket_then_each_shelf_spreads_them() {
+        let keys = aimed();
+        for _ in 0..100 {
+            let table = Table::new(draw_multiplier());
+            let mut ledger = Ledger::new(NUM_FRAMES);
+            let frames: Vec<i64> = (0..NUM_FRAMES as i64).collect();
+            assert_eq!(
+                ledger.publish(table.index(), &frames, &keys),
+                Ok(NUM_FRAMES)
+            );
+        }
+    }
+
+    #[test]
+    fn multipliers_when_drawn_then_they_are_odd_and_differ() {
+        let drawn: std::collections::HashSet<u64> = (0..100).map(|_| draw_multiplier()).collect();
+        assert_eq!(drawn.len(), 100);
+        assert!(drawn.iter().all(|multiplier| multiplier % 2 == 1));
+    }
 }

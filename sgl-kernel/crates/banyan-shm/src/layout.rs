@@ -7,7 +7,7 @@
 use crate::error::{Result, invalid};
 use crate::frame::Frame;
 use crate::geometry::Geometry;
-use crate::index::{Index, num_buckets_for};
+use crate::index::{Index, draw_multiplier, num_buckets_for};
 use crate::memory::Mapping;
 use crate::pool::PoolKind;
 use crate::roster::Namespace;
@@ -15,7 +15,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::told::{self, Told};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNSHLF");
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
 const HEADER_WORDS: usize = 32;
 
 /// Header words, by position. The first group is written once, before the shelf is announced; the second by the owner at any time.
@@ -45,6 +45,8 @@ pub enum Word {
     /// See `Told`.
     ToldBegun = 22,
     ToldEnded = 23,
+    /// Written once. See `Index`.
+    Multiplier = 24,
 }
 
 /// Where the parts lie. Fixed by the number of frames and of geometry words.
@@ -86,7 +88,12 @@ impl ShelfLayout {
 
     pub fn index<'a>(&self, mapping: &'a Mapping) -> Index<'a> {
         let heads: &[AtomicU32] = mapping.words(self.heads_offset(), self.num_buckets);
-        Index::new(heads, mapping.words(self.frames_offset(), self.num_frames))
+        let multiplier = self.word(mapping, Word::Multiplier);
+        Index::new(
+            heads,
+            mapping.words(self.frames_offset(), self.num_frames),
+            multiplier.load(Ordering::Relaxed),
+        )
     }
 
     pub fn told<'a>(&self, mapping: &'a Mapping) -> Told<'a> {
@@ -124,6 +131,7 @@ impl Birth<'_> {
         set(Word::PoolKind, self.pool_kind as u64);
         set(Word::PoolFd, self.pool_fd);
         set(Word::PoolBytes, self.pool_bytes);
+        set(Word::Multiplier, draw_multiplier());
         let namespace: &[AtomicU64] = mapping.words(Word::Namespace as usize * 8, 4);
         let table: &[AtomicU64] = mapping.words(HEADER_WORDS * 8, layout.geometry_words);
         let table_words = self.geometry.to_words();

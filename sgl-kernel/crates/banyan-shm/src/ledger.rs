@@ -55,7 +55,8 @@ impl Ledger {
 
     /// Publishes `frames[i]` as `keys[i]`; returns how many became newly published. Content must be complete before.
     ///
-    /// A frame that is published under the same key, or a key that another frame already has, is passed over.
+    /// A frame that is published under the same key, a key that another frame already has, or one without room in the index is
+    /// passed over.
     pub fn publish(
         &mut self,
         index: Index<'_>,
@@ -67,7 +68,7 @@ impl Ledger {
         for (frame, key) in frames.iter().zip(keys) {
             let id = *frame as FrameId;
             let frame = index.frame(id);
-            if frame.owned_key().is_some() || index.find_owned(key).is_some() {
+            if frame.owned_key().is_some() || !index.has_room_for(key) {
                 continue;
             }
             frame.write_key(key);

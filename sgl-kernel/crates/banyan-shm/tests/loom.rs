@@ -35,7 +35,7 @@ impl Shared {
     }
 
     fn index(&self) -> Index<'_> {
-        Index::new(&self.heads, &self.frames)
+        Index::new(&self.heads, &self.frames, 1)
     }
 
     /// loom panics when anybody reads meanwhile.

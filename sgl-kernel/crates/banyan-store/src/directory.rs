@@ -19,6 +19,8 @@ use crate::format::FORMAT;
 const SUPERBLOCK: &str = "STORE";
 const FIRST_LINE: &str = "banyan-store";
 const UNNAMED: &str = "new-STORE";
+/// A server's note of its weights, made before it opens the store: what it says is part of the namespace.
+const WEIGHTS_DIGESTS: &str = "weights-digests";
 
 /// Name of one shelf, unique within its store.
 pub type ShelfId = u64;
@@ -76,7 +78,7 @@ impl Stripe {
                 .doing("list", path)?
                 .filter_map(|entry| Some(entry.ok()?.file_name()))
                 .find(|name| match name.to_str() {
-                    Some("lock" | "lost+found" | UNNAMED) => false,
+                    Some("lock" | "lost+found" | UNNAMED | WEIGHTS_DIGESTS) => false,
                     Some(SUPERBLOCK) => !is_unfinished,
                     _ => true,
                 });

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from banyan import guard
+from banyan import faults
 
 
 class Meant(Exception):
@@ -15,10 +15,10 @@ class Meant(Exception):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(guard, "_counts", type(guard._counts)())
-    monkeypatch.setattr(guard, "_tell", None)
-    monkeypatch.setattr(guard, "_stop", None)
-    monkeypatch.setattr(guard, "_DELIBERATE", [*guard._DELIBERATE])
+    monkeypatch.setattr(faults, "_counts", type(faults._counts)())
+    monkeypatch.setattr(faults, "_tell", None)
+    monkeypatch.setattr(faults, "_stop", None)
+    monkeypatch.setattr(faults, "_DELIBERATE", [*faults._DELIBERATE])
 
 
 def fails(*args, **kwargs):
@@ -30,15 +30,15 @@ def theirs_fails(*args, **kwargs):
 
 
 def test_beside_when_the_hook_raises_then_it_has_changed_nothing_and_is_said_once(caplog):
-    hook = guard.beside(fails, "30-request-created")
+    hook = faults.beside(fails, "30-request-created")
     with caplog.at_level(logging.ERROR):
         assert [hook(number) for number in range(9)] == [None] * 9
-    assert guard.counts() == {"30-request-created": 9}
+    assert faults.counts() == {"30-request-created": 9}
     assert caplog.text.count("30-request-created failed (1 so far)") == 1 == len(caplog.records)
 
 
 def test_around_when_the_hook_raises_before_the_call_then_sglangs_function_is_called():
-    assert guard.around(fails, "hook")(lambda number: number + 1, 1) == 2
+    assert faults.around(fails, "hook")(lambda number: number + 1, 1) == 2
 
 
 def test_around_when_the_hook_raises_behind_the_call_then_it_is_not_called_again():
@@ -48,27 +48,27 @@ def test_around_when_the_hook_raises_behind_the_call_then_it_is_not_called_again
         original(number)
         raise ValueError("ours")
 
-    assert guard.around(hook, "hook")(lambda number: calls.append(number) or "result", 7) == "result"
-    assert calls == [7] and guard.counts() == {"hook": 1}
+    assert faults.around(hook, "hook")(lambda number: calls.append(number) or "result", 7) == "result"
+    assert calls == [7] and faults.counts() == {"hook": 1}
 
 
 @pytest.mark.parametrize("hook", [lambda original: original(), lambda original: original() and fails()])
 def test_around_when_sglangs_function_raises_then_that_passes_and_is_no_failure(hook):
     with pytest.raises(KeyError):
-        guard.around(hook, "hook")(theirs_fails)
-    assert guard.counts() == {}
+        faults.around(hook, "hook")(theirs_fails)
+    assert faults.counts() == {}
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), Meant()])
 def test_quiet_when_the_end_is_meant_then_it_passes(error):
-    guard.let_pass(Meant)
+    faults.let_pass(Meant)
 
     def ends():
         raise error
 
     with pytest.raises(type(error)):
-        guard.quiet(ends, "hook", lambda: None)()
-    assert guard.counts() == {}
+        faults.quiet(ends, "hook", lambda: None)()
+    assert faults.counts() == {}
 
 
 def test_quiet_when_native_code_panics_then_it_stays_here():
@@ -78,22 +78,22 @@ def test_quiet_when_native_code_panics_then_it_stays_here():
     def panics():
         raise PanicException("index out of bounds")
 
-    assert guard.quiet(panics, "hook", lambda: "otherwise")() == "otherwise"
+    assert faults.quiet(panics, "hook", lambda: "otherwise")() == "otherwise"
 
 
 def test_stop_when_a_hook_that_guards_pages_fails_then_sharing_ends_once():
     stopped = []
-    guard.stop_with(lambda: stopped.append(1))
+    faults.stop_with(lambda: stopped.append(1))
     for _ in range(3):
-        guard.beside(fails, "33-weights-updated", stops=True)()
+        faults.beside(fails, "33-weights-updated", stops=True)()
     assert stopped == [1]
 
 
 def test_count_when_somebody_listens_then_he_is_told_of_what_was_before_too():
-    guard.beside(fails, "a")()
+    faults.beside(fails, "a")()
     told = []
-    guard.count_at(lambda: told.append(1))
-    guard.beside(fails, "b")()
+    faults.count_at(lambda: told.append(1))
+    faults.beside(fails, "b")()
     assert len(told) == 2
 
 
@@ -119,8 +119,8 @@ def test_stream_when_the_hook_raises_before_it_asks_then_sglang_answers():
         fails()
         yield
 
-    assert collect(guard.around(hook, "hook")(answers, 3)) == [0, 1, 2]
-    assert guard.counts() == {"hook": 1}
+    assert collect(faults.around(hook, "hook")(answers, 3)) == [0, 1, 2]
+    assert faults.counts() == {"hook": 1}
 
 
 def test_stream_when_the_hook_raises_behind_the_question_then_the_request_is_not_sent_twice():
@@ -130,8 +130,8 @@ def test_stream_when_the_hook_raises_behind_the_question_then_the_request_is_not
         fails()
 
     with pytest.raises(ValueError, match="ours"):
-        collect(guard.around(hook, "hook")(answers, 3))
-    assert guard.counts() == {"hook": 1}
+        collect(faults.around(hook, "hook")(answers, 3))
+    assert faults.counts() == {"hook": 1}
 
 
 def test_stream_when_sglang_raises_then_that_passes_and_is_no_failure():
@@ -140,8 +140,8 @@ def test_stream_when_sglang_raises_then_that_passes_and_is_no_failure():
             yield item
 
     with pytest.raises(KeyError):
-        collect(guard.around(hook, "hook")(broken_answers, 3))
-    assert guard.counts() == {}
+        collect(faults.around(hook, "hook")(broken_answers, 3))
+    assert faults.counts() == {}
 
 
 def test_coroutine_when_the_hook_raises_then_sglang_answers():
@@ -151,4 +151,4 @@ def test_coroutine_when_the_hook_raises_then_sglang_answers():
     async def original(number):
         return number + 1
 
-    assert asyncio.run(guard.around(hook, "hook")(original, 1)) == 2
+    assert asyncio.run(faults.around(hook, "hook")(original, 1)) == 2

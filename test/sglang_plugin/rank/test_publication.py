@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is remembered of pages on their way: no more than so many, and what is forgotten is not kept."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from banyan.sglang_plugin.rank import publication as module
+from banyan.sglang_plugin.rank.publication import MAX_ANNOUNCED, Publication
+
+
+class Tier:
+    store = None
+
+    def __init__(self):
+        self.kept = []
+
+    def to_keep(self, keys):
+        return keys
+
+    def back_up(self, keys):
+        self.kept += keys
+
+
+@pytest.fixture
+def tier():
+    return Tier()
+
+
+@pytest.fixture
+def publication(tier, monkeypatch):
+    monkeypatch.setattr(module.requests, "is_lasting", lambda key, page_tokens: not key.startswith("adapter"))
+    lookout = SimpleNamespace(published=lambda keys: None)
+    member = SimpleNamespace(guards_adapters=True, tier=tier, lookout=lookout)
+    return Publication(SimpleNamespace(publish=lambda frames, keys: None), member, 16)
+
+
+def test_chains_when_their_offloads_never_complete_then_only_so_many_are_remembered(publication, tier):
+    for number in range(MAX_ANNOUNCED + 1000):
+        publication.announce([f"{number}", "more"])
+        publication.announce([f"adapter {number}"])
+    assert len(publication._lasting) == MAX_ANNOUNCED
+    publication.publish([0], ["999"])
+    assert tier.kept == [], "it may have been an adapter's, for all that is known"
+    publication.publish([0], ["1000"])
+    publication.publish([0], [f"{MAX_ANNOUNCED + 999}"])
+    publication.publish([0], [f"adapter {MAX_ANNOUNCED + 999}"])
+    assert tier.kept == ["1000", f"{MAX_ANNOUNCED + 999}"]
+
+
+def test_chain_when_it_is_offered_again_before_it_is_complete_then_both_are_kept(publication, tier):
+    for _ in range(2):
+        publication.announce(["a"])
+    for _ in range(3):
+        publication.publish([0], ["a"])
+    assert tier.kept == ["a", "a"] and not publication._lasting
+
+
+def test_chains_when_the_rank_is_silent_then_they_are_forgotten_as_they_come(publication, tier):
+    publication.hold_back()
+    for number in range(10):
+        publication.announce([f"{number}"])
+        publication.publish([0], [f"{number}"])
+    assert not publication._lasting and tier.kept == []
