@@ -10,6 +10,7 @@ import zmq
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from banyan import _native, faults
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
@@ -109,6 +110,7 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
     # Imported late: the name is the one the upstream loop uses, and tests of this module do without it.
     from sglang.srt.managers.io_struct import sock_recv
 
+    _watch_ranks(controller)
     poller = zmq.Poller()
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
     while True:
@@ -119,6 +121,16 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
         if is_holding:
             for held in controller.banyan_held:
                 held.send_on(controller._active_workers)
+
+
+def _watch_ranks(controller: Any) -> None:
+    """End the server when a rank's process has ended: SGLang watches the dispatcher only, goes on sending to the rank,
+    and then waits for its answers for good. Where SGLang replaces ranks, they are its own to miss."""
+    if controller.server_args.elastic_ep_backend is not None:
+        return
+    processes = [process for process in controller.scheduler_procs if process is not None]
+    names = [f"scheduler {number} of {len(processes)}" for number in range(1, len(processes) + 1)]
+    SubprocessWatchdog(processes, names).start()
 
 
 def _drain(controller: Any, receive: Callable[..., Any]) -> None:
