@@ -75,7 +75,7 @@ pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
         let segments = stripe.segments(shelf)?;
         reports.push(ShelfReport {
             shelf,
-            is_in_use: is_in_use(stripe, shelf),
+            is_in_use: stripe.is_in_use(shelf)?,
             epoch: header.number,
             namespace: header.namespace,
             num_layers: header.geometry.num_layers(),
@@ -90,11 +90,6 @@ pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
     Ok(reports)
 }
 
-/// A path that cannot be written has no writer.
-fn is_in_use(stripe: &Stripe, shelf: ShelfId) -> bool {
-    matches!(stripe.try_lock_shelf(shelf), Ok(None))
-}
-
 struct Loaded {
     header: FileHeader,
     entries: Vec<Entry>,
@@ -106,7 +101,7 @@ fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<Loaded>> {
         return Ok(None);
     };
     let mut tenants = Tenants::default();
-    follower.read(Log::AsIs, |entry| tenants.apply(entry, Place::MAX / 2))?;
+    follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
     let num_damaged = follower.num_damaged();
     Ok(Some(Loaded {
         header: follower.header,

@@ -219,7 +219,7 @@ impl Shared {
         }
         let mut tenants = Tenants::default();
         // A half-written line is at the end, where nothing good follows it yet.
-        follower.read(Log::AsIs, |entry| tenants.apply(entry, u32::MAX / 2))?;
+        follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
         self.replace(shelf, &follower, tenants);
         followers.insert(shelf, Followed::Following(Box::new(follower)));
         Ok(())

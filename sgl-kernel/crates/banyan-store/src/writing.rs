@@ -23,12 +23,13 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Device, FileId, Span, Token};
-use crate::directory::{Lock, ShelfId};
+use crate::directory::ShelfId;
 use crate::error::Result;
 use crate::files::Files;
 use crate::format::{FileHeader, Record};
 use crate::geometry::{BLOCK_BYTES, Place, Segmenting};
 use crate::growth::Limits;
+use crate::locks::Lock;
 use crate::pacing::Load;
 use crate::shared::Shared;
 use crate::state::Queued;
