@@ -10,18 +10,21 @@ mod feed;
 mod flag_ring;
 mod memory;
 mod page_keys;
+mod panics;
 mod peers;
 mod prompt;
 mod roster;
 mod shelf;
 mod store;
 mod store_check;
+mod unlocked;
 mod write_gate;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    panics::announce();
     module.add_class::<memory::SharedBytes>()?;
     module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<device_pool::PeerMemory>()?;
