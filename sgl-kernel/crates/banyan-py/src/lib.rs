@@ -10,7 +10,6 @@ mod feed;
 mod flag_ring;
 mod memory;
 mod page_keys;
-mod panics;
 mod peers;
 mod prompt;
 mod roster;
@@ -24,7 +23,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    panics::announce();
+    banyan_shm::panics::announce(|line| eprintln!("{line}"));
     module.add_class::<memory::SharedBytes>()?;
     module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<device_pool::PeerMemory>()?;

@@ -182,7 +182,7 @@ pub struct FlagRing {
 impl FlagRing {
     /// `memory` holds the words: zeroed, `num_slots` times `SLOT_BYTES`. `first` is where every slot starts to count (tests go round).
     pub fn start(memory: Arc<SharedMemory>, num_slots: usize, first: u32) -> Result<Self> {
-        if num_slots == 0 || memory.len() < num_slots * SLOT_BYTES {
+        if num_slots == 0 || memory.len() / SLOT_BYTES < num_slots {
             return invalid!(
                 "{num_slots} slots of {SLOT_BYTES} bytes in {} bytes",
                 memory.len()
