@@ -116,16 +116,22 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
     let mut keys: HashMap<(Namespace, [u64; 4]), ()> = HashMap::new();
     for shelf in stripe.shelves()? {
         report.num_shelves += 1;
-        let Some(Loaded {
-            header,
-            entries,
-            num_damaged,
-        }) = load(stripe, shelf)?
-        else {
-            if manifest::has_any(&stripe.shelf(shelf, 0))? {
-                add(&mut report, shelf, "no manifest that verifies".into());
+        let loaded = load(stripe, shelf).and_then(|loaded| {
+            let has_any = loaded.is_some() || manifest::has_any(&stripe.shelf(shelf, 0))?;
+            Ok((loaded, has_any))
+        });
+        let (header, entries, num_damaged) = match loaded {
+            Ok((Some(loaded), _)) => (loaded.header, loaded.entries, loaded.num_damaged),
+            Ok((None, has_any)) => {
+                if has_any {
+                    add(&mut report, shelf, "no manifest that verifies".into());
+                }
+                continue;
             }
-            continue;
+            Err(error) => {
+                add(&mut report, shelf, error.to_string());
+                continue;
+            }
         };
         let bad = check_shelf(stripe, &header, &entries, &mut report)?;
         for entry in entries

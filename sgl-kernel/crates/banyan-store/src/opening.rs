@@ -230,10 +230,10 @@ fn shrink(
     let before = segments.len();
     while !segments.is_empty()
         && (used > wanted.limits.quota_bytes
-            || segments.len() as u64 * cost > wanted.limits.share_bytes)
+            || cost.saturating_mul(segments.len() as u64) > wanted.limits.share_bytes)
     {
         segments.pop();
-        used -= cost;
+        used = used.saturating_sub(cost);
     }
     Ok(before - segments.len())
 }
@@ -284,15 +284,15 @@ fn remove_if_there(path: &Path) -> Result<()> {
 /// Removes one shelf whose writer is gone, to make room for `own`: of another namespace before one of the same. False when there is
 /// none. Call under the store's lock.
 pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
-    let namespace_of = |shelf| -> Result<Option<Namespace>> {
-        let follower = Follower::open(&stripe.shelf(shelf, 0))?;
-        Ok(follower.map(|follower| follower.header.namespace))
+    let namespace_of = |shelf| -> Option<Namespace> {
+        let follower = Follower::open(&stripe.shelf(shelf, 0)).ok()?;
+        follower.map(|follower| follower.header.namespace)
     };
-    let ours = namespace_of(own)?;
+    let ours = namespace_of(own);
     let mut candidates = Vec::new();
     for shelf in stripe.shelves()? {
         if shelf != own {
-            candidates.push((namespace_of(shelf)? == ours, shelf));
+            candidates.push((namespace_of(shelf) == ours, shelf));
         }
     }
     candidates.sort_unstable();
