@@ -72,6 +72,7 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>
         let header = &follower.header;
         if header.namespace == wanted.namespace
             && header.geometry == *wanted.geometry
+            && header.segmenting().has(0)
             && let Some(lock) = stripe.try_lock_shelf(shelf)?
         {
             return Ok(Some((shelf, lock)));

@@ -24,7 +24,7 @@ use banyan_shm::memory::SharedMemory;
 use banyan_store::check::{self, Treatment};
 use banyan_store::directory::Stripe;
 use banyan_store::growth::Limits;
-use banyan_store::state::Verdict;
+use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Options, Purpose, Store};
 use harm::{Dice, Harm};
 
@@ -257,7 +257,7 @@ impl Trial {
         );
     }
 
-    fn put(&self, store: &Store, chain: u64) -> Result<u64, String> {
+    fn put(&self, store: &Store, chain: u64) -> Result<usize, String> {
         let pages: Vec<u64> = (0..CHAIN_PAGES).map(|page| chain * 100 + page).collect();
         let keys: Vec<Key> = pages.iter().map(|page| key(*page)).collect();
         let offsets: Vec<u64> = (0..CHAIN_PAGES).map(|frame| frame * STRIDE).collect();
@@ -273,9 +273,12 @@ impl Trial {
         if taken.iter().any(|verdict| *verdict != Verdict::Queued) {
             return Err(format!("{taken:?}"));
         }
-        let num_failed = store.sync().map_err(|error| error.to_string())?;
-        store.completed();
-        Ok(num_failed)
+        store.sync().map_err(|error| error.to_string())?;
+        let done = store.completed();
+        Ok(done
+            .iter()
+            .filter(|(_, outcome)| *outcome == Outcome::Failed)
+            .count())
     }
 
     #[expect(
