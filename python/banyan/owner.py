@@ -4,6 +4,7 @@ what lies in them. The native store has the same rules (``banyan-store/src/owned
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -42,7 +43,12 @@ def open_own(path: str | Path, flags: int) -> int:
         PermissionError: for anything else.
         OSError: as ``os.open``.
     """
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PermissionError(f"{path}: it is a link") from error
+        raise
     try:
         found = os.fstat(fd)
         reason = (
