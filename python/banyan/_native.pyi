@@ -598,10 +598,11 @@ class Store:
             engine: "auto" (io_uring, else threads), "uring" or "threads".
             read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.
             stall_s: a read that the device has not answered for so long is late; until it has, nothing is found and
-                nothing taken.
+                nothing taken. Nothing that waits for the device waits longer without its getting something done.
 
-        Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, or paths that
-        do not belong together; OSError when the system refuses (a read-only path: pass access="read").
+        Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, a directory of
+        another user or one that others may write, a mount point without its mount, or paths that do not belong
+        together; OSError when the system refuses (a read-only path: pass access="read").
         """
 
     @property
@@ -657,8 +658,12 @@ class Store:
     def own_pages(self, first_place: int, num_places: int) -> list[int] | None:
         """Names of what lies in these places of this writer's own shelf. None behind the last place."""
 
-    def sync(self) -> int:
-        """Write out the back-log regardless of pacing, wait until it is durable; the number of pages that failed."""
+    def sync(self, within_s: float | None = None) -> int:
+        """Write out the back-log regardless of pacing, wait until it is durable; the number of pages that failed.
+
+        Raises TimeoutError when the drive gets nothing done for `stall_s`, or all of it takes longer than `within_s`:
+        what has not started has failed then, what has is named by `completed` when it is over.
+        """
 
     def pause_writes(self) -> None:
         """Start no more writes until one of the next two is called."""

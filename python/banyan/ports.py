@@ -223,8 +223,13 @@ class PageStore(Protocol):
         turned out that the store had it) or "failed"."""
         ...
 
-    def sync(self) -> int:
-        """Write out what is queued and wait for it; how many pages failed."""
+    def sync(self, within_s: float | None = None) -> int:
+        """Write out what is queued and wait for it; how many pages failed.
+
+        Raises:
+            OSError: when the store gets nothing done for a while, or all of it takes longer than ``within_s``. Then
+                what has not started has failed; what has is named by ``completed`` when it is over.
+        """
         ...
 
     def pause_writes(self) -> None:

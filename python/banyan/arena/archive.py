@@ -3,13 +3,15 @@
 
 Invariants
   1. A frame whose page is being written is held from ``put`` until the store names its key in ``completed``.
-  2. A page is offered only behind its parent; what the store refuses is not written, and counted. Nothing waits.
+  2. ``quiesce`` waits for ``QUIESCE_S`` at most. What the store is still writing then keeps its frames.
+  3. A page is offered only behind its parent; what the store refuses is not written, and counted. Nothing waits.
 
 One thread calls; the store writes on its own, when its gate lets it.
 """
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 
@@ -20,6 +22,10 @@ from banyan.pacing import WriteAdmission, WriteVerdict
 from banyan.ports import Clock, PageStore
 from banyan.telemetry import Counters
 
+logger = logging.getLogger("banyan")
+
+QUIESCE_S = 10.0
+"""So long the scheduler, and every rank that steps with it, stands still for a drive."""
 QUEUED = "queued"
 ORPHAN = "orphan"
 PRESENT = ("present", "elsewhere")
@@ -110,7 +116,9 @@ class Archive:
             self._counters.archive_failed_pages += outcome == "failed"
 
     def quiesce(self) -> None:
-        """Wait until the store has written what was queued, and let every frame go."""
-        self._store.sync()
+        """Wait until the store has written what was queued, and let every frame go that it is done with."""
+        try:
+            self._store.sync(QUIESCE_S)
+        except OSError as error:
+            logger.error("banyan: nobody waits for the store any longer (--banyan-store): %s", error)
         self.poll()
-        assert not self._writing

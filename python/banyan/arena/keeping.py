@@ -3,7 +3,8 @@
 
 Invariants
   1. A frame is held while its page's checksum is computed, so that nobody fills it meanwhile.
-  2. No more than ``max_pages`` wait for theirs; what comes on top is not kept. Nothing waits.
+  2. A checksum that cannot be computed ends the keeping, not the rank: nothing more is entered.
+  3. No more than ``max_pages`` wait for theirs; what comes on top is not kept. Nothing waits.
 
 A page: resident --filled--> being summed -> entered in the inventory, or not kept. One thread calls; sums are computed
 on others.
@@ -11,6 +12,7 @@ on others.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
@@ -20,6 +22,8 @@ from itertools import pairwise
 from banyan.arena.inventory import Entry, Inventory
 from banyan.arena.residency import Residency
 from banyan.telemetry import Counters
+
+logger = logging.getLogger("banyan")
 
 Checksums = Callable[[Sequence[int], Sequence[str]], list[int]]
 """From frames and the keys of the pages in them; any thread."""
@@ -56,13 +60,14 @@ class Keeping:
         self._counters = counters
         self._summing: deque[_Summing] = deque()
         self._num_summing = 0
+        self._has_failed = False
 
     def taken(self, frames: Sequence[int]) -> None:
         self._inventory.strike(frames)
 
     def filled(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         # The end of the prefix first: the order of entering is the order in which a successor lets them go.
-        room = max(0, self._max_pages - self._num_summing)
+        room = 0 if self._has_failed else max(0, self._max_pages - self._num_summing)
         kept_frames, kept_keys = list(frames[:room])[::-1], list(keys[:room])[::-1]
         self._counters.unkept_pages += len(frames) - len(kept_frames)
         if kept_frames:
@@ -93,9 +98,15 @@ class Keeping:
         self._executor.shutdown()
 
     def _enter(self, summed: _Summing) -> None:
-        checksums = summed.checksums.result()
         self._num_summing -= len(summed.frames)
         self._residency.unhold(summed.frames)
+        try:
+            checksums = summed.checksums.result()
+        except Exception:
+            logger.exception("banyan: the arena is kept no longer (--banyan-keep-host-arena): a checksum failed")
+            self._has_failed = True
+            self._counters.unkept_pages += len(summed.frames)
+            return
         self._inventory.enter(summed.frames, summed.keys, checksums)
         self._counters.kept_pages += len(summed.frames)
 

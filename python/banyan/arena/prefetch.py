@@ -7,7 +7,8 @@ Invariants
   2. A page is published only after all its layers have been read and verified, and after the copies attached to its
      read have ended. A page that failed is not published, and the request that used it is told.
   3. No more than ``max_pages`` are on their way; what comes on top is not read. Nothing waits.
-  4. A late read counts as failed at once, but its frames stay ``filling`` until it has ended.
+  4. A late read counts as failed at once, but its frames stay ``filling`` until it has ended. Nobody waits for that:
+     ``quiesce`` leaves it behind, and ``poll`` gives its frames back.
   5. No read takes a frame from the pages of its own prompt that come before: behind a hole they would serve nobody. Of
      a prompt that is longer than the arena the last pages are computed.
 
@@ -35,6 +36,10 @@ logger = logging.getLogger("banyan")
 
 Start = Callable[[StoreFound, int, object, Frames], StoreRead]
 """Starts to read the first so many pages of what was found into a memory, each at its byte offset."""
+
+QUIESCE_S = 15.0
+"""A store says within 10 s that it is late."""
+LOOK_S = 0.002
 
 _WORDS = {SourceKind.STORE: "read", SourceKind.REMOTE: "pull"}
 """What the counters call it."""
@@ -113,6 +118,7 @@ class Prefetch:
         self._rate = ReadRate()
         self._has_told = False
         self._readings: list[_Reading] = []
+        self._left_behind: list[_Reading] = []
         self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
         """Changes whenever ``arriving`` could answer differently."""
@@ -252,6 +258,14 @@ class Prefetch:
         for reading in list(self._readings):
             if reading.read.has_ended and reading.num_attached == 0:
                 self._land(reading)
+        for reading in [late for late in self._left_behind if late.read.has_ended]:
+            self._left_behind.remove(reading)
+            self._residency.abandon(reading.frames)
+
+    @property
+    def num_left_behind(self) -> int:
+        """Reads that were forgotten before they had ended: their frames may still be written to."""
+        return len(self._left_behind)
 
     def _end(self, reading: _Reading) -> dict[int, str]:
         if reading.failures is None:
@@ -285,12 +299,23 @@ class Prefetch:
         self.version += 1
 
     def quiesce(self) -> None:
-        """Wait for the reads under way and forget what they brought. No copy may be attached to any."""
+        """Wait for the reads under way, until they are late, and forget what they brought. No copy may be attached."""
+        deadline_s = time.monotonic() + QUIESCE_S
         for reading in list(self._readings):
             assert reading.num_attached == 0
-            self._end(reading)
+            if _has_ended(reading.read, deadline_s):
+                self._end(reading)
+                self._residency.abandon(reading.frames)
+            else:
+                self._left_behind.append(reading)
             self._forget(reading)
-            self._residency.abandon(reading.frames)
+
+
+def _has_ended(read: StoreRead, deadline_s: float) -> bool:
+    """Waits for it, unless it is late."""
+    while not (read.has_ended or read.is_late or time.monotonic() >= deadline_s):
+        time.sleep(LOOK_S)
+    return read.has_ended
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:

@@ -9,7 +9,7 @@ Invariants
 
 States of a frame: without memory --grow--> free --claim--> filling --publish--> resident --evict--> free, by way of
 quarantine while peers read it; filling --abandon--> free. Hold and unhold count users of a filling or resident frame; a
-held one stays.
+held one stays, and after a reset becomes free when it is let go.
 
 Eviction is a clock: a page that was leased since the hand last passed gets another round. One thread.
 """
@@ -61,6 +61,7 @@ class Residency:
         self._key_of: OrderedDict[int, str] = OrderedDict()  # resident frames, the next to be examined first
         self._frame_of: dict[str, int] = {}
         self._holds: Counter[int] = Counter()
+        self._leaving: set[int] = set()
         self.num_frames = num_frames
         self.num_evicted = 0
 
@@ -107,7 +108,7 @@ class Residency:
     def claim(self, num_frames: int, sparing: Sequence[str] = ()) -> list[int]:
         """Frames to fill, evicting what goes first but the pages of ``sparing``; fewer than asked for when the rest is
         held or being read."""
-        self._free += frame_ids(self._shelf.drain())
+        self._let_go(frame_ids(self._shelf.drain()))
         missing = num_frames - len(self._free)
         if missing > 0:
             spared = [self._frame_of[key] for key in sparing if key in self._frame_of]
@@ -149,11 +150,19 @@ class Residency:
         for frame in frames:
             if self._holds[frame] == 0:
                 del self._holds[frame]
+                if frame in self._leaving:
+                    self._leaving.remove(frame)
+                    self._free.append(frame)
+
+    def _let_go(self, frames: Sequence[int]) -> None:
+        """No page is in them any more: they are free, those that are held when they are held no longer."""
+        held = [frame for frame in frames if frame in self._holds]
+        self._leaving.update(held)
+        self._free += [frame for frame in frames if frame not in self._leaving] if held else frames
 
     def reset(self) -> None:
-        """Evict everything. Nothing may be filling or held."""
-        assert not self._filling and not self._holds
-        self._free += frame_ids(self._shelf.retire(array("q", self._key_of)))
+        """Evict everything. What somebody still fills stays his until he abandons it."""
+        self._let_go(frame_ids(self._shelf.retire(array("q", self._key_of))))
         gone = self.keys
         self._key_of.clear()
         self._frame_of.clear()

@@ -40,7 +40,15 @@ BACKLOG_BYTES = 256 << 20
 STALL_S = 10.0
 EVICT_PAGES = 1024
 """Removed by one call of a library."""
-COUNTED = ("written_pages", "written_bytes", "write_failures", "put_full", "checksum_failures", "read_errors")
+COUNTED = (
+    "written_pages",
+    "written_bytes",
+    "write_failures",
+    "put_full",
+    "checksum_failures",
+    "read_errors",
+    "sync_timeouts",
+)
 
 
 class KeyedStore:
@@ -67,7 +75,8 @@ class KeyedStore:
         self._counts: Counter[str] = Counter()
         self._complaints = Complaints(values.engine)
         self._has_ended = False
-        self._watch = Watch(stall_s)
+        self._stall_s = stall_s
+        self._watch = Watch(stall_s, self._complaints.about)
         self._asked = AskedValues(values, self._known, lambda error: self._failed("read_errors", error))
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
@@ -209,8 +218,12 @@ class KeyedStore:
             done.append(self._completed.popleft())
         return done
 
-    def sync(self) -> int:
-        return self._writes.flush()
+    def sync(self, within_s: float | None = None) -> int:
+        try:
+            return self._writes.flush(self._stall_s, within_s)
+        except TimeoutError:
+            self._counts["sync_timeouts"] += 1
+            raise
 
     def pause_writes(self) -> None:
         self._writes.pause()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from banyan.owner import claim_folder, open_own
 from banyan.store.folder_bound import FolderBound, entries_of
 from banyan.store.values import Stretch, Transfer, Value
 
@@ -29,6 +31,12 @@ TOUCH_S = 60.0
 NUM_LANES = 3
 """Transfers at once: those of two readers and one writer."""
 LEAST_BYTES = 64 << 10
+FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 1e-3
+"""Between two looks at a transfer."""
+FLAG = "--banyan-store"
+CHUNK_BYTES = 1 << 20
+UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ, errno.ENODATA)
+"""What the system says of a file whose bytes are lost."""
 WAY_OUT = "pip install --no-deps nixl==1.5.1 nixl-cu13==1.5.1"
 
 
@@ -97,7 +105,10 @@ class _Lane:
         try:
             handle = agent.initialize_xfer(operation, memory, files, agent.name)
             state = agent.transfer(handle)
+            pause_s = FIRST_PAUSE_S
             while state == "PROC":
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 state = agent.check_xfer_state(handle)
             return bool(state == "DONE")
         except Exception:  # noqa: BLE001
@@ -108,12 +119,14 @@ class _Lane:
 
 
 class _Reading:
-    """Open files. One that cannot be read is removed: it would be in the way of a whole one."""
+    """Open files. One whose bytes are lost is removed: it would be in the way of a whole one."""
 
     def __init__(self, lane: _Lane, paths: Sequence[Path], descriptors: dict[int, int]) -> None:
         self._lane = lane
         self._paths = paths
         self._descriptors = descriptors
+        # Aligned, as O_DIRECT wants it.
+        self._chunk = mmap.mmap(-1, CHUNK_BYTES)
 
     def load(self, transfers: Sequence[Transfer]) -> list[bool]:
         moves: list[tuple[int, int, Stretch]] = []
@@ -126,9 +139,20 @@ class _Reading:
         moved = self._lane.move("READ", moves)
         failed = {number for number, has_come in zip(owners, moved, strict=True) if not has_come}
         for number in failed:
-            self._paths[number].unlink(missing_ok=True)
+            if self._is_lost(number):
+                self._paths[number].unlink(missing_ok=True)
         come = self._descriptors.keys() - failed
         return [transfer.number in come for transfer in transfers]
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether it is the file. Whatever else keeps NIXL from moving it passes, and the value is whole."""
+        place = 0
+        try:
+            while chunk := os.preadv(self._descriptors[number], [self._chunk], place):
+                place += chunk
+        except OSError as error:
+            return error.errno in UNREADABLE
+        return False
 
 
 class NixlFiles:
@@ -140,12 +164,13 @@ class NixlFiles:
         """``is_aligned``: whether all transfers lie where O_DIRECT wants them.
 
         Raises:
-            ValueError: where NIXL or its plugin is not there, with the way out.
+            ValueError: where NIXL or its plugin is not there, or a folder is not this user's, with the way out.
             OSError: for a folder that cannot be made.
         """
         self._folders = [Path(folder) / FOLDER for folder in folders]
         for folder in self._folders:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            claim_folder(folder.parent, FLAG)
+            claim_folder(folder, FLAG)
         self._value_bytes = value_bytes
         self._flags = os.O_DIRECT if is_aligned and all(map(_is_direct, self._folders)) else 0
         self._bound = FolderBound(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
@@ -227,7 +252,8 @@ class NixlFiles:
         paths, descriptors = [self._path(name) for name in names], {}
         try:
             for number, path in enumerate(paths):
-                with suppress(FileNotFoundError):
+                # Somebody else's file is none of ours, and not ours to remove.
+                with suppress(FileNotFoundError, PermissionError):
                     descriptors[number] = self._open(path)
             with self._lane() as lane, lane.files(list(descriptors.values()), self._value_bytes):
                 yield _Reading(lane, paths, descriptors)
@@ -237,7 +263,7 @@ class NixlFiles:
 
     def _open(self, path: Path) -> int:
         """Raises FileNotFoundError, also for a file that is not whole; that one is removed."""
-        fd = os.open(path, os.O_RDONLY | self._flags)
+        fd = open_own(path, os.O_RDONLY | self._flags)
         state = os.fstat(fd)
         if state.st_size != self._value_bytes:
             os.close(fd)

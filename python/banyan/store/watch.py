@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of a library that has not answered in time: whoever waits for their layers is let go.
 
-The frames stay lent until the library comes back, for it may still write to them.
+The frames stay lent until the library comes back, for it may still write to them. A watch that ends before its time
+says so, and counts as a stall for good: nobody would be let go any more.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from banyan._native import Feed
 
@@ -15,20 +17,23 @@ from banyan._native import Feed
 class Watch:
     """A thread that looks after reads. Any thread may call."""
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, stall_s: float, lost: Callable[[Exception], None]) -> None:
+        """``lost`` is told why the watch has ended before its time."""
         self._stall_s = stall_s
+        self._lost = lost
+        self._has_failed = False
         self._changed = threading.Condition()
         self._since_s: dict[Feed, float] = {}
         self._late: set[Feed] = set()
         self._has_ended = False
         self.num_stalls = 0
-        self._thread = threading.Thread(target=self._run, name="banyan-store-watch", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="banyan-store-watch", daemon=True)
         self._thread.start()
 
     @property
     def is_stalled(self) -> bool:
         """Whether a read that was late has still not ended."""
-        return bool(self._late)
+        return self._has_failed or bool(self._late)
 
     def begins(self, feed: Feed) -> None:
         with self._changed:
@@ -51,6 +56,13 @@ class Watch:
             self._has_ended = True
             self._changed.notify()
         self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - said, and the store is left alone
+            self._has_failed = True
+            self._lost(error)
 
     def _run(self) -> None:
         with self._changed:

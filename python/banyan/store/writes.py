@@ -4,7 +4,8 @@
 Invariants
   1. A page's frame belongs to this from ``put`` until ``completed`` names its key; every key is named once.
   2. No more than ``backlog_bytes`` wait; what comes on top is not taken.
-  3. A write starts only when the gate lets it, or when somebody waits for all of them.
+  3. A thread that ends before its time takes nothing with it: what waits fails, and nothing more is taken.
+  4. A write starts only when the gate lets it, or when somebody waits for all of them.
 
 A page: queued -> being written -> stored, present (the store had it), or failed; all that wait fail with one that the
 library does not answer for.
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from math import inf
 
 from banyan._native import SharedBytes, WriteGate
 from banyan.store.form import Slab, ValueForm
@@ -73,18 +75,18 @@ class Writes:
         self._changed = threading.Condition()
         self._waiting: deque[Waiting] = deque()
         self._names: set[str] = set()
-        self._num_writing = 0
+        self._batch: list[Waiting] = []
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
         self.writing_us = 0
         """Microseconds in which the library was writing."""
-        self._thread = threading.Thread(target=self._run, name="banyan-store-write", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="banyan-store-write", daemon=True)
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + self._num_writing
+        return len(self._waiting) + len(self._batch)
 
     def put(self, pages: Sequence[Waiting]) -> list[str]:
         """Queue a chain of pages: for each "queued", "present" (queued before) or "full", and then all that follow."""
@@ -116,21 +118,36 @@ class Writes:
             self._gate.set_write_budget(num_bytes)
             self._changed.notify_all()
 
-    def flush(self) -> int:
-        """Write out everything, whatever the gate says; how many pages failed meanwhile. Blocks."""
+    def flush(self, stall_s: float, within_s: float | None = None) -> int:
+        """Write out everything, whatever the gate says; how many pages failed meanwhile. Blocks.
+
+        Raises:
+            TimeoutError: when nothing gets done for ``stall_s``, or all of it takes longer than ``within_s``. What
+                waits has failed then.
+        """
+        deadline_s = time.monotonic() + (inf if within_s is None else within_s)
         with self._changed:
             num_failed = self._num_failed
             self._num_flushing += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self.num_waiting)
+            is_stuck = False
+            while self.num_waiting and not is_stuck:
+                num_before, wait_s = self.num_waiting, min(stall_s, deadline_s - time.monotonic())
+                is_stuck = not self._changed.wait_for(lambda: self.num_waiting < num_before, max(0.0, wait_s))  # noqa: B023
             self._num_flushing -= 1
-            return self._num_failed - num_failed
+            if not is_stuck:
+                return self._num_failed - num_failed
+            dropped = self._take(len(self._waiting))
+        self._end(dropped, [FAILED] * len(dropped))
+        raise TimeoutError(
+            f"the store does not answer: {len(dropped)} pages were given up, {len(self._batch)} are on their way"
+        )
 
     def drop(self) -> None:
         """Give up what waits: it completes as failed. Waits for what is being written."""
         with self._changed:
             dropped = self._take(len(self._waiting))
-            self._changed.wait_for(lambda: not self._num_writing, LEAVE_S)
+            self._changed.wait_for(lambda: not self._batch, LEAVE_S)
         self._end(dropped, [FAILED] * len(dropped))
 
     def close(self) -> None:
@@ -141,6 +158,19 @@ class Writes:
         self._thread.join(LEAVE_S)
         self.drop()
 
+    def _work(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - nobody is to wait for what nobody writes
+            self._lost(error)
+            with self._changed:
+                self._has_ended = True
+                lost = [*self._batch, *self._take(len(self._waiting))]
+                self._batch = []
+                self._num_failed += len(lost)
+                self._changed.notify_all()
+            self._end(lost, [FAILED] * len(lost))
+
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -148,7 +178,7 @@ class Writes:
                 if self._has_ended:
                     return
                 batch = self._take(self._num_allowed())
-                self._num_writing = len(batch)
+                self._batch = batch
                 if not batch:
                     self._changed.wait(LOOK_S)
                     continue
@@ -164,7 +194,7 @@ class Writes:
             self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
             self._end(batch, outcomes)
             with self._changed:
-                self._num_writing = 0
+                self._batch = []
                 self._num_failed += outcomes.count(FAILED)
                 self._changed.notify_all()
 

@@ -36,6 +36,8 @@ STORE_GAUGES = {
     "read_errors": "reads that the store's device failed",
     "write_failures": "writes that the store's device failed",
     "stalls": "times the store's device did not answer in time",
+    "sync_timeouts": "times nobody waited any longer for what was to be written",
+    "lost_threads": "threads of the store that have failed; nothing is looked up or stored there any more",
     "no_space_pauses": "times writes paused because the file system was full",
     "untold_moves": "pages of the store of which routers were not told that they came or went: too many at once",
     "is_stopped": "1: the store takes no writes any more",

@@ -34,8 +34,12 @@ def test_memory_when_there_is_no_store_then_it_is_with_the_users_caches(caches):
 
 @pytest.mark.parametrize("scheme", ["", "file://", "nixl+posix://"])
 def test_memory_when_the_store_has_a_folder_then_it_is_there(caches, tmp_path, scheme):
-    config = Config(store=(f"{scheme}{tmp_path}", str(caches)), host_gb=1.0)
-    assert digests_memory(config) == tmp_path / "weights-digests"
+    store = tmp_path / "store"
+    store.mkdir()
+    config = Config(store=(f"{scheme}{store}", str(caches)), host_gb=1.0)
+    assert digests_memory(config) == caches / "weights-digests", "it may be a mount point without its drive"
+    (store / "STORE").touch()
+    assert digests_memory(config) == store / "weights-digests"
 
 
 @pytest.mark.parametrize("store", ["/no/such/folder", "mooncake://127.0.0.1:50051"])

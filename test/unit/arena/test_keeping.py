@@ -124,6 +124,21 @@ def test_frame_when_its_checksum_is_computed_then_it_is_not_filled_anew() -> Non
     assert kept(owner.part.killed()) == set(), "whoever fills a frame has struck its entry"
 
 
+def test_checksum_when_it_cannot_be_computed_then_nothing_is_kept_any_more_and_the_rank_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    owner = Owner(Part(4))
+    owner.fill(1)
+    (failed, _) = owner.later.jobs.pop()
+    failed.set_exception(OSError("a fault on purpose"))
+    owner.keep()
+    assert "--banyan-keep-host-arena" in caplog.text
+    assert (owner.counters.unkept_pages, owner.counters.kept_pages) == (1, 0)
+    owner.fill(2)
+    assert owner.later.jobs == [] and owner.counters.unkept_pages == 2
+    assert len(owner.residency.claim(4)) == 4, "nobody holds their frames"
+
+
 def test_pages_when_too_many_wait_then_the_end_of_the_prefix_is_not_kept() -> None:
     owner = Owner(Part(4), max_pages=2)
     owner.fill(1, 2, 3)

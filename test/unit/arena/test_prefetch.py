@@ -317,6 +317,63 @@ def test_quiesce_when_reads_are_under_way_then_their_frames_are_free(host: Store
     assert host.residency.num_filling == 0 and host.prefetch.num_arriving(keys(1)) == 0
 
 
+def test_quiesce_when_the_drive_hangs_then_nobody_waits_for_it_and_the_frames_come_back_later(tmp_path: Path) -> None:
+    host = StoreHost(Roster.create(4), 0, tmp_path, stall_s=0.1, read_bytes_per_s=8_000)
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    host.prefetch.start_reads(keys(1, 2), whole)
+    started_s = time.monotonic()
+    host.prefetch.quiesce()
+    waited_s = time.monotonic() - started_s
+    assert host.prefetch.num_left_behind == 1 and host.prefetch.num_arriving(keys(1)) == 0
+    assert host.residency.num_filling == 2 and host.residency.claim(8) not in ([], None)
+    host.residency.reset()
+    host.until(lambda: host.prefetch.num_left_behind == 0)
+    assert waited_s < time.monotonic() - started_s, "it waited for the drive"
+    assert host.residency.num_free == 2
+    host.store.close()
+
+
+class SilentStore:
+    """Takes what it is given, and never gets it done."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.asked_s: list[float | None] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def sync(self, within_s: float | None = None) -> int:
+        self.asked_s.append(within_s)
+        raise TimeoutError("it does not answer")
+
+    def completed(self) -> list[tuple[str, str]]:
+        return []
+
+
+def test_quiesce_when_the_store_does_not_take_what_it_has_then_its_frames_stay_lent_through_a_reset(
+    host: StoreHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = SilentStore(host.store)
+    archive = host.tier._archive
+    archive._store = silent
+    host.tier.learn([keys(1, 2)])
+    host.rank.shelf.publish(frames(3, 4), keys(1, 2))
+    host.backup.offer(keys(1, 2))
+    for landed in host.wait_landed():
+        host.tier.landed(landed.keys)
+    assert host.num_writing == 2
+    num_frames = host.residency.num_frames
+    host.tier.quiesce()
+    assert silent.asked_s[0] is not None and "--banyan-store" in caplog.text
+    host.residency.reset()
+    assert host.residency.num_free == num_frames - 2, "the drive still reads them"
+    archive._store = host.store
+    host.until(lambda: host.num_writing == 0)
+    assert host.residency.num_free == num_frames
+
+
 def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes_nothing(tmp_path: Path) -> None:
     host = StoreHost(Roster.create(4), 0, tmp_path, admission=Admission.SECOND_SIGHT)
     host.save([3, 4], keys(1, 2))

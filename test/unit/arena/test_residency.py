@@ -57,6 +57,22 @@ def test_claim_when_all_is_free_then_every_frame_once(shelf: FakeShelf) -> None:
     assert residency.num_filling == 4 and residency.claim(1) == []
 
 
+def test_reset_when_frames_are_held_or_filled_then_free_once_they_are_let_go(shelf: FakeShelf) -> None:
+    residency = Residency(shelf, 4)
+    held, pinned, other = fill(residency, "a"), fill(residency, "b"), fill(residency, "c")
+    filling = residency.claim(1)
+    residency.hold(held + pinned)
+    shelf.pinned.update(pinned)
+    residency.reset()
+    assert residency.num_resident == 0 and residency.claim(4) == other
+    residency.abandon(other)
+    shelf.pinned.clear()
+    assert residency.claim(4) == other, "out of quarantine, and still held"
+    residency.abandon(other + filling)
+    residency.unhold(held + pinned)
+    assert sorted(residency.claim(4)) == [0, 1, 2, 3]
+
+
 def test_evict_when_nothing_was_touched_then_the_end_of_the_prefix_goes_first(shelf: FakeShelf) -> None:
     residency = Residency(shelf, 3)
     fill(residency, "root", "middle", "leaf")

@@ -18,6 +18,7 @@ from banyan._native import SharedBytes
 from banyan.store.form import ValueForm
 from banyan.store.keyed import KeyedStore
 from banyan.store.values import Stretch, Transfer, Value
+from banyan.store.watch import Watch
 
 LAYER_BYTES = (4096, 8192)
 FRAME_BYTES = sum(LAYER_BYTES)
@@ -209,6 +210,49 @@ def test_library_when_it_hangs_then_waiters_go_on_and_nothing_more_is_asked_of_i
     values.is_open.set()
     assert {reason for _, reason in read.finish()} == {"late"}
     until(lambda: stored.stats()["is_stopped"] == 0)
+
+
+@pytest.mark.parametrize("within_s", [None, STALL_S])
+def test_sync_when_the_library_hangs_then_an_error_in_time_and_what_waits_fails(
+    values: InMemory, memory: SharedBytes, within_s: float | None
+) -> None:
+    stall_s = STALL_S if within_s is None else 60.0
+    store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=stall_s)
+    values.is_open.clear()
+    store.put(keys(0), None, memory, offsets(0))
+    until(lambda: values.num_questions == 1)
+    store.put(keys(1, 2), keys(0)[0], memory, offsets(1, 2))
+    with pytest.raises(TimeoutError, match="2 pages were given up, 1 are on their way"):
+        store.sync(within_s)
+    assert sorted(store.completed()) == sorted((name, "failed") for name in keys(1, 2))
+    assert store.stats()["sync_timeouts"] == 1
+    values.is_open.set()
+    until(lambda: store.completed() == [(keys(0)[0], "stored")])
+    store.close()
+
+
+def test_writer_when_its_thread_fails_then_every_frame_comes_back_and_nothing_more_is_taken(
+    store: KeyedStore, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> int:
+        raise RuntimeError("a fault on purpose")
+
+    monkeypatch.setattr(store._writes, "_num_allowed", fail)
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    done: list[tuple[str, str]] = []
+    until(lambda: bool(done.extend(store.completed()) or len(done) == 2))
+    assert {outcome for _, outcome in done} == {"failed"} and "a fault on purpose" in caplog.text
+    assert store.put(keys(2), None, memory, offsets(2)) == ["full"]
+    assert store.sync() == 0
+
+
+def test_watch_when_its_thread_fails_then_said_and_the_store_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    lost: list[Exception] = []
+    watch = Watch(STALL_S, lost.append)
+    watch.begins("no feed")  # type: ignore[arg-type]
+    until(lambda: watch.is_stalled and bool(lost))
+    assert isinstance(lost[0], AttributeError)
+    watch.close()
 
 
 @pytest.mark.parametrize("at", [0, 20, 4096, 4096 + 5000, -1], ids=["magic", "sum", "first", "second", "last"])

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +50,61 @@ def memory() -> SharedBytes:
     memory = SharedBytes.create(8 * FRAME_BYTES, "arena")
     np.frombuffer(memory, dtype=np.uint32)[:] = np.arange(8 * FRAME_BYTES // 4)
     return memory
+
+
+def shared_maps() -> set[tuple[str, int]]:
+    """What this process has mapped to write and to share: path, and bytes."""
+    maps = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    shared = [(line[5], line[0].split("-")) for line in maps if line[1] == "rw-s" and len(line) > 5]
+    return {(path, int(end, 16) - int(start, 16)) for path, (start, end) in shared}
+
+
+def test_memory_when_a_store_maps_a_file_to_write_then_no_drive_that_is_full_takes_it_away(tmp_path: Path) -> None:
+    before = shared_maps()
+    store = open_store(tmp_path / "store")
+    mine = {
+        path: num_bytes for path, num_bytes in shared_maps() - before if path.startswith("/") and "anon" not in path
+    }
+    assert len(mine) == 1
+    for path, num_bytes in mine.items():
+        # A write to a page without a block, where none is left, ends the process (SIGBUS).
+        assert path.startswith("/dev/shm/"), path
+        assert os.stat(path).st_blocks * 512 >= num_bytes
+    store.close()
+
+
+LOCK_AND_STOP = """
+import fcntl, os, signal, sys
+lock = open(sys.argv[1], "r+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("locked", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_lock_when_its_holder_is_stopped_then_reads_go_on_waits_end_and_an_opening_says_who_has_it(
+    tmp_path: Path, memory: SharedBytes
+) -> None:
+    store = open_store(tmp_path / "store", stall_s=0.5, segment_bytes=64 << 10)
+    store.put(keys(1, 2), None, memory, offsets(0, 1))
+    store.sync()
+    command = [sys.executable, "-c", LOCK_AND_STOP, str(tmp_path / "store" / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        try:
+            # More than its segment has places for.
+            store.put(keys(*range(10, 18)), None, memory, offsets(*range(8)))
+            started_s = time.monotonic()
+            with pytest.raises(TimeoutError, match="has not taken"):
+                store.sync()
+            assert time.monotonic() - started_s < 10
+            assert store.read(store.lookup(keys(1)), 1, memory, offsets(7)).finish() == []
+            assert store.stats()["stalls"] == 0 and store.stats()["sync_timeouts"] == 1
+            with pytest.raises(TimeoutError, match=rf"locked by process {holder.pid} .*end it"):
+                open_store(tmp_path / "store")
+        finally:
+            holder.kill()
+    store.close()
 
 
 def test_pages_when_put_then_read_into_other_frames(store: Store, memory: SharedBytes) -> None:

@@ -26,6 +26,7 @@ from banyan.arena.inventory import Inventory
 from banyan.arena.keeping import Checksums, gaps, latest, verified
 from banyan.arena.sizing import LEAST_FRAMES, AutoSize
 from banyan.layout import BlockGeometry
+from banyan.owner import claim_folder, open_own
 from banyan.refusals import arena_refusal
 from banyan.refusals.start import arena_memory_refusal, kept_arena_refusal
 from banyan.sglang_plugin import runtime
@@ -127,7 +128,7 @@ def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: Bloc
     """As ``allocate``, with what the last server on ``folder`` has left, if its pages are of this namespace."""
     frames_path, inventory_path = folder / f"part-{part}", folder / f"inventory-{part}"
     try:
-        _make_private(folder)
+        claim_folder(folder, "--banyan-keep-host-arena")
         if part == 0:
             _remove_surplus(folder, num_parts)
         present_bytes = frames_path.stat().st_size if frames_path.exists() else 0
@@ -186,18 +187,12 @@ def _open(path: Path, num_bytes: int) -> tuple[_native.SharedBytes, bool]:
             time.sleep(0.2)
 
 
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.geteuid():
-        raise OSError(f"{folder} belongs to another user")
-
-
 def _remove_surplus(folder: Path, num_parts: int) -> None:
     """Parts of a server that had more ranks: nobody would ever use their memory again."""
     for path in folder.iterdir():
         kind, _, number = path.name.partition("-")
         if kind in ("part", "inventory") and number.isdigit() and int(number) >= num_parts:
-            with path.open("r+b") as file:
+            with os.fdopen(open_own(path, os.O_RDWR), "r+b") as file:
                 # Raises where a living server has it.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

@@ -70,8 +70,9 @@ def digests_memory(config: Config) -> Path | None:
         paths = StoreLocation.parse(config.store).paths if config.store else ()
     except ValueError as error:
         runtime.refuse(store_refusal(paths=config.store, error=error))
-    # A folder that is not there is for the store to make, or to refuse.
-    folder = Path(paths[0]) if paths and Path(paths[0]).is_dir() else cache_folder()
+    # A folder that is not there, or empty, is for the store to make, or to refuse: its drive may be missing.
+    store = Path(paths[0]) if paths else None
+    folder = store if store is not None and store.is_dir() and any(store.iterdir()) else cache_folder()
     return None if folder is None else folder / MEMORY_NAME
 
 

@@ -357,9 +357,14 @@ class HostTier:
         """Withdraw every page, wait until no peer reads one, and leave the roster. The memory is another tier's then.
 
         Raises:
-            RuntimeError: when a peer does not stop reading.
+            RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
         """
         self._end()
+        if self.prefetch.num_left_behind:
+            raise RuntimeError(
+                f"{self.prefetch.num_left_behind} reads of the store (--banyan-store) have had no answer: their frames "
+                "cannot be used for other weights. Look at the drive, and start the server again"
+            )
         if self._events is not None:
             self._events.evicted(self._residency.keys)
         withdraw(self._shelf)

@@ -7,13 +7,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::peers::SeenHeld;
+use crate::unlocked::Unlocked;
 
 #[pyclass(frozen, name = "Copy", module = "banyan._native")]
 pub struct PyCopy {
     parcel: Arc<Parcel>,
     leases: Vec<SeenHeld>,
     /// The thread stays while a copy wants it, even when `Peers` is gone.
-    _courier: Arc<Courier>,
+    _courier: Unlocked<Arc<Courier>>,
 }
 
 impl PyCopy {
@@ -21,7 +22,7 @@ impl PyCopy {
         Self {
             parcel,
             leases,
-            _courier: courier,
+            _courier: Unlocked::new(courier),
         }
     }
 }
@@ -82,7 +83,8 @@ impl PyCopy {
 
 impl Drop for PyCopy {
     fn drop(&mut self) {
-        // Whoever forgets a copy may reuse its frames at once: nothing may be written to them afterwards.
-        self.parcel.cancel();
+        // Whoever forgets a copy may reuse its frames at once: nothing may be written to them afterwards. What the copy waits for may
+        // need the interpreter to come to an end.
+        Python::attach(|py| py.detach(|| self.parcel.cancel()));
     }
 }

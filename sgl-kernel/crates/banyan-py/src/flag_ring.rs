@@ -9,10 +9,11 @@ use pyo3::prelude::*;
 use crate::convert::to_py;
 use crate::memory::SharedBytes;
 use crate::store::PyRead;
+use crate::unlocked::Unlocked;
 
 #[pyclass(frozen, name = "FlagRing", module = "banyan._native")]
 pub struct PyFlagRing {
-    ring: FlagRing,
+    ring: Unlocked<FlagRing>,
 }
 
 #[pymethods]
@@ -25,7 +26,7 @@ impl PyFlagRing {
     fn new(memory: &SharedBytes, num_slots: usize, first: u32) -> PyResult<Self> {
         let ring = FlagRing::start(memory.memory.clone(), num_slots, first);
         Ok(Self {
-            ring: ring.map_err(to_py)?,
+            ring: Unlocked::new(ring.map_err(to_py)?),
         })
     }
 

@@ -16,12 +16,14 @@ mod roster;
 mod shelf;
 mod store;
 mod store_check;
+mod unlocked;
 mod write_gate;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    banyan_shm::panics::announce(|line| eprintln!("{line}"));
     module.add_class::<memory::SharedBytes>()?;
     module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<device_pool::PeerMemory>()?;

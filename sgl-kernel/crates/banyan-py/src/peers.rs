@@ -19,11 +19,12 @@ use crate::page_keys::PyPageKeys;
 use crate::prompt::PyPromptTokens;
 use crate::roster::PyRoster;
 use crate::store::PyRead;
+use crate::unlocked::Unlocked;
 
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
 pub struct PyPeers {
     peers: Arc<Peers>,
-    courier: Mutex<Option<Arc<Courier>>>,
+    courier: Unlocked<Mutex<Option<Arc<Courier>>>>,
 }
 
 #[pymethods]
@@ -52,7 +53,7 @@ impl PyPeers {
         };
         Ok(Self {
             peers: Arc::new(peers.map_err(to_py)?),
-            courier: Mutex::new(None),
+            courier: Unlocked::new(Mutex::new(None)),
         })
     }
 

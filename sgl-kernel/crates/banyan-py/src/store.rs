@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +14,13 @@ use banyan_store::pacing::Permit;
 use banyan_store::reading::{ReadTicket, Reason};
 use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Found, Options, Purpose, Store};
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::convert::{frames_of, keys_of, namespace_hex, namespace_of};
 use crate::memory::SharedBytes;
+use crate::unlocked::Unlocked;
 
 pub fn to_py(error: StoreError) -> PyErr {
     match error {
@@ -26,6 +28,7 @@ pub fn to_py(error: StoreError) -> PyErr {
         StoreError::System { doing, cause } => match cause.raw_os_error() {
             // Two arguments make Python choose the subclass (PermissionError ...) and fill errno.
             Some(errno) => PyOSError::new_err((errno, format!("{doing}: {cause}"))),
+            None if cause.kind() == ErrorKind::TimedOut => PyTimeoutError::new_err(doing),
             None => PyOSError::new_err(format!("{doing}: {cause}")),
         },
     }
@@ -74,7 +77,7 @@ pub struct PyRead {
     memory: Arc<SharedMemory>,
     offsets: Vec<u64>,
     /// The store's thread stays while a read wants it, even when the `Store` object is gone.
-    _store: Option<Arc<Store>>,
+    _store: Option<Unlocked<Arc<Store>>>,
 }
 
 impl PyRead {
@@ -198,7 +201,7 @@ fn engine_of(engine: &str) -> PyResult<EngineChoice> {
 
 #[pyclass(frozen, name = "Store", module = "banyan._native")]
 pub struct PyStore {
-    store: Arc<Store>,
+    store: Unlocked<Arc<Store>>,
 }
 
 #[pymethods]
@@ -254,7 +257,7 @@ impl PyStore {
         };
         let store = py.detach(|| Store::open(&options)).map_err(to_py)?;
         Ok(Self {
-            store: Arc::new(store),
+            store: Unlocked::new(Arc::new(store)),
         })
     }
 
@@ -295,7 +298,7 @@ impl PyStore {
             ticket: read.map_err(to_py)?,
             memory: memory.memory.clone(),
             offsets: offsets[..num_pages].to_vec(),
-            _store: Some(self.store.clone()),
+            _store: Some(Unlocked::new(Arc::clone(&self.store))),
         })
     }
 
@@ -347,8 +350,16 @@ impl PyStore {
         Some(keys.iter().map(name_of).collect())
     }
 
-    fn sync(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.store.sync()).map_err(to_py)
+    #[pyo3(signature = (within_s = None))]
+    fn sync(&self, py: Python<'_>, within_s: Option<f64>) -> PyResult<u64> {
+        let patience = within_s.map(Duration::try_from_secs_f64).transpose();
+        let patience = patience
+            .map_err(|cause| PyValueError::new_err(format!("within_s={within_s:?}: {cause}")))?;
+        let sync = || match patience {
+            Some(patience) => self.store.sync_within(patience),
+            None => self.store.sync(),
+        };
+        py.detach(sync).map_err(to_py)
     }
 
     fn pause_writes(&self) {

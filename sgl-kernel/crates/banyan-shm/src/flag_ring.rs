@@ -30,8 +30,8 @@ pub const SLOT_BYTES: usize = 64;
 /// What a batch does for each layer, on the ring's thread.
 trait LayerWork: Send {
     fn num_layers(&self) -> usize;
-    /// Brings one layer into memory completely; the reason when it cannot.
-    fn run_layer(&mut self, layer: usize) -> std::result::Result<(), String>;
+    /// Brings one layer into memory completely; the reason when it cannot, or `stop` is set.
+    fn run_layer(&mut self, layer: usize, stop: &AtomicBool) -> std::result::Result<(), String>;
 }
 
 /// Follows reads that are under way: a layer is there when all of them say so.
@@ -61,11 +61,12 @@ impl LayerWork for Following {
         self.num_layers
     }
 
-    fn run_layer(&mut self, layer: usize) -> std::result::Result<(), String> {
+    fn run_layer(&mut self, layer: usize, stop: &AtomicBool) -> std::result::Result<(), String> {
         for read in &self.reads {
-            read.wait_layer(layer);
-            if read.num_done() <= layer {
-                return Err(format!("a read ended before layer {layer}"));
+            if !read.wait_layer_unless(layer, stop) {
+                return Err(format!(
+                    "a read ended, or was given up, before layer {layer}"
+                ));
             }
         }
         Ok(())
@@ -164,7 +165,7 @@ impl Shared {
             if self.is_closing.load(Ordering::Acquire) {
                 return Err(format!("shut down before layer {layer}"));
             }
-            work.run_layer(layer)?;
+            work.run_layer(layer, &self.is_closing)?;
             self.word(batch.slot)
                 .store(batch.value(layer + 1), Ordering::Release);
         }
@@ -181,7 +182,7 @@ pub struct FlagRing {
 impl FlagRing {
     /// `memory` holds the words: zeroed, `num_slots` times `SLOT_BYTES`. `first` is where every slot starts to count (tests go round).
     pub fn start(memory: Arc<SharedMemory>, num_slots: usize, first: u32) -> Result<Self> {
-        if num_slots == 0 || memory.len() < num_slots * SLOT_BYTES {
+        if num_slots == 0 || memory.len() / SLOT_BYTES < num_slots {
             return invalid!(
                 "{num_slots} slots of {SLOT_BYTES} bytes in {} bytes",
                 memory.len()
@@ -375,7 +376,11 @@ mod tests {
             2
         }
 
-        fn run_layer(&mut self, layer: usize) -> std::result::Result<(), String> {
+        fn run_layer(
+            &mut self,
+            layer: usize,
+            _stop: &AtomicBool,
+        ) -> std::result::Result<(), String> {
             panic!("told to, at layer {layer}");
         }
     }

@@ -58,6 +58,25 @@ impl SharedMemory {
         Ok((made?, Content::Fresh))
     }
 
+    /// The memory that `path` names, for all processes of this user: whoever comes first makes it, zeroed. Who may come at the same time
+    /// holds a lock meanwhile.
+    pub fn share(path: &Path, num_bytes: usize) -> Result<Self> {
+        let name = path.display();
+        let file = match open(path, Creation::Never)? {
+            Some(file) => Some(file),
+            None => open(path, Creation::Always)?,
+        };
+        let Some(file) = file.filter(is_ours) else {
+            return invalid!(
+                "{name} is not private shared memory of this user on tmpfs: remove it"
+            );
+        };
+        match size(&file, path)? {
+            len if len < num_bytes as u64 => Self::sized(file.into(), num_bytes, &name.to_string()),
+            _ => Self::backed_by(file.into(), num_bytes, &name.to_string()),
+        }
+    }
+
     /// Takes these bytes away and puts zeroes in their place. Only for memory that `keep` gave.
     pub fn forget(&self, offset: usize, len: usize) -> Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
@@ -84,7 +103,8 @@ fn open(path: &Path, creation: Creation) -> Result<Option<File>> {
         .read(true)
         .write(true)
         .mode(0o600)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW);
+        // Without waiting: a FIFO in its place has no other end.
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let expected = match creation {
         Creation::Always => {
             options.create_new(true);

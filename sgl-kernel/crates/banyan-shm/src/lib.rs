@@ -43,6 +43,7 @@ pub mod memory;
 pub mod neighbour;
 #[cfg(not(loom))]
 pub mod page_keys;
+pub mod panics;
 #[cfg(not(loom))]
 pub mod peers;
 #[cfg(not(loom))]

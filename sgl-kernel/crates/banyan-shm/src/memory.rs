@@ -210,13 +210,21 @@ impl SharedMemory {
     }
 }
 
+/// It never holds a program: where `vm.memfd_noexec=2` the kernel gives no other. As in linux/memfd.h.
+const MFD_NOEXEC_SEAL: libc::c_uint = 8;
+
 fn anonymous_file(label: &str) -> Result<OwnedFd> {
     let Ok(name) = CString::new(format!("banyan-{label}")) else {
         return invalid!("label {label:?} holds a zero byte");
     };
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: `name` is a terminated string; the result is checked.
-    let fd =
-        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    let create = |flags| unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    let mut fd = create(flags | MFD_NOEXEC_SEAL);
+    if fd < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+        // A kernel before 6.3 does not know that it could be run.
+        fd = create(flags);
+    }
     if fd < 0 {
         return Err(ShmError::last_os(format!("{label}: memfd_create")));
     }

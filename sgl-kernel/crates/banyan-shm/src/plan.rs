@@ -30,8 +30,7 @@ pub trait Gate: Send + Sync {
 impl Gate for LayerProgress {
     /// Passes a layer that came with failed pages too: whoever moves the layers says so at its end.
     fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool {
-        self.wait_layer(layer);
-        self.num_done() > layer && !stop.load(Ordering::Relaxed)
+        self.wait_layer_unless(layer, stop)
     }
 }
 

@@ -4,9 +4,12 @@
 //! Invariants
 //! * `num_done` never goes back. Once ended, nothing moves it on, and nobody waits any more.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How soon a stop is seen.
+const STOP_PAUSE: Duration = Duration::from_millis(10);
 
 /// Shared by who moves layers and who needs them; a later stage of a pipeline waits here for the stage before it.
 #[derive(Debug)]
@@ -70,6 +73,20 @@ impl LayerProgress {
         self.wait(|ended| !ended && self.num_done() <= layer)
     }
 
+    /// As `wait_layer`, and no longer than until `stop` is set: whether the layer is through, and nobody said stop.
+    ///
+    /// Whoever sets `stop` knows of no waiter, so that it is looked at now and then.
+    pub fn wait_layer_unless(&self, layer: usize, stop: &AtomicBool) -> bool {
+        let goes_on = || self.num_done() <= layer && !stop.load(Ordering::Relaxed);
+        let mut ended = self.lock();
+        while goes_on() && !*ended {
+            let waited = self.change.wait_timeout(ended, STOP_PAUSE);
+            ended = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(ended);
+        self.num_done() > layer && !stop.load(Ordering::Relaxed)
+    }
+
     /// Blocks until the end; the time waited.
     pub fn wait_end(&self) -> Duration {
         self.wait(|ended| !ended)
@@ -111,6 +128,21 @@ mod tests {
         progress.advance_to(2);
         assert_eq!(waiter.join().unwrap(), 2);
         assert_eq!(progress.wait_layer(0), Duration::ZERO);
+    }
+
+    #[test]
+    fn waiter_when_told_to_stop_then_released_though_no_layer_comes() {
+        let progress = Arc::new(LayerProgress::new(1));
+        let stop = Arc::new(AtomicBool::new(false));
+        let waiter = thread::spawn({
+            let (progress, stop) = (progress.clone(), stop.clone());
+            move || progress.wait_layer_unless(0, &stop)
+        });
+        stop.store(true, Ordering::Relaxed);
+        assert!(!waiter.join().unwrap());
+        stop.store(false, Ordering::Relaxed);
+        progress.advance_to(1);
+        assert!(progress.wait_layer_unless(0, &stop));
     }
 
     #[test]

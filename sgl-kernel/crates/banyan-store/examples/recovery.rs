@@ -9,12 +9,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use banyan_shm::frame::Key;
-use banyan_store::directory::{Stripe, private_file};
+use banyan_store::directory::Stripe;
 use banyan_store::error::Result;
 use banyan_store::format::{Entry, FileHeader, FileKind, Identity, Kind, NO_PARENT, Record};
 use banyan_store::geometry::Geometry;
 use banyan_store::growth::Limits;
 use banyan_store::manifest;
+use banyan_store::owned::{self, Way};
 use banyan_store::store::{EngineChoice, Options, Purpose, Store};
 
 const LAYER_BYTES: [u64; 30] = [12288; 30];
@@ -127,7 +128,8 @@ fn make(path: &Path, count: u64) -> Result<()> {
         before.chain(retired).chain(now),
     )?;
     for segment in 0..count.div_ceil(u64::from(PLACES_PER_SEGMENT)) as u32 {
-        let file = private_file(&stripe.segment(shelf, segment)).expect("a segment file");
+        let file =
+            owned::open(&stripe.segment(shelf, segment), Way::Create).expect("a segment file");
         let own = FileHeader {
             number: segment.into(),
             ..header.clone()

@@ -20,8 +20,6 @@ pub use moves::Moved;
 /// Position of a shelf in the catalog.
 pub type ShelfIndex = u16;
 
-const NOBODY: u32 = u32::MAX;
-
 /// Where a page was when it was looked up. The generation tells whether it still is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
@@ -54,7 +52,9 @@ struct Node {
 struct Shelf {
     id: ShelfId,
     segmenting: Segmenting,
-    by_place: Vec<u32>,
+    by_place: HashMap<Place, u32, KeyHash>,
+    /// Behind the greatest place that ever held something.
+    end: Place,
 }
 
 #[derive(Default)]
@@ -122,7 +122,8 @@ impl Catalog {
         self.shelves.push(Shelf {
             id,
             segmenting,
-            by_place: Vec::new(),
+            by_place: HashMap::default(),
+            end: 0,
         });
         (self.shelves.len() - 1) as ShelfIndex
     }
@@ -214,11 +215,9 @@ impl Catalog {
         self.by_key.insert_unique(hash(&hit.key), index, |node| {
             hash(&nodes[*node as usize].hit.key)
         });
-        let by_place = &mut self.shelves[hit.shelf as usize].by_place;
-        if by_place.len() <= hit.place as usize {
-            by_place.resize(hit.place as usize + 1, NOBODY);
-        }
-        by_place[hit.place as usize] = index;
+        let shelf = &mut self.shelves[hit.shelf as usize];
+        shelf.by_place.insert(hit.place, index);
+        shelf.end = shelf.end.max(hit.place.saturating_add(1));
         self.moves.note(hit.shelf, hit.key);
         if parent != NO_PARENT {
             match self.node_of(&parent) {
@@ -241,12 +240,12 @@ impl Catalog {
 
     /// Takes out every record of a shelf for which `goes` is true.
     pub fn retire_where(&mut self, shelf: ShelfIndex, goes: impl Fn(&Hit) -> bool) {
-        for place in 0..self.shelves[shelf as usize].by_place.len() {
-            if let Some(node) = self.node_at(shelf, place as Place)
-                && goes(&self.nodes[node as usize].hit)
-            {
-                self.remove(node);
-            }
+        let living = self.shelves[shelf as usize].by_place.values().copied();
+        let going: Vec<u32> = living
+            .filter(|node| goes(&self.nodes[*node as usize].hit))
+            .collect();
+        for node in going {
+            self.remove(node);
         }
     }
 
@@ -262,16 +261,14 @@ impl Catalog {
         self.orphans.clear();
         for shelf in &mut self.shelves {
             shelf.by_place.clear();
+            shelf.end = 0;
         }
         self.version += 1;
     }
 
     fn node_at(&self, shelf: ShelfIndex, place: Place) -> Option<u32> {
         let by_place = &self.shelves[shelf as usize].by_place;
-        by_place
-            .get(place as usize)
-            .copied()
-            .filter(|node| *node != NOBODY)
+        by_place.get(&place).copied()
     }
 
     fn remove(&mut self, index: u32) {
@@ -286,7 +283,7 @@ impl Catalog {
         {
             entry.remove();
         }
-        self.shelves[hit.shelf as usize].by_place[hit.place as usize] = NOBODY;
+        self.shelves[hit.shelf as usize].by_place.remove(&hit.place);
         self.moves.note(hit.shelf, hit.key);
         self.vacant.push(index);
         if num_children > 0 {

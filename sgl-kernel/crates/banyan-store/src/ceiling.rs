@@ -212,7 +212,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// Makes a file for `measure`, every block of it written once.
 pub fn prepare(path: &Path, num_bytes: u64) -> Result<()> {
-    let file = crate::directory::private_file(path).doing("create", path)?;
+    let file = crate::owned::open(path, crate::owned::Way::Create).doing("create", path)?;
     file.set_len(0).doing("empty", path)?;
     let chunk: Vec<u8> = (0..1u32 << 20)
         .map(|byte| (byte.wrapping_mul(2_654_435_761) >> 13) as u8)

@@ -75,7 +75,7 @@ pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
         let segments = stripe.segments(shelf)?;
         reports.push(ShelfReport {
             shelf,
-            is_in_use: is_in_use(stripe, shelf),
+            is_in_use: stripe.is_in_use(shelf)?,
             epoch: header.number,
             namespace: header.namespace,
             num_layers: header.geometry.num_layers(),
@@ -90,11 +90,6 @@ pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
     Ok(reports)
 }
 
-/// A path that cannot be written has no writer.
-fn is_in_use(stripe: &Stripe, shelf: ShelfId) -> bool {
-    matches!(stripe.try_lock_shelf(shelf), Ok(None))
-}
-
 struct Loaded {
     header: FileHeader,
     entries: Vec<Entry>,
@@ -106,7 +101,7 @@ fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<Loaded>> {
         return Ok(None);
     };
     let mut tenants = Tenants::default();
-    follower.read(Log::AsIs, |entry| tenants.apply(entry, Place::MAX / 2))?;
+    follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
     let num_damaged = follower.num_damaged();
     Ok(Some(Loaded {
         header: follower.header,
@@ -121,16 +116,22 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
     let mut keys: HashMap<(Namespace, [u64; 4]), ()> = HashMap::new();
     for shelf in stripe.shelves()? {
         report.num_shelves += 1;
-        let Some(Loaded {
-            header,
-            entries,
-            num_damaged,
-        }) = load(stripe, shelf)?
-        else {
-            if manifest::has_any(&stripe.shelf(shelf, 0))? {
-                add(&mut report, shelf, "no manifest that verifies".into());
+        let loaded = load(stripe, shelf).and_then(|loaded| {
+            let has_any = loaded.is_some() || manifest::has_any(&stripe.shelf(shelf, 0))?;
+            Ok((loaded, has_any))
+        });
+        let (header, entries, num_damaged) = match loaded {
+            Ok((Some(loaded), _)) => (loaded.header, loaded.entries, loaded.num_damaged),
+            Ok((None, has_any)) => {
+                if has_any {
+                    add(&mut report, shelf, "no manifest that verifies".into());
+                }
+                continue;
             }
-            continue;
+            Err(error) => {
+                add(&mut report, shelf, error.to_string());
+                continue;
+            }
         };
         let bad = check_shelf(stripe, &header, &entries, &mut report)?;
         for entry in entries

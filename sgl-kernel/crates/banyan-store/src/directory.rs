@@ -6,21 +6,23 @@
 //! * Shelves come, grow and go only under the store's lock. A shelf's lock is held by its writer from creation or adoption to its end;
 //!   the kernel lets go of it when the process dies.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Doing, Result, StoreError, invalid};
 use crate::format::FORMAT;
+use crate::locks::{Lock, Mode, lock_within, try_lock};
+use crate::owned::{self, Way, claim_directory, make_directory, real_directory, sync_directory};
 
 const SUPERBLOCK: &str = "STORE";
 const FIRST_LINE: &str = "banyan-store";
 const UNNAMED: &str = "new-STORE";
 /// A server's note of its weights, made before it opens the store: what it says is part of the namespace.
 const WEIGHTS_DIGESTS: &str = "weights-digests";
+/// The store's lock is held for moments. Whoever has it longer is stopped, or waits for a drive.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Name of one shelf, unique within its store.
 pub type ShelfId = u64;
@@ -31,19 +33,14 @@ pub struct Stripe {
     paths: Vec<PathBuf>,
 }
 
-/// An exclusive lock, held until it is dropped or the process dies.
-#[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "its life is the lock")] File);
-
 impl Stripe {
     /// Takes paths that belong together, or makes them: empty or absent directories become a store.
     pub fn open_or_create(paths: &[PathBuf]) -> Result<Self> {
-        let stripe = Self::of(paths)?;
-        for path in paths {
-            private_directory(path)?;
-        }
+        let claimed: Result<Vec<PathBuf>> =
+            paths.iter().map(|path| claim_directory(path)).collect();
+        let stripe = Self::of(claimed?)?;
         let _lock = stripe.lock()?;
-        if !stripe.first().join(SUPERBLOCK).exists() {
+        if fs::symlink_metadata(stripe.first().join(SUPERBLOCK)).is_err() {
             stripe.format()?;
         }
         stripe.verify()?;
@@ -52,21 +49,20 @@ impl Stripe {
 
     /// Takes paths that are a store already; changes nothing.
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
-        let stripe = Self::of(paths)?;
+        let real: Result<Vec<PathBuf>> = paths.iter().map(|path| real_directory(path)).collect();
+        let stripe = Self::of(real?)?;
         stripe.verify()?;
         Ok(stripe)
     }
 
-    fn of(paths: &[PathBuf]) -> Result<Self> {
+    fn of(paths: Vec<PathBuf>) -> Result<Self> {
         if paths.is_empty() {
             return invalid!("a store needs at least one path");
         }
         if (1..paths.len()).any(|index| paths[..index].contains(&paths[index])) {
             return invalid!("a path of a store is named twice: {paths:?}");
         }
-        Ok(Self {
-            paths: paths.to_vec(),
-        })
+        Ok(Self { paths })
     }
 
     /// The first path becomes a store last: while it is none, others that are belong to a format that was interrupted.
@@ -96,7 +92,7 @@ impl Stripe {
                 "{FIRST_LINE}\nformat={FORMAT}\nstore={store:016x}\npath={index}\npaths={count}\n"
             );
             let unnamed = path.join(UNNAMED);
-            let mut file = private_file(&unnamed).doing("create", &unnamed)?;
+            let mut file = owned::open(&unnamed, Way::Create).doing("create", &unnamed)?;
             file.set_len(0).doing("empty", &unnamed)?;
             file.write_all(text.as_bytes()).doing("write", &unnamed)?;
             file.sync_all().doing("sync", &unnamed)?;
@@ -149,14 +145,26 @@ impl Stripe {
         &self.paths[0]
     }
 
-    /// Serialises everything that changes what a store consists of.
+    /// Serialises everything that changes what a store consists of. Waits for it, no longer than `LOCK_PATIENCE`.
     pub fn lock(&self) -> Result<Lock> {
-        let path = self.first().join("lock");
-        let file = private_file(&path).doing("open", &path)?;
-        flock(&file, libc::LOCK_EX).doing("lock", &path)?;
-        Ok(Lock(file))
+        self.lock_within(LOCK_PATIENCE)
     }
 
+    pub fn lock_within(&self, patience: Duration) -> Result<Lock> {
+        lock_within(
+            &self.first().join("lock"),
+            Way::Create,
+            Mode::Alone,
+            patience,
+        )
+    }
+
+    /// The store's lock, unless somebody has it.
+    pub fn try_lock(&self) -> Result<Option<Lock>> {
+        try_lock(&self.first().join("lock"), Way::Create, Mode::Alone)
+    }
+
+    /// What bears the name of a shelf and is not a directory of ours is none.
     pub fn shelves(&self) -> Result<Vec<ShelfId>> {
         let mut shelves = Vec::new();
         for entry in fs::read_dir(self.first()).doing("list", self.first())? {
@@ -165,7 +173,14 @@ impl Stripe {
                 .to_str()
                 .and_then(|name| name.strip_prefix("shelf-"))
                 .and_then(|id| ShelfId::from_str_radix(id, 16).ok());
-            shelves.extend(id);
+            let Some(id) = id else { continue };
+            let path = self.first().join(&name);
+            // As this release writes it: two names are not one shelf.
+            if path == self.shelf(id, 0)
+                && owned::is_own_directory(&path).doing("look at", &path)?
+            {
+                shelves.push(id);
+            }
         }
         shelves.sort_unstable();
         Ok(shelves)
@@ -186,7 +201,7 @@ impl Stripe {
     pub fn create_shelf(&self) -> Result<(ShelfId, Lock)> {
         let shelf = fresh_id();
         for path in 0..self.paths.len() {
-            private_directory(&self.shelf(shelf, path))?;
+            make_directory(&self.shelf(shelf, path))?;
             sync_directory(&self.paths[path])?;
         }
         match self.try_lock_shelf(shelf)? {
@@ -197,29 +212,32 @@ impl Stripe {
 
     /// The shelf's lock if its writer is gone. Call under the store's lock.
     pub fn try_lock_shelf(&self, shelf: ShelfId) -> Result<Option<Lock>> {
-        let path = self.shelf(shelf, 0).join("lock");
-        let file = private_file(&path).doing("open", &path)?;
-        match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
-            Ok(()) => Ok(Some(Lock(file))),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error).doing("lock", &path),
+        try_lock(&self.shelf(shelf, 0).join("lock"), Way::Create, Mode::Alone)
+    }
+
+    /// Whether a living writer holds a shelf. Makes nothing; under the store's lock, so that no writer that starts misses the shelf.
+    pub fn is_in_use(&self, shelf: ShelfId) -> Result<bool> {
+        let [store, own] =
+            [self.first().to_path_buf(), self.shelf(shelf, 0)].map(|path| path.join("lock"));
+        if !store.exists() || !own.exists() {
+            return Ok(false);
         }
+        let _store_lock = lock_within(&store, Way::Read, Mode::Shared, LOCK_PATIENCE)?;
+        Ok(try_lock(&own, Way::Read, Mode::Shared)?.is_none())
     }
 
     /// Removes a shelf for good. The manifest goes first, so that an interrupted removal leaves nothing that can be found.
     pub fn remove_shelf(&self, shelf: ShelfId, lock: Lock) -> Result<()> {
         for path in 0..self.paths.len() {
             let directory = self.shelf(shelf, path);
-            let entries = match fs::read_dir(&directory) {
+            let opened = match owned::open_directory(&directory) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                other => other.doing("list", &directory)?,
+                other => other.doing("open", &directory)?,
             };
-            let mut files: Vec<PathBuf> = entries
-                .filter_map(|entry| Some(entry.ok()?.path()))
-                .collect();
-            files.sort_by_key(|file| !is_manifest(file));
-            for file in files {
-                fs::remove_file(&file).doing("remove", &file)?;
+            let mut names = owned::names(&opened).doing("list", &directory)?;
+            names.sort_by_key(|name| !is_manifest(Path::new(name)));
+            for name in names {
+                owned::remove(&opened, &name).doing("remove", &directory.join(&name))?;
             }
             fs::remove_dir(&directory).doing("remove", &directory)?;
         }
@@ -232,13 +250,19 @@ impl Stripe {
         let mut segments = Vec::new();
         for path in 0..self.paths.len() {
             let directory = self.shelf(shelf, path);
-            let Ok(entries) = fs::read_dir(&directory) else {
-                continue;
+            let entries = match fs::read_dir(&directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                // None would say that what was stored there is lost.
+                other => other.doing("list", &directory)?,
             };
-            segments.extend(entries.filter_map(|entry| {
-                let name = entry.ok()?.file_name();
-                name.to_str()?.strip_prefix("segment-")?.parse::<u32>().ok()
-            }));
+            for entry in entries {
+                let name = entry.doing("list", &directory)?.file_name();
+                let number = name.to_str().and_then(|name| name.strip_prefix("segment-"));
+                let number = number.and_then(|number| number.parse::<u32>().ok());
+                segments.extend(
+                    number.filter(|number| self.segment(shelf, *number) == directory.join(&name)),
+                );
+            }
         }
         segments.sort_unstable();
         Ok(segments)
@@ -267,16 +291,13 @@ struct Superblock {
 impl Superblock {
     fn read(path: &Path) -> Result<Self> {
         let file = path.join(SUPERBLOCK);
-        let text = match fs::read_to_string(&file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return invalid!(
-                    "{} is no store of Banyan (it has no {SUPERBLOCK} file): choose an empty directory",
-                    path.display()
-                );
-            }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => String::new(),
-            other => other.doing("read", &file)?,
-        };
+        if fs::symlink_metadata(&file).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return invalid!(
+                "{} is no store of Banyan (it has no {SUPERBLOCK} file): choose an empty directory",
+                path.display()
+            );
+        }
+        let text = owned::read_text(&file)?;
         let field = |name: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
             lines.find(|(key, _)| *key == name).map(|(_, value)| value)
@@ -331,56 +352,6 @@ fn fresh_id() -> u64 {
     ]
     .concat();
     twox_hash::XxHash3_64::oneshot(&name)
-}
-
-fn private_directory(path: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    read_only_advice(made, path).and_then(|()| {
-        if path.is_dir() {
-            Ok(())
-        } else {
-            invalid!("{} is no directory", path.display())
-        }
-    })
-}
-
-fn read_only_advice(made: io::Result<()>, path: &Path) -> Result<()> {
-    made.map_err(|cause| {
-        StoreError::os(
-            format!("cannot make the directory {}", path.display()),
-            cause,
-        )
-    })
-}
-
-/// Opens for reading and writing, made with mode 0600 if absent.
-pub fn private_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
-        .open(path)
-}
-
-pub fn sync_directory(path: &Path) -> Result<()> {
-    let directory = File::open(path).doing("open", path)?;
-    directory.sync_all().doing("sync", path)
-}
-
-fn flock(file: &File, how: i32) -> io::Result<()> {
-    loop {
-        // SAFETY: a system call on our own descriptor.
-        if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
 }
 
 fn c_path(path: &Path) -> Result<std::ffi::CString> {

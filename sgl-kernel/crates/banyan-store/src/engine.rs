@@ -6,11 +6,10 @@
 //! * Freed depth is filled again before what came back is verified, so that the device works while checksums are computed.
 
 mod reads;
-mod stall;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use banyan_shm::memory::SharedMemory;
 
@@ -35,7 +34,6 @@ struct Transfer {
     job: usize,
     planned: Planned,
     len: usize,
-    started: Instant,
     header: Option<AlignedBytes>,
     bounce: Option<AlignedBytes>,
 }
@@ -52,9 +50,8 @@ pub struct Engine {
     headers: BufferPool,
     bounces: BufferPool,
     known_memory: Vec<Span>,
-    /// A read whose transfer takes longer is late.
-    stall_after: Duration,
-    stalled_since: Option<Instant>,
+    /// How long it may sleep while there is work: often enough for the clock to see that it comes round.
+    nap: Duration,
 }
 
 /// Reads are even, operations of the writer odd.
@@ -110,15 +107,15 @@ impl Engine {
             transfers: Vec::new(),
             num_in_flight: 0,
             known_memory: Vec::new(),
-            stall_after,
-            stalled_since: None,
+            nap: BUSY.min(stall_after / 4),
         }
     }
 
-    pub fn run(mut self) {
+    pub fn run(&mut self) {
         let mut completed = Vec::new();
         let mut landed = VecDeque::new();
         loop {
+            self.shared.watch.lock().turn();
             let is_closing = self.take_inbox();
             self.start_reads();
             self.with_writer(|writer, around| writer.step(around));
@@ -144,7 +141,6 @@ impl Engine {
             self.start_reads();
             self.submit();
             self.handle(&mut landed);
-            self.watch_for_stalls();
             self.end_reads();
         }
     }
@@ -160,8 +156,9 @@ impl Engine {
     }
 
     fn leaves_device(&mut self, done: &Completion) {
-        if let Whose::Read(_) = whose(done.token) {
+        if let Whose::Read(slot) = whose(done.token) {
             self.num_in_flight -= 1;
+            self.shared.watch.lock().landed(slot);
         }
     }
 
@@ -181,7 +178,6 @@ impl Engine {
         } else {
             Vec::new()
         };
-        let wants_refresh = std::mem::take(&mut inbox.wants_refresh);
         let is_closing = inbox.is_closing;
         drop(inbox);
         for memory in &memories {
@@ -192,9 +188,6 @@ impl Engine {
         }
         for shelf in vanished {
             self.files.forget(&mut *self.device, shelf);
-        }
-        if wants_refresh && let Err(error) = self.shared.refresh() {
-            eprintln!("banyan: other writers' manifests cannot be read: {error}");
         }
         if is_closing {
             self.with_writer(|writer, around| writer.give_up_waiting(around));
@@ -277,9 +270,10 @@ impl Engine {
     // ---- sleep -------------------------------------------------------------------------------------------------
 
     fn is_quiet(&self) -> bool {
-        let has_writes = self.writer.as_ref().is_some_and(|writer| {
-            writer.has_writes() || writer.is_committing() || writer.has_batch()
-        });
+        let has_writes = self
+            .writer
+            .as_ref()
+            .is_some_and(|writer| writer.has_writes() || writer.is_busy() || writer.has_batch());
         self.num_reads() == 0 && !has_writes
     }
 
@@ -288,14 +282,14 @@ impl Engine {
             return Duration::ZERO;
         }
         if self.num_in_flight > 0 || !self.is_quiet() || is_closing {
-            return BUSY;
+            return self.nap;
         }
         if self.writer.is_none() || self.shared.lock().is_drained() {
             IDLE
         } else if self.shared.reads_elsewhere() > 0 {
             YIELD
         } else {
-            BUSY
+            self.nap
         }
     }
 }

@@ -7,18 +7,19 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::device::{Device, FileId};
-use crate::directory::{ShelfId, Stripe, private_file, sync_directory};
+use crate::directory::{ShelfId, Stripe};
 use crate::error::{Doing, Result};
 use crate::format::{FileHeader, FileKind};
+use crate::owned::{self, Way, sync_directory};
 
 /// tmpfs and ramfs, as statfs(2) knows them.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
@@ -70,13 +71,11 @@ impl Files {
 
 /// With O_DIRECT where the file system has it; otherwise through the page cache.
 pub fn open_direct(path: &Path, purpose: Use) -> io::Result<(File, bool)> {
-    let open = |flags: i32| {
-        OpenOptions::new()
-            .read(true)
-            .write(purpose == Use::Writing)
-            .custom_flags(flags | libc::O_CLOEXEC | libc::O_NOFOLLOW)
-            .open(path)
+    let way = match purpose {
+        Use::Reading => Way::Read,
+        Use::Writing => Way::Write,
     };
+    let open = |flags: i32| owned::open_with(path, way, flags);
     match open(libc::O_DIRECT) {
         Ok(file) => Ok((file, true)),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, false)),
@@ -87,7 +86,7 @@ pub fn open_direct(path: &Path, purpose: Use) -> io::Result<(File, bool)> {
 /// Whether files in this directory can be read past the page cache.
 pub fn takes_direct(directory: &Path) -> bool {
     let probe = directory.join("probe");
-    let made = private_file(&probe).is_ok();
+    let made = owned::open(&probe, Way::Create).is_ok();
     let direct = made && open_direct(&probe, Use::Reading).is_ok_and(|(_, direct)| direct);
     if made {
         // Left behind, it is one empty file.
@@ -141,7 +140,7 @@ pub fn create_segment(
 }
 
 fn allocate(path: &Path, header: &FileHeader, segment: u32, num_bytes: u64) -> Result<()> {
-    let file = private_file(path).doing("create", path)?;
+    let file = owned::open(path, Way::Create).doing("create", path)?;
     file.set_len(0).doing("empty", path)?;
     reserve(&file, num_bytes).doing("allocate", path)?;
     let own = FileHeader {

@@ -8,6 +8,9 @@ use crate::geometry::{BLOCK_BYTES, Geometry, MAX_LAYERS, Place, Segmenting};
 
 pub const FORMAT: u32 = 2;
 
+/// No epoch, generation or sequence number is greater: what comes after it still has one.
+const MOST_NUMBER: u64 = u64::MAX >> 8;
+
 /// Digest of everything that must agree before two pages may be exchanged.
 pub type Namespace = [u64; 4];
 
@@ -140,7 +143,8 @@ impl Entry {
             2 => Kind::Retire,
             _ => return None,
         };
-        (checksum == word(bytes, 0)).then(|| Self {
+        let is_right = checksum == word(bytes, 0);
+        (is_right && word(bytes, 8).max(word(bytes, 24)) <= MOST_NUMBER).then(|| Self {
             sequence: word(bytes, 8),
             kind,
             place: half(bytes, 20),
@@ -217,7 +221,8 @@ impl FileHeader {
             .map(|bytes| half(bytes, 0).into())
             .collect();
         let places_per_segment = half(block, 20);
-        if half(block, 16) != FORMAT || places_per_segment == 0 {
+        let has_numbers = word(block, 32).max(word(block, 40)) <= MOST_NUMBER;
+        if half(block, 16) != FORMAT || places_per_segment == 0 || !has_numbers {
             return None;
         }
         Some(Self {
@@ -345,6 +350,43 @@ mod tests {
         bytes[64..].fill(0);
         assert_eq!(Entry::decode(1, &bytes), None);
         assert_eq!(Entry::decode(1, &[0; ENTRY_BYTES]), None);
+    }
+
+    #[test]
+    fn numbers_when_none_could_follow_them_then_none() {
+        let entry = Entry {
+            sequence: MOST_NUMBER,
+            kind: Kind::Publish,
+            place: 4,
+            record: Record {
+                identity: identity(),
+                parent: NO_PARENT,
+                checksum: 10,
+            },
+        };
+        let mut bytes = [0; ENTRY_BYTES];
+        entry.encode(1, &mut bytes);
+        assert_eq!(Entry::decode(1, &bytes), Some(entry));
+        let later = Entry {
+            sequence: MOST_NUMBER + 1,
+            ..entry
+        };
+        later.encode(1, &mut bytes);
+        assert_eq!(Entry::decode(1, &bytes), None);
+        let mut header = FileHeader {
+            shelf: 1,
+            number: MOST_NUMBER,
+            sequence: 3,
+            namespace: [4; 4],
+            places_per_segment: 5,
+            geometry: Geometry::new(&[100]).unwrap(),
+        };
+        let decoded = |header: &FileHeader| {
+            FileHeader::decode(FileKind::Manifest, &header.encode(FileKind::Manifest))
+        };
+        assert!(decoded(&header).is_some());
+        header.number += 1;
+        assert_eq!(decoded(&header), None);
     }
 
     #[test]

@@ -148,6 +148,12 @@ impl Segmenting {
         (place / self.places_per_segment, offset)
     }
 
+    /// Whether the places of a segment have numbers.
+    pub fn has(&self, segment: u32) -> bool {
+        let end = (u64::from(segment) + 1) * u64::from(self.places_per_segment);
+        end < u64::from(Place::MAX / 2)
+    }
+
     pub fn places_of(&self, segment: u32) -> Range<Place> {
         segment * self.places_per_segment..(segment + 1) * self.places_per_segment
     }

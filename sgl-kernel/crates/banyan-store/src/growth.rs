@@ -69,28 +69,30 @@ pub fn places_per_segment(quota_bytes: u64, segment_bytes: Option<u64>, record_b
 
 /// What a segment counts against the quota: its file, and its places' lines in the manifest.
 pub fn segment_cost(segmenting: &Segmenting) -> u64 {
-    segmenting.file_bytes() + u64::from(segmenting.places_per_segment) * MANIFEST_BYTES_PER_PLACE
+    let lines = u64::from(segmenting.places_per_segment) * MANIFEST_BYTES_PER_PLACE;
+    segmenting.file_bytes() + lines
 }
 
 /// What a whole shelf counts.
 pub fn shelf_cost(stripe: &Stripe, shelf: ShelfId) -> Result<u64> {
     let segments = stripe.segments(shelf)?;
-    if let Some(follower) = Follower::open(&stripe.shelf(shelf, 0))? {
+    // One that cannot be read is no reason not to grow.
+    if let Ok(Some(follower)) = Follower::open(&stripe.shelf(shelf, 0)) {
         let cost = segment_cost(&follower.header.segmenting());
-        return Ok(MANIFEST_BYTES + segments.len() as u64 * cost);
+        return Ok(MANIFEST_BYTES.saturating_add(cost.saturating_mul(segments.len() as u64)));
     }
     // Without a manifest only the files themselves are there.
     let bytes = segments.iter().map(|segment| {
-        let data = fs::metadata(stripe.segment(shelf, *segment));
+        let data = fs::symlink_metadata(stripe.segment(shelf, *segment));
         data.map_or(0, |data| data.len())
     });
-    Ok(MANIFEST_BYTES + bytes.sum::<u64>())
+    Ok(bytes.fold(MANIFEST_BYTES, u64::saturating_add))
 }
 
 pub fn store_cost(stripe: &Stripe) -> Result<u64> {
     let shelves = stripe.shelves()?;
-    let costs = shelves.into_iter().map(|shelf| shelf_cost(stripe, shelf));
-    costs.sum()
+    let mut costs = shelves.into_iter().map(|shelf| shelf_cost(stripe, shelf));
+    costs.try_fold(0, |sum: u64, cost| Ok(sum.saturating_add(cost?)))
 }
 
 #[cfg(test)]

@@ -1,25 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The L3 store: pages on one or more file systems, striped, checked, and never trusted after a crash without proof.
 //!
-//! Read in this order: `format` and `geometry` (the bytes on disk, docs/format.md), `manifest` and `directory` (where they are),
-//! `catalog`, `places` and `policy` (what is known of them), `reading` and `writing` (how they move), `engine` (the one thread that
-//! moves them), `store` (what callers see).
+//! Read in this order: `format` and `geometry` (the bytes on disk, docs/format.md), `owned`, `locks`, `manifest` and `directory` (where
+//! they are, and whose), `catalog`, `places` and `policy` (what is known of them), `reading` and `writing` (how they move), `engine` (the
+//! one thread that moves them), `news` (the one that learns of other writers), `clock` (the one that lets waiters go), `store` (what
+//! callers see).
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod buffer;
 pub mod catalog;
 pub mod ceiling;
 pub mod check;
+mod clock;
 pub mod device;
 pub mod directory;
 pub mod engine;
+mod errands;
 pub mod error;
 pub mod files;
 pub mod format;
 pub mod geometry;
 pub mod growth;
+pub mod locks;
 pub mod manifest;
+mod news;
 pub mod opening;
+pub mod owned;
 pub mod pacing;
 pub mod places;
 pub mod policy;

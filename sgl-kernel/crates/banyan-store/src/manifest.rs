@@ -11,10 +11,13 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::directory::{private_file, sync_directory};
+use hashbrown::HashMap;
+
+use crate::catalog::KeyHash;
 use crate::error::{Doing, Result};
 use crate::format::{ENTRY_BYTES, Entry, FileHeader, FileKind, Kind};
 use crate::geometry::{BLOCK_BYTES, Place};
+use crate::owned::{self, Way, sync_directory};
 
 const CHUNK_BYTES: usize = 4 << 20;
 const UNNAMED: &str = "new-manifest";
@@ -38,7 +41,7 @@ impl Follower {
     /// The manifest of the highest epoch that verifies; `None` if a shelf has none.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
         for path in manifests(directory)? {
-            let file = match File::open(&path) {
+            let file = match owned::open(&path, Way::Read) {
                 // Replaced between listing and opening.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 other => other.doing("open", &path)?,
@@ -159,9 +162,9 @@ pub fn has_any(directory: &Path) -> Result<bool> {
 
 /// Manifest files of a shelf, the highest epoch first.
 fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(directory) {
+    let opened = match owned::open_directory(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.doing("list", directory)?,
+        other => other.doing("open", directory)?,
     };
     let epoch = |path: &PathBuf| -> Option<u64> {
         path.file_name()?
@@ -170,50 +173,44 @@ fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
             .parse()
             .ok()
     };
-    let mut found: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| epoch(path).is_some())
-        .collect();
+    let names = owned::names(&opened).doing("list", directory)?;
+    let paths = names.into_iter().map(|name| directory.join(name));
+    let mut found: Vec<PathBuf> = paths.filter(|path| epoch(path).is_some()).collect();
     found.sort_by_key(|path| std::cmp::Reverse(epoch(path)));
     Ok(found)
 }
 
-/// What a log says: who lives where.
+/// What a log says: who lives where. It takes memory for its entries, whatever places these name.
 #[derive(Clone, Debug, Default)]
 pub struct Tenants {
-    by_place: Vec<Option<Entry>>,
+    by_place: HashMap<Place, Entry, KeyHash>,
 }
 
 impl Tenants {
-    /// `num_places` bounds what a damaged entry can make us allocate.
-    pub fn apply(&mut self, entry: Entry, num_places: Place) {
-        let place = entry.place as usize;
-        if entry.place >= num_places {
-            return;
-        }
-        if place >= self.by_place.len() {
-            self.by_place.resize(place + 1, None);
-        }
+    pub fn apply(&mut self, entry: Entry) {
         match entry.kind {
-            Kind::Publish => self.by_place[place] = Some(entry),
+            Kind::Publish => {
+                self.by_place.insert(entry.place, entry);
+            }
             Kind::Retire => {
-                let same = |tenant: &Entry| {
-                    tenant.record.identity.generation == entry.record.identity.generation
-                };
-                if self.by_place[place].as_ref().is_some_and(same) {
-                    self.by_place[place] = None;
+                let generation = entry.record.identity.generation;
+                if self
+                    .get(entry.place)
+                    .is_some_and(|tenant| tenant.record.identity.generation == generation)
+                {
+                    self.by_place.remove(&entry.place);
                 }
             }
         }
     }
 
     pub fn get(&self, place: Place) -> Option<&Entry> {
-        self.by_place.get(place as usize)?.as_ref()
+        self.by_place.get(&place)
     }
 
     /// In the order of publication.
     pub fn into_entries(self) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = self.by_place.into_iter().flatten().collect();
+        let mut entries: Vec<Entry> = self.by_place.into_values().collect();
         entries.sort_unstable_by_key(|entry| entry.sequence);
         entries
     }
@@ -226,7 +223,7 @@ pub fn replace(
     entries: impl Iterator<Item = Entry>,
 ) -> Result<(File, u64)> {
     let unnamed = directory.join(UNNAMED);
-    let file = private_file(&unnamed).doing("create", &unnamed)?;
+    let file = owned::open(&unnamed, Way::Create).doing("create", &unnamed)?;
     file.set_len(0).doing("empty", &unnamed)?;
     let mut out = BufWriter::with_capacity(1 << 20, &file);
     let mut len = BLOCK_BYTES as u64;
@@ -368,11 +365,11 @@ mod tests {
             entry(2, Kind::Retire, 0, 1),
             entry(3, Kind::Publish, 0, 3),
             entry(4, Kind::Retire, 0, 1),
-            entry(5, Kind::Publish, 1 << 30, 5),
+            entry(5, Kind::Publish, Place::MAX, 5),
         ] {
-            tenants.apply(step, 8);
+            tenants.apply(step);
         }
         assert_eq!(tenants.get(0).unwrap().record.identity.generation, 3);
-        assert_eq!(tenants.into_entries().len(), 1);
+        assert_eq!(tenants.into_entries().len(), 2);
     }
 }

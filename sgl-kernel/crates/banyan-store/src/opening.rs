@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::catalog::Hit;
-use crate::directory::{Lock, ShelfId, Stripe};
-use crate::error::{Doing, Result};
-use crate::format::{Entry, FileHeader, Namespace};
-use crate::geometry::{Geometry, Place};
+use crate::directory::{ShelfId, Stripe};
+use crate::error::{Doing, Result, StoreError};
+use crate::format::{Entry, FileHeader, FileKind, Namespace};
+use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
+use crate::locks::Lock;
 use crate::manifest::{self, Follower, Log, Tenants};
+use crate::owned::{self, Way};
 use crate::places::{Places, Standing};
 use crate::state::{Own, State};
 use crate::writing::Opened;
@@ -54,19 +57,32 @@ pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Resu
 
 fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>> {
     for shelf in stripe.shelves()? {
-        let Some(follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
-            remove_remains(stripe, shelf)?;
-            continue;
+        // One that cannot be read is nobody's reason not to start.
+        let follower = match Follower::open(&stripe.shelf(shelf, 0)) {
+            Ok(Some(follower)) => follower,
+            Ok(None) => {
+                remove_remains(stripe, shelf).unwrap_or_else(|error| pass_over(shelf, &error));
+                continue;
+            }
+            Err(error) => {
+                pass_over(shelf, &error);
+                continue;
+            }
         };
         let header = &follower.header;
         if header.namespace == wanted.namespace
             && header.geometry == *wanted.geometry
+            && header.segmenting().has(0)
             && let Some(lock) = stripe.try_lock_shelf(shelf)?
         {
             return Ok(Some((shelf, lock)));
         }
     }
     Ok(None)
+}
+
+fn pass_over(shelf: ShelfId, error: &StoreError) {
+    eprintln!("banyan: shelf {shelf:016x} of the store is passed over: {error}");
 }
 
 /// What is left of a shelf whose writer died before it had a manifest, or whose removal was interrupted.
@@ -125,11 +141,18 @@ fn recover(
             .max(entry.sequence)
             .max(entry.record.identity.generation);
         num_entries += 1;
-        tenants.apply(entry, Place::MAX / 2);
+        tenants.apply(entry);
     })?;
     let mut header = follower.header.clone();
     let segmenting = header.segmenting();
-    let mut segments = stripe.segments(shelf)?;
+    let named = stripe.segments(shelf)?;
+    let mut segments = Vec::with_capacity(named.len());
+    for segment in &named {
+        if is_segment(stripe, &header, *segment)? {
+            segments.push(*segment);
+        }
+    }
+    let num_bad = named.len() - segments.len();
     let num_lost = shrink(stripe, wanted, &segmenting, &mut segments)?;
     let mut entries = tenants.into_entries();
     let num_known = entries.len();
@@ -138,15 +161,18 @@ fn recover(
     let sequence = greatest + SKIPPED_NUMBERS;
     let num_places = segments.len() as u64 * u64::from(segmenting.places_per_segment);
     let is_wordy = num_entries > 2 * num_places;
-    let (log, log_bytes) =
-        if entries.len() != num_known || num_lost > 0 || is_wordy || follower.num_damaged() > 0 {
-            header.number += 1;
-            header.sequence = 0;
-            let known = entries.iter().copied();
-            manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
-        } else {
-            continue_log(&follower)?
-        };
+    let (log, log_bytes) = if entries.len() != num_known
+        || num_lost + num_bad > 0
+        || is_wordy
+        || follower.num_damaged() > 0
+    {
+        header.number += 1;
+        header.sequence = 0;
+        let known = entries.iter().copied();
+        manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
+    } else {
+        continue_log(&follower)?
+    };
     for segment in stripe.segments(shelf)? {
         if !segments.contains(&segment) {
             let path = stripe.segment(shelf, segment);
@@ -164,14 +190,27 @@ fn recover(
     })
 }
 
+/// Whether a file that bears the name of a segment is one of this shelf: its places are taken up, and cost memory.
+fn is_segment(stripe: &Stripe, shelf: &FileHeader, segment: u32) -> Result<bool> {
+    let path = stripe.segment(shelf.shelf, segment);
+    let file = owned::open(&path, Way::Read).doing("open", &path)?;
+    let mut block = vec![0; BLOCK_BYTES];
+    if file.read_exact_at(&mut block, 0).is_err() {
+        return Ok(false);
+    }
+    let found = FileHeader::decode(FileKind::Segment, &block);
+    Ok(found.is_some_and(|found| {
+        (found.shelf, found.number) == (shelf.shelf, u64::from(segment))
+            && (found.places_per_segment, &found.geometry)
+                == (shelf.places_per_segment, &shelf.geometry)
+            && shelf.segmenting().has(segment)
+    }))
+}
+
 /// Cuts off what does not verify, so that new entries follow the last good one.
 fn continue_log(follower: &Follower) -> Result<(fs::File, u64)> {
     let path = follower.path();
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .doing("open", path)?;
+    let file = owned::open(path, Way::Write).doing("open", path)?;
     let len = file.metadata().doing("size", path)?.len();
     if len != follower.offset() {
         file.set_len(follower.offset()).doing("truncate", path)?;
@@ -192,10 +231,10 @@ fn shrink(
     let before = segments.len();
     while !segments.is_empty()
         && (used > wanted.limits.quota_bytes
-            || segments.len() as u64 * cost > wanted.limits.share_bytes)
+            || cost.saturating_mul(segments.len() as u64) > wanted.limits.share_bytes)
     {
         segments.pop();
-        used -= cost;
+        used = used.saturating_sub(cost);
     }
     Ok(before - segments.len())
 }
@@ -246,15 +285,15 @@ fn remove_if_there(path: &Path) -> Result<()> {
 /// Removes one shelf whose writer is gone, to make room for `own`: of another namespace before one of the same. False when there is
 /// none. Call under the store's lock.
 pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
-    let namespace_of = |shelf| -> Result<Option<Namespace>> {
-        let follower = Follower::open(&stripe.shelf(shelf, 0))?;
-        Ok(follower.map(|follower| follower.header.namespace))
+    let namespace_of = |shelf| -> Option<Namespace> {
+        let follower = Follower::open(&stripe.shelf(shelf, 0)).ok()?;
+        follower.map(|follower| follower.header.namespace)
     };
-    let ours = namespace_of(own)?;
+    let ours = namespace_of(own);
     let mut candidates = Vec::new();
     for shelf in stripe.shelves()? {
         if shelf != own {
-            candidates.push((namespace_of(shelf)? == ours, shelf));
+            candidates.push((namespace_of(shelf) == ours, shelf));
         }
     }
     candidates.sort_unstable();

@@ -7,8 +7,8 @@
 //!   page, namespace and generation that the lookup saw. What arrives before the header is verified when the header is there.
 //! * A read of whole pages needs no header: the manifest's checksum stands for the whole record, its page, namespace and generation. It
 //!   is verified when all of the page has arrived.
-//! * Nothing is written to the memory after `ended`. A late read lets its waiters go before that: its pages have failed, its frames
-//!   are not yet the caller's.
+//! * Nothing is written to the memory after `ended`. A late read (`clock`) lets its waiters go before that: its pages have failed, its
+//!   frames are not yet the caller's.
 
 mod feed;
 mod ticket;
@@ -23,7 +23,7 @@ use banyan_shm::memory::SharedMemory;
 pub use feed::Feed;
 pub use ticket::{ReadTicket, Reason};
 
-use crate::catalog::Hit;
+use crate::catalog::{Hit, ShelfIndex};
 use crate::device::{FileId, Span};
 use crate::format::{Identity, Namespace, RecordHeader, record_checksum};
 use crate::geometry::Geometry;
@@ -177,26 +177,10 @@ impl ReadJob {
         }
     }
 
-    /// The device does not answer: what has not landed fails, nothing more is asked for, and nobody waits any longer.
-    pub fn be_late(&mut self) {
-        if self.ticket.is_late() {
-            return;
-        }
-        self.fail_all(Reason::Late);
-        self.give_up();
-        self.ticket.is_late.store(true, Ordering::Release);
-        self.ticket.progress.advance_to(self.geometry.num_layers());
-    }
-
     pub fn fail(&mut self, page: usize, reason: Reason) {
         if self.pages[page].failed.is_none() {
             self.pages[page].failed = Some(reason);
-            let mut failed = self
-                .ticket
-                .failed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            failed.push((page, reason));
+            self.ticket.fail(page, reason);
         }
     }
 
@@ -321,6 +305,13 @@ impl ReadJob {
     /// Whether no transfer is left or under way.
     pub fn is_over(&self) -> bool {
         self.num_in_flight == 0 && self.num_planned == self.num_transfers()
+    }
+
+    /// Whether pages of others than `own` are not what they should be: their writers may have reused their places.
+    pub fn doubts_others(&self, own: Option<ShelfIndex>) -> bool {
+        let is_others = |page: &Page| Some(page.hit.shelf) != own;
+        let failed = self.pages.iter().filter(|page| page.failed.is_some());
+        !self.ticket.is_late() && failed.into_iter().any(is_others)
     }
 
     /// After the record's state was looked at: what looked damaged may have been overwritten by its owner.
@@ -563,7 +554,7 @@ mod tests {
     fn read_when_late_then_waiters_go_on_and_the_end_comes_with_the_answer() {
         let mut job = job(2);
         let first = job.plan_next().unwrap();
-        job.be_late();
+        job.ticket.be_late();
         assert_eq!(job.ticket.progress.num_done(), 2);
         assert_eq!(job.plan_next(), None);
         assert!(!job.is_over() && job.ticket.is_late());

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the threads of one store meet in, and how it learns of other writers.
 //!
-//! Locks, in the order in which they may be taken: `followers`, then `state`; `inbox` alone.
+//! Each of its locks is held for microseconds, never over I/O and never with another.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
-use std::collections::HashMap;
 
-use crate::catalog::{Hit, ShelfIndex};
+use crate::catalog::Hit;
+use crate::clock::Watch;
 use crate::device::Wake;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::Result;
-use crate::format::{Entry, Kind, Namespace};
+use crate::errands::Errands;
+use crate::format::Namespace;
 use crate::geometry::Geometry;
-use crate::manifest::{Follower, Log, Tenants};
-use crate::reading::ReadJob;
+use crate::reading::{ReadJob, Reason};
 use crate::state::State;
 use crate::traffic::{Claim, Traffic};
 
@@ -27,16 +27,15 @@ pub struct Inbox {
     pub reads: Vec<ReadJob>,
     /// Pages will move in and out of these.
     pub memories: Vec<Arc<SharedMemory>>,
-    pub wants_refresh: bool,
     pub vanished: Vec<ShelfId>,
     pub is_closing: bool,
 }
 
-/// How far this process has read another writer's manifest.
-enum Followed {
-    Following(Box<Follower>),
-    /// Of another geometry, hence of another namespace: nothing in it concerns us.
-    Foreign,
+/// Counts of what others have announced.
+#[derive(Clone, Copy)]
+pub struct Announced {
+    commits: u64,
+    clears: u64,
 }
 
 pub struct Shared {
@@ -47,8 +46,9 @@ pub struct Shared {
     pub changed: Condvar,
     state: Mutex<State>,
     inbox: Mutex<Inbox>,
-    followers: Mutex<HashMap<ShelfId, Followed>>,
-    own_shelf: Option<ShelfId>,
+    pub errands: Errands,
+    pub watch: Watch,
+    pub own_shelf: Option<ShelfId>,
     seen_commits: AtomicU64,
     seen_clears: AtomicU64,
     waker: OnceLock<Arc<dyn Wake>>,
@@ -69,7 +69,8 @@ impl Shared {
             changed: Condvar::new(),
             state: Mutex::new(state),
             inbox: Mutex::default(),
-            followers: Mutex::default(),
+            errands: Errands::default(),
+            watch: Watch::default(),
             own_shelf,
             seen_commits: AtomicU64::new(0),
             seen_clears: AtomicU64::new(0),
@@ -152,122 +153,42 @@ impl Shared {
             .wrapping_add(self.seen_clears.load(Ordering::Relaxed))
     }
 
-    /// Takes in what other writers have published. Reads manifests, so not for a thread that must not wait.
-    pub fn refresh(&self) -> Result<()> {
-        let mut followers = self
-            .followers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (commits, clears) = (self.num_commits(), self.num_clears());
-        let shelves = self.stripe.shelves()?;
-        let mut vanished = Vec::new();
-        followers.retain(|shelf, _| {
-            let stays = shelves.contains(shelf);
-            if !stays {
-                vanished.push(*shelf);
-            }
-            stays
-        });
-        self.forget(vanished);
-        for shelf in shelves {
-            if Some(shelf) != self.own_shelf {
-                self.follow(&mut followers, shelf)?;
-            }
+    /// How far others have announced things.
+    pub fn announced(&self) -> Announced {
+        Announced {
+            commits: self.num_commits(),
+            clears: self.num_clears(),
         }
-        self.seen_commits.store(commits, Ordering::Relaxed);
-        // Whoever sees this sees the catalog without what was cleared.
-        self.seen_clears.store(clears, Ordering::Release);
-        Ok(())
     }
 
-    fn forget(&self, vanished: Vec<ShelfId>) {
-        if vanished.is_empty() {
+    /// What had been announced by then is taken in.
+    pub fn have_seen(&self, announced: Announced) {
+        self.seen_commits
+            .store(announced.commits, Ordering::Relaxed);
+        // Whoever sees this sees the catalog without what was cleared.
+        self.seen_clears.store(announced.clears, Ordering::Release);
+    }
+
+    /// Nothing of these shelves is found any more.
+    pub fn forget(&self, shelves: &[ShelfId]) {
+        if shelves.is_empty() {
             return;
         }
         {
             let mut state = self.lock();
-            for shelf in &vanished {
+            for shelf in shelves {
                 if let Some(index) = state.catalog.shelf_index(*shelf) {
                     state.catalog.retire_where(index, |_| true);
                 }
             }
         }
-        self.inbox().vanished.extend(vanished);
+        self.inbox().vanished.extend(shelves);
         self.wake();
     }
 
-    fn follow(&self, followers: &mut HashMap<ShelfId, Followed>, shelf: ShelfId) -> Result<()> {
-        if let Some(Followed::Following(follower)) = followers.get_mut(&shelf)
-            && !follower.is_replaced()
-        {
-            if !follower.has_more() {
-                return Ok(());
-            }
-            let mut entries = Vec::new();
-            follower.read(Log::Whole, |entry| entries.push(entry))?;
-            return self.apply(shelf, entries);
-        }
-        if matches!(followers.get(&shelf), Some(Followed::Foreign)) {
-            return Ok(());
-        }
-        let Some(mut follower) = Follower::open(&self.stripe.shelf(shelf, 0))? else {
-            return Ok(());
-        };
-        if follower.header.geometry != *self.geometry {
-            followers.insert(shelf, Followed::Foreign);
-            return Ok(());
-        }
-        let mut tenants = Tenants::default();
-        // A half-written line is at the end, where nothing good follows it yet.
-        follower.read(Log::AsIs, |entry| tenants.apply(entry, u32::MAX / 2))?;
-        self.replace(shelf, &follower, tenants);
-        followers.insert(shelf, Followed::Following(Box::new(follower)));
-        Ok(())
-    }
-
-    fn apply(&self, shelf: ShelfId, entries: Vec<Entry>) -> Result<()> {
-        let mut state = self.lock();
-        let Some(index) = state.catalog.shelf_index(shelf) else {
-            return Ok(());
-        };
-        for entry in entries {
-            match entry.kind {
-                Kind::Publish => publish(&mut state, index, &entry),
-                Kind::Retire => {
-                    let generation = entry.record.identity.generation;
-                    state.catalog.retire(index, entry.place, generation);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What a whole manifest says takes the place of what was known of its shelf.
-    fn replace(&self, shelf: ShelfId, follower: &Follower, tenants: Tenants) {
-        let mut state = self.lock();
-        let segmenting = follower.header.segmenting();
-        let index = state.catalog.add_shelf(shelf, segmenting);
-        state.counters.damaged_entries += follower.num_damaged();
-        let stays = |hit: &Hit| {
-            let tenant = tenants.get(hit.place);
-            tenant.is_some_and(|tenant| tenant.record.identity.generation == hit.generation)
-        };
-        state.catalog.retire_where(index, |hit| !stays(hit));
-        let entries = tenants.into_entries();
-        state.catalog.reserve(entries.len());
-        for entry in entries {
-            publish(&mut state, index, &entry);
-        }
-    }
-
-    /// Forgets everything of the old namespace, and takes in what others have of the new one.
-    pub fn change_namespace(&self, namespace: Namespace) -> Result<()> {
+    /// Forgets everything of the old namespace. What others have of the new one is found when it has been looked for.
+    pub fn change_namespace(&self, namespace: Namespace) {
         let lost = {
-            let mut followers = self
-                .followers
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            followers.clear();
             let mut guard = self.lock();
             let state = &mut *guard;
             state.namespace = namespace;
@@ -288,14 +209,60 @@ impl Shared {
             self.release_claim(&page.namespace, &page.key);
         }
         self.wake();
-        self.refresh()
+    }
+
+    // ---- reads that are over -----------------------------------------------------------------------------------
+
+    /// Ends a read whose transfers are over: its waiters are told, and its frames are the caller's again.
+    pub fn end_read(&self, mut job: ReadJob) {
+        let hits = job.hits();
+        let mut state = self.lock();
+        if state.namespace != job.namespace {
+            job.fail_all(Reason::Gone);
+        }
+        for hit in job.reclassify(|hit| state.catalog.holds(hit)) {
+            state.drop_record(&hit);
+        }
+        state.release(&hits);
+        let counters = &mut state.counters;
+        counters.reads += 1;
+        counters.read_bytes += job.ticket.bytes_read();
+        let failed = job.ticket.failed();
+        counters.read_pages += (hits.len() - failed.len()) as u64;
+        for (_, reason) in failed {
+            counters.gone_pages += u64::from(reason == Reason::Gone);
+            counters.checksum_failures += u64::from(reason == Reason::Checksum);
+        }
+        drop(state);
+        job.end();
+    }
+
+    // ---- the store's threads -----------------------------------------------------------------------------------
+
+    /// Does the work of one of the store's threads. If it ends before its time, the store says so and is left alone from then on: nobody
+    /// waits for what nobody does.
+    pub fn stand_by(&self, thread: &str, work: impl FnOnce()) -> Ended {
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(()) => Ended::InTime,
+            Err(_) => {
+                eprintln!(
+                    "banyan: the store's {thread} has failed (its last words are above): nothing is looked up or stored there until the \
+                     server is started again"
+                );
+                let lost = self.lock().lose_thread();
+                for page in lost {
+                    self.release_claim(&page.namespace, &page.key);
+                }
+                self.changed.notify_all();
+                Ended::Early
+            }
+        }
     }
 }
 
-fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {
-    let hit = Hit::of(&entry.record, index, entry.place);
-    if entry.record.identity.namespace == state.namespace && !state.catalog.holds(&hit) {
-        // A duplicate stays outside; whoever published the key first serves it.
-        state.catalog.publish(hit, entry.record.parent);
-    }
+/// How a thread of the store has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    InTime,
+    Early,
 }

@@ -124,12 +124,18 @@ counters! {
     dropped_pages,
     quota_refusals,
     floor_refusals,
+    /// Times that the store could not grow at once, because another process had its lock.
+    lock_pauses,
     no_space_pauses,
     log_failures,
     adopted_pages,
     damaged_entries,
     invalidations,
     stalls,
+    /// Waits for writes that were given up, because the drive did not answer or for lack of time.
+    sync_timeouts,
+    /// Threads of the store that have ended before their time.
+    lost_threads,
 }
 
 /// This writer's own shelf.
@@ -154,7 +160,9 @@ pub struct State {
     pub wants_manifest: bool,
     /// The device does not answer reads: nothing is found and nothing taken meanwhile.
     is_stalled: bool,
-    /// Times that `is_stalled` has changed.
+    /// A thread of the store has ended before its time: nothing is found and nothing taken any more.
+    has_lost_thread: bool,
+    /// Times that it has come to be left alone, or not any more.
     pub num_stall_changes: u64,
     /// Why no writes are taken now.
     pub stopped: Option<&'static str>,
@@ -175,6 +183,7 @@ impl State {
             num_unsettled: 0,
             wants_manifest: false,
             is_stalled: false,
+            has_lost_thread: false,
             num_stall_changes: 0,
             stopped: None,
             counters: Counters::default(),
@@ -183,7 +192,7 @@ impl State {
 
     /// The leading keys that are there. Touched from the end to the front: a parent is never older than its children.
     pub fn lookup(&mut self, keys: &[Key], reach: Reach) -> Vec<Hit> {
-        if self.is_stalled {
+        if self.is_left_alone() {
             return Vec::new();
         }
         let mut run = self.catalog.run(keys);
@@ -212,7 +221,7 @@ impl State {
             || self.catalog.contains(parent);
         if !has_parent {
             Verdict::Orphan
-        } else if self.is_stalled
+        } else if self.is_left_alone()
             || self.stopped.is_some()
             || self.backlog.queue.len() >= max_queued
         {
@@ -226,6 +235,24 @@ impl State {
         self.is_stalled = is_stalled;
         self.num_stall_changes += 1;
         self.counters.stalls += u64::from(is_stalled);
+    }
+
+    /// Nobody is sent to the store now.
+    pub fn is_left_alone(&self) -> bool {
+        self.is_stalled || self.has_lost_thread
+    }
+
+    pub fn has_lost_thread(&self) -> bool {
+        self.has_lost_thread
+    }
+
+    /// Nothing that waits will be done. Returns what had not started.
+    pub fn lose_thread(&mut self) -> Vec<Queued> {
+        self.has_lost_thread = true;
+        self.num_stall_changes += 1;
+        self.counters.lost_threads += 1;
+        self.stopped = Some("a thread of the store has failed");
+        self.fail_queue()
     }
 
     pub fn count_put(&mut self, verdict: Verdict) {
@@ -357,6 +384,16 @@ impl State {
                 act(&mut own.places, hit.place);
             }
         }
+    }
+
+    /// Differs when the drive has got something done.
+    pub fn num_steps(&self) -> u64 {
+        let counters = &self.counters;
+        counters.write_operations
+            + counters.written_pages
+            + counters.write_failures
+            + counters.commits
+            + counters.manifest_rewrites
     }
 
     /// Nothing is on its way down.

@@ -5,11 +5,11 @@ mod clearing;
 mod starting;
 mod telling;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
@@ -28,6 +28,7 @@ use crate::shared::Shared;
 use crate::state::{Outcome, Queued, Reach, State, Verdict};
 use crate::traffic::{Claim, Traffic};
 
+use starting::Threads;
 pub use starting::{EngineChoice, Options, Purpose};
 
 /// Where leading pages were, and in which namespace.
@@ -49,7 +50,7 @@ impl Found {
 
 pub struct Store {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Option<Threads>>,
     is_closed: AtomicBool,
     purpose: Purpose,
     max_queued: usize,
@@ -95,8 +96,7 @@ impl Store {
             .is_none_or(|own| takes_direct(&stripe.shelf(own.header.shelf, 0)));
         let own_shelf = opened.as_ref().map(|own| own.header.shelf);
         let shared = Arc::new(Shared::new(stripe, geometry, traffic, state, own_shelf));
-        shared.refresh()?;
-        let (thread, engine) = starting::start(&shared, opened, options)?;
+        let (threads, engine) = starting::start(&shared, opened, options)?;
         let way = if is_direct {
             "O_DIRECT"
         } else {
@@ -109,7 +109,7 @@ impl Store {
         };
         Ok(Self {
             shared,
-            thread: Mutex::new(Some(thread)),
+            threads: Mutex::new(Some(threads)),
             is_closed: AtomicBool::new(false),
             purpose: options.purpose,
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
@@ -146,9 +146,9 @@ impl Store {
     // ---- up ----------------------------------------------------------------------------------------------------
 
     pub fn lookup(&self, keys: &[Key]) -> Found {
+        self.shared.errands.note_lookup();
         if self.shared.is_behind() {
-            self.shared.inbox().wants_refresh = true;
-            self.shared.wake();
+            self.shared.errands.ask();
         }
         let reach = if self.shared.has_unseen_clear() {
             Reach::OwnShelf
@@ -202,6 +202,7 @@ impl Store {
         }
         inbox.reads.push(job);
         drop(inbox);
+        self.shared.watch.lock().asked(ticket.clone());
         self.shared.wake();
         Ok(ticket)
     }
@@ -264,23 +265,72 @@ impl Store {
     }
 
     /// Waits until everything queued so far is durable or has failed; how many failed meanwhile.
+    ///
+    /// An error when the drive has got nothing done within `stall_after`. Then what has not started has failed; what has is the store's
+    /// until `completed` names it.
     pub fn sync(&self) -> Result<u64> {
+        self.sync_until(None)
+    }
+
+    /// As `sync`, and an error also when all of it takes longer than `patience`.
+    pub fn sync_within(&self, patience: Duration) -> Result<u64> {
+        self.sync_until(Some(Instant::now() + patience))
+    }
+
+    fn sync_until(&self, deadline: Option<Instant>) -> Result<u64> {
         self.check_open()?;
         let mut state = self.shared.lock();
         let before = state.counters.write_failures;
         state.begin_drain();
         self.shared.wake();
+        loop {
+            let (began, seen) = (Instant::now(), state.num_steps());
+            let next = deadline
+                .unwrap_or(began + self.stall_after)
+                .min(began + self.stall_after);
+            state = self.drained_until(state, next);
+            let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if !self.is_draining(&state) || is_late || state.num_steps() == seen {
+                break;
+            }
+        }
+        state.end_drain();
+        if state.is_drained() {
+            return Ok(state.counters.write_failures - before);
+        }
+        self.give_up_sync(state)
+    }
+
+    fn give_up_sync(&self, mut state: MutexGuard<'_, State>) -> Result<u64> {
+        state.counters.sync_timeouts += 1;
+        let lost = state.fail_queue();
+        let num_left = state.backlog.pending.len();
+        drop(state);
+        for page in &lost {
+            self.shared.release_claim(&page.namespace, &page.key);
+        }
+        let doing = format!(
+            "the store's drive has not taken what was to be written in time: {} pages were given up, {num_left} are still on their way",
+            lost.len()
+        );
+        Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()))
+    }
+
+    fn drained_until<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> MutexGuard<'a, State> {
+        let patience = deadline.saturating_duration_since(Instant::now());
         let waited = self
             .shared
             .changed
-            .wait_while(state, |state| self.is_draining(state));
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.end_drain();
-        Ok(state.counters.write_failures - before)
+            .wait_timeout_while(state, patience, |state| self.is_draining(state));
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn is_draining(&self, state: &State) -> bool {
-        !state.is_drained() && !self.is_closed.load(Ordering::Relaxed)
+        !state.is_drained() && !state.has_lost_thread() && !self.is_closed.load(Ordering::Relaxed)
     }
 
     pub fn set_permit(&self, permit: Permit) {
@@ -297,7 +347,16 @@ impl Store {
 
     pub fn invalidate(&self, namespace: Namespace) -> Result<()> {
         self.check_open()?;
-        self.shared.change_namespace(namespace)
+        self.shared.change_namespace(namespace);
+        self.take_news();
+        Ok(())
+    }
+
+    /// What others have is taken in, if their manifests can be read in time; if not, it is found later.
+    fn take_news(&self) {
+        if let Err(error) = self.shared.errands.ask_and_wait(self.stall_after) {
+            eprintln!("banyan: what other writers of the store have is not found yet: {error}");
+        }
     }
 
     pub fn evict(&self, num_pages: usize) -> Result<usize> {
@@ -323,7 +382,7 @@ impl Store {
 
     pub fn refresh(&self) -> Result<()> {
         self.check_open()?;
-        self.shared.refresh()
+        self.shared.errands.ask_and_wait(self.stall_after)
     }
 
     /// Counters since the opening, and gauges.
@@ -346,19 +405,18 @@ impl Store {
         stats
     }
 
-    /// Finishes what is being written, fails the rest of the back-log, and leaves.
+    /// Finishes what is being written, fails the rest of the back-log, and leaves. What a drive does not answer is left behind after
+    /// `stall_after`: its memory stays mapped, its frames are not given back.
     pub fn close(&self) {
-        let thread = self
-            .thread
+        let threads = self
+            .threads
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let Some(thread) = thread else { return };
+        let Some(threads) = threads else { return };
         self.shared.inbox().is_closing = true;
         self.shared.wake();
-        if thread.join().is_err() {
-            eprintln!("banyan: the store's I/O thread had failed");
-        }
+        threads.end(&self.shared, self.stall_after);
         self.is_closed.store(true, Ordering::Relaxed);
         let _state = self.shared.lock();
         self.shared.changed.notify_all();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What several tests need.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,7 +15,7 @@ impl Scratch {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path =
             std::env::temp_dir().join(format!("banyan-store-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
         Self(path)
     }
 

@@ -1,27 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Words that the processes of a node share about one store: who reads, who is writing which page, that something was published.
+//! Words that the processes of a machine share about one store: who reads, who is writing which page, that something was published.
 //!
 //! Invariants
+//! * They lie on tmpfs, under a name that the store's first directory gives: no look at them waits for a drive, and no drive that is
+//!   full takes their place away. Processes that do not see the same /dev/shm do not see each other's words.
+//! * Whoever leaves last takes the file away.
 //! * A row belongs to whoever holds the file lock on its byte; the kernel lets go of it with the process. What a row says counts only
 //!   while it is locked, so a killed reader stops nobody.
 //! * The words are hints about time and double work. None of them decides whether bytes are right.
 
-use std::fs::File;
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::Path;
-
-use banyan_shm::memory::{Access, Mapping};
+use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use banyan_shm::frame::Key;
+use banyan_shm::memory::SharedMemory;
 use twox_hash::XxHash3_64;
 
-use crate::directory::private_file;
 use crate::error::{Doing, Result, StoreError, invalid};
 use crate::format::Namespace;
+use crate::locks::{Lock, Mode, lock_within, try_lock};
+use crate::owned::Way;
 
+const FOLDER: &str = "/dev/shm";
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNTRF1");
+/// Who comes and who leaves has the file's lock for microseconds.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Most processes that may use a store on one node at once.
 const NUM_ROWS: usize = 64;
 const NUM_CLAIMS: usize = 1 << 16;
@@ -41,27 +49,26 @@ pub enum Claim {
 }
 
 pub struct Traffic {
-    file: File,
-    mapping: Mapping,
+    path: PathBuf,
+    memory: SharedMemory,
     row: usize,
 }
 
 impl Traffic {
+    /// Of the store whose first directory this is.
     pub fn open(directory: &Path) -> Result<Self> {
-        let path = directory.join("traffic");
-        let file = private_file(&path).doing("open", &path)?;
-        if file.metadata().doing("size", &path)?.len() < FILE_BYTES as u64 {
-            file.set_len(FILE_BYTES as u64).doing("extend", &path)?;
-        }
-        let mapping = Mapping::of(&file, FILE_BYTES, Access::ReadWrite)
-            .map_err(|error| StoreError::Invalid(format!("{}: {error}", path.display())))?;
-        let Some(row) = (0..NUM_ROWS).find(|row| lock_row(&file, *row).is_ok()) else {
+        let path = path_of(directory)?;
+        let _coming = lock_named(&path)?;
+        let memory = SharedMemory::share(&path, FILE_BYTES).map_err(|error| {
+            StoreError::Invalid(format!("{error}: a store needs a tmpfs at {FOLDER}"))
+        })?;
+        let Some(row) = (0..NUM_ROWS).find(|row| lock_row(memory.fd(), *row).is_ok()) else {
             return invalid!(
                 "{NUM_ROWS} processes use the store at {} already, no more can",
                 directory.display()
             );
         };
-        let traffic = Self { file, mapping, row };
+        let traffic = Self { path, memory, row };
         traffic.words(0, 1)[0].store(MAGIC, Ordering::Relaxed);
         traffic.set_reading(0);
         traffic.forget_claims();
@@ -69,7 +76,7 @@ impl Traffic {
     }
 
     fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
-        self.mapping.words(at, count)
+        self.memory.mapping().words(at, count)
     }
 
     fn reading(&self, row: usize) -> &AtomicU64 {
@@ -167,8 +174,40 @@ impl Traffic {
     fn is_live(&self, row: usize) -> bool {
         let mut lock = row_lock(row);
         // SAFETY: a system call on our own descriptor that fills `lock`.
-        let rc = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+        let rc = unsafe { libc::fcntl(self.memory.fd(), libc::F_OFD_GETLK, &mut lock) };
         rc == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        // Somebody is coming or leaving at this moment: he may take it away later, or the next user of the store does.
+        let Ok(Some(_leaving)) = try_lock(&self.path, Way::Write, Mode::Alone) else {
+            return;
+        };
+        if (0..NUM_ROWS).all(|row| row == self.row || !self.is_live(row)) {
+            drop(fs::remove_file(&self.path));
+        }
+    }
+}
+
+/// By device and number: a copy of a store is another one, and the same one mounted twice is not.
+fn path_of(directory: &Path) -> Result<PathBuf> {
+    let found = fs::metadata(directory).doing("look at", directory)?;
+    let name = [found.dev().to_le_bytes(), found.ino().to_le_bytes()].concat();
+    // SAFETY: it has no arguments and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let number = XxHash3_64::oneshot(&name);
+    Ok(Path::new(FOLDER).join(format!("banyan-traffic-1-{user}-{number:016x}")))
+}
+
+/// The lock of the file that has this name, and not of one that has just lost it.
+fn lock_named(path: &Path) -> Result<Lock> {
+    loop {
+        let lock = lock_within(path, Way::Create, Mode::Alone, LOCK_PATIENCE)?;
+        if lock.is_of(path) {
+            return Ok(lock);
+        }
     }
 }
 
@@ -183,10 +222,10 @@ fn row_lock(row: usize) -> libc::flock {
 }
 
 /// Held until the descriptor is closed, also against other descriptors of this process.
-fn lock_row(file: &File, row: usize) -> io::Result<()> {
+fn lock_row(file: RawFd, row: usize) -> io::Result<()> {
     let lock = row_lock(row);
     // SAFETY: a system call on our own descriptor.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+    match unsafe { libc::fcntl(file, libc::F_OFD_SETLK, &lock) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -196,6 +235,38 @@ fn lock_row(file: &File, row: usize) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::testing::Scratch;
+
+    #[test]
+    fn words_when_a_store_has_users_then_on_tmpfs_backed_by_memory_and_gone_with_the_last() {
+        let scratch = Scratch::new();
+        let ours = Traffic::open(&scratch.path("")).unwrap();
+        let other = Traffic::open(&scratch.path("")).unwrap();
+        let path = ours.path.clone();
+        assert!(path.starts_with(FOLDER) && path == other.path);
+        // A page without memory behind it would be a SIGBUS when the file system is full.
+        let taken = fs::metadata(&path).unwrap().blocks() * 512;
+        assert!(taken >= FILE_BYTES as u64, "{taken}");
+        assert_eq!(fs::read_dir(scratch.path("")).unwrap().count(), 0);
+        drop(ours);
+        assert!(path.exists());
+        drop(other);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn words_when_somebody_else_made_the_file_then_refused_with_its_name() {
+        let scratch = Scratch::new();
+        let path = path_of(&scratch.path("")).unwrap();
+        fs::write(&path, b"").unwrap();
+        let for_all = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        fs::set_permissions(&path, for_all).unwrap();
+        let refused = Traffic::open(&scratch.path("")).err().unwrap().to_string();
+        fs::remove_file(&path).unwrap();
+        assert!(
+            refused.contains("banyan-traffic") && refused.contains("others may write"),
+            "{refused}"
+        );
+    }
 
     #[test]
     fn reads_when_their_process_is_gone_then_they_stop_nobody() {

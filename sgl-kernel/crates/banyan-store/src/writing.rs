@@ -23,15 +23,17 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Device, FileId, Span, Token};
-use crate::directory::{Lock, ShelfId};
+use crate::directory::ShelfId;
 use crate::error::Result;
 use crate::files::Files;
 use crate::format::{FileHeader, Record};
 use crate::geometry::{BLOCK_BYTES, Place, Segmenting};
 use crate::growth::Limits;
+use crate::locks::Lock;
 use crate::pacing::Load;
 use crate::shared::Shared;
 use crate::state::Queued;
+use room::NoGrowth;
 
 /// Written bytes after which a commit starts while writes go on, if that is not more than a quarter of the back-log: frames are let go by
 /// commits.
@@ -42,6 +44,8 @@ const COMMIT_PATIENCE: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(10);
 /// After a refused growth the answer is believed for so long.
 const GROWTH_BELIEF: Duration = Duration::from_secs(2);
+/// Another process has the store's lock: it is tried again after so long.
+const LOCK_BELIEF: Duration = Duration::from_millis(20);
 /// Places to have free ahead of the writer.
 const MAX_EVICTED_AHEAD: usize = 64;
 /// A log is replaced when it has this many entries for each place, and some: a small shelf would replace it all the time.
@@ -159,7 +163,11 @@ pub struct Writer {
     /// For how long records have been going down or being made durable, up to the last step, and since when they are again.
     busy: Duration,
     busy_since: Option<Instant>,
+    /// A segment that is being made.
+    growing: Option<Receiver<std::result::Result<u32, NoGrowth>>>,
     no_growth_until: Option<Instant>,
+    /// Since when another process has had the store's lock, whenever it was tried.
+    locked_out_since: Option<Instant>,
     stopped_until: Option<Instant>,
     _lock: Lock,
 }
@@ -193,7 +201,9 @@ impl Writer {
             limbo: Vec::new(),
             busy: Duration::ZERO,
             busy_since: None,
+            growing: None,
             no_growth_until: None,
+            locked_out_since: None,
             stopped_until: None,
             _lock: opened.lock,
         })
@@ -226,10 +236,16 @@ impl Writer {
         !matches!(self.commit, Commit::Idle | Commit::Resting(_))
     }
 
+    /// Whether anything of the shelf is being written or made on another thread.
+    pub fn is_busy(&self) -> bool {
+        self.is_committing() || self.growing.is_some()
+    }
+
     /// Starts what may be started now.
     pub fn step(&mut self, around: &mut Surroundings<'_>) {
         self.wake_up(around);
         self.take_manifest(around);
+        self.take_growth(around);
         self.renew(around);
         self.start_writes(around);
         self.start_commit(around);

@@ -10,10 +10,10 @@ fn used_bytes(path: &std::path::Path) -> u64 {
     for entry in std::fs::read_dir(path).unwrap() {
         let entry = entry.unwrap();
         let data = entry.metadata().unwrap();
-        total += match entry.file_name().to_str().unwrap() {
-            "traffic" => 0,
-            _ if data.is_dir() => used_bytes(&entry.path()),
-            _ => data.len(),
+        total += if data.is_dir() {
+            used_bytes(&entry.path())
+        } else {
+            data.len()
         };
     }
     total

@@ -15,6 +15,7 @@ mod claims;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -337,7 +338,11 @@ fn read_chain(
 fn run_seed(root: &Path, seed: u64, is_verbose: bool) -> Result<(), String> {
     let directory = root.join(format!("seed-{seed}"));
     drop(std::fs::remove_dir_all(&directory));
-    std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&directory);
+    made.map_err(|error| error.to_string())?;
     let mut claims = Claims::default();
     let mut has_flipped = false;
     for life in 0..2 {

@@ -67,17 +67,15 @@ impl Catalog {
 
     /// What lies in `count` places of a shelf from `first` on. None behind the last place.
     pub fn keys_at(&self, shelf: ShelfIndex, first: Place, count: usize) -> Option<Vec<Key>> {
-        let by_place = &self.shelves[shelf as usize].by_place;
-        let rest = by_place
-            .get(first as usize..)
-            .filter(|rest| !rest.is_empty())?;
-        let nodes = rest
-            .iter()
-            .take(count)
-            .filter(|node| **node != super::NOBODY);
+        let end = self.shelves[shelf as usize].end;
+        if first >= end {
+            return None;
+        }
+        let places = (first..end).take(count);
+        let nodes = places.filter_map(|place| self.node_at(shelf, place));
         Some(
             nodes
-                .map(|node| self.nodes[*node as usize].hit.key)
+                .map(|node| self.nodes[node as usize].hit.key)
                 .collect(),
         )
     }

@@ -37,6 +37,10 @@ pub struct Faults {
     pub hang: u64,
     /// The power is cut at this operation.
     pub cut: u64,
+    /// At this operation the thread that uses the device stands still, for `HANG`.
+    pub block: u64,
+    /// At this operation it fails.
+    pub panic: u64,
 }
 
 impl Faults {
@@ -56,6 +60,8 @@ impl Faults {
                 "hang" => faults.hang = value,
                 "flip" => faults.flip = value,
                 "cut" => faults.cut = value,
+                "block" => faults.block = value,
+                "panic" => faults.panic = value,
                 _ => return Err(format!("there is no fault {name:?}")),
             }
         }
@@ -134,6 +140,10 @@ impl FaultyDevice {
         if self.faults.cut > 0 && self.num_ops >= self.faults.cut {
             self.cut_power();
         }
+        if self.num_ops == self.faults.block {
+            std::thread::sleep(HANG);
+        }
+        assert_ne!(self.num_ops, self.faults.panic, "a fault on purpose");
         if self.dice.one_in(self.faults.eio) {
             if matches!(op.action, Action::Sync) {
                 self.lose_unsynced(op.file);

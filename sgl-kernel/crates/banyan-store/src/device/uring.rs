@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -24,6 +25,8 @@ const MAX_BUFFERS: u32 = 256;
 /// The kernel registers no larger piece of memory.
 const MAX_BUFFER_BYTES: usize = 1 << 30;
 const WAKE: u64 = u64::MAX;
+/// Before the kernel is asked again that could not take anything.
+const LATER: Duration = Duration::from_millis(1);
 
 pub struct UringDevice {
     ring: IoUring,
@@ -192,6 +195,26 @@ impl UringDevice {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entered {
+    Now,
+    /// The kernel could not take what was queued, or not all: it stays queued, and the next call tries again.
+    Later,
+}
+
+/// What passes by itself is no error: a signal, a time that is over, and a kernel that has no memory (EAGAIN) or no room for completions
+/// (EBUSY) at the moment. The clock sees to it when it does not pass. Nothing is known after any other error.
+fn later(answer: io::Result<usize>) -> io::Result<Entered> {
+    match answer {
+        Ok(_) => Ok(Entered::Now),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ETIME | libc::EINTR) => Ok(Entered::Now),
+            Some(libc::EAGAIN | libc::EBUSY) => Ok(Entered::Later),
+            _ => Err(error),
+        },
+    }
+}
+
 fn vectors_of(op: &Op) -> ([libc::iovec; MAX_SPANS], u32) {
     match op.action {
         Action::Read(spans) | Action::Write(spans) => spans.vectors(),
@@ -295,7 +318,7 @@ impl Device for UringDevice {
 
     fn submit(&mut self) -> io::Result<()> {
         self.queue();
-        self.ring.submit().map(drop)
+        later(self.ring.submit()).map(drop)
     }
 
     fn reap(&mut self, patience: Duration, completed: &mut Vec<Completion>) -> io::Result<()> {
@@ -303,19 +326,14 @@ impl Device for UringDevice {
         if self.ring.completion().is_empty() && !patience.is_zero() {
             let timeout = types::Timespec::from(patience);
             let args = types::SubmitArgs::new().timespec(&timeout);
-            match self.ring.submitter().submit_with_args(1, &args) {
-                Ok(_) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => {}
-                Err(error) => return Err(error),
+            let entered = later(self.ring.submitter().submit_with_args(1, &args))?;
+            if entered == Entered::Later && self.ring.completion().is_empty() {
+                thread::sleep(LATER);
             }
         } else {
             // With deferred task work, completions appear only when the kernel is entered for them.
             let args = types::SubmitArgs::new();
-            match self.ring.submitter().submit_with_args(0, &args) {
-                Ok(_) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR)) => {}
-                Err(error) => return Err(error),
-            }
+            later(self.ring.submitter().submit_with_args(0, &args))?;
         }
         self.collect(completed);
         Ok(())
@@ -323,5 +341,25 @@ impl Device for UringDevice {
 
     fn waker(&self) -> Arc<dyn Wake> {
         self.wake.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_when_it_cannot_take_operations_for_a_moment_then_later_and_no_error() {
+        let answer = |errno| later(Err(io::Error::from_raw_os_error(errno)));
+        for errno in [libc::EAGAIN, libc::EBUSY] {
+            assert_eq!(answer(errno).unwrap(), Entered::Later);
+        }
+        for errno in [libc::EINTR, libc::ETIME] {
+            assert_eq!(answer(errno).unwrap(), Entered::Now);
+        }
+        for errno in [libc::EFAULT, libc::EBADF, libc::EINVAL, libc::EEXIST] {
+            assert_eq!(answer(errno).unwrap_err().raw_os_error(), Some(errno));
+        }
+        assert_eq!(later(Ok(0)).unwrap(), Entered::Now);
     }
 }

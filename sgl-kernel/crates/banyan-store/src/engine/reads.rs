@@ -2,7 +2,6 @@
 //! Reads on the I/O thread: from a job's next transfer to the news for its waiters.
 
 use std::io;
-use std::time::Instant;
 
 use super::{Engine, Transfer, read_token};
 use crate::buffer::AlignedBytes;
@@ -95,12 +94,13 @@ impl Engine {
             job: index,
             planned,
             len: spans.len(),
-            started: Instant::now(),
             header,
             bounce,
         };
         self.num_in_flight += 1;
+        let ticket = job.ticket.clone();
         let slot = occupy(&mut self.transfers, transfer);
+        self.shared.watch.lock().starts(slot, ticket);
         let op = Op {
             token: read_token(slot),
             file,
@@ -157,33 +157,14 @@ impl Engine {
         }
     }
 
-    fn end_read(&mut self, mut job: ReadJob) {
-        let hits = job.hits();
-        if !job.ticket.failed().is_empty() {
-            // Their owners may have reused the places meanwhile, which is no damage.
-            if let Err(error) = self.shared.refresh() {
-                eprintln!("banyan: other writers' manifests cannot be read: {error}");
-            }
+    fn end_read(&self, job: ReadJob) {
+        let own = self.shared.lock().own.as_ref().map(|own| own.index);
+        if job.doubts_others(own) {
+            // Others' manifests say whether it is damage; reading them is another thread's.
+            self.shared.errands.doubt(job);
+        } else {
+            self.shared.end_read(job);
         }
-        let mut state = self.shared.lock();
-        if state.namespace != job.namespace {
-            job.fail_all(Reason::Gone);
-        }
-        for hit in job.reclassify(|hit| state.catalog.holds(hit)) {
-            state.drop_record(&hit);
-        }
-        state.release(&hits);
-        let counters = &mut state.counters;
-        counters.reads += 1;
-        counters.read_bytes += job.ticket.bytes_read();
-        let failed = job.ticket.failed();
-        counters.read_pages += (hits.len() - failed.len()) as u64;
-        for (_, reason) in failed {
-            counters.gone_pages += u64::from(reason == Reason::Gone);
-            counters.checksum_failures += u64::from(reason == Reason::Checksum);
-        }
-        drop(state);
-        job.end();
     }
 }
 

@@ -5,8 +5,8 @@
 //! * Who feeds writes to the memory until it calls `end`, and not afterwards.
 //! * A feed that is dropped ends: what has not come by then has failed, and nobody waits for it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::ticket::{ReadTicket, Reason};
@@ -35,32 +35,17 @@ impl Feed {
 
     /// Who brings the pages has not answered in time: all of them have failed, and nobody waits any longer.
     pub fn be_late(&self) {
-        for page in 0..self.ticket.num_pages {
-            self.fail(page, Reason::Late);
-        }
-        self.ticket.is_late.store(true, Ordering::Release);
-        self.ticket.progress.advance_to(self.num_layers);
+        self.ticket.be_late();
     }
 
     /// One more layer is in memory, `num_bytes` of it; `failed` names the pages that are not what they should be.
     pub fn land(&self, num_bytes: u64, failed: &[usize]) {
         self.ticket.bytes.fetch_add(num_bytes, Ordering::Relaxed);
         for page in failed {
-            self.fail(*page, Reason::Checksum);
+            self.ticket.fail(*page, Reason::Checksum);
         }
         let num_landed = self.num_landed.fetch_add(1, Ordering::Relaxed) + 1;
         self.ticket.progress.advance_to(num_landed);
-    }
-
-    fn fail(&self, page: usize, reason: Reason) {
-        let mut failed = self
-            .ticket
-            .failed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if page < self.ticket.num_pages && failed.iter().all(|(known, _)| *known != page) {
-            failed.push((page, reason));
-        }
     }
 
     /// Nothing is written to the memory any more. Where layers are missing, all pages have failed.
@@ -70,7 +55,7 @@ impl Feed {
         }
         if self.num_landed.load(Ordering::Relaxed) < self.num_layers {
             for page in 0..self.ticket.num_pages {
-                self.fail(page, Reason::Gone);
+                self.ticket.fail(page, Reason::Gone);
             }
         }
         let elapsed = self.started.elapsed().as_nanos() as u64;

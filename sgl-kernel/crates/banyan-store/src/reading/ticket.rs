@@ -47,6 +47,27 @@ impl ReadTicket {
         failed.clone()
     }
 
+    pub(super) fn fail(&self, page: usize, reason: Reason) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if page < self.num_pages && failed.iter().all(|(known, _)| *known != page) {
+            failed.push((page, reason));
+        }
+    }
+
+    /// Who brings the pages does not answer in time: those that have not failed fail, and nobody waits for a layer any longer. The end
+    /// comes with the answer.
+    pub fn be_late(&self) {
+        {
+            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut has_failed = vec![false; self.num_pages];
+            failed.iter().for_each(|(page, _)| has_failed[*page] = true);
+            let others = (0..self.num_pages).filter(|page| !has_failed[*page]);
+            failed.extend(others.map(|page| (page, Reason::Late)));
+            self.is_late.store(true, Ordering::Release);
+        }
+        self.progress.advance_to(self.progress.num_layers());
+    }
+
     pub fn finish(&self) -> Vec<(usize, Reason)> {
         self.progress.wait_end();
         self.failed()

@@ -2,12 +2,10 @@
 //! A writer takes back everything that it has stored.
 
 use std::io;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::{Purpose, Store};
 use crate::error::{Result, StoreError};
-use crate::state::State;
 
 impl Store {
     /// Withdraws every record of this writer's shelf, whatever stands behind it and whoever reads it; how many. Back-logged pages fail.
@@ -42,20 +40,7 @@ impl Store {
         }
         self.shared.announce_clear();
         // So that also what others have cleared before is gone.
-        self.shared.refresh()?;
+        self.take_news();
         Ok(num_cleared)
-    }
-
-    fn drained_until<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        deadline: Instant,
-    ) -> MutexGuard<'a, State> {
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let waited = self
-            .shared
-            .changed
-            .wait_timeout_while(state, patience, |state| self.is_draining(state));
-        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a store is opened, and the start of its I/O thread on the device that was asked for.
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::clock::Clock;
 use crate::device::{Device, ThreadsDevice, ThrottledDevice, UringDevice};
 #[cfg(any(test, feature = "faults"))]
 use crate::device::{Faults, FaultyDevice};
@@ -14,11 +16,14 @@ use crate::engine::Engine;
 use crate::error::{Result, StoreError, invalid};
 use crate::format::Namespace;
 use crate::growth::Limits;
-use crate::shared::Shared;
+use crate::news::News;
+use crate::shared::{Ended, Shared};
 use crate::writing::{Opened, Writer};
 
 /// Threads of the fallback: more than a drive needs, few enough to be idle.
 const NUM_IO_THREADS: usize = 4;
+/// How often a thread's end is looked for.
+const END_PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -54,8 +59,79 @@ pub struct Options {
     pub stall_after: Duration,
 }
 
-/// Starts the I/O thread; the name of its device.
+/// The threads of a store that is open.
+pub(super) struct Threads {
+    io: JoinHandle<()>,
+    news: JoinHandle<()>,
+    clock: JoinHandle<()>,
+}
+
+impl Threads {
+    /// Waits for their ends, the clock's last: until then somebody may have to be let go. A thread that waits for a drive is left behind.
+    pub(super) fn end(self, shared: &Shared, patience: Duration) {
+        join_within(self.io, "I/O thread", patience);
+        shared.errands.close();
+        join_within(self.news, "thread that follows other writers", patience);
+        shared.watch.close();
+        join_within(self.clock, "clock", patience);
+    }
+}
+
+fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    while !thread.is_finished() && Instant::now() < deadline {
+        thread::sleep(END_PAUSE);
+    }
+    if !thread.is_finished() {
+        eprintln!("banyan: the store's {name} waits for its drive: it is left behind");
+    } else if thread.join().is_err() {
+        eprintln!("banyan: the store's {name} had failed");
+    }
+}
+
+/// Starts the threads; the name of the device.
 pub(super) fn start(
+    shared: &Arc<Shared>,
+    opened: Option<Opened>,
+    options: &Options,
+) -> Result<(Threads, String)> {
+    let (io, name) = start_io(shared, opened, options)?;
+    let mut news = News::new(shared.clone());
+    if let Err(error) = news.refresh() {
+        eprintln!("banyan: what another writer of the store has cannot be read: {error}");
+    }
+    let clock = Clock::new(shared.clone(), options.stall_after);
+    let others = spawn(shared, "banyan-store-news", move || news.run()).and_then(|news| {
+        let clock = spawn(shared, "banyan-store-clock", move || clock.run())?;
+        Ok((news, clock))
+    });
+    match others {
+        Ok((news, clock)) => Ok((Threads { io, news, clock }, name)),
+        Err(error) => {
+            shared.inbox().is_closing = true;
+            shared.wake();
+            shared.errands.close();
+            Err(error)
+        }
+    }
+}
+
+fn spawn(
+    shared: &Arc<Shared>,
+    name: &'static str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let shared = shared.clone();
+    let builder = thread::Builder::new().name(name.into());
+    let guarded = move || {
+        shared.stand_by(name, work);
+    };
+    builder
+        .spawn(guarded)
+        .map_err(|cause| StoreError::os(format!("cannot start the store's thread {name}"), cause))
+}
+
+fn start_io(
     shared: &Arc<Shared>,
     opened: Option<Opened>,
     options: &Options,
@@ -78,7 +154,12 @@ pub(super) fn start(
                 shared.set_waker(device.waker());
                 // The opener waits for this.
                 drop(sender.send(Ok(name)));
-                Engine::new(shared, device, writer, stall_after).run();
+                let mut engine =
+                    ManuallyDrop::new(Engine::new(shared.clone(), device, writer, stall_after));
+                if shared.stand_by("I/O thread", || engine.run()) == Ended::InTime {
+                    drop(ManuallyDrop::into_inner(engine));
+                }
+                // Else the device may still write to what the engine holds: it stays, and so does the shelf's lock.
             }
             Err(error) => drop(sender.send(Err(error))),
         }

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Places for what comes: a new segment while the limits allow it, then eviction.
 
+use std::sync::Arc;
+use std::sync::mpsc::{TryRecvError, channel};
+use std::thread;
 use std::time::Instant;
 
-use super::{GROWTH_BELIEF, MAX_EVICTED_AHEAD, Surroundings, Writer, release_claims};
+use super::{GROWTH_BELIEF, LOCK_BELIEF, MAX_EVICTED_AHEAD, Surroundings, Writer, release_claims};
+use crate::error::StoreError;
 use crate::files::{NoSegment, create_segment};
-use crate::growth::{self, Refusal, Space, may_grow};
+use crate::format::FileHeader;
+use crate::growth::{self, Limits, Refusal, Space, may_grow};
 use crate::shared::Shared;
 use crate::state::Outcome;
 
@@ -21,8 +26,8 @@ pub(super) enum Room {
 
 impl Writer {
     pub(super) fn make_room(&mut self, around: &mut Surroundings<'_>) -> Room {
-        if self.grow(around) {
-            return Room::Changed;
+        if let Growing::Underway = self.grow(around) {
+            return Room::Wait;
         }
         let mut state = around.shared.lock();
         let Some(own) = &state.own else {
@@ -51,51 +56,121 @@ impl Writer {
         Room::Changed
     }
 
-    /// Adds a segment if all limits allow it.
-    fn grow(&mut self, around: &mut Surroundings<'_>) -> bool {
-        let now = Instant::now();
-        if self.no_growth_until.is_some_and(|until| now < until) {
-            return false;
+    /// Adds a segment if all limits allow it. The drive and other processes may take their time for that: a thread of its own waits.
+    fn grow(&mut self, around: &Surroundings<'_>) -> Growing {
+        if self.growing.is_some() {
+            return Growing::Underway;
         }
-        let refused = match self.try_grow(around.shared) {
+        if self
+            .no_growth_until
+            .is_some_and(|until| Instant::now() < until)
+        {
+            return self.without_growth();
+        }
+        let growth = Growth {
+            shared: around.shared.clone(),
+            header: self.header.clone(),
+            limits: self.limits,
+            next: self.segments.iter().max().map_or(0, |last| last + 1),
+            num_segments: self.segments.len() as u64,
+        };
+        let (sender, result) = channel();
+        let work = move || {
+            let shared = growth.shared.clone();
+            // Nobody receives when the I/O thread has failed.
+            drop(sender.send(growth.try_grow()));
+            shared.wake();
+        };
+        self.growing = Some(result);
+        let builder = thread::Builder::new().name("banyan-store-growth".into());
+        // A thread that cannot be started drops the sender, which reads as a failure.
+        drop(builder.spawn(work));
+        Growing::Underway
+    }
+
+    /// Whoever grows at the same time is done soon, and is waited for; whoever is stopped with the lock is not.
+    fn without_growth(&self) -> Growing {
+        match self.locked_out_since {
+            Some(since) if since.elapsed() < GROWTH_BELIEF => Growing::Underway,
+            _ => Growing::Refused,
+        }
+    }
+
+    /// What has become of the segment that was being made.
+    pub(super) fn take_growth(&mut self, around: &Surroundings<'_>) {
+        let Some(result) = &self.growing else { return };
+        let grown = match result.try_recv() {
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => Err(NoGrowth::Failed(no_thread())),
+            Ok(grown) => grown,
+        };
+        self.growing = None;
+        let is_locked_out = matches!(grown, Err(NoGrowth::LockedOut));
+        let now = Instant::now();
+        self.locked_out_since = is_locked_out.then(|| self.locked_out_since.unwrap_or(now));
+        let mut state = around.shared.lock();
+        let counters = &mut state.counters;
+        self.no_growth_until = Some(now + GROWTH_BELIEF);
+        match grown {
             Ok(segment) => {
                 let places = self.segmenting().places_of(segment);
                 self.segments.push(segment);
-                if let Some(own) = &mut around.shared.lock().own {
+                self.no_growth_until = None;
+                if let Some(own) = &mut state.own {
                     own.places.add(places);
                 }
-                return true;
             }
-            Err(refused) => refused,
-        };
-        self.no_growth_until = Some(now + GROWTH_BELIEF);
-        let mut state = around.shared.lock();
-        match refused {
-            NoGrowth::Refused(Refusal::Share | Refusal::Quota) => {
-                state.counters.quota_refusals += 1
+            Err(NoGrowth::LockedOut) => {
+                counters.lock_pauses += 1;
+                if matches!(self.without_growth(), Growing::Underway) {
+                    self.no_growth_until = Some(now + LOCK_BELIEF);
+                }
             }
-            NoGrowth::Refused(Refusal::Floor) => state.counters.floor_refusals += 1,
-            NoGrowth::NoSpace => state.counters.no_space_pauses += 1,
-            NoGrowth::Failed(error) => {
-                state.counters.write_failures += 1;
+            Err(NoGrowth::Refused(Refusal::Share | Refusal::Quota)) => counters.quota_refusals += 1,
+            Err(NoGrowth::Refused(Refusal::Floor)) => counters.floor_refusals += 1,
+            Err(NoGrowth::NoSpace) => counters.no_space_pauses += 1,
+            Err(NoGrowth::Failed(error)) => {
+                counters.write_failures += 1;
+                drop(state);
                 eprintln!("banyan: the store cannot grow: {error}");
             }
         }
-        false
     }
+}
 
-    fn try_grow(&self, shared: &Shared) -> std::result::Result<u32, NoGrowth> {
-        let stripe = &shared.stripe;
-        let segmenting = self.segmenting();
-        let _lock = stripe.lock()?;
-        let next = self.segments.iter().max().map_or(0, |last| last + 1);
+/// How the store's growing stands.
+enum Growing {
+    Underway,
+    Refused,
+}
+
+/// What the thread needs that adds a segment.
+struct Growth {
+    shared: Arc<Shared>,
+    header: FileHeader,
+    limits: Limits,
+    /// The number of the next segment.
+    next: u32,
+    num_segments: u64,
+}
+
+impl Growth {
+    fn try_grow(&self) -> std::result::Result<u32, NoGrowth> {
+        let stripe = &self.shared.stripe;
+        let segmenting = self.header.segmenting();
+        let Some(_lock) = stripe.try_lock()? else {
+            return Err(NoGrowth::LockedOut);
+        };
         let mut refusal = Refusal::Quota;
         // A path that is full is passed over: numbers may be missing.
-        for segment in next..next + stripe.num_paths() as u32 {
+        for segment in self.next..self.next + stripe.num_paths() as u32 {
+            if !segmenting.has(segment) {
+                break;
+            }
             loop {
                 let space = Space {
                     used_bytes: growth::store_cost(stripe)?,
-                    own_bytes: self.segments.len() as u64 * growth::segment_cost(&segmenting),
+                    own_bytes: self.num_segments * growth::segment_cost(&segmenting),
                     free_bytes: stripe.free_bytes(segment as usize % stripe.num_paths())?,
                     segment_bytes: growth::segment_cost(&segmenting),
                 };
@@ -121,14 +196,20 @@ impl Writer {
     }
 }
 
-enum NoGrowth {
+pub(super) enum NoGrowth {
     Refused(Refusal),
     NoSpace,
-    Failed(crate::error::StoreError),
+    /// Another process has the store's lock.
+    LockedOut,
+    Failed(StoreError),
 }
 
-impl From<crate::error::StoreError> for NoGrowth {
-    fn from(error: crate::error::StoreError) -> Self {
+impl From<StoreError> for NoGrowth {
+    fn from(error: StoreError) -> Self {
         Self::Failed(error)
     }
+}
+
+fn no_thread() -> StoreError {
+    StoreError::Invalid("its thread failed, or could not be started".into())
 }

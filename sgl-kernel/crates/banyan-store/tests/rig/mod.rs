@@ -2,7 +2,8 @@
 //! A store in a directory of its own, and pages whose content says which they are.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +27,7 @@ impl Scratch {
         let root = std::env::current_exe().unwrap();
         let root = root.parent().unwrap().parent().unwrap();
         let path = root.join(format!("scratch-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
         Self(path)
     }
 

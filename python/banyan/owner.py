@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders and files that are read and written again by later servers: only those of this user, so that nobody else says
+what lies in them. The native store has the same rules (``banyan-store/src/owned.rs``)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+WRITABLE_BY_OTHERS = 0o022
+OPEN_TO_OTHERS = 0o077
+
+
+def claim_folder(folder: Path, flag: str) -> None:
+    """Make ``folder`` private where it is absent, and look whose it is.
+
+    Raises:
+        ValueError: for another user's, one that others may write, or a mount point without its mount; in one line with
+            ``flag`` and the way out.
+        OSError: when it cannot be made.
+    """
+    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if _looks_unmounted(nearest):
+        raise ValueError(
+            f"{folder} cannot be used ({flag}): {nearest} is an empty directory of the root file system, as a mount "
+            f"point is whose drive is not mounted: mount it, or if it is meant: mkdir -p {folder} && chmod 700 {folder}"
+        )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reason = _objection(folder.stat())
+    if reason:
+        raise ValueError(
+            f"{folder} cannot be used ({flag}): {reason}: chown and chmod go-w it, run as its user, or name a folder "
+            "below it, which is made private"
+        )
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """A regular file of this user's, opened as ``os.open`` does. No link is followed, and nobody is waited for.
+
+    Raises:
+        PermissionError: for anything else.
+        OSError: as ``os.open``.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PermissionError(f"{path}: it is a link") from error
+        raise
+    try:
+        found = os.fstat(fd)
+        reason = (
+            _objection(found) if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1 else "it is no file of its own"
+        )
+        if reason:
+            raise PermissionError(f"{path}: {reason}")
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _objection(found: os.stat_result) -> str:
+    """Why this is not ours, or nothing."""
+    user = os.geteuid()
+    if found.st_uid not in (user, 0):
+        return f"it belongs to user {found.st_uid}, and this process runs as user {user}"
+    if found.st_mode & WRITABLE_BY_OTHERS:
+        return f"others may write it (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _looks_unmounted(folder: Path) -> bool:
+    found = folder.stat()
+    is_on_root = found.st_dev == os.stat("/").st_dev
+    return is_on_root and bool(found.st_mode & OPEN_TO_OTHERS) and folder.is_dir() and not any(folder.iterdir())

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Locks between processes. The kernel lets go of one with the process that has it; who has it may as well be stopped, so nobody waits
+//! for one without an end.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Doing, Result, StoreError};
+use crate::owned::{self, Way};
+
+/// How often a lock that somebody has is tried.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// A lock, held until it is dropped or the process dies.
+#[derive(Debug)]
+pub struct Lock(File);
+
+impl Lock {
+    /// Whether the file that was locked has this name still.
+    pub fn is_of(&self, path: &Path) -> bool {
+        let named = fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()));
+        let own = self.0.metadata().map(|file| (file.dev(), file.ino()));
+        named.is_ok_and(|named| own.is_ok_and(|own| named == own))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Alone,
+    /// With others who only look.
+    Shared,
+}
+
+pub fn try_lock(path: &Path, way: Way, mode: Mode) -> Result<Option<Lock>> {
+    let file = owned::open(path, way).doing("open", path)?;
+    let how = match mode {
+        Mode::Alone => libc::LOCK_EX,
+        Mode::Shared => libc::LOCK_SH,
+    };
+    // SAFETY: a system call on our own descriptor.
+    if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+        return Ok(Some(Lock(file)));
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        // Interrupted: as if somebody had it for a moment.
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+        _ => Err(error).doing("lock", path),
+    }
+}
+
+/// Waits for as long as `patience`, then says who has it.
+pub fn lock_within(path: &Path, way: Way, mode: Mode, patience: Duration) -> Result<Lock> {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(lock) = try_lock(path, way, mode)? {
+            return Ok(lock);
+        }
+        if Instant::now() >= deadline {
+            let (shown, holder) = (path.display(), holder_of(path));
+            let doing = format!(
+                "{shown} has been locked by {holder} for {patience:?}: end it (it is stopped, or its drive does not answer), and try again"
+            );
+            return Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()));
+        }
+        thread::sleep(AGAIN);
+    }
+}
+
+/// As /proc/locks says it: `1: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF`, the device in hexadecimal.
+fn holder_of(path: &Path) -> String {
+    let found = fs::metadata(path).ok().and_then(|file| {
+        let (major, minor) = (libc::major(file.dev()), libc::minor(file.dev()));
+        let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        let mut lines = locks
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let line = lines.find(|words| words.len() > 5 && words[1] != "->" && words[5] == wanted)?;
+        Some(format!("process {}", line[4]))
+    });
+    found.unwrap_or_else(|| "another process".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn lock_when_its_holder_does_not_let_go_then_an_error_in_time_that_names_it() {
+        let scratch = Scratch::new();
+        let path = scratch.path("lock");
+        let held = try_lock(&path, Way::Create, Mode::Alone).unwrap();
+        assert!(held.is_some());
+        let started = Instant::now();
+        let patience = Duration::from_millis(50);
+        let refused = lock_within(&path, Way::Create, Mode::Alone, patience).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(5));
+        let words = refused.to_string();
+        let us = format!("process {}", std::process::id());
+        assert!(words.contains(&us) && words.contains("end it"), "{words}");
+        drop(held);
+        lock_within(&path, Way::Create, Mode::Alone, patience).unwrap();
+    }
+
+    #[test]
+    fn lock_when_others_only_look_then_shared_and_nobody_has_it_alone() {
+        let scratch = Scratch::new();
+        let path = scratch.path("lock");
+        drop(try_lock(&path, Way::Create, Mode::Alone).unwrap());
+        let looking = try_lock(&path, Way::Read, Mode::Shared).unwrap();
+        assert!(try_lock(&path, Way::Read, Mode::Shared).unwrap().is_some());
+        assert!(try_lock(&path, Way::Create, Mode::Alone).unwrap().is_none());
+        drop(looking);
+    }
+}

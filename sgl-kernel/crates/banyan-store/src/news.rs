@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The thread that learns of other writers. It reads their manifests, so that nobody does who must not wait for a drive.
+//!
+//! Invariants
+//! * What a shelf's manifest said is forgotten when it cannot be read any more: nothing is found that could not be looked up again.
+//! * A read with pages that are not what another writer's manifest said ends after a look at the manifests that began later: its owner
+//!   may have reused the place, which is no damage.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::catalog::{Hit, ShelfIndex};
+use crate::directory::ShelfId;
+use crate::error::{Result, StoreError};
+use crate::format::{Entry, Kind, Namespace};
+use crate::manifest::{Follower, Log, Tenants};
+use crate::shared::Shared;
+use crate::state::State;
+
+/// What processes on another machine, or in a container with a /dev/shm of its own, publish is not announced here: somebody who looks
+/// pages up learns of it after this.
+pub const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// The same problem is said again after this.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+
+/// How far this process has read another writer's manifest.
+enum Followed {
+    Following(Box<Follower>),
+    /// Of another geometry, hence of another namespace: nothing in it concerns us.
+    Foreign,
+}
+
+pub struct News {
+    shared: Arc<Shared>,
+    followers: HashMap<ShelfId, Followed>,
+    /// The pages of which the followers have passed on.
+    namespace: Namespace,
+    said: Option<(String, Instant)>,
+}
+
+impl News {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        let namespace = shared.lock().namespace;
+        Self {
+            shared,
+            followers: HashMap::new(),
+            namespace,
+            said: None,
+        }
+    }
+
+    pub fn run(mut self) {
+        while let Some(wanted) = self.shared.errands.next(LOOK_AGAIN) {
+            let began = Instant::now();
+            let looked = self.refresh();
+            self.shared
+                .errands
+                .end(wanted, looked.as_ref().err().map(ToString::to_string));
+            if let Err(error) = looked {
+                self.say(&error);
+            }
+            for job in self.shared.errands.take_doubted(|since| since <= began) {
+                self.shared.end_read(job);
+            }
+        }
+        for job in self.shared.errands.take_doubted(|_| true) {
+            self.shared.end_read(job);
+        }
+    }
+
+    fn say(&mut self, error: &StoreError) {
+        let (words, now) = (error.to_string(), Instant::now());
+        let is_said = |(said, at): &(String, Instant)| *said == words && now - *at < SAY_AGAIN;
+        if !self.said.as_ref().is_some_and(is_said) {
+            eprintln!(
+                "banyan: what another writer of the store has cannot be read, and is not used: {words}"
+            );
+            self.said = Some((words, now));
+        }
+    }
+
+    /// Takes in what other writers have published. A shelf that cannot be read does not keep the others from being followed.
+    pub fn refresh(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let announced = shared.announced();
+        let namespace = shared.lock().namespace;
+        if namespace != self.namespace {
+            self.followers.clear();
+            self.namespace = namespace;
+        }
+        let shelves = shared.stripe.shelves()?;
+        let vanished: Vec<ShelfId> = self
+            .followers
+            .keys()
+            .copied()
+            .filter(|shelf| !shelves.contains(shelf))
+            .collect();
+        for shelf in &vanished {
+            self.followers.remove(shelf);
+        }
+        shared.forget(&vanished);
+        let mut problem = Ok(());
+        for shelf in shelves {
+            if Some(shelf) == shared.own_shelf {
+                continue;
+            }
+            if let Err(error) = self.follow(shelf) {
+                self.followers.remove(&shelf);
+                shared.forget(&[shelf]);
+                problem = Err(error);
+            }
+        }
+        shared.have_seen(announced);
+        problem
+    }
+
+    fn follow(&mut self, shelf: ShelfId) -> Result<()> {
+        if let Some(Followed::Following(follower)) = self.followers.get_mut(&shelf)
+            && !follower.is_replaced()
+        {
+            if !follower.has_more() {
+                return Ok(());
+            }
+            let mut entries = Vec::new();
+            follower.read(Log::Whole, |entry| entries.push(entry))?;
+            apply(&mut self.shared.lock(), shelf, entries);
+            return Ok(());
+        }
+        if matches!(self.followers.get(&shelf), Some(Followed::Foreign)) {
+            return Ok(());
+        }
+        let Some(mut follower) = Follower::open(&self.shared.stripe.shelf(shelf, 0))? else {
+            return Ok(());
+        };
+        if follower.header.geometry != *self.shared.geometry {
+            self.followers.insert(shelf, Followed::Foreign);
+            return Ok(());
+        }
+        let mut tenants = Tenants::default();
+        // A half-written line is at the end, where nothing good follows it yet.
+        follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
+        replace(&mut self.shared.lock(), shelf, &follower, tenants);
+        self.followers
+            .insert(shelf, Followed::Following(Box::new(follower)));
+        Ok(())
+    }
+}
+
+fn apply(state: &mut State, shelf: ShelfId, entries: Vec<Entry>) {
+    let Some(index) = state.catalog.shelf_index(shelf) else {
+        return;
+    };
+    for entry in entries {
+        match entry.kind {
+            Kind::Publish => publish(state, index, &entry),
+            Kind::Retire => {
+                let generation = entry.record.identity.generation;
+                state.catalog.retire(index, entry.place, generation);
+            }
+        }
+    }
+}
+
+/// What a whole manifest says takes the place of what was known of its shelf.
+fn replace(state: &mut State, shelf: ShelfId, follower: &Follower, tenants: Tenants) {
+    let segmenting = follower.header.segmenting();
+    let index = state.catalog.add_shelf(shelf, segmenting);
+    state.counters.damaged_entries += follower.num_damaged();
+    let stays = |hit: &Hit| {
+        let tenant = tenants.get(hit.place);
+        tenant.is_some_and(|tenant| tenant.record.identity.generation == hit.generation)
+    };
+    state.catalog.retire_where(index, |hit| !stays(hit));
+    let entries = tenants.into_entries();
+    state.catalog.reserve(entries.len());
+    for entry in entries {
+        publish(state, index, &entry);
+    }
+}
+
+fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {
+    let hit = Hit::of(&entry.record, index, entry.place);
+    if entry.record.identity.namespace == state.namespace && !state.catalog.holds(&hit) {
+        // A duplicate stays outside; whoever published the key first serves it.
+        state.catalog.publish(hit, entry.record.parent);
+    }
+}

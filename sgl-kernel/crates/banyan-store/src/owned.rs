@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the store opens is its user's own, so that nobody else says what lies in it or what it removes.
+//!
+//! Invariants
+//! * A directory or file is used only if it belongs to the user of this process or to root, and only they may write it.
+//! * The last part of a name is never followed if it is a link. A file is a regular one with no second name: opening it waits for
+//!   nobody, and writing it changes nothing elsewhere.
+
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Doing, Result, StoreError, invalid};
+
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+const OPEN_TO_OTHERS: u32 = 0o077;
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Read,
+    /// It is there.
+    Write,
+    /// It is made, with mode 0600, if it is not there.
+    Create,
+}
+
+/// A regular file of ours.
+pub fn open(path: &Path, way: Way) -> io::Result<File> {
+    open_with(path, way, 0)
+}
+
+/// With further flags of open(2).
+pub fn open_with(path: &Path, way: Way, flags: i32) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(way != Way::Read)
+        .create(way == Way::Create)
+        .truncate(false)
+        .mode(0o600)
+        // Without waiting: the other end of a FIFO may never come.
+        .custom_flags(flags | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(name_link)?;
+    let found = file.metadata()?;
+    let objection = if !found.is_file() {
+        Some("it is no regular file".into())
+    } else if found.nlink() > 1 {
+        Some("it has a second name (a hard link)".into())
+    } else {
+        objection(&found)
+    };
+    refuse(objection)?;
+    wait_again(&file)?;
+    Ok(file)
+}
+
+/// A directory of ours, for `sync`, `names` and `remove`.
+pub fn open_directory(path: &Path) -> io::Result<File> {
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_DIRECTORY)
+        .open(path)
+        .map_err(name_link)?;
+    refuse(objection(&directory.metadata()?))?;
+    Ok(directory)
+}
+
+fn name_link(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ELOOP) => io::Error::other("it is a link, and links are not followed here"),
+        _ => error,
+    }
+}
+
+fn refuse(objection: Option<String>) -> io::Result<()> {
+    let refused = |reason| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    objection.map_or(Ok(()), refused)
+}
+
+/// Why this is not ours.
+fn objection(found: &Metadata) -> Option<String> {
+    // SAFETY: it has no arguments and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    if found.uid() != user && found.uid() != 0 {
+        let owner = found.uid();
+        Some(format!(
+            "it belongs to user {owner}, and this process runs as user {user}"
+        ))
+    } else if found.mode() & WRITABLE_BY_OTHERS != 0 {
+        let mode = found.mode() & 0o7777;
+        Some(format!("others may write it (mode {mode:04o})"))
+    } else {
+        None
+    }
+}
+
+/// From here on operations on the file may wait for the drive: io_uring would refuse to.
+fn wait_again(file: &File) -> io::Result<()> {
+    // SAFETY: a system call on our own descriptor.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    // SAFETY: as above.
+    let set = flags >= 0
+        && unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) } == 0;
+    if set {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The names in a directory that was opened.
+pub fn names(directory: &File) -> io::Result<Vec<std::ffi::OsString>> {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    fs::read_dir(path)?
+        .map(|entry| Ok(entry?.file_name()))
+        .collect()
+}
+
+/// Removes a file from a directory that was opened: whatever its path names meanwhile.
+pub fn remove(directory: &File, name: &std::ffi::OsStr) -> io::Result<()> {
+    let name = CString::new(name.as_bytes())?;
+    // SAFETY: our own descriptor and a terminated name.
+    match unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The real path of a directory that may become a store or is one; it is made where it is absent.
+pub fn claim_directory(path: &Path) -> Result<PathBuf> {
+    refuse_missing_mount(path)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .doing("make the directory", path)?;
+    real_directory(path)
+}
+
+/// The real path of a directory of ours.
+pub fn real_directory(path: &Path) -> Result<PathBuf> {
+    let real = fs::canonicalize(path).doing("find", path)?;
+    let found = fs::metadata(&real).doing("look at", path)?;
+    if !found.is_dir() {
+        return invalid!("{} is no directory", path.display());
+    }
+    match objection(&found) {
+        None => Ok(real),
+        Some(reason) => {
+            let shown = path.display();
+            invalid!(
+                "{shown} cannot be a store (--banyan-store): {reason}: chown and chmod go-w it, run as its user, or name a \
+                 directory below it, which is made private"
+            )
+        }
+    }
+}
+
+/// A mount point whose mount is missing: to be filled, it would be the root file system. Whoever makes a directory for a store there
+/// has made it private, or has put something into it.
+fn refuse_missing_mount(path: &Path) -> Result<()> {
+    let absolute = std::path::absolute(path).doing("find", path)?;
+    let Some(nearest) = absolute.ancestors().find(|ancestor| ancestor.exists()) else {
+        return Ok(());
+    };
+    if looks_unmounted(nearest).doing("look at", nearest)? {
+        let (shown, nearest) = (path.display(), nearest.display());
+        return invalid!(
+            "{shown} cannot be a store (--banyan-store): {nearest} is an empty directory of the root file system, as a mount point \
+             is whose drive is not mounted: mount it, or if the store is to be there: mkdir -p {shown} && chmod 700 {shown}"
+        );
+    }
+    Ok(())
+}
+
+fn looks_unmounted(directory: &Path) -> io::Result<bool> {
+    let found = fs::metadata(directory)?;
+    Ok(found.is_dir()
+        && found.dev() == fs::metadata("/")?.dev()
+        && found.mode() & OPEN_TO_OTHERS != 0
+        && fs::read_dir(directory)?.next().is_none())
+}
+
+/// False for what is no directory, a link, or somebody else's.
+pub fn is_own_directory(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+        Ok(found) => Ok(found.is_dir() && objection(&found).is_none()),
+    }
+}
+
+/// Makes durable which files a directory has.
+pub fn sync_directory(path: &Path) -> Result<()> {
+    let directory = open_directory(path).doing("open", path)?;
+    directory.sync_all().doing("sync", path)
+}
+
+/// A directory of the store: made, or ours.
+pub fn make_directory(path: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.doing("make the directory", path)?,
+    }
+    open_directory(path).doing("open", path).map(drop)
+}
+
+/// A whole file of ours as text; what is no text is empty.
+pub fn read_text(path: &Path) -> std::result::Result<String, StoreError> {
+    use std::io::Read;
+    const MOST_BYTES: u64 = 1 << 16;
+    let mut bytes = Vec::new();
+    let file = open(path, Way::Read).doing("open", path)?;
+    file.take(MOST_BYTES)
+        .read_to_end(&mut bytes)
+        .doing("read", path)?;
+    Ok(String::from_utf8(bytes).unwrap_or_default())
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A store opens only what is its user's own: what somebody else has put in its way is refused, passed over, and never followed.
+
+mod rig;
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use banyan_store::check;
+use banyan_store::directory::Stripe;
+use banyan_store::store::{Options, Purpose, Store};
+use rig::{Rig, Scratch, options};
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn make_fifo(path: &Path) {
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: a terminated name.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+}
+
+fn refusal(options: &Options) -> String {
+    let started = Instant::now();
+    let refused = Store::open(options).err().expect("refused").to_string();
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "it waited: {refused}"
+    );
+    assert_eq!(refused.lines().count(), 1, "{refused}");
+    refused
+}
+
+fn shelf_of(store: &Path) -> PathBuf {
+    let entries = fs::read_dir(store).unwrap();
+    let mut paths = entries.map(|entry| entry.unwrap().path());
+    paths.find(|path| path.is_dir()).unwrap()
+}
+
+#[test]
+fn directory_when_others_may_write_it_then_refused_with_the_way_out() {
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    drop(Rig::open(&options));
+    set_mode(&options.paths[0], 0o777);
+    let words = refusal(&options);
+    assert!(
+        words.contains("others may write it") && words.contains("chmod go-w"),
+        "{words}"
+    );
+    let reader = Options {
+        purpose: Purpose::ReadOnly,
+        ..options.clone()
+    };
+    assert!(refusal(&reader).contains("chmod go-w"));
+    set_mode(&options.paths[0], 0o755);
+    drop(Rig::open(&options));
+}
+
+#[test]
+fn directory_when_it_belongs_to_another_user_then_refused_with_both_users() {
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    drop(Rig::open(&options));
+    let store = &options.paths[0];
+    if fs::metadata(store).unwrap().uid() != 0 {
+        // Only root can give a directory away. Somebody else's is at hand: root's is taken, if it is private to root.
+        let roots = Options {
+            paths: vec!["/etc".into()],
+            ..options
+        };
+        refusal(&roots);
+        return;
+    }
+    std::os::unix::fs::chown(store, Some(65534), None).unwrap();
+    let words = refusal(&options);
+    assert!(
+        words.contains("belongs to user 65534") && words.contains("chown"),
+        "{words}"
+    );
+}
+
+#[test]
+fn link_when_planted_as_a_shelf_then_what_it_names_stays_and_the_store_opens() {
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    Rig::open(&options).keep(None, &[0, 1]);
+    let victim = scratch.path().join("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("precious"), b"x").unwrap();
+    let planted = options.paths[0].join("shelf-00000000000000aa");
+    symlink(&victim, &planted).unwrap();
+    let rig = Rig::open(&options);
+    assert_eq!(rig.fetch(&[0, 1], 1), []);
+    rig.keep(Some(1), &[2]);
+    drop(rig);
+    let stripe = Stripe::open(&options.paths).unwrap();
+    check::remove_idle(&stripe, None).unwrap();
+    assert!(victim.join("precious").exists() && planted.is_symlink());
+}
+
+#[test]
+fn shelf_when_others_may_write_it_then_its_records_are_not_believed() {
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    Rig::open(&options).keep(None, &[0, 1]);
+    set_mode(&shelf_of(&options.paths[0]), 0o777);
+    let rig = Rig::open(&options);
+    assert_eq!((rig.num_found(&[0]), rig.stat("adopted_pages")), (0, 0));
+    rig.keep(None, &[0]);
+}
+
+#[test]
+fn files_when_they_are_links_then_nothing_elsewhere_is_read_or_written() {
+    for name in [
+        "lock",
+        "shelf/lock",
+        "shelf/new-manifest",
+        "shelf/new-segment",
+        "shelf/segment-000001",
+    ] {
+        let scratch = Scratch::new();
+        let options = options(scratch.path());
+        Rig::open(&options).keep(None, &[0, 1]);
+        let shelf = shelf_of(&options.paths[0]);
+        let path = match name.strip_prefix("shelf/") {
+            Some(name) => shelf.join(name),
+            None => options.paths[0].join(name),
+        };
+        drop(fs::remove_file(&path));
+        let victim = scratch.path().join("victim");
+        fs::write(&victim, b"precious").unwrap();
+        // A second name of a file would be written through as a link is.
+        fs::hard_link(&victim, scratch.path().join("second")).unwrap();
+        for is_hard in [false, true] {
+            drop(fs::remove_file(&path));
+            if is_hard {
+                fs::hard_link(&victim, &path).unwrap();
+            } else {
+                symlink(&victim, &path).unwrap();
+            }
+            if let Ok(store) = Store::open(&options) {
+                drop(store.sync());
+            }
+            assert_eq!(fs::read(&victim).unwrap(), b"precious", "{name} {is_hard}");
+        }
+    }
+}
+
+#[test]
+fn files_when_they_are_fifos_then_an_opening_waits_for_nobody() {
+    for name in [
+        "STORE",
+        "lock",
+        "shelf/lock",
+        "shelf/manifest-9",
+        "shelf/segment-000000",
+        "shelf/segment-000001",
+    ] {
+        let scratch = Scratch::new();
+        let options = options(scratch.path());
+        Rig::open(&options).keep(None, &[0, 1]);
+        let path = match name.strip_prefix("shelf/") {
+            Some(name) => shelf_of(&options.paths[0]).join(name),
+            None => options.paths[0].join(name),
+        };
+        drop(fs::remove_file(&path));
+        make_fifo(&path);
+        let started = Instant::now();
+        if let Ok(store) = Store::open(&options) {
+            drop(store.sync());
+        }
+        assert!(started.elapsed() < Duration::from_secs(20), "{name}");
+    }
+}
+
+#[test]
+fn path_when_it_looks_like_a_mount_point_without_its_mount_then_refused_and_nothing_is_made() {
+    let scratch = Scratch::new();
+    let is_on_root =
+        fs::metadata(scratch.path()).unwrap().dev() == fs::metadata("/").unwrap().dev();
+    if !is_on_root {
+        // Then nothing below is the root file system's, and a store may be made anywhere here.
+        drop(Rig::open(&options(scratch.path())));
+        return;
+    }
+    let mount = scratch.path().join("nvme0");
+    fs::create_dir(&mount).unwrap();
+    set_mode(&mount, 0o755);
+    for path in [mount.clone(), mount.join("kv"), mount.join("deep/kv")] {
+        let wanted = Options {
+            paths: vec![path.clone()],
+            ..options(scratch.path())
+        };
+        let words = refusal(&wanted);
+        let shown = path.display().to_string();
+        assert!(
+            words.contains(&shown) && words.contains("not mounted") && words.contains("mkdir -p"),
+            "{words}"
+        );
+        assert_eq!(fs::read_dir(&mount).unwrap().count(), 0);
+    }
+    set_mode(&mount, 0o700);
+    let wanted = Options {
+        paths: vec![mount.clone()],
+        ..options(scratch.path())
+    };
+    Rig::open(&wanted).keep(None, &[0]);
+}
