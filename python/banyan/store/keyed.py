@@ -163,12 +163,16 @@ class KeyedStore:
             read.failed |= dict.fromkeys(set(range(len(read.keys))) - read.failed.keys(), False)
             self._failed("read_errors", error)
         finally:
+            try:
+                # Whoever sees the end of the read is to see as well what it has shown.
+                if read.failed:
+                    self._doubt(read)
+            finally:
+                read.feed.end()
             self._watch.ended(read.feed)
             self._readers.put(reader)
             with self._lock:
                 self._num_reading -= 1
-        if read.failed:
-            self._doubt(read)
 
     def _doubt(self, read: PageRead) -> None:
         self._known.doubt([read.keys[page] for page in read.failed], read.namespace)

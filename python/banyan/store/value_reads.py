@@ -60,27 +60,24 @@ class PageReader:
         self._moved = moved
 
     def carry(self, read: PageRead, names: Sequence[str]) -> None:
-        """Bring the pages. Blocks.
+        """Bring the pages. Blocks. The read ends when its caller says so.
 
         Raises:
             OSError: when the store does not answer; the pages that were missing by then have failed.
         """
-        try:
-            with self._values.reading(names) as reading:
-                sums: list[tuple[int, ...]] = []
-                for layers in self._form.steps(read.layers_per_step, self._values.least_bytes):
-                    if not (read.feed.is_wanted and read.is_current()):
-                        return
-                    if not sums:
-                        sums = self._first_step(read, reading, layers)
-                    else:
-                        self._next_step(read, reading, layers)
-                    for layer in layers:
-                        self._verify(read, layer, sums)
-                        num_pages = len(read.keys) - len(read.failed)
-                        read.feed.land(num_pages * self._form.layer_bytes[layer], list(read.failed))
-        finally:
-            read.feed.end()
+        with self._values.reading(names) as reading:
+            sums: list[tuple[int, ...]] = []
+            for layers in self._form.steps(read.layers_per_step, self._values.least_bytes):
+                if not (read.feed.is_wanted and read.is_current()):
+                    return
+                if not sums:
+                    sums = self._first_step(read, reading, layers)
+                else:
+                    self._next_step(read, reading, layers)
+                for layer in layers:
+                    self._verify(read, layer, sums)
+                    num_pages = len(read.keys) - len(read.failed)
+                    read.feed.land(num_pages * self._form.layer_bytes[layer], list(read.failed))
 
     def _first_step(self, read: PageRead, reading: Reading, layers: range) -> list[tuple[int, ...]]:
         """The headers come with the first layers. The checksums of each page; () for one that is not there."""
