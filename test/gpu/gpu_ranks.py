@@ -19,6 +19,7 @@ from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
+from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
@@ -97,6 +98,7 @@ class GpuRank:
                 consumers=lambda: (self.forward.cuda_stream,),
                 ready_events=self._ready,
             ),
+            ends=self._make_ends(),
             page_bytes=SHAPE.block_bytes,
             num_pages=NUM_PAGES,
             reads=ArenaReads(self.io, frame_bytes=BLOCK.frame_bytes) if self.io is not None else None,
@@ -109,6 +111,10 @@ class GpuRank:
         places.write(ARENA_ROW, bases, [BLOCK.frame_bytes] * len(bases))
         words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "gpu-check-ring")
         self.io = GpuIo(self.driver, _native.FlagRing(words, NUM_SLOTS), self._pin(words))
+
+    def _make_ends(self) -> LeaseWord:
+        word = _native.SharedBytes.create(64, "gpu-check-ends")
+        return LeaseWord(_native.LeaseEnds(word), self._pin(word))
 
     def _pin(self, memory: _native.SharedBytes) -> int:
         return self.driver.register_host(np.frombuffer(memory, dtype=np.uint8).ctypes.data, memory.num_bytes)

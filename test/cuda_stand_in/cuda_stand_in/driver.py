@@ -125,6 +125,10 @@ class Driver:
     def cuMemcpyAsync(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._device.enqueue(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
 
+    def cuMemsetD32Async(self, address: int, value: int, num_words: int, stream: int) -> None:
+        words = (ctypes.c_uint32 * num_words).from_address(address)
+        self._device.enqueue(stream, lambda: words.__setitem__(slice(None), [value] * num_words))
+
     # ---- memory
 
     def cuMemAlloc(self, num_bytes: int) -> int:

@@ -214,6 +214,15 @@ class FakeDriver:
 
         self.gpu.enqueue(stream, run)
 
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        self._called("write_word", stream, address, value)
+
+        def run() -> None:
+            self.gpu.check(address, 4)
+            ctypes.c_uint32.from_address(address).value = value
+
+        self.gpu.enqueue(stream, run)
+
     # ---- Flags
 
     def wait_flag(self, stream: int, address: int, value: int) -> None:

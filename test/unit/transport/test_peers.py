@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetching from peers on a GPU: what is leased, what is refused, and what becomes of it when something fails."""
 
+import time
+
 import pytest
 from test.unit.directory.rig import NAMESPACE, frames, ids, key
 from test.unit.transport.fake_gpu import FakeGpu
@@ -28,19 +30,52 @@ def fetch(reader, names, *pages):
     return reader.source.start_copy([(reader.lease(names), reader.targets(*pages))])
 
 
-def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_leases_are_given_back(node):
+PATIENCE_S = 5.0
+
+
+def drained(owner, num_pages):
+    """What the owner gets back, once it is so many pages."""
+    deadline_s, back = time.monotonic() + PATIENCE_S, []
+    while len(back) < num_pages and time.monotonic() < deadline_s:
+        back += ids(owner.shelf.drain())
+    return sorted(back)
+
+
+def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_pages_are_let_go_without_the_scheduler(node):
     gpu, owner, reader = node
     copy = fetch(reader, [key(1), key(2)], 3, 0)
     assert copy.bytes_fetched == 2 * EXTENTS * PAGE_BYTES
     assert ids(owner.shelf.retire(frames(5, 6))) == []
     gpu.run()
-    assert ids(owner.shelf.drain()) == [], "a lease is given back by `poll`, not by itself"
-    reader.source.poll()
-    assert sorted(ids(owner.shelf.drain())) == [5, 6]
+    assert drained(owner, 2) == [5, 6], "nobody polls"
     for page, source in ((3, 5), (0, 6)):
         assert [reader.get(page, extent) for extent in range(EXTENTS)] == [
             owner.content(source, extent) for extent in range(EXTENTS)
         ]
+
+
+def test_fetch_when_its_pages_are_still_being_copied_then_their_owner_does_not_get_them(node):
+    gpu, owner, reader = node
+    fetch(reader, [key(1)], 3)
+    fetch(reader, [key(2)], 0)
+    assert ids(owner.shelf.retire(frames(5, 6))) == []
+    while reader.driver.gpu.streams[reader.copy_stream]:
+        landed = [
+            reader.get(page, EXTENTS - 1) == owner.content(source, EXTENTS - 1) for page, source in ((3, 5), (0, 6))
+        ]
+        back = ids(owner.shelf.drain())
+        assert len(back) <= sum(landed), "let go before it was read"
+        gpu.step()
+
+
+def test_lease_when_the_word_behind_its_copy_is_refused_then_it_is_given_back_by_the_next_step(node):
+    gpu, owner, reader = node
+    reader.driver.refuse["write_word"] = 0
+    assert not fetch(reader, [key(1)], 3).finish()
+    assert ids(owner.shelf.retire(frames(5))) == []
+    gpu.run()
+    reader.source.poll()
+    assert ids(owner.shelf.drain()) == [5]
 
 
 def test_fetch_when_it_has_landed_then_the_device_says_how_long_it_took(node):

@@ -26,7 +26,14 @@ from banyan.sglang_plugin.pools.access import Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_offloads import NodeKeys
-from banyan.sglang_plugin.pools.device_start import LINK_PROBE_BYTES, find_route, measure_link, open_ring, pin_arena
+from banyan.sglang_plugin.pools.device_start import (
+    LINK_PROBE_BYTES,
+    find_route,
+    measure_link,
+    open_ends,
+    open_ring,
+    pin_arena,
+)
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S, OwnPages
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
@@ -36,6 +43,7 @@ from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
+from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
@@ -136,6 +144,7 @@ class DeviceAccess:
         )
         opened = self._rank_device.take_copy_streams(self._try_stream)
         self._copy_stream, self._follow_stream = opened.streams
+        self._copy_ends = open_ends(driver)
         self._kernel.num_programs = opened.num_programs
         self._places.stream = self._copy_stream
         self._places.write(OWN_ROW, addresses, self._page_bytes)
@@ -192,7 +201,7 @@ class DeviceAccess:
         reads = None
         if self._ring is not None:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
-        return shelf, self._open_reader(peers, order, num_pages=geometry.num_pages, reads=reads)
+        return shelf, self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
 
     def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""
@@ -235,7 +244,8 @@ class DeviceAccess:
             consumers=tuple,
             ready_events=tuple,
         )
-        return self._open_reader(peers, order, num_pages=num_frames, target_row=ARENA_ROW)
+        ends = self._rank_device.backup_ends
+        return self._open_reader(peers, order, ends, num_pages=num_frames, target_row=ARENA_ROW)
 
     def _description(self) -> PoolDescription:
         """How peers open the pool; where they cannot, a description that opens nothing, and they take the arena."""
@@ -248,6 +258,7 @@ class DeviceAccess:
         self,
         peers: _native.Peers,
         order: StreamOrder,
+        ends: LeaseWord,
         *,
         num_pages: int,
         target_row: int = OWN_ROW,
@@ -260,6 +271,7 @@ class DeviceAccess:
             mappings=self._mappings,
             groups=self._groups,
             order=order,
+            ends=ends,
             page_bytes=self._geometry.page.page_bytes,
             num_pages=num_pages,
             target_row=target_row,

@@ -18,12 +18,15 @@ from banyan.transport.capability import DeviceFacts, Route, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
+from banyan.transport.cuda_ipc.leases import LeaseWord
 
 logger = logging.getLogger("banyan")
 
 NUM_SLOTS = 16
 """Batches that follow reads, at once: SGLang keeps two forwards under way."""
 
+
+LEASE_WORD_BYTES = 64
 
 LINK_PROBE_BYTES = 32 << 20
 """Long enough for the link to be at its speed, short enough for the start."""
@@ -118,6 +121,16 @@ def open_ring(driver: RingDriver, *, stream: int) -> GpuIo | None:
         logger.warning("banyan: pages of the store are leased when all their layers have landed: %s", error)
         return None
     return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
+
+
+def open_ends(driver: CopyDriver) -> LeaseWord:
+    """A word for one stream that copies leased pages.
+
+    Raises:
+        DriverError: when it cannot be pinned.
+    """
+    word = _native.SharedBytes.create(LEASE_WORD_BYTES, "banyan-ends")
+    return LeaseWord(_native.LeaseEnds(word), _pin(driver, word))
 
 
 def _pin(driver: CopyDriver, memory: _native.SharedBytes) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from banyan.config import Config
 from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads
-from banyan.sglang_plugin.pools.device_start import open_driver
+from banyan.sglang_plugin.pools.device_start import open_driver, open_ends
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
 from banyan.transport.cuda_ipc.peers import CudaPeers
@@ -34,6 +34,7 @@ class RankDevice:
         """``pools`` are all that the rank has. Refuses where there is no driver."""
         self.driver = open_driver()
         self.readback_stream, self.backup_stream = self.driver.create_stream(), self.driver.create_stream()
+        self.backup_ends = open_ends(self.driver)
         self.order = ReadbackOrder()
         self.offloads = DeviceOffloads(
             self.driver,

@@ -71,6 +71,7 @@ def step_together(
     )
     if is_whole_rank:
         allocator.load_patience_s = LOAD_PATIENCE_S
+        allocator.decodes_on_held = False
 
 
 def time_control(*entries: tuple[object, Sequence[str]]) -> Callable[[], int]:

@@ -102,6 +102,9 @@ class CudaDriver:
     def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._call("cuMemcpyAsync", target, source, num_bytes, stream)
 
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        self._call("cuMemsetD32Async", address, value, 1, stream)
+
     def copy_batch(self, targets: list[int], sources: list[int], sizes: list[int], *, stream: int) -> None:
         """Many copies in one call, each ordered by the stream. CUDA 12.8 or newer; not the default stream."""
         attributes = self._cuda.CUmemcpyAttributes()
