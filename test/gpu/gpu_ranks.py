@@ -62,10 +62,10 @@ class GpuRank:
         places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
         places.write(OWN_ROW, addresses, sizes)
         tile = TileShape.fitting(sizes, 256)
-        self._words = torch.tensor([size // tile.word_bytes for size in sizes], device="cuda")
+        self._chunks = torch.tensor(tile.chunks(sizes), dtype=torch.int32, device="cuda")
         kernel = KvTrans(
             table=places.address,
-            page_words=self._words.data_ptr(),
+            chunks=self._chunks.data_ptr(),
             page_bytes=sizes,
             shape=tile,
             num_programs=16,

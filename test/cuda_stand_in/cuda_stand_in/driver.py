@@ -15,6 +15,7 @@ from cuda_stand_in.memory import Memory
 
 NUM_DEVICES = 8
 NUM_SMS = 132
+SM_THREADS = 2048
 CONTEXT = 0xC0
 HANDLE_BYTES = 64
 
@@ -69,7 +70,8 @@ class Driver:
         return 1
 
     def cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
-        return NUM_SMS if "MULTIPROCESSOR" in attribute.name else 0
+        known = {"MULTIPROCESSOR_COUNT": NUM_SMS, "MAX_THREADS_PER_MULTIPROCESSOR": SM_THREADS}
+        return known.get(attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_"), 0)
 
     def cuCtxGetCurrent(self) -> int:
         return CONTEXT

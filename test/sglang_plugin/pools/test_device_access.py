@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks of a GPU server over the fake driver: announced, published when complete, fetched, backed up, left."""
 
+import copy
 import ctypes
 import time
 from array import array
@@ -28,6 +29,7 @@ from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
 from banyan.transport.capability import Route
+from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.probe import SHARED_BYTES, pattern
 
@@ -43,6 +45,14 @@ class Device(FakeDriver):
 
     num_streams = 10
     exportable = True
+
+    def __init__(self, gpu):
+        super().__init__(gpu)
+        self.grids = []
+        """Of each copy: its stream and how many programs it has."""
+
+    def threads_per_sm(self, device):
+        return 2048
 
     def create_stream(self):
         Device.num_streams += 1
@@ -73,11 +83,25 @@ class Device(FakeDriver):
 
 
 class Kernel(FakeKernel):
-    def __init__(self, *, table, page_bytes, page_words, shape, num_programs, on_stream):
+    num_programs = None
+
+    def __init__(self, *, table, page_bytes, chunks, shape, num_programs, on_stream):
         super().__init__(Rank.building.driver, SimpleNamespace(address=table, num_extents=len(page_bytes)), page_bytes)
 
     def warm_up(self, stream):
         self.driver._called("warm_up", stream)
+
+    def programs_per_sm(self, sm_threads):
+        return sm_threads // 512
+
+    def on_grid(self, num_programs):
+        other = copy.copy(self)
+        other.num_programs = num_programs
+        return other
+
+    def enqueue(self, *, stream, **rest):
+        self.driver.grids.append((stream, self.num_programs))
+        super().enqueue(stream=stream, **rest)
 
 
 class Rank:
@@ -273,6 +297,24 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     fetch(reader, keys(1, 2), 6, 2)
     gpu.run()
     assert torch.equal(reader.page(6), owner.page(3)) and torch.equal(reader.page(2), owner.page(5))
+
+
+def test_backup_when_copies_have_a_partition_then_those_down_run_beside_it_on_a_small_grid(gpu, monkeypatch):
+    """They run where compute runs: the partition's grid would take 64 processors for one link."""
+    granting = lambda driver, num_sms, num_streams: ([driver.create_stream() for _ in range(num_streams)], 16)  # noqa: E731
+    monkeypatch.setattr(Device, "create_partition_streams", granting)
+    roster, arena = _native.Roster.create(4), arena_of_four_pages()
+    owner = Rank(gpu, roster, 0, monkeypatch, arena=arena)
+    block = BlockGeometry.of_page(owner.pool.banyan_geometry.page)
+    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arena)
+    owner.offload([3], keys(1))
+    gpu.run()
+    owner.access.poll()
+    owner.driver.grids.clear()
+    view.start_copy([(view.lease(view.lookup(keys(1), [owner.seats.own]), keys(1)), array("q", [1]))])
+    assert set(owner.driver.grids) == {(owner.device.backup_stream, BACKUP_PROGRAMS)}
+    assert BACKUP_PROGRAMS <= 16 < owner.access._kernel.num_programs
+    gpu.run()
 
 
 @pytest.mark.parametrize("can_register", [True, False])

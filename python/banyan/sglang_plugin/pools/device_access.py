@@ -132,11 +132,10 @@ class DeviceAccess:
         addresses = [address for address, _ in self._extents]
         shape = TileShape.fitting(self._page_bytes, alignment_bytes=_alignment(addresses))
         self._alignment_bytes = shape.alignment_bytes
-        words = [size // shape.word_bytes for size in self._page_bytes]
-        self._page_words = torch.tensor(words, dtype=torch.int64, device=self._device)
+        self._chunks = torch.tensor(shape.chunks(self._page_bytes), dtype=torch.int32, device=self._device)
         self._kernel = KvTrans(
             table=self._places.address,
-            page_words=self._page_words.data_ptr(),
+            chunks=self._chunks.data_ptr(),
             page_bytes=self._page_bytes,
             shape=shape,
             num_programs=config.copy_sms,
@@ -145,7 +144,9 @@ class DeviceAccess:
         opened = self._rank_device.take_copy_streams(self._try_stream)
         self._copy_stream, self._follow_stream = opened.streams
         self._copy_ends = open_ends(driver)
-        self._kernel.num_programs = opened.num_programs
+        per_sm = self._kernel.programs_per_sm(driver.threads_per_sm(driver.current_device()))
+        self._kernel.num_programs = opened.num_programs(per_sm)
+        self._backup_kernel = self._kernel.on_grid(opened.num_backup_programs)
         self._places.stream = self._copy_stream
         self._places.write(OWN_ROW, addresses, self._page_bytes)
         self._probe = OwnProbe(driver, stream=self._copy_stream, num_bytes=self._page_bytes[0])
@@ -267,7 +268,7 @@ class DeviceAccess:
         reader = CudaPeers(
             directory=peers,
             driver=self._driver,
-            kernel=self._kernel,
+            kernel=self._kernel if target_row == OWN_ROW else self._backup_kernel,
             mappings=self._mappings,
             groups=self._groups,
             order=order,

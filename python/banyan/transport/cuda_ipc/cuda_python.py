@@ -224,6 +224,10 @@ class CudaDriver:
             self._call("cuCtxSetCurrent", before)
             self._call("cuDevicePrimaryCtxRelease", device)
 
+    def threads_per_sm(self, device: int) -> int:
+        attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
+        return int(self._call("cuDeviceGetAttribute", attribute, device))
+
     def num_sms(self, device: int) -> int:
         attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         return int(self._call("cuDeviceGetAttribute", attribute, device))
