@@ -113,6 +113,10 @@ def ranks(monkeypatch):
     return make_node(monkeypatch, Config(min_fetch_tokens=PAGE))
 
 
+def test_reserve_when_the_user_said_nothing_then_it_is_for_what_sglang_resolved(ranks):
+    assert ranks[0].pages._reserve.chunk_tokens == min(rig.SCHEDULE.chunked_prefill_size, TOKENS // 16)
+
+
 def test_prefix_when_offloaded_and_loaded_then_equal_and_the_scheduler_only_enqueued(ranks):
     owner, reader = ranks
     names, slots = keys(1, 2), owner.pages.alloc(2 * PAGE)

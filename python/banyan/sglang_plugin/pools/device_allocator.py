@@ -52,6 +52,10 @@ class DeviceAllocator(QuarantiningAllocator):
         self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
         self._order, self._settle = order, settle
 
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        self._reserve.loaded(need_size)
+        return super().alloc(need_size)
+
     def tokens_to_have(self, num_tokens: int) -> int:
         """The reserve beside: what is evicted now is there when the next forward is scheduled."""
         return super().tokens_to_have(self._reserve.tokens_to_have(num_tokens, self.available_size()))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from banyan import _native
 from banyan.arena.read_steps import layers_per_read
@@ -134,10 +134,8 @@ class Membership:
             arena=self._arena.memory if self._arena is not None else None,
             has_arena=self._has_part,
             reserve=reserve_for(
-                chunked_prefill_tokens=server_args.chunked_prefill_size,
-                max_prefill_tokens=server_args.max_prefill_tokens,
-                max_running_requests=server_args.max_running_requests,
-                page_tokens=page_tokens,
+                chunked_prefill_tokens=get_schedule().chunked_prefill_size,
+                max_prefill_tokens=get_schedule().max_prefill_tokens,
                 pool_tokens=pool.size,
             ),
             devices=[
