@@ -316,8 +316,8 @@ class Config:
         "--banyan-copy-sms",
         GPU,
         """Processors (SMs) that copies between pools may take: in a green context of their own, as many programs on
-        each as fit, where the driver allows it; else a grid of so many programs. Copies down to the arena run beside it,
-        on 16 programs at most. Not measured yet.""",
+        each as fit, where the driver allows it; else a grid of so many programs. Copies down to the arena run beside
+        it, 16 programs at most. Not measured yet.""",
         metavar="N",
         parse=int,
         check=at_least(1, "processor"),

@@ -19,6 +19,7 @@ from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
@@ -81,6 +82,7 @@ class GpuRank:
             own_rows={slot: OWN_ROW},
             wanted_slots=range(NUM_SLOTS),
             executor=ThreadPoolExecutor(1),
+            registrations=KeptPieces(self.driver, Pinned()),
         )
         self.io: GpuIo | None = None
         if arena is not None:

@@ -30,8 +30,9 @@ class Growth:
 
     Args:
         num_frames: all that there can be.
+        num_backed: those that have memory already.
         step_frames: frames of one step.
-        back: gives frames ``[start, stop)`` memory. Raises OSError. Called on the executor's thread.
+        back: gives frames ``[start, stop)`` memory. Raises what it likes. Called on the executor's thread.
         has_room: whether the machine can spare the bytes of that many frames. Called on the executor's thread.
         clock: nanoseconds.
     """
@@ -45,6 +46,7 @@ class Growth:
         has_room: Callable[[int], bool],
         executor: Executor,
         clock: Callable[[], int],
+        num_backed: int = 0,
     ) -> None:
         self._num_frames = num_frames
         self._step_frames = step_frames
@@ -55,13 +57,8 @@ class Growth:
         self._taking: Future[int] | None = None
         self._rests_until_ns = clock()
         self._said = False
-        self.num_backed = 0
+        self.num_backed = num_backed
         self.num_refused = 0
-
-    @classmethod
-    def step_of(cls, frame_bytes: int) -> int:
-        """Frames that one step takes."""
-        return max(1, STEP_BYTES // frame_bytes)
 
     def poll(self, num_unused: int) -> int:
         """How many frames have come since the last call; asks for more while fewer than two steps are unused."""

@@ -139,6 +139,9 @@ class Driver:
     def cuMemFree(self, address: int) -> None:
         self._memory.free(address)
 
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        return self._ok, 1 << 30, 1 << 34
+
     def cuMemAllocHost(self, num_bytes: int) -> int:
         block = ctypes.create_string_buffer(num_bytes)
         self._pinned[ctypes.addressof(block)] = block

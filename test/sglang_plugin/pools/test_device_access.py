@@ -29,6 +29,7 @@ from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
 from banyan.transport.capability import Route
+from banyan.transport.cuda_ipc import host_pieces
 from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.probe import SHARED_BYTES, pattern
@@ -315,6 +316,35 @@ def test_backup_when_copies_have_a_partition_then_those_down_run_beside_it_on_a_
     assert set(owner.driver.grids) == {(owner.device.backup_stream, BACKUP_PROGRAMS)}
     assert BACKUP_PROGRAMS <= 16 < owner.access._kernel.num_programs
     gpu.run()
+
+
+def pinned_parts(rank):
+    """What of its own part of the arena a rank has registered, by offset and size."""
+    start = torch.frombuffer(rank.arena, dtype=torch.uint8).data_ptr()
+    calls = [call[1:] for call in rank.driver.calls if call[0] == "register_host"]
+    return [(at - start, num_bytes) for at, num_bytes in calls if 0 <= at - start < rank.arena.num_bytes]
+
+
+def test_arena_when_the_rank_starts_then_one_piece_is_pinned_and_others_when_they_are_needed(gpu, monkeypatch):
+    """Nothing larger than a piece goes to the driver in one call, and no start waits for more than one."""
+    arena = arena_of_four_pages()
+    piece = arena.num_bytes // 4 + 64
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", piece)
+    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch, arena=arena)
+    assert pinned_parts(rank) == [(0, piece)] and rank.access.pins.num_pinned_bytes == piece
+    rank.access.pins.pin_to(piece + 1)
+    assert pinned_parts(rank)[1:] == [(piece, piece)]
+    assert rank.access.state()["num_pinned_host_bytes"] == 2 * piece
+
+
+def test_arena_when_a_later_piece_is_refused_then_the_server_is_not(gpu, monkeypatch):
+    arena = arena_of_four_pages()
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", arena.num_bytes // 4)
+    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch, arena=arena)
+    rank.driver.refuse["register_host"] = 0
+    with pytest.raises(DriverError):
+        rank.access.pins.pin_to(arena.num_bytes)
+    assert rank.access.pins_arena and rank.access.pins.num_pinned_bytes == arena.num_bytes // 4
 
 
 @pytest.mark.parametrize("can_register", [True, False])

@@ -291,6 +291,7 @@ def test_pools_when_they_lie_in_one_allocation_then_each_is_opened_and_closed_by
     assert equal(reader.content(*own), owner.content(full, window))
     with reader.on(reader.schedule):
         reader.linker.weights_changed()
+    reader.gpu.opener.run()
     assert not reader.driver.mapped
 
 

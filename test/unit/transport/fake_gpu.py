@@ -89,6 +89,7 @@ class FakeGpu:
         self.exported: dict[bytes, int] = {}
         self.num_handles = 0
         self.opener = OpeningThread()
+        self.free_bytes = 1 << 30
         self.registers_read_only = False
         """Whether the device can register memory for reading only. Discrete GPUs cannot."""
 
@@ -278,6 +279,9 @@ class FakeDriver:
     def free(self, address: int) -> None:
         self._called("free", address)
         del self.gpu.memory[address]
+
+    def free_bytes(self) -> int:
+        return self.gpu.free_bytes
 
     def allocate_pinned(self, num_bytes: int) -> int:
         self._called("allocate_pinned", num_bytes)

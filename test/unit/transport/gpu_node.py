@@ -12,6 +12,7 @@ from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, FakeKernel
 from banyan import _native
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import describe
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
@@ -56,6 +57,7 @@ class GpuRank:
             own_rows={slot: OWN_ROW},
             wanted_slots=range(roster.num_slots),
             executor=gpu.opener,
+            registrations=KeptPieces(self.driver, Pinned()),
         )
         self.ready = [self.driver.create_event() for _ in range(2)]
         self.arena = gpu.allocate(NUM_PAGES * FRAME_BYTES)

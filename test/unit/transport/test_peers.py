@@ -207,6 +207,7 @@ def test_peer_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(
     assert reader.driver.mapped
     gpu.run()
     reader.source.poll()
+    gpu.opener.run()
     assert not reader.driver.mapped and len(reader.mappings._open) == 0
 
 
@@ -216,6 +217,7 @@ def test_peer_when_the_owner_comes_back_then_its_new_pool_is_opened(node):
     reader.lease([key(1)]).release()
     owner.shelf.close()
     reader.meet_peers()
+    gpu.opener.run()
     assert not reader.driver.mapped
     again = owner.announce()
     again.publish(frames(2), [key(9)])
@@ -232,6 +234,7 @@ def test_close_when_all_is_done_then_every_allocation_and_event_is_given_back(no
     gpu.run()
     reader.source.close()
     reader.mappings.close()
+    gpu.opener.run()
     reader.places.close()
     freed = before - set(gpu.memory)
     assert len(freed) == 4 and not reader.driver.mapped

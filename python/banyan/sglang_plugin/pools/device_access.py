@@ -42,6 +42,7 @@ from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
+from banyan.transport.cuda_ipc.host_pieces import HostPieces
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
 from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
@@ -97,8 +98,8 @@ class DeviceAccess:
         self._extents = pool.banyan_extents
         self._device = pool.device
         self._driver = device.driver
-        self._arena_address = None if arena is None else pin_arena(self._driver, arena, config)
-        self.pins_arena = arena is None or self._arena_address is not None
+        self.pins = None if arena is None else self._pin_front(arena, config)
+        self.pins_arena = arena is None or self.pins is not None
         self._has_arena = has_arena and self.pins_arena
         route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
         self.shares_pool = route is Route.DIRECT
@@ -109,9 +110,12 @@ class DeviceAccess:
         )
         self._open_streams(config, num_slots)
         self.link_bytes_per_s = 0.0
-        if arena is not None and self._arena_address is not None:
+        if self.pins is not None:
             self.link_bytes_per_s = measure_link(
-                self._driver, device.backup_stream, self._arena_address, min(LINK_PROBE_BYTES, arena.num_bytes)
+                self._driver,
+                device.backup_stream,
+                self.pins.device_address,
+                min(LINK_PROBE_BYTES, self.pins.num_pinned_bytes),
             )
         self._ring = open_ring(self._driver, stream=self._follow_stream) if config.reads_into_arena else None
         self.follows_reads = self._ring is not None
@@ -120,6 +124,11 @@ class DeviceAccess:
         self._readers: list[CudaPeers] = []
         self._fetches = config.fetches
         self._next_presence_s = 0.0
+
+    def _pin_front(self, arena: _native.SharedBytes, config: Config) -> HostPieces | None:
+        """What the last server has kept is wanted at once; else the arena grows."""
+        num_bytes = arena.num_bytes if config.keep_host_arena else 0
+        return pin_arena(self._driver, arena, config, self._rank_device.pinned, num_bytes)
 
     def _open_streams(self, config: Config, num_slots: int) -> None:
         driver = self._driver
@@ -206,7 +215,7 @@ class DeviceAccess:
 
     def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""
-        has_part = self._arena_address is not None
+        has_part = self.pins is not None
         own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
         pools = seats.peers if self._fetches and self.shares_pool else []
         return PeerMappings(
@@ -218,6 +227,7 @@ class DeviceAccess:
             own_rows=own_rows,
             wanted_slots=[*pools, *(seats.arenas if self._has_arena else ())],
             executor=self._rank_device.opener,
+            registrations=self._rank_device.registrations,
             prober=self._prober,
             visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},
         )
@@ -230,10 +240,10 @@ class DeviceAccess:
         block: BlockGeometry,
         memory: _native.SharedBytes,
     ) -> Peers:
-        assert self._arena_address is not None
+        assert self.pins is not None
         num_frames = block.num_frames(memory.num_bytes)
         table = block.table()
-        bases = [self._arena_address + offset for layer in table for offset, _ in layer]
+        bases = [self.pins.device_address + offset for layer in table for offset, _ in layer]
         self._places.write(ARENA_ROW, bases, [block.frame_bytes] * len(bases))
         torch.cuda.synchronize()  # At a start or a weight update: two copy streams read this row.
         peers = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, block.frame_bytes)
@@ -350,6 +360,14 @@ class DeviceAccess:
 
     def forget(self) -> None:
         self._rank_device.offloads.forget()
+
+    def state(self) -> dict[str, int]:
+        pinned = self._rank_device.pinned
+        return {
+            "num_pinned_host_bytes": pinned.num_bytes,
+            "pinning_us": round(pinned.took_s * 1e6),
+            "num_pinning_device_bytes": pinned.device_bytes,
+        }
 
     # ---- streams -----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from banyan.transport.capability import DeviceFacts, Route, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
+from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord
 
 logger = logging.getLogger("banyan")
@@ -81,13 +82,32 @@ def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
     return None
 
 
-def pin_arena(driver: CopyDriver, arena: _native.SharedBytes, config: Config) -> int | None:
-    """Pin this rank's part of the arena; its address on the device. Where the driver does not let us, refuses what the
-    user asked for, and says that there is no arena where nobody did.
+def pin_arena(
+    driver: CopyDriver, arena: _native.SharedBytes, config: Config, pinned: Pinned, num_bytes: int
+) -> HostPieces | None:
+    """This rank's part of the arena, with memory and pinned as far as ``num_bytes``, and at least one piece: the rest
+    follows when it is needed. Where the driver does not let us, refuses what the user asked for, and says that there is
+    no arena where nobody did.
     """
+    address = np.frombuffer(arena, dtype=np.uint8).ctypes.data
+
+    def register(start: int, size: int) -> int:
+        arena.back(start - address, size)
+        return driver.register_host(start, size)
+
+    pieces = HostPieces(
+        driver,
+        address=address,
+        num_bytes=arena.num_bytes,
+        register=register,
+        name="this rank's part of the host arena",
+        pinned=pinned,
+    )
     try:
-        return _pin(driver, arena)
-    except DriverError as error:
+        pieces.pin_to(max(num_bytes, 1))
+        return pieces
+    except (DriverError, OSError, ValueError) as error:
+        pieces.close()
         if config.sizes_arena and not config.store:
             logger.warning("banyan: no host arena: it cannot be pinned (%s)", error)
             return None

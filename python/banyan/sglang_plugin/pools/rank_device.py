@@ -19,6 +19,7 @@ from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads
 from banyan.sglang_plugin.pools.device_start import open_driver, open_ends
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.peers import CudaPeers
 
 logger = logging.getLogger("banyan")
@@ -43,6 +44,8 @@ class RankDevice:
             num_pages=sum(pool.banyan_geometry.num_pages for pool in pools),
         )
         self.opener = ThreadPoolExecutor(1, thread_name_prefix="banyan-open")
+        self.pinned = Pinned()
+        self.registrations = KeptPieces(self.driver, self.pinned)
         self.readers: list[CudaPeers] = []
         """Of all pools, while they are in use."""
         self._num_sms = config.copy_sms

@@ -152,6 +152,10 @@ class CudaDriver:
     def free(self, address: int) -> None:
         self._call("cuMemFree", address)
 
+    def free_bytes(self) -> int:
+        free_bytes, _total_bytes = self._call("cuMemGetInfo")
+        return int(free_bytes)
+
     def allocate_pinned(self, num_bytes: int) -> int:
         return int(self._call("cuMemAllocHost", num_bytes))
 

@@ -169,7 +169,7 @@ class CudaPeers:
                 self._mappings.release(peer)
 
         for slot, epoch, frames in lease.sources():
-            row = self._mappings.acquire((slot, epoch), max(array("q", frames)))
+            row = self._mappings.acquire((slot, epoch), array("q", frames))
             if row is None:
                 give_back()
                 return None
