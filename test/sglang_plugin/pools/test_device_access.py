@@ -39,6 +39,7 @@ COMMON = {"size": TOKENS, "page_size": PAGE, "layer_num": LAYERS, "device": "cpu
 MHA = {**COMMON, "head_num": 2, "head_dim": 8, "enable_alt_stream": False, "dtype": torch.bfloat16}
 MLA = {**COMMON, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "dtype": torch.bfloat16}
 SCHEDULE, FORWARD = 1, 2
+TWO_RANKS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
 
 
 class Device(FakeDriver):
@@ -65,11 +66,15 @@ class Device(FakeDriver):
     def current_device(self):
         return 0
 
+    devices_seen = 1
+    apart = ()
+    """Devices that this one cannot read."""
+
     def num_devices(self):
-        return 1
+        return self.devices_seen
 
     def can_access(self, device, other):
-        return device == other
+        return device == other or (self.devices_seen > 1 and other not in self.apart)
 
     uuid = bytes(16)
 
@@ -120,6 +125,7 @@ class Rank:
         exportable=True,
         uuid=bytes(16),
         gives_handles=True,
+        layout=TWO_RANKS,
     ):
         Rank.building = self
         self.driver = Device(gpu)
@@ -140,18 +146,20 @@ class Rank:
             pool=self.pool,
             page_tokens=PAGE,
             config=config,
-            num_slots=4,
+            num_slots=2 * layout.dp,
             forward_stream=SimpleNamespace(cuda_stream=FORWARD),
             record_ready=self.record_ready,
             arena=arena,
             has_arena=arena is not None,
             reserve=Reserve(0),
-            devices=(0, 1),
+            devices=range(layout.dp),
         )
-        self.seats = Seats(Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1), slot, 0)
+        self.seats = Seats(layout, slot, 0)
         self.roster, self.arena = roster, arena
         self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
-        self.cache = make_cache(self.shelf, self.source, slot=slot, slots=[1 - slot, *self.seats.arenas])
+        self.cache = make_cache(
+            self.shelf, self.source, slot=slot, slots=[*self.seats.peers, *self.seats.arenas], layout=layout
+        )
         self.access.attach(lambda frames, names, window: self.cache.publish(frames, names))
         self.pages = DeviceAllocator(
             size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
@@ -403,6 +411,26 @@ def test_copies_when_the_driver_grants_a_partition_then_their_grid_fills_it(gpu,
     assert rank.access._kernel.num_programs == num_programs
 
 
+def test_peer_when_its_gpu_alone_cannot_be_read_then_the_others_are_read_directly(gpu, monkeypatch, caplog):
+    """Two halves of a machine, each behind a switch of its own: the near ranks share as if there were no other half."""
+    monkeypatch.setattr(Device, "devices_seen", 3)
+    monkeypatch.setattr(Device, "apart", (2,))
+    layout = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
+    roster = _native.Roster.create(6)
+    near, far, reader = (
+        Rank(gpu, roster, slot, monkeypatch, arena=arena_of_four_pages(), layout=layout) for slot in (1, 2, 0)
+    )
+    near.offload([3], keys(1))
+    far.offload([3], keys(2))
+    gpu.run()
+    near.access.poll()
+    far.access.poll()
+    reader.meet_peers()
+    assert reader.access.shares_pool and "memory of device 2" in caplog.text
+    assert reader.source.lookup(keys(1), [1, 2]).num_pages == 1
+    assert reader.source.lookup(keys(2), [1, 2]).num_pages == 0, "by the arena"
+
+
 def test_link_when_there_is_an_arena_then_it_is_measured_at_the_start(gpu, monkeypatch):
     roster = _native.Roster.create(4)
     assert Rank(gpu, roster, 0, monkeypatch, arena=arena_of_four_pages()).access.link_bytes_per_s > 0
@@ -530,9 +558,10 @@ class TwoPairs(Device):
 def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_seats_matter(gpu, devices, is_direct, capsys):
     driver = TwoPairs(gpu)
     if is_direct:
-        assert device_start.find_route(driver, [], devices, has_arena=False) is Route.DIRECT
+        assert device_start.find_route(driver, [], devices, has_arena=False).route is Route.DIRECT
     else:
-        assert device_start.find_route(driver, [], devices, has_arena=True) is Route.STAGED
+        assert device_start.find_route(driver, [], devices, has_arena=True).apart == (2, 3)
+        assert device_start.find_route(driver, [], [0, 2], has_arena=True).route is Route.STAGED
         with pytest.raises((SystemExit, Refused)):
             device_start.find_route(driver, [], devices, has_arena=False)
         assert "device 2, 3" in capsys.readouterr().err

@@ -16,6 +16,8 @@ from banyan.transport.cuda_ipc.driver import DriverError
         ({"num_unexportable_extents": 3}, True, Route.STAGED, "host arena"),
         ({"unreachable_devices": (1, 2)}, False, Route.REFUSED, "device 1, 2"),
         ({"unreachable_devices": (1,)}, True, Route.STAGED, "no peer access"),
+        ({"unreachable_devices": (1,), "reads_others": True}, True, Route.DIRECT, "device 1"),
+        ({"unreachable_devices": (1,), "reads_others": True}, False, Route.REFUSED, "device 1"),
         ({"export_error": "export_handle: CUDA_ERROR_NOT_SUPPORTED"}, False, Route.REFUSED, "no handle of the KV pool"),
         ({"export_error": "export_handle: CUDA_ERROR_NOT_SUPPORTED"}, True, Route.STAGED, "host arena"),
         ({"driver_error": "cuInit: CUDA_ERROR_NO_DEVICE"}, True, Route.REFUSED, "NO_DEVICE"),

@@ -102,7 +102,8 @@ class DeviceAccess:
         self.pins_arena = arena is None or self.pins is not None
         self._has_arena = has_arena and self.pins_arena
         route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
-        self.shares_pool = route is Route.DIRECT
+        self.shares_pool = route.route is Route.DIRECT
+        self._apart = {seat for seat, place in enumerate(devices) if place in route.apart}
         self._device_uuid = self._driver.device_uuid(self._driver.current_device())
         self._page_bytes = tuple(extent.page_bytes for layer in self._geometry.layers for extent in layer)
         self._groups = LayerGroups(
@@ -218,6 +219,7 @@ class DeviceAccess:
         has_part = self.pins is not None
         own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
         pools = seats.peers if self._fetches and self.shares_pool else []
+        pools = [slot for slot in pools if slot - seats.first_slot not in self._apart]
         return PeerMappings(
             driver=self._driver,
             places=self._places,

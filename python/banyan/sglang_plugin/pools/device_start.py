@@ -14,7 +14,7 @@ from banyan import _native
 from banyan.config import Config
 from banyan.refusals.start import pinning_refusal
 from banyan.sglang_plugin import runtime
-from banyan.transport.capability import DeviceFacts, Route, choose_route
+from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
@@ -47,29 +47,31 @@ def open_driver() -> CudaDriver:
 
 def find_route(
     driver: CudaDriver, extents: Iterable[tuple[int, int]], devices: Iterable[int], *, has_arena: bool
-) -> Route:
+) -> RouteChoice:
     """Whether peers read the pool itself, or what of it is in the arena. Refuses where neither works.
 
     ``devices`` are those of all seats. One that this process does not see is found out when its peer is opened.
     """
     device = driver.current_device()
     visible = range(driver.num_devices())
-    others = [other for other in devices if other in visible and not driver.can_access(device, other)]
+    others = {other for other in devices if other in visible and other != device}
+    unreachable = {other for other in others if not driver.can_access(device, other)}
     addresses = [address for address, _ in extents]
     unexportable = [address for address in addresses if not driver.is_exportable(address)]
     found = choose_route(
         DeviceFacts(
             num_unexportable_extents=len(unexportable),
             export_error=None if unexportable else _export_error(driver, addresses),
-            unreachable_devices=tuple(others),
+            unreachable_devices=tuple(sorted(unreachable)),
+            reads_others=bool(others - unreachable),
         ),
         has_arena=has_arena,
     )
     if found.route is Route.REFUSED:
         runtime.refuse(found.line)
-    if found.route is Route.STAGED:
+    if found.line:
         logger.warning("banyan: %s", found.line)
-    return found.route
+    return found
 
 
 def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
