@@ -31,6 +31,7 @@ class Growth:
     Args:
         num_frames: all that there can be.
         num_backed: those that have memory already.
+        ahead_frames: more are asked for while fewer than these are unused.
         step_frames: frames of one step.
         back: gives frames ``[start, stop)`` memory. Raises what it likes. Called on the executor's thread.
         has_room: whether the machine can spare the bytes of that many frames. Called on the executor's thread.
@@ -46,10 +47,12 @@ class Growth:
         has_room: Callable[[int], bool],
         executor: Executor,
         clock: Callable[[], int],
+        ahead_frames: int,
         num_backed: int = 0,
     ) -> None:
         self._num_frames = num_frames
         self._step_frames = step_frames
+        self._ahead_frames = ahead_frames
         self._back = back
         self._has_room = has_room
         self._executor = executor
@@ -61,9 +64,9 @@ class Growth:
         self.num_refused = 0
 
     def poll(self, num_unused: int) -> int:
-        """How many frames have come since the last call; asks for more while fewer than two steps are unused."""
+        """How many frames have come since the last call; asks for more while too few are unused."""
         num_new = self._collect()
-        wanted = num_unused + num_new < 2 * self._step_frames and self.num_backed < self._num_frames
+        wanted = num_unused + num_new < self._ahead_frames and self.num_backed < self._num_frames
         if wanted and self._taking is None and self._clock() >= self._rests_until_ns:
             start = self.num_backed
             stop = min(start + self._step_frames, self._num_frames)

@@ -178,9 +178,9 @@ class Pins:
         self.num_pinned_bytes = num_bytes
 
 
-def grown(arena, num_polls=5):
-    for _ in range(num_polls):
-        arena.growth.poll(0)
+def grown(arena, num_unused=0):
+    for _ in range(5):
+        arena.growth.poll(num_unused)
         time.sleep(0.02)
     return arena.num_backed
 
@@ -189,7 +189,9 @@ def grown(arena, num_polls=5):
 def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_others_follow(monkeypatch, allocate):
     monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
     monkeypatch.setattr(arena_memory._native, "available_bytes", lambda: 1000 * FRAME)
-    arena = arena_memory.pinned(allocate(size_of(40 * FRAME), BLOCK), pins := Pins(16 * FRAME, most_bytes=40 * FRAME))
+    arena = arena_memory.pinned(
+        allocate(size_of(40 * FRAME), BLOCK), pins := Pins(16 * FRAME, most_bytes=40 * FRAME), ahead_steps=2
+    )
     assert arena.num_backed == 16
     assert grown(arena) == arena.num_frames == 40 and pins.num_pinned_bytes == 40 * FRAME
     arena.growth.close()
@@ -198,7 +200,7 @@ def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_
 def test_pinned_when_a_later_piece_is_refused_then_the_arena_stays_as_it_is_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
     arena = arena_memory.pinned(
-        arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK), Pins(16 * FRAME, most_bytes=16 * FRAME)
+        arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK), Pins(16 * FRAME, most_bytes=16 * FRAME), ahead_steps=2
     )
     assert grown(arena) == 16
     assert "stays at 16 frames" in caplog.text and "OUT_OF_MEMORY" in caplog.text
@@ -207,4 +209,15 @@ def test_pinned_when_a_later_piece_is_refused_then_the_arena_stays_as_it_is_and_
 
 def test_pinned_when_pages_were_kept_then_all_of_it_serves_at_once(folder):
     arena = keep(folder)
-    assert arena_memory.pinned(arena, Pins(NUM_FRAMES * FRAME, most_bytes=0)).num_backed == NUM_FRAMES
+    assert arena_memory.pinned(arena, Pins(NUM_FRAMES * FRAME, most_bytes=0), ahead_steps=2).num_backed == NUM_FRAMES
+
+
+@pytest.mark.parametrize(("ahead_steps", "num_backed"), [(1, 16), (40, 40)])
+def test_pinned_when_frames_are_unused_then_more_are_pinned_only_where_long_prompts_are_read(
+    monkeypatch, ahead_steps, num_backed
+):
+    monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
+    arena = arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK)
+    arena = arena_memory.pinned(arena, Pins(16 * FRAME, most_bytes=40 * FRAME), ahead_steps=ahead_steps)
+    assert grown(arena, num_unused=16) == num_backed
+    arena.growth.close()

@@ -39,6 +39,9 @@ LOCK_PATIENCE_S = 30.0
 
 NUM_VERIFIERS = 4
 
+AHEAD_STEPS = 2
+"""An arena that grows with use has so much of it unused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arena:
@@ -95,7 +98,7 @@ def reserve(size: AutoSize, block: BlockGeometry) -> Arena | None:
     return _sized(size, block, _for_device)
 
 
-def pinned(arena: Arena, pins: Pins) -> Arena:
+def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
     """The part, with frames that are handed out once a device knows their memory; all of it where something is kept."""
     if arena.inventory is not None:
         return arena
@@ -103,6 +106,7 @@ def pinned(arena: Arena, pins: Pins) -> Arena:
     growth = _growth(
         arena,
         step_bytes=PIECE_BYTES,
+        ahead_steps=ahead_steps,
         back=lambda _start, stop: pins.pin_to(stop * frame_bytes),
         num_backed=pins.num_pinned_bytes // frame_bytes,
     )
@@ -135,11 +139,16 @@ def _reserved(size: AutoSize, block: BlockGeometry) -> Arena:
     def back(start: int, stop: int) -> None:
         arena.memory.back(start * frame_bytes, (stop - start) * frame_bytes)
 
-    return replace(arena, growth=_growth(arena, step_bytes=STEP_BYTES, back=back, num_backed=0))
+    return replace(
+        arena, growth=_growth(arena, step_bytes=STEP_BYTES, ahead_steps=AHEAD_STEPS, back=back, num_backed=0)
+    )
 
 
-def _growth(arena: Arena, *, step_bytes: int, back: Callable[[int, int], None], num_backed: int) -> Growth:
+def _growth(
+    arena: Arena, *, step_bytes: int, ahead_steps: int, back: Callable[[int, int], None], num_backed: int
+) -> Growth:
     frame_bytes = arena.block.frame_bytes
+    step_frames = max(1, step_bytes // frame_bytes)
 
     def has_room(num_frames: int) -> bool:
         if arena.reserve_bytes is None:
@@ -150,7 +159,8 @@ def _growth(arena: Arena, *, step_bytes: int, back: Callable[[int, int], None], 
     return Growth(
         num_frames=arena.num_frames,
         num_backed=num_backed,
-        step_frames=max(1, step_bytes // frame_bytes),
+        step_frames=step_frames,
+        ahead_frames=ahead_steps * step_frames,
         back=back,
         has_room=has_room,
         executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-arena"),

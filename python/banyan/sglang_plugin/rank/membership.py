@@ -145,7 +145,9 @@ class Membership:
         if not self.access.pins_arena:
             self._arena = None
         elif self._arena is not None and self.access.pins is not None:
-            self._arena = arena_memory.pinned(self._arena, self.access.pins)
+            # A long prompt is read whole, if there are frames: they are not awaited one by one.
+            ahead = self._arena.num_frames if config.reads_into_arena else arena_memory.AHEAD_STEPS
+            self._arena = arena_memory.pinned(self._arena, self.access.pins, ahead_steps=ahead)
         self._nodes: NodeAccess | None = None
         if config.deals_with_nodes and self._arena is not None:
             self._nodes = NodeAccess(config, seats=self.seats, roster=self._roster, block=self.block)
