@@ -167,13 +167,13 @@ def test_load_when_the_pool_is_full_and_one_as_long_came_before_then_it_does_not
     """SGLang evicts for a fetch when it needs the pages: what is free by then was evicted a step before."""
     sleeps = []
     monkeypatch.setattr(allocator.time, "sleep", lambda seconds: sleeps.append(seconds) or node.arrive())
-    node = Node(Reserve(2 * PAGE_TOKENS, most_tokens=4 * PAGE_TOKENS))
+    node = Node(Reserve(2 * PAGE_TOKENS, most_tokens=6 * PAGE_TOKENS))
     tree = Tree(node.pages)
     tree.kept = list(node.pages.alloc(ALL_SLOTS).split(PAGE_TOKENS))
 
     def load():
-        tree.evict_for_alloc(SimpleNamespace(num_tokens=4 * PAGE_TOKENS - node.pages.available_size()))
-        tree.kept += node.pages.alloc(4 * PAGE_TOKENS).split(PAGE_TOKENS)
+        tree.evict_for_alloc(SimpleNamespace(num_tokens=6 * PAGE_TOKENS - node.pages.available_size()))
+        tree.kept += node.pages.alloc(6 * PAGE_TOKENS).split(PAGE_TOKENS)
         return len(sleeps)
 
     assert load() > 0, "nobody knew that it would come"

@@ -140,6 +140,20 @@ def test_capacity_when_a_page_was_freed_and_its_number_comes_then_it_counts_if_n
     assert lockstep.pages.num_quarantined_tokens == 0
 
 
+def test_capacity_when_others_can_be_evicted_instead_of_what_is_read_then_nobody_is_retracted(lockstep, monkeypatch):
+    kept = list(lockstep.slots[4 * PAGE_TOKENS :].split(PAGE_TOKENS))
+
+    def evict(params):
+        for _ in range(-(-params.num_tokens // PAGE_TOKENS)):
+            lockstep.pages.free(kept.pop())
+
+    lockstep.tree = SimpleNamespace(supports_prefix_sharing=lambda: True, evict_for_alloc=evict)
+    monkeypatch.setattr(device_allocator.time, "sleep", lambda seconds: lockstep.bring_numbers())
+    lockstep.lease()
+    lockstep.evict()
+    assert lockstep.has_capacity(TWO)
+
+
 def test_capacity_when_the_last_request_needs_what_a_peer_reads_then_it_waits_instead_of_being_aborted(lockstep):
     lockstep.lease()
     lockstep.evict()

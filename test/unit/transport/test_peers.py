@@ -78,6 +78,14 @@ def test_lease_when_the_word_behind_its_copy_is_refused_then_it_is_given_back_by
     assert ids(owner.shelf.drain()) == [5]
 
 
+def test_fetch_when_it_cannot_begin_then_its_pages_are_let_go_at_once(node):
+    _, owner, reader = node
+    lease = reader.lease([key(1)])
+    reader.source._is_broken = True
+    assert not reader.source.start_copy([(lease, reader.targets(3))]).finish()
+    assert ids(owner.shelf.retire(frames(5))) == [5]
+
+
 def test_fetch_when_it_has_landed_then_the_device_says_how_long_it_took(node):
     gpu, _, reader = node
     gpu.run()

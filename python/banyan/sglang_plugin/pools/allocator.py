@@ -81,10 +81,12 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     def tokens_to_have(self, num_tokens: int) -> int:
         """How many are to be available before ``num_tokens`` are allocated: what a reader has held for long is not
-        counted on."""
-        return num_tokens + self._num_old() * self.page_size
+        counted on, and where no decode is planned with what is held, nothing that is."""
+        return num_tokens + self._num_uncounted() * self.page_size
 
-    def _num_old(self) -> int:
+    def _num_uncounted(self) -> int:
+        if not self.decodes_on_held:
+            return len(self._quarantine)
         # The shards of a rank must evict alike, and only this one knows how old its pages are.
         if not self._quarantine or get_parallel().attn_tp_size > 1:
             return 0

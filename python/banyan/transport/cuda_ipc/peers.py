@@ -211,6 +211,7 @@ class CudaPeers:
         if obstacle is not None:
             copy.fail()
             logger.warning("banyan: a fetch of %d pages failed: %s", num_pages, obstacle)
+            self.poll()
         else:
             self._try_enqueue(batch)
         return copy
