@@ -73,6 +73,7 @@ class GpuRank:
             on_stream=on_torch_stream,
         )
         kernel.warm_up(self.copy_stream)
+        self.opener = ThreadPoolExecutor(1)
         self.mappings = PeerMappings(
             driver=self.driver,
             places=places,
@@ -81,7 +82,7 @@ class GpuRank:
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
             wanted_slots=range(NUM_SLOTS),
-            executor=ThreadPoolExecutor(1),
+            executor=self.opener,
             registrations=KeptPieces(self.driver, Pinned()),
         )
         self.io: GpuIo | None = None

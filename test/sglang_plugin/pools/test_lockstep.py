@@ -13,7 +13,6 @@ from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import keys
 from test.unit.transport.gpu_node import NUM_PAGES, make_node
 
-from banyan.pacing.lockstep import LOAD_PATIENCE_S
 from banyan.sglang_plugin.pools import allocator, device_allocator, quarantine
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
@@ -94,7 +93,6 @@ def lockstep(ranks, monkeypatch):
     monkeypatch.setattr(prefill, "step_together", lambda **_rules: None)
     planner = SimpleNamespace(decode_us=lambda: None, token_us=lambda: None)
     times.step_together(ranks.pages, planner, token_bytes=1, is_whole_rank=True)
-    assert ranks.pages.load_patience_s == LOAD_PATIENCE_S
     return ranks
 
 
