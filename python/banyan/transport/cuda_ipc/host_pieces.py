@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
 
@@ -95,12 +98,13 @@ class HostPieces:
             num_whole += 1
         return min(num_whole * PIECE_BYTES, self.num_bytes)
 
-    def missing(self, spans: Sequence[tuple[int, int]]) -> set[int]:
-        """The pieces that these bytes, each from the first to the last, lie in and that are not pinned."""
-        if len(self._pieces) * PIECE_BYTES >= self.num_bytes:
-            return set()
-        wanted = {place // PIECE_BYTES for span in spans for place in span}
-        return wanted.difference(self._pieces)
+    @property
+    def is_whole(self) -> bool:
+        return len(self._pieces) * PIECE_BYTES >= self.num_bytes
+
+    def missing(self, places: NDArray[np.int64]) -> set[int]:
+        """The pieces that these bytes lie in and that are not pinned. Thousands are asked for at once."""
+        return set(np.unique(places // PIECE_BYTES).tolist()).difference(self._pieces)
 
     def pin_to(self, num_bytes: int) -> None:
         """Pin what lies before, all of each piece. Raises as ``pin``."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from banyan.transport.cuda_ipc.description import PoolDescription, Probe
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
 from banyan.transport.cuda_ipc.host_pieces import HostMemory, HostPieces, KeptPieces
@@ -37,9 +39,10 @@ class HostFrames:
 
     def missing(self, frames: Sequence[int]) -> set[int]:
         """The pieces that these frames need and that the device does not know yet."""
-        return self.pieces.missing(
-            [(frame * self.stride + self.first, frame * self.stride + self.last) for frame in frames]
-        )
+        if self.pieces.is_whole:
+            return set()
+        starts = np.asarray(frames, dtype=np.int64) * self.stride
+        return self.pieces.missing(np.concatenate((starts + self.first, starts + self.last)))
 
 
 @dataclass(frozen=True, slots=True)
