@@ -60,6 +60,8 @@ def step_together(
 ) -> None:
     """Hold to the rules of ``banyan.pacing.lockstep``."""
 
+    allocator.decodes_on_held = not is_whole_rank
+
     # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
     def most_moved() -> int:
         measured = (planner.decode_us(), planner.token_us()) if is_whole_rank else (None, None)
@@ -71,7 +73,6 @@ def step_together(
     )
     if is_whole_rank:
         allocator.load_patience_s = LOAD_PATIENCE_S
-        allocator.decodes_on_held = False
 
 
 def time_control(*entries: tuple[object, Sequence[str]]) -> Callable[[], int]:
