@@ -59,14 +59,15 @@ def test_changed_when_an_answer_made_the_next_prompt_another_then_it_counts_once
 
 
 class FakeServer:
-    """Answers when so many conversations are talking to it at once, or the test has waited for long."""
+    """Answers nobody before two conversations have talked to it at once, or the test has waited for long."""
 
     num_made = 0
 
     def __init__(self, model_path, *, further, **rest):
         FakeServer.num_made += 1
         self.further, self.asked, self.emptied = further, [], 0
-        self.together = threading.Barrier(2, timeout=10)
+        self.talking: set[int] = set()
+        self.together = threading.Event()
         self.wait_us = 0
 
     def call(self, path, **body):
@@ -76,7 +77,10 @@ class FakeServer:
         return [{"alloc_wait_us": self.wait_us}, {"alloc_wait_us": self.wait_us}]
 
     def generate(self, ids, rank):
-        self.together.wait()
+        self.talking.add(threading.get_ident())
+        if len(self.talking) > 1:
+            self.together.set()
+        self.together.wait(10)
         self.asked.append((len(ids), rank))
         self.wait_us += 1
         return replace(answer(len(self.asked)), prompt=tuple(ids))
@@ -106,7 +110,7 @@ def test_load_when_a_server_is_put_under_it_then_conversations_talk_at_once_and_
     )
     (done,) = load_check.serve(args, share, step=step, num_runs=1)
     assert len(done.answers) == 4 * load_check.NUM_TURNS and done.wait_us > 0 and made[0].emptied == 2
-    assert made[0].further is None, "it was stopped"
+    assert made[0].together.is_set() and made[0].further is None, "it was stopped"
     first = [rank for _, rank in made[0].asked]
     assert set(first) == {0, 1}
     prompts = [list(each.prompt) for each in done.answers[: load_check.NUM_TURNS]]
