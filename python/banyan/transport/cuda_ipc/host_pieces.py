@@ -84,6 +84,7 @@ class HostPieces:
         self.device_address = 0
         """Known once the first piece is pinned."""
         self._driver = driver
+        self._context = driver.current_context()
         self._address = address
         self._register = register
         self._name = name
@@ -119,6 +120,8 @@ class HostPieces:
         """
         if piece in self._pieces:
             return
+        # Whichever thread grows the arena.
+        self._driver.enter_context(self._context)
         offset = piece * PIECE_BYTES
         num_bytes = min(PIECE_BYTES, self.num_bytes - offset)
         free_bytes, began_s = self._driver.free_bytes(), time.monotonic()

@@ -163,7 +163,6 @@ class PeerMappings:
     def _pin(self, peer: Peer, host: HostFrames, piece: int) -> None:
         """On the other thread."""
         try:
-            self._driver.enter_context(self._context)
             host.pieces.pin(piece)
         except (DriverError, ValueError) as error:
             logger.warning("banyan: some pages in the memory of slot %d are not shared: %s", peer[0], error)
