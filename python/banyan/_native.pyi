@@ -119,6 +119,10 @@ class PeerMemory:
     def extents(self) -> list[tuple[int, int]]:
         """`(base_bytes, stride_bytes)`, layer by layer. A page under a lease may be read."""
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Which memory it is: the same whenever it is announced again, and no other's while this object lives."""
+
     def checksums(self, namespace: bytes, keys: list[str], offsets: Buffer, page_bytes: int, layer: int) -> list[int]:
         """As those of `SharedBytes`, of leased pages."""
 
@@ -302,6 +306,17 @@ class Lease:
 
     def release(self) -> None:
         """Let go; idempotent. A copy under way keeps its own hold until it has ended."""
+
+class LeaseEnds:
+    """Ends leases when a word says so that a stream of a GPU writes behind its copies. The thread that looks at it runs
+    no Python. Any thread. It keeps leases whose value never comes."""
+
+    def __init__(self, word: SharedBytes, first: int = 0) -> None:
+        """The word is the first 32 bits of `word`, which holds nothing else. `first` is where it starts to count."""
+
+    def expect(self, leases: list[Lease]) -> int:
+        """Release them once the word has come to the value returned. Values follow each other, round 32 bits; a stream
+        is to write them in that order."""
 
 class Copy:
     """A copy under way on the helper thread. Any thread may wait; waits release the GIL.

@@ -323,8 +323,9 @@ class Config:
         16,
         "--banyan-copy-sms",
         GPU,
-        """Processors (SMs) that copies between pools may take: in a green context of their own, four programs on each,
-        where the driver allows it; else a grid of so many programs. Not measured yet.""",
+        """Processors (SMs) that copies between pools may take: in a green context of their own, as many programs on
+        each as fit, where the driver allows it; else a grid of so many programs. Copies down to the arena run beside
+        it, 16 programs at most. Not measured yet.""",
         metavar="N",
         parse=int,
         check=at_least(1, "processor"),

@@ -146,6 +146,7 @@ def main(chosen: list[str]) -> int:
         said = said_by((out / f"{step.name}.txt").read_text(errors="replace"))
         ledger.note(step, facts, status=status, seconds=time.monotonic() - began_s, said=said)
         save(ledger, path)
+        print(f"[gpu-check] {ledger.line(step, facts)}", flush=True)
     print("\n".join(ledger.summary(facts)))
     print(f"[gpu-check] results in {out}")
     return 0 if ledger.num(facts, PROVED) and not ledger.has_failed(facts) else 1

@@ -19,6 +19,8 @@ from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
+from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
@@ -61,16 +63,17 @@ class GpuRank:
         places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
         places.write(OWN_ROW, addresses, sizes)
         tile = TileShape.fitting(sizes, 256)
-        self._words = torch.tensor([size // tile.word_bytes for size in sizes], device="cuda")
+        self._chunks = torch.tensor(tile.chunks(sizes), dtype=torch.int32, device="cuda")
         kernel = KvTrans(
             table=places.address,
-            page_words=self._words.data_ptr(),
+            chunks=self._chunks.data_ptr(),
             page_bytes=sizes,
             shape=tile,
             num_programs=16,
             on_stream=on_torch_stream,
         )
         kernel.warm_up(self.copy_stream)
+        self.opener = ThreadPoolExecutor(1)
         self.mappings = PeerMappings(
             driver=self.driver,
             places=places,
@@ -79,7 +82,8 @@ class GpuRank:
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
             wanted_slots=range(NUM_SLOTS),
-            executor=ThreadPoolExecutor(1),
+            executor=self.opener,
+            registrations=KeptPieces(self.driver, Pinned()),
         )
         self.io: GpuIo | None = None
         if arena is not None:
@@ -97,6 +101,7 @@ class GpuRank:
                 consumers=lambda: (self.forward.cuda_stream,),
                 ready_events=self._ready,
             ),
+            ends=self._make_ends(),
             page_bytes=SHAPE.block_bytes,
             num_pages=NUM_PAGES,
             reads=ArenaReads(self.io, frame_bytes=BLOCK.frame_bytes) if self.io is not None else None,
@@ -109,6 +114,10 @@ class GpuRank:
         places.write(ARENA_ROW, bases, [BLOCK.frame_bytes] * len(bases))
         words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "gpu-check-ring")
         self.io = GpuIo(self.driver, _native.FlagRing(words, NUM_SLOTS), self._pin(words))
+
+    def _make_ends(self) -> LeaseWord:
+        word = _native.SharedBytes.create(64, "gpu-check-ends")
+        return LeaseWord(_native.LeaseEnds(word), self._pin(word))
 
     def _pin(self, memory: _native.SharedBytes) -> int:
         return self.driver.register_host(np.frombuffer(memory, dtype=np.uint8).ctypes.data, memory.num_bytes)

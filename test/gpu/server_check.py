@@ -33,6 +33,8 @@ NUM_PROFILED = 2
 NUM_SCORED = 4
 FIRST_TOKENS = (400, 2000)
 TURN_TOKENS = (50, 300)
+PINNED = ("num_pinned_host_bytes", "pinning_us", "num_pinning_device_bytes")
+"""What each rank says of the host's memory that its GPU knows, and of what that took."""
 MIN_COMPARED = 0.5
 """Of all answers. A page that was published a moment too late for the next turn makes another shape."""
 
@@ -90,6 +92,7 @@ class Check:
         self.waits: dict[str, Counter[str] | str] = {}
         self.divergences: dict[str, float] = {}
         self.alloc_wait_us: dict[str, int] = {}
+        self.pinned: dict[str, dict[str, int]] = {}
 
     def serve(self, name: str, *further: str) -> Server:
         args, log = self._args, self._args.log / f"server-{name}.log"
@@ -123,6 +126,7 @@ class Check:
             self._profile(server, share, step)
             states = server.rank_states()
             self.alloc_wait_us[share] = sum(state["alloc_wait_us"] for state in states)
+            self.pinned[share] = {name: sum(state.get(name, 0) for state in states) for name in PINNED}
         finally:
             server.stop()
 
@@ -260,6 +264,7 @@ def main() -> int:
         "more_verified": check.more_verified(),
         "waits_for_the_device": check.waits,
         "alloc_wait_us": check.alloc_wait_us,
+        "pinned": check.pinned,
         "verdict": verdict,
     }
     print(json.dumps(result, indent=2))

@@ -94,6 +94,10 @@ def two_gpus(facts: Facts) -> str | None:
     return None if facts.num_gpus > 1 else "one GPU"
 
 
+def four_gpus(facts: Facts) -> str | None:
+    return None if facts.num_gpus > 3 else f"{facts.num_gpus} GPU(s), of four"
+
+
 def peer_access(facts: Facts) -> str | None:
     return None if facts.has_peer_access else "the GPUs cannot read each other"
 
@@ -145,11 +149,25 @@ def _served(
     return Step(f"server-{name}", tuple(command), wanted)
 
 
-GRAPHS = "--cuda-graph-backend-decode full --cuda-graph-backend-prefill breakable"
-WHOLE_GRAPHS = "--cuda-graph-backend-decode full --cuda-graph-backend-prefill full"
+def _loaded(name: str, further: str, *needs: Need, path: str = "{model}", check: str = "") -> Step:
+    """Many conversations at once: a forward is in flight whenever a page is fetched, evicted or waited for."""
+    command = ["test/gpu/load_check.py", "--model-path", path, "--log", f"{{out}}/{name}"]
+    command += [*check.split(), "--", *further.split()]
+    return Step(f"server-{name}", tuple(command), (MODELS[path], server, *needs))
+
+
+FEW = "--cuda-graph-max-bs-decode 32 --cuda-graph-max-bs-prefill 2048"
+"""Two ranks capture, twice a step: not every size there is."""
+GRAPHS = f"--cuda-graph-backend-decode full --cuda-graph-backend-prefill breakable {FEW}"
+WHOLE_GRAPHS = f"--cuda-graph-backend-decode full --cuda-graph-backend-prefill full {FEW}"
 """A prefill in one graph waits for its last layer alone."""
 INDEXED = "--attention-backend dsa --page-size 64 --dtype bfloat16"
 """A model with an indexer. Prompts must be longer than its top-k, or its keys do not matter."""
+
+TOGETHER = "--tp 2 --dp 2 --enable-dp-attention"
+"""Ranks that step together: what one waits for, all wait for."""
+FULL = "--max-total-tokens 16384"
+"""Sixteen conversations do not find room in it: pages are evicted, and requests retracted, while others read them."""
 
 CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 ITSELF = f"--speculative-algorithm STANDALONE --speculative-draft-model-path {{model}} {CHAIN}"
@@ -172,12 +190,15 @@ STEPS = (
         "tests", ("-m", "pytest", "test/gpu", "-q", "-p", "no:cacheprovider"), (module("pytest"), module("hypothesis"))
     ),
     Step("streams", ("test/gpu/streams.py",)),
-    Step("bench", ("-m", "banyan.cli", "bench", "gpu", "--json")),
+    Step("bench", ("test/gpu/bench_check.py",)),
     _served("plain", ""),
     _served("graphs", GRAPHS),
     _served("store", "", cases="store"),
     _served("full-pool", "--max-total-tokens 8192"),
     _served("full-pool-graphs", f"--max-total-tokens 8192 {GRAPHS}"),
+    _loaded("concurrent", GRAPHS),
+    _loaded("concurrent-full-pool", f"{FULL} {GRAPHS}"),
+    _loaded("concurrent-no-arena", f"--banyan-host-gb 0 {GRAPHS}"),
     _served("arena", "--banyan-host-gb 4"),
     _served("staged", "--banyan-host-gb 4", check="--staged"),
     _served("chunked", "--chunked-prefill-size 512"),
@@ -226,6 +247,20 @@ STEPS = (
     ),
     _served("two-gpus-mla", GRAPHS, two_gpus, peer_access, path="{mla_model}", check="--all-gpus"),
     _served("two-gpus-full-pool", f"--max-total-tokens 8192 {GRAPHS}", two_gpus, peer_access, check="--all-gpus"),
+    _loaded("two-gpus-concurrent", GRAPHS, two_gpus, peer_access, check="--all-gpus"),
+    _served("two-gpus-attn-dp", f"{TOGETHER} {GRAPHS}", two_gpus, peer_access, check="--all-gpus"),
+    _loaded("two-gpus-attn-dp-concurrent", f"{TOGETHER} {GRAPHS}", two_gpus, peer_access, check="--all-gpus"),
+    _loaded("two-gpus-attn-dp-full-pool", f"{TOGETHER} {FULL} {GRAPHS}", two_gpus, peer_access, check="--all-gpus"),
+    _loaded(
+        "two-gpus-attn-dp-mla",
+        f"{TOGETHER} {FULL} {GRAPHS}",
+        two_gpus,
+        peer_access,
+        path="{mla_model}",
+        check="--all-gpus",
+    ),
+    _served("four-gpus-tp", f"--tp 2 {GRAPHS}", four_gpus, peer_access, check="--all-gpus"),
+    _loaded("four-gpus-tp-concurrent", f"--tp 2 {GRAPHS}", four_gpus, peer_access, check="--all-gpus"),
     _served("two-gpus-staged", "--banyan-host-gb 4", no_peer_access, check="--all-gpus"),
     Step("memcheck", KERNEL_TESTS, (tool("compute-sanitizer"),), tool="memcheck"),
     Step("racecheck", KERNEL_TESTS, (tool("compute-sanitizer"),), tool="racecheck"),
@@ -291,19 +326,20 @@ class Ledger:
         """How many steps have come out so, here and at this commit."""
         return sum((known.outcome, known.key) == (outcome, facts.key) for known in self.outcomes.values())
 
+    def line(self, step: Step, facts: Facts) -> str:
+        """How a step has come out."""
+        known = self.outcomes.get(step.name)
+        if known is None:
+            return f"{step.name:{NAME_WIDTH}} not run yet"
+        took = f" ({known.seconds:.0f} s)" if known.seconds else ""
+        stale = "" if known.key == facts.key else f" [of {known.key}]"
+        return f"{step.name:{NAME_WIDTH}} {known.outcome}{took}{': ' if known.detail else ''}{known.detail}{stale}"
+
     def summary(self, facts: Facts) -> list[str]:
         """A line for each step, and one that counts them."""
         lines = []
         for step in STEPS:
-            known = self.outcomes.get(step.name)
-            if known is None:
-                lines.append(f"{step.name:{NAME_WIDTH}} not run yet")
-                continue
-            took = f" ({known.seconds:.0f} s)" if known.seconds else ""
-            stale = "" if known.key == facts.key else f" [of {known.key}]"
-            lines.append(
-                f"{step.name:{NAME_WIDTH}} {known.outcome}{took}{': ' if known.detail else ''}{known.detail}{stale}"
-            )
+            lines.append(self.line(step, facts))
         counts = {outcome: self.num(facts, outcome) for outcome in (PROVED, FAILED, NOT_POSSIBLE)}
         counts["not run yet"] = len(STEPS) - sum(counts.values())
         told = ", ".join(f"{num} {outcome}" for outcome, num in counts.items())

@@ -150,7 +150,9 @@ def _measure_starts(torch: Any, driver: Any, opened: CopyStreams) -> dict[bool, 
     pools = Pools(shape, [device_place(shape, num_pages) for _ in range(2)])
     order = random.Random(0)
     lists = Lists([1] * num_pages, *(order.sample(range(num_pages), num_pages) for _ in range(2)))
-    kernel = pools.kernel(num_programs=opened.num_programs)
+    kernel = pools.kernel(num_programs=opened.num_sms)
+    kernel.warm_up(opened.streams[0])
+    kernel.num_programs = opened.num_programs(kernel.programs_per_sm(driver.threads_per_sm(driver.current_device())))
     stream = opened.streams[0]
     groups = [range(start, start + 8) for start in range(0, len(shape.extents), 8)]
     copies = [

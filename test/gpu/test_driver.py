@@ -5,6 +5,7 @@ import ctypes
 import mmap
 import time
 
+import numpy as np
 import torch
 
 from banyan import _native
@@ -37,6 +38,22 @@ def test_flag_when_the_count_goes_round_then_later_is_still_later(driver):
     driver.wait_flag(stream, word, 2**32 - 1)
     driver.record_event(event, stream)
     assert until(lambda: driver.is_event_done(event))
+
+
+def test_word_when_a_stream_writes_it_then_behind_what_was_enqueued_before(driver):
+    """So that a lease ends with the copy and not before it."""
+    memory = _native.SharedBytes.create(64, "gpu-check-word")
+    start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    address, gate = driver.register_host(start, 64), driver.allocate_pinned(64)
+    ctypes.memset(gate, 0, 64)
+    word, stream = ctypes.c_uint32.from_address(start), driver.create_stream()
+    driver.wait_flag(stream, gate, 1)
+    driver.write_word(stream, address, 2**32 - 1)
+    time.sleep(0.05)
+    assert word.value == 0
+    ctypes.c_uint32.from_address(gate).value = 1
+    assert until(lambda: word.value == 2**32 - 1)
+    driver.unregister_host(start)
 
 
 def test_wait_event_when_another_stream_is_behind_then_ordered(driver):

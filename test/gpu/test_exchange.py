@@ -117,7 +117,9 @@ def test_pool_when_opened_as_a_tensor_then_it_shows_what_the_owner_has_published
     lease = rank.peers.lease(rank.source.lookup(name), name)
     ((slot, epoch, frames),) = lease.sources()
     described = PoolDescription.decode(rank.peers.description(slot, epoch))
-    rank.mappings.close()  # A process opens a handle once.
+    rank.mappings.close()
+    # A process opens a handle once, and the other thread closes it.
+    rank.opener.submit(lambda: None).result()
     opened = p2p_fix_rebuild_cuda_tensor(rank.driver, described, SHAPE.extents, lambda: None)
     page = int.from_bytes(frames, "little")
     for extent, page_bytes in enumerate(SHAPE.extents):

@@ -69,11 +69,11 @@ def launch(
     device = places[0][0].device
     shape = TileShape.fitting(page_bytes, alignment_bytes(places), tile_bytes)
     table = place_table(places, device)
-    words = int64([size // shape.word_bytes for size in page_bytes], device)
+    chunks = torch.tensor(shape.chunks(page_bytes), dtype=torch.int32, device=device)
     rows, sources, targets = (int64(values, device) for values in lists)
     kv_trans = KvTrans(
         table=table.data_ptr(),
-        page_words=words.data_ptr(),
+        chunks=chunks.data_ptr(),
         page_bytes=page_bytes,
         shape=shape,
         num_programs=num_programs,

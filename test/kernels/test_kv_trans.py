@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from test.kernels.kv_pools import GEOMETRIES, POISON, arena, fused, int64, launch, place_table, pool
+from test.kernels.kv_pools import GEOMETRIES, POISON, arena, fused, launch, place_table, pool
 from test.kernels.reference import kv_trans_reference
 
 from banyan.transport.kv_trans.launch import KvTrans, TileShape
@@ -84,12 +84,13 @@ def test_fetch_when_there_are_no_pages_then_nothing_is_written(interpreted_kerne
 def test_warm_up_when_called_then_nothing_is_written(interpreted_kernel):
     (extent,) = places = pool([64], NUM_PAGES)
     table = place_table([places])
-    words = int64([8])
+    shape = TileShape.fitting([64], 16, TILE_BYTES)
+    chunks = torch.tensor(shape.chunks([64]), dtype=torch.int32)
     KvTrans(
         table=table.data_ptr(),
-        page_words=words.data_ptr(),
+        chunks=chunks.data_ptr(),
         page_bytes=[64],
-        shape=TileShape.fitting([64], 16, TILE_BYTES),
+        shape=shape,
         num_programs=2,
         on_stream=lambda _stream: nullcontext(),
         kernel=interpreted_kernel,

@@ -30,8 +30,10 @@ class Growth:
 
     Args:
         num_frames: all that there can be.
+        num_backed: those that have memory already.
+        ahead_frames: more are asked for while fewer than these are unused.
         step_frames: frames of one step.
-        back: gives frames ``[start, stop)`` memory. Raises OSError. Called on the executor's thread.
+        back: gives frames ``[start, stop)`` memory. Raises what it likes. Called on the executor's thread.
         has_room: whether the machine can spare the bytes of that many frames. Called on the executor's thread.
         clock: nanoseconds.
     """
@@ -45,9 +47,12 @@ class Growth:
         has_room: Callable[[int], bool],
         executor: Executor,
         clock: Callable[[], int],
+        ahead_frames: int,
+        num_backed: int = 0,
     ) -> None:
         self._num_frames = num_frames
         self._step_frames = step_frames
+        self._ahead_frames = ahead_frames
         self._back = back
         self._has_room = has_room
         self._executor = executor
@@ -55,18 +60,13 @@ class Growth:
         self._taking: Future[int] | None = None
         self._rests_until_ns = clock()
         self._said = False
-        self.num_backed = 0
+        self.num_backed = num_backed
         self.num_refused = 0
 
-    @classmethod
-    def step_of(cls, frame_bytes: int) -> int:
-        """Frames that one step takes."""
-        return max(1, STEP_BYTES // frame_bytes)
-
     def poll(self, num_unused: int) -> int:
-        """How many frames have come since the last call; asks for more while fewer than two steps are unused."""
+        """How many frames have come since the last call; asks for more while too few are unused."""
         num_new = self._collect()
-        wanted = num_unused + num_new < 2 * self._step_frames and self.num_backed < self._num_frames
+        wanted = num_unused + num_new < self._ahead_frames and self.num_backed < self._num_frames
         if wanted and self._taking is None and self._clock() >= self._rests_until_ns:
             start = self.num_backed
             stop = min(start + self._step_frames, self._num_frames)

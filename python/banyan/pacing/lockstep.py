@@ -14,7 +14,8 @@ Nobody waits in a circle
       is k+2 or later, and its own k+1 is launched. THIS HANGS ON ONE ORDER: the lease comes before the exchange of
       batch sizes in every step. A path that leases or publishes outside the step (a read for a request that has just
       come, a back-up) may only copy; no forward waits for it.
-  (c) its own allocator, for a reader whose copy goes on by itself: (a).
+  (c) its own allocator, for a reader whose copy goes on by itself: (a). The lease ends with the copy, by a thread or by
+      a word that the stream writes, and never by the reader's scheduler: that may be waiting for this rank.
   (d) the store's threads; never here: what has not landed is not promised (``follows_reads``).
 
 Nobody waits for long
@@ -25,8 +26,8 @@ Nobody waits for long
      times and must cut a batch alike.
   3. What a move makes the forward wait is charged once for every rank when moving is compared with computing.
   4. Pages in quarantine are not counted on for a prefill, and loading waits ``LOAD_PATIENCE_S`` for them, then the
-     tail is computed. Only a decode may wait longer: SGLang ends the server when one gets no page. (Where a rank has
-     several shards, their quarantines differ and no shard may give up alone: they wait as long as replicas do.)
+     tail is computed. Nor for a decode: SGLang retracts a request instead, but for the last one, which waits. (Where a
+     rank has several shards, their quarantines differ and no shard may decide alone: they wait as long as replicas do.)
   5. A prompt takes no detour over an idle rank: it steps with the others.
 """
 

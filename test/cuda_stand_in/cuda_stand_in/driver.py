@@ -15,6 +15,7 @@ from cuda_stand_in.memory import Memory
 
 NUM_DEVICES = 8
 NUM_SMS = 132
+SM_THREADS = 2048
 CONTEXT = 0xC0
 HANDLE_BYTES = 64
 
@@ -69,7 +70,8 @@ class Driver:
         return 1
 
     def cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
-        return NUM_SMS if "MULTIPROCESSOR" in attribute.name else 0
+        known = {"MULTIPROCESSOR_COUNT": NUM_SMS, "MAX_THREADS_PER_MULTIPROCESSOR": SM_THREADS}
+        return known.get(attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_"), 0)
 
     def cuCtxGetCurrent(self) -> int:
         return CONTEXT
@@ -125,6 +127,10 @@ class Driver:
     def cuMemcpyAsync(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._device.enqueue(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
 
+    def cuMemsetD32Async(self, address: int, value: int, num_words: int, stream: int) -> None:
+        words = (ctypes.c_uint32 * num_words).from_address(address)
+        self._device.enqueue(stream, lambda: words.__setitem__(slice(None), [value] * num_words))
+
     # ---- memory
 
     def cuMemAlloc(self, num_bytes: int) -> int:
@@ -132,6 +138,9 @@ class Driver:
 
     def cuMemFree(self, address: int) -> None:
         self._memory.free(address)
+
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        return self._ok, 1 << 30, 1 << 34
 
     def cuMemAllocHost(self, num_bytes: int) -> int:
         block = ctypes.create_string_buffer(num_bytes)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks of a GPU server over the fake driver: announced, published when complete, fetched, backed up, left."""
 
+import copy
 import ctypes
+import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +30,8 @@ from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
 from banyan.transport.capability import Route
+from banyan.transport.cuda_ipc import host_pieces
+from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.probe import SHARED_BYTES, pattern
 
@@ -35,6 +40,7 @@ COMMON = {"size": TOKENS, "page_size": PAGE, "layer_num": LAYERS, "device": "cpu
 MHA = {**COMMON, "head_num": 2, "head_dim": 8, "enable_alt_stream": False, "dtype": torch.bfloat16}
 MLA = {**COMMON, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "dtype": torch.bfloat16}
 SCHEDULE, FORWARD = 1, 2
+TWO_RANKS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
 
 
 class Device(FakeDriver):
@@ -42,6 +48,14 @@ class Device(FakeDriver):
 
     num_streams = 10
     exportable = True
+
+    def __init__(self, gpu):
+        super().__init__(gpu)
+        self.grids = []
+        """Of each copy: its stream and how many programs it has."""
+
+    def threads_per_sm(self, device):
+        return 2048
 
     def create_stream(self):
         Device.num_streams += 1
@@ -53,11 +67,15 @@ class Device(FakeDriver):
     def current_device(self):
         return 0
 
+    devices_seen = 1
+    apart = ()
+    """Devices that this one cannot read."""
+
     def num_devices(self):
-        return 1
+        return self.devices_seen
 
     def can_access(self, device, other):
-        return device == other
+        return device == other or (self.devices_seen > 1 and other not in self.apart)
 
     uuid = bytes(16)
 
@@ -72,11 +90,25 @@ class Device(FakeDriver):
 
 
 class Kernel(FakeKernel):
-    def __init__(self, *, table, page_bytes, page_words, shape, num_programs, on_stream):
+    num_programs = None
+
+    def __init__(self, *, table, page_bytes, chunks, shape, num_programs, on_stream):
         super().__init__(Rank.building.driver, SimpleNamespace(address=table, num_extents=len(page_bytes)), page_bytes)
 
     def warm_up(self, stream):
         self.driver._called("warm_up", stream)
+
+    def programs_per_sm(self, sm_threads):
+        return sm_threads // 512
+
+    def on_grid(self, num_programs):
+        other = copy.copy(self)
+        other.num_programs = num_programs
+        return other
+
+    def enqueue(self, *, stream, **rest):
+        self.driver.grids.append((stream, self.num_programs))
+        super().enqueue(stream=stream, **rest)
 
 
 class Rank:
@@ -94,6 +126,7 @@ class Rank:
         exportable=True,
         uuid=bytes(16),
         gives_handles=True,
+        layout=TWO_RANKS,
     ):
         Rank.building = self
         self.driver = Device(gpu)
@@ -114,18 +147,20 @@ class Rank:
             pool=self.pool,
             page_tokens=PAGE,
             config=config,
-            num_slots=4,
+            num_slots=2 * layout.dp,
             forward_stream=SimpleNamespace(cuda_stream=FORWARD),
             record_ready=self.record_ready,
             arena=arena,
             has_arena=arena is not None,
             reserve=Reserve(0),
-            devices=(0, 1),
+            devices=range(layout.dp),
         )
-        self.seats = Seats(Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1), slot, 0)
+        self.seats = Seats(layout, slot, 0)
         self.roster, self.arena = roster, arena
         self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
-        self.cache = make_cache(self.shelf, self.source, slot=slot, slots=[1 - slot, *self.seats.arenas])
+        self.cache = make_cache(
+            self.shelf, self.source, slot=slot, slots=[*self.seats.peers, *self.seats.arenas], layout=layout
+        )
         self.access.attach(lambda frames, names, window: self.cache.publish(frames, names))
         self.pages = DeviceAllocator(
             size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
@@ -213,19 +248,21 @@ def test_offload_when_the_forward_has_not_ended_then_published_only_afterwards(g
     assert owner.access.num_completed == 1 and owner.access.pop_completed()
 
 
-def test_fetch_when_started_then_the_peers_bytes_arrive_and_the_lease_ends_with_a_poll(gpu, ranks):
+def test_fetch_when_started_then_the_peers_bytes_arrive_and_their_owner_gets_its_pages_back(gpu, ranks):
     owner, reader = ranks
     owner.offload([3, 5], keys(1, 2))
     gpu.run()
     owner.access.poll()
     index = fetch(reader, keys(1, 2), 7, 1)
     assert reader.cache.finish(index)
-    gpu.run()
-    assert torch.equal(reader.page(7), owner.page(3)) and torch.equal(reader.page(1), owner.page(5))
     owner.shelf.retire(array("q", [3, 5]))
     assert owner.shelf.num_quarantined == 2
-    reader.access.poll()
-    assert sorted(ids(owner.shelf.drain())) == [3, 5]
+    gpu.run()
+    assert torch.equal(reader.page(7), owner.page(3)) and torch.equal(reader.page(1), owner.page(5))
+    back, deadline_s = [], time.monotonic() + 5
+    while len(back) < 2 and time.monotonic() < deadline_s:
+        back += ids(owner.shelf.drain())
+    assert sorted(back) == [3, 5], "the reader does not poll"
 
 
 def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_closed(gpu, ranks):
@@ -270,6 +307,54 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     fetch(reader, keys(1, 2), 6, 2)
     gpu.run()
     assert torch.equal(reader.page(6), owner.page(3)) and torch.equal(reader.page(2), owner.page(5))
+
+
+def test_backup_when_copies_have_a_partition_then_those_down_run_beside_it_on_a_small_grid(gpu, monkeypatch):
+    """They run where compute runs: the partition's grid would take 64 processors for one link."""
+    granting = lambda driver, num_sms, num_streams: ([driver.create_stream() for _ in range(num_streams)], 16)  # noqa: E731
+    monkeypatch.setattr(Device, "create_partition_streams", granting)
+    roster, arena = _native.Roster.create(4), arena_of_four_pages()
+    owner = Rank(gpu, roster, 0, monkeypatch, arena=arena)
+    block = BlockGeometry.of_page(owner.pool.banyan_geometry.page)
+    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arena)
+    owner.offload([3], keys(1))
+    gpu.run()
+    owner.access.poll()
+    owner.driver.grids.clear()
+    view.start_copy([(view.lease(view.lookup(keys(1), [owner.seats.own]), keys(1)), array("q", [1]))])
+    assert set(owner.driver.grids) == {(owner.device.backup_stream, BACKUP_PROGRAMS)}
+    assert BACKUP_PROGRAMS <= 16 < owner.access._kernel.num_programs
+    gpu.run()
+
+
+def pinned_parts(rank):
+    """What of its own part of the arena a rank has registered, by offset and size."""
+    start = torch.frombuffer(rank.arena, dtype=torch.uint8).data_ptr()
+    calls = [call[1:] for call in rank.driver.calls if call[0] == "register_host"]
+    return [(at - start, num_bytes) for at, num_bytes in calls if 0 <= at - start < rank.arena.num_bytes]
+
+
+def test_arena_when_the_rank_starts_then_one_piece_is_pinned_and_others_when_they_are_needed(gpu, monkeypatch):
+    """Nothing larger than a piece goes to the driver in one call, and no start waits for more than one."""
+    arena = arena_of_four_pages()
+    piece = arena.num_bytes // 4 + 64
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", piece)
+    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch, arena=arena)
+    assert pinned_parts(rank) == [(0, piece)] and rank.access.pins.num_pinned_bytes == piece
+    with ThreadPoolExecutor(1) as another:
+        another.submit(rank.access.pins.pin_to, piece + 1).result()
+    assert pinned_parts(rank)[1:] == [(piece, piece)]
+    assert rank.access.state()["num_pinned_host_bytes"] == 2 * piece
+
+
+def test_arena_when_a_later_piece_is_refused_then_the_server_is_not(gpu, monkeypatch):
+    arena = arena_of_four_pages()
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", arena.num_bytes // 4)
+    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch, arena=arena)
+    rank.driver.refuse["register_host"] = 0
+    with pytest.raises(DriverError):
+        rank.access.pins.pin_to(arena.num_bytes)
+    assert rank.access.pins_arena and rank.access.pins.num_pinned_bytes == arena.num_bytes // 4
 
 
 @pytest.mark.parametrize("can_register", [True, False])
@@ -326,6 +411,26 @@ def test_copies_when_the_driver_grants_a_partition_then_their_grid_fills_it(gpu,
         monkeypatch.setattr(Device, "create_partition_streams", granting)
     rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch)
     assert rank.access._kernel.num_programs == num_programs
+
+
+def test_peer_when_its_gpu_alone_cannot_be_read_then_the_others_are_read_directly(gpu, monkeypatch, caplog):
+    """Two halves of a machine, each behind a switch of its own: the near ranks share as if there were no other half."""
+    monkeypatch.setattr(Device, "devices_seen", 3)
+    monkeypatch.setattr(Device, "apart", (2,))
+    layout = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
+    roster = _native.Roster.create(6)
+    near, far, reader = (
+        Rank(gpu, roster, slot, monkeypatch, arena=arena_of_four_pages(), layout=layout) for slot in (1, 2, 0)
+    )
+    near.offload([3], keys(1))
+    far.offload([3], keys(2))
+    gpu.run()
+    near.access.poll()
+    far.access.poll()
+    reader.meet_peers()
+    assert reader.access.shares_pool and "memory of device 2" in caplog.text
+    assert reader.source.lookup(keys(1), [1, 2]).num_pages == 1
+    assert reader.source.lookup(keys(2), [1, 2]).num_pages == 0, "by the arena"
 
 
 def test_link_when_there_is_an_arena_then_it_is_measured_at_the_start(gpu, monkeypatch):
@@ -455,9 +560,10 @@ class TwoPairs(Device):
 def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_seats_matter(gpu, devices, is_direct, capsys):
     driver = TwoPairs(gpu)
     if is_direct:
-        assert device_start.find_route(driver, [], devices, has_arena=False) is Route.DIRECT
+        assert device_start.find_route(driver, [], devices, has_arena=False).route is Route.DIRECT
     else:
-        assert device_start.find_route(driver, [], devices, has_arena=True) is Route.STAGED
+        assert device_start.find_route(driver, [], devices, has_arena=True).apart == (2, 3)
+        assert device_start.find_route(driver, [], [0, 2], has_arena=True).route is Route.STAGED
         with pytest.raises((SystemExit, Refused)):
             device_start.find_route(driver, [], devices, has_arena=False)
         assert "device 2, 3" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freed pages whose numbers only the device knows: counted, not handed out before they came, never lost."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test.unit.cache_rig import make_cache
@@ -159,6 +161,26 @@ def test_alloc_when_the_pool_is_full_then_no_step_waits_for_the_forward_in_fligh
     node = Node(Reserve(2 * PAGE_TOKENS))
     serve_until_the_pool_is_full(node, 30)
     assert node.pages.wait_us == 0
+
+
+def test_load_when_the_pool_is_full_and_one_as_long_came_before_then_it_does_not_wait(monkeypatch):
+    """SGLang evicts for a fetch when it needs the pages: what is free by then was evicted a step before."""
+    sleeps = []
+    monkeypatch.setattr(allocator.time, "sleep", lambda seconds: sleeps.append(seconds) or node.arrive())
+    node = Node(Reserve(2 * PAGE_TOKENS, most_tokens=6 * PAGE_TOKENS))
+    tree = Tree(node.pages)
+    tree.kept = list(node.pages.alloc(ALL_SLOTS).split(PAGE_TOKENS))
+
+    def load():
+        tree.evict_for_alloc(SimpleNamespace(num_tokens=6 * PAGE_TOKENS - node.pages.available_size()))
+        tree.kept += node.pages.alloc(6 * PAGE_TOKENS).split(PAGE_TOKENS)
+        return len(sleeps)
+
+    assert load() > 0, "nobody knew that it would come"
+    num_sleeps = len(sleeps)
+    node.pages.evict_to_free_tokens(tree, PAGE_TOKENS)
+    node.come()
+    assert load() == num_sleeps
 
 
 def test_alloc_when_nothing_is_kept_in_reserve_then_the_full_pool_makes_it_wait(monkeypatch):

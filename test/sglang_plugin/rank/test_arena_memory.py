@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from banyan.arena import growth
 from banyan.arena.sizing import AutoSize
 from banyan.layout import BlockGeometry
 from banyan.sglang_plugin.rank import arena_memory
+from banyan.transport.cuda_ipc.driver import DriverError
 
 BLOCK = BlockGeometry(((2048, 2048),) * 2)
 FRAME = 8192
@@ -136,7 +136,7 @@ def size_of(part_bytes, free_bytes=0):
 
 
 def test_allocate_growing_when_used_then_memory_comes_in_steps_and_can_be_written(monkeypatch):
-    monkeypatch.setattr(growth, "STEP_BYTES", 16 * FRAME)
+    monkeypatch.setattr(arena_memory, "STEP_BYTES", 16 * FRAME)
     arena = arena_memory.allocate_growing(size_of(40 * FRAME), BLOCK)
     assert (arena.num_frames, arena.num_backed) == (40, 0)
     deadline = time.monotonic() + 10
@@ -164,3 +164,60 @@ def test_allocate_when_the_size_was_chosen_and_holds_no_prefix_then_none_and_sai
 def test_allocate_whole_when_there_is_room_then_all_of_it_has_memory():
     arena = arena_memory.allocate_whole(size_of(20 * FRAME), BLOCK)
     assert arena.num_backed == arena.num_frames == 20
+
+
+class Pins:
+    """A device that knows a memory from its front on; ``most_bytes`` are all that it takes."""
+
+    def __init__(self, num_bytes, most_bytes):
+        self.num_pinned_bytes, self.most_bytes = num_bytes, most_bytes
+
+    def pin_to(self, num_bytes):
+        if num_bytes > self.most_bytes:
+            raise DriverError("cuMemHostRegister", "CUDA_ERROR_OUT_OF_MEMORY")
+        self.num_pinned_bytes = num_bytes
+
+
+def grown(arena, num_unused=0):
+    for _ in range(5):
+        arena.growth.poll(num_unused)
+        time.sleep(0.02)
+    return arena.num_backed
+
+
+@pytest.mark.parametrize("allocate", [arena_memory.reserve, arena_memory.allocate_whole])
+def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_others_follow(monkeypatch, allocate):
+    monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
+    monkeypatch.setattr(arena_memory._native, "available_bytes", lambda: 1000 * FRAME)
+    arena = arena_memory.pinned(
+        allocate(size_of(40 * FRAME), BLOCK), pins := Pins(16 * FRAME, most_bytes=40 * FRAME), ahead_steps=2
+    )
+    assert arena.num_backed == 16
+    assert grown(arena) == arena.num_frames == 40 and pins.num_pinned_bytes == 40 * FRAME
+    arena.growth.close()
+
+
+def test_pinned_when_a_later_piece_is_refused_then_the_arena_stays_as_it_is_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
+    arena = arena_memory.pinned(
+        arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK), Pins(16 * FRAME, most_bytes=16 * FRAME), ahead_steps=2
+    )
+    assert grown(arena) == 16
+    assert "stays at 16 frames" in caplog.text and "OUT_OF_MEMORY" in caplog.text
+    arena.growth.close()
+
+
+def test_pinned_when_pages_were_kept_then_all_of_it_serves_at_once(folder):
+    arena = keep(folder)
+    assert arena_memory.pinned(arena, Pins(NUM_FRAMES * FRAME, most_bytes=0), ahead_steps=2).num_backed == NUM_FRAMES
+
+
+@pytest.mark.parametrize(("ahead_steps", "num_backed"), [(1, 16), (40, 40)])
+def test_pinned_when_frames_are_unused_then_more_are_pinned_only_where_long_prompts_are_read(
+    monkeypatch, ahead_steps, num_backed
+):
+    monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
+    arena = arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK)
+    arena = arena_memory.pinned(arena, Pins(16 * FRAME, most_bytes=40 * FRAME), ahead_steps=ahead_steps)
+    assert grown(arena, num_unused=16) == num_backed
+    arena.growth.close()

@@ -52,9 +52,7 @@ SERVER = SimpleNamespace(
     json_model_override_args="{}",
     dtype="bfloat16",
     quantization=None,
-    chunked_prefill_size=64,
-    max_prefill_tokens=64,
-    max_running_requests=None,
+    chunked_prefill_size=None,
     base_gpu_id=0,
     gpu_id_step=1,
     quantization_param_path=None,
@@ -62,6 +60,9 @@ SERVER = SimpleNamespace(
     lora_paths=None,
 )
 
+
+SCHEDULE = SimpleNamespace(chunked_prefill_size=4, max_prefill_tokens=64)
+"""As SGLang has resolved it; ``SERVER`` is what the user said."""
 
 SPECULATION = SimpleNamespace(
     speculative_algorithm="EAGLE",
@@ -85,6 +86,7 @@ def be_rank(monkeypatch, rank):
     )
     for user in (module, membership, identity):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(membership, "get_schedule", lambda: SCHEDULE)
     monkeypatch.setattr(identity, "get_spec", lambda: SPECULATION)
 
 

@@ -48,6 +48,7 @@ def rig():
     growth = Growth(
         num_frames=25,
         step_frames=10,
+        ahead_frames=20,
         back=machine.back,
         has_room=lambda num_frames: machine.room,
         executor=later,

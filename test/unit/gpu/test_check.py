@@ -43,6 +43,8 @@ def test_check_when_a_step_fails_then_the_others_go_on_and_the_next_run_does_it_
     told = capsys.readouterr().out
     assert "status 1; this is server-fa3" in told and "this is streams" in told
     assert f"{len(ran) - 1} proved, 1 failed, 1 not possible here, 0 not run yet" in told
+    at_once = told.split("[gpu-check] server-fa3 ...")[1].splitlines()[1]
+    assert at_once.startswith("[gpu-check] server-fa3 ") and "failed" in at_once, "not only when all have ended"
     again = ending(check, monkeypatch, {})
     assert check.main([]) == 0 and again == ["server-fa3"]
     saved = json.loads((tmp_path / "summary.json").read_text())

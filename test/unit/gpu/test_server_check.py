@@ -72,6 +72,10 @@ def test_verdict_when_something_does_not_hold_then_the_last_line_names_it(server
     assert server_check.verdict_line({"a_b": False, "c": True}) == "not so: a b"
 
 
+def test_server_when_its_model_is_tiny_then_pages_are_moved_all_the_same():
+    assert SERVER[SERVER.index("--banyan-plan") + 1] == "move", "the planner would find computing cheaper"
+
+
 def test_server_when_two_ranks_of_an_8b_model_share_80_gb_then_weights_and_pools_find_room():
     share = float(SERVER[SERVER.index("--mem-fraction-static") + 1])
     pool_bytes = int(SERVER[SERVER.index("--max-total-tokens") + 1]) * TOKEN_BYTES_8B

@@ -11,7 +11,7 @@ EVERYTHING = frozenset({"pytest", "hypothesis", "sglang", "sgl_kernel", "flashin
 MACHINE = Facts(
     commit="abc",
     gpu="H200",
-    num_gpus=2,
+    num_gpus=4,
     has_peer_access=True,
     sm=90,
     modules=EVERYTHING,
@@ -57,6 +57,9 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"tools": frozenset()}, "memcheck", "compute-sanitizer"),
         ({"num_gpus": 1}, "server-two-gpus", "one GPU"),
         ({"has_peer_access": False}, "server-two-gpus", "cannot read each other"),
+        ({"num_gpus": 1}, "server-two-gpus-attn-dp-full-pool", "one GPU"),
+        ({"num_gpus": 2}, "server-four-gpus-tp", "2 GPU(s), of four"),
+        ({"mla_model_path": ""}, "server-two-gpus-attn-dp-mla", "MLA_MODEL_PATH"),
     ],
 )
 def test_step_when_the_machine_lacks_something_then_it_is_named_before_a_minute_is_spent(change, name, reason):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 
 from banyan.transport.cuda_ipc.copies import PageLists
 from banyan.transport.cuda_ipc.driver import DriverError
@@ -89,6 +90,7 @@ class FakeGpu:
         self.exported: dict[bytes, int] = {}
         self.num_handles = 0
         self.opener = OpeningThread()
+        self.free_bytes = 1 << 30
         self.registers_read_only = False
         """Whether the device can register memory for reading only. Discrete GPUs cannot."""
 
@@ -150,15 +152,15 @@ class FakeDriver:
         self.mapped: dict[int, bytes] = {}
         self.num_openings: Counter[int] = Counter()
         """Of what is mapped: the driver counts how often a process has opened it, and closed it again."""
-        self.entered: set[bool] = {False}
-        """Threads that have a context: True is the one that opens."""
+        self.entered: set[tuple[int, bool]] = {(get_ident(), False)}
+        """Threads that have a context, and whether they are the one that opens, which is played by another."""
         self.slow_calls: list[tuple] = []
         """What a scheduling thread must not do while it serves: openings and registrations made on it."""
         self._next_event = 0
 
     def _called(self, name: str, *arguments) -> None:
         self.calls.append((name, *arguments))
-        assert self.gpu.opener.is_running in self.entered, f"{name} without a context"
+        assert self._thread() in self.entered, f"{name} without a context"
         if name in self.refuse:
             self.refuse[name] -= 1
             if self.refuse[name] < 0:
@@ -211,6 +213,15 @@ class FakeDriver:
             self.gpu.check(source, num_bytes)
             self.gpu.check(target, num_bytes)
             ctypes.memmove(target, source, num_bytes)
+
+        self.gpu.enqueue(stream, run)
+
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        self._called("write_word", stream, address, value)
+
+        def run() -> None:
+            self.gpu.check(address, 4)
+            ctypes.c_uint32.from_address(address).value = value
 
         self.gpu.enqueue(stream, run)
 
@@ -270,6 +281,9 @@ class FakeDriver:
         self._called("free", address)
         del self.gpu.memory[address]
 
+    def free_bytes(self) -> int:
+        return self.gpu.free_bytes
+
     def allocate_pinned(self, num_bytes: int) -> int:
         self._called("allocate_pinned", num_bytes)
         return self.gpu.allocate(num_bytes)
@@ -307,7 +321,10 @@ class FakeDriver:
 
     def enter_context(self, context: int) -> None:
         assert context == id(self.gpu)
-        self.entered.add(self.gpu.opener.is_running)
+        self.entered.add(self._thread())
+
+    def _thread(self) -> tuple[int, bool]:
+        return get_ident(), self.gpu.opener.is_running
 
 
 def protection(address: int) -> str:

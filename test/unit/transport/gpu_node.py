@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 from test.unit.directory.rig import NAMESPACE, frames
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, FakeKernel
 
 from banyan import _native
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import describe
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
+from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
@@ -54,6 +57,7 @@ class GpuRank:
             own_rows={slot: OWN_ROW},
             wanted_slots=range(roster.num_slots),
             executor=gpu.opener,
+            registrations=KeptPieces(self.driver, Pinned()),
         )
         self.ready = [self.driver.create_event() for _ in range(2)]
         self.arena = gpu.allocate(NUM_PAGES * FRAME_BYTES)
@@ -71,10 +75,17 @@ class GpuRank:
                 consumers=lambda: (self.schedule, self.forward),
                 ready_events=self.record_ready,
             ),
+            ends=self.make_ends(),
             page_bytes=EXTENTS * PAGE_BYTES,
             num_pages=NUM_PAGES,
             reads=make_reads(self),
         )
+
+    def make_ends(self) -> LeaseWord:
+        word = _native.SharedBytes.create(64, "ends")
+        address = np.frombuffer(word, dtype=np.uint8).ctypes.data
+        self.gpu.memory[address] = (ctypes.c_char * 64).from_address(address)
+        return LeaseWord(_native.LeaseEnds(word), address)
 
     def device_pool(self) -> _native.DevicePool:
         described = describe(self.driver, bytes(16), [(base, NUM_PAGES * PAGE_BYTES) for base in self.pools])

@@ -16,6 +16,8 @@ from banyan.transport.cuda_ipc.driver import DriverError
         ({"num_unexportable_extents": 3}, True, Route.STAGED, "host arena"),
         ({"unreachable_devices": (1, 2)}, False, Route.REFUSED, "device 1, 2"),
         ({"unreachable_devices": (1,)}, True, Route.STAGED, "no peer access"),
+        ({"unreachable_devices": (1,), "reads_others": True}, True, Route.DIRECT, "device 1"),
+        ({"unreachable_devices": (1,), "reads_others": True}, False, Route.REFUSED, "device 1"),
         ({"export_error": "export_handle: CUDA_ERROR_NOT_SUPPORTED"}, False, Route.REFUSED, "no handle of the KV pool"),
         ({"export_error": "export_handle: CUDA_ERROR_NOT_SUPPORTED"}, True, Route.STAGED, "host arena"),
         ({"driver_error": "cuInit: CUDA_ERROR_NO_DEVICE"}, True, Route.REFUSED, "NO_DEVICE"),
@@ -43,13 +45,13 @@ class Maker:
 def test_copy_stream_when_the_driver_partitions_then_its_processors_bound_the_copies():
     opened = open_copy_streams(Maker(), num_sms=12, num_streams=2, try_stream=lambda stream: None)
     assert (opened.streams, opened.num_sms, opened.is_partition) == ([2, 2], 16, True)
-    assert opened.num_programs == 4 * 16
+    assert opened.num_programs(per_sm=4) == 4 * 16 and opened.num_backup_programs == 16
 
 
 def test_copy_stream_when_the_driver_does_not_partition_then_a_plain_one_and_the_reason():
     opened = open_copy_streams(Maker(partition=False), num_sms=12, num_streams=2, try_stream=lambda stream: None)
     assert (opened.streams, opened.num_sms, opened.is_partition) == ([1, 1], 12, False)
-    assert opened.num_programs == 12
+    assert opened.num_programs(per_sm=4) == 12 and opened.num_backup_programs == 12
     assert "NOT_SUPPORTED" in opened.note
 
 

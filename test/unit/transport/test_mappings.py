@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
-from banyan.transport.cuda_ipc import opening
+from banyan.transport.cuda_ipc import host_pieces
 from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Segment, describe
+from banyan.transport.cuda_ipc.host_pieces import KEEP_S, KeptPieces, Pinned
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
 
@@ -24,11 +25,16 @@ class Rig:
         self.places = PlaceTable(self.driver, stream=STREAM, num_peers=num_peers, num_extents=2)
         self.described = {PEER: self.pool()}
         self.mapped = {}
+        self.registrations = KeptPieces(self.driver, Pinned())
+        self.mappings = self.make_mappings()
+
+    def make_mappings(self):
+        """As each time that a rank joins a namespace."""
         announcements = SimpleNamespace(
             description=lambda slot, epoch: self.described.get((slot, epoch)),
             mapping=lambda slot, epoch: self.mapped.get((slot, epoch)),
         )
-        self.mappings = PeerMappings(
+        return PeerMappings(
             driver=self.driver,
             places=self.places,
             page_bytes=(8, 16),
@@ -37,6 +43,7 @@ class Rig:
             own_rows={OWN: OWN_ROW},
             wanted_slots=[0, 1, 3, OWN],
             executor=self.gpu.opener,
+            registrations=self.registrations,
         )
 
     def pool(self, num_pages=4):
@@ -60,7 +67,7 @@ def rig():
 def test_peer_when_it_is_being_opened_then_not_reachable_and_nobody_waits_for_it(rig):
     rig.mappings.attend([PEER])
     rig.mappings.poll()
-    assert rig.mappings.reachable([0, OWN]) == [OWN] and rig.mappings.acquire(PEER, 0) is None
+    assert rig.mappings.reachable([0, OWN]) == [OWN] and rig.mappings.acquire(PEER, [0]) is None
     rig.gpu.opener.run()
     rig.mappings.poll()
     rig.mappings.attend([PEER])
@@ -69,14 +76,14 @@ def test_peer_when_it_is_being_opened_then_not_reachable_and_nobody_waits_for_it
     rig.gpu.run()
     rig.mappings.poll()
     assert rig.mappings.reachable([0]) == [0] and rig.mappings.version != before
-    assert rig.mappings.acquire(PEER, 3) is not None
+    assert rig.mappings.acquire(PEER, [3]) is not None
     assert not rig.driver.slow_calls
 
 
 def test_attend_when_repeated_then_the_handles_are_opened_once(rig):
     rig.meet(PEER)
     rig.meet(PEER)
-    assert rig.mappings.acquire(PEER, 3) == rig.mappings.acquire(PEER, 0)
+    assert rig.mappings.acquire(PEER, [3]) == rig.mappings.acquire(PEER, [0])
     assert rig.driver.names().count("open_handle") == 2
 
 
@@ -88,14 +95,17 @@ def test_attend_when_nobody_wants_the_slot_then_nothing_is_opened(rig):
 
 def test_attend_when_the_peer_is_in_use_then_it_is_closed_with_the_last_release(rig):
     rig.meet(PEER)
-    rig.mappings.acquire(PEER, 0)
-    rig.mappings.acquire(PEER, 0)
+    rig.mappings.acquire(PEER, [0])
+    rig.mappings.acquire(PEER, [0])
     rig.mappings.attend([])
-    assert rig.mappings.acquire(PEER, 0) is None, "a leaving peer takes no new users"
+    assert rig.mappings.acquire(PEER, [0]) is None, "a leaving peer takes no new users"
     assert rig.mappings.reachable([0]) == []
     rig.mappings.release(PEER)
+    rig.gpu.opener.run()
     assert rig.driver.mapped
     rig.mappings.release(PEER)
+    assert rig.driver.mapped, "the scheduler closes nothing"
+    rig.gpu.opener.run()
     assert not rig.driver.mapped and len(rig.mappings._open) == 0
 
 
@@ -109,6 +119,7 @@ def test_peer_when_it_leaves_before_or_after_it_was_opened_then_nothing_stays_op
     rig.gpu.opener.run()
     rig.mappings.attend([])
     rig.mappings.poll()
+    rig.gpu.opener.run()
     assert not rig.driver.mapped and len(rig.mappings._open) == 0
     rig.meet(PEER)
     assert rig.mappings.reachable([0]) == [0], "it was given up, not barred"
@@ -116,18 +127,18 @@ def test_peer_when_it_leaves_before_or_after_it_was_opened_then_nothing_stays_op
 
 def test_close_when_a_peer_is_being_opened_then_it_is_closed_as_well(rig):
     rig.mappings.attend([PEER])
-    rig.gpu.opener.run()
     rig.mappings.close()
+    rig.gpu.opener.run()
     assert not rig.driver.mapped
 
 
 def test_row_when_its_peer_is_closed_then_the_next_one_gets_it(rig):
     rig.meet(PEER)
-    row = rig.mappings.acquire(PEER, 0)
+    row = rig.mappings.acquire(PEER, [0])
     rig.mappings.release(PEER)
     rig.described[OTHER] = rig.pool()
     rig.meet(OTHER)
-    assert rig.mappings.acquire(OTHER, 0) == row
+    assert rig.mappings.acquire(OTHER, [0]) == row
 
 
 @pytest.mark.parametrize(
@@ -144,7 +155,7 @@ def test_row_when_its_peer_is_closed_then_the_next_one_gets_it(rig):
 def test_peer_when_the_description_is_bad_then_barred_and_nothing_stays_open(rig, damaged, caplog):
     rig.described[PEER] = damaged
     rig.meet(PEER)
-    assert rig.mappings.acquire(PEER, 0) is None and rig.mappings.reachable([0]) == []
+    assert rig.mappings.acquire(PEER, [0]) is None and rig.mappings.reachable([0]) == []
     num_calls = len(rig.driver.calls)
     rig.meet(PEER)
     assert len(rig.driver.calls) == num_calls and not rig.driver.mapped
@@ -154,20 +165,21 @@ def test_peer_when_the_description_is_bad_then_barred_and_nothing_stays_open(rig
 def test_peer_when_the_second_handle_fails_then_the_first_is_closed(rig):
     rig.driver.refuse["open_handle"] = 1
     rig.meet(PEER)
-    assert rig.mappings.acquire(PEER, 0) is None
+    assert rig.mappings.acquire(PEER, [0]) is None
     assert not rig.driver.mapped
 
 
 def test_acquire_when_the_pool_has_no_such_page_then_none(rig):
     rig.meet(PEER)
-    assert rig.mappings.acquire(PEER, 4) is None
-    assert rig.mappings.acquire(PEER, 3) is not None
+    assert rig.mappings.acquire(PEER, [4]) is None
+    assert rig.mappings.acquire(PEER, [3]) is not None
 
 
 def test_peer_when_there_are_more_than_rows_then_not_reachable():
     rig = Rig(num_peers=1)
     rig.described[OTHER] = rig.pool()
     rig.meet(PEER, OTHER)
+    rig.gpu.opener.run()
     assert rig.mappings.reachable([0, 1]) == [0] and len(rig.driver.mapped) == 2
 
 
@@ -175,86 +187,167 @@ def test_peer_when_closing_is_refused_then_it_is_said_and_the_peer_is_gone(rig, 
     rig.meet(PEER)
     rig.driver.refuse["close_handle"] = 0
     rig.mappings.attend([])
+    rig.gpu.opener.run()
     assert len(rig.mappings._open) == 0 and "could not be closed" in caplog.text
 
 
 def test_acquire_when_the_peer_is_this_process_then_its_own_row_and_nothing_is_opened(rig):
     rig.meet((OWN, 2))
-    assert rig.mappings.acquire((OWN, 2), 0) == OWN_ROW
+    assert rig.mappings.acquire((OWN, 2), [0]) == OWN_ROW
     rig.mappings.release((OWN, 2))
     assert "open_handle" not in rig.driver.names()
 
 
-def host_memory(rig, *, num_frames, frame_bytes=32):
+IDENTITY = (1, 7)
+
+
+def host_memory(rig, *, num_frames, frame_bytes=32, identity=IDENTITY):
     address = rig.gpu.allocate(num_frames * frame_bytes)
     rig.kept = rig.gpu.memory.pop(address)
     return SimpleNamespace(
-        address=address, num_bytes=num_frames * frame_bytes, extents=[(0, frame_bytes), (8, frame_bytes)]
+        address=address,
+        num_bytes=num_frames * frame_bytes,
+        extents=[(0, frame_bytes), (8, frame_bytes)],
+        identity=identity,
     )
 
 
-def test_peer_when_it_is_host_memory_then_it_is_registered_until_it_leaves(rig):
+def registered(rig):
+    return [call[1:] for call in rig.driver.calls if call[0] == "register_host"]
+
+
+def sweep_later(rig, monkeypatch):
+    """What nobody has used for long is let go."""
+    now_s = host_pieces.time.monotonic()
+    monkeypatch.setattr(host_pieces.time, "monotonic", lambda: now_s + 2 * KEEP_S)
+    rig.mappings.attend([])
+    rig.gpu.opener.run()
+
+
+def test_peer_when_it_is_host_memory_then_it_is_registered_until_long_after_it_left(rig, monkeypatch):
     rig.mapped[HOST] = memory = host_memory(rig, num_frames=4)
     rig.meet(HOST)
-    row = rig.mappings.acquire(HOST, 3)
+    row = rig.mappings.acquire(HOST, [3])
     table = (ctypes.c_int64 * 4).from_address(rig.places.address + row * 4 * 8)
     assert list(table) == [memory.address, memory.address + 8, 32, 32]
-    assert rig.mappings.acquire(HOST, 4) is None, "no such frame"
+    assert rig.mappings.acquire(HOST, [4]) is None, "no such frame"
     rig.mappings.release(HOST)
     rig.mappings.attend([])
-    assert rig.driver.calls[-1] == ("unregister_host", memory.address)
+    rig.gpu.opener.run()
+    assert "unregister_host" not in rig.driver.names(), "it may be announced again"
+    sweep_later(rig, monkeypatch)
+    assert rig.driver.calls[-1] == ("unregister_host", memory.address) and not rig.driver.slow_calls
 
 
-def test_host_memory_when_it_is_large_then_registered_in_pieces_and_all_of_them_let_go(rig, monkeypatch):
-    assert opening.PIECE_BYTES <= 1 << 30, "a quarter of a second"
-    monkeypatch.setattr(opening, "PIECE_BYTES", 48)
+def test_host_memory_when_it_is_announced_under_other_weights_then_it_is_not_registered_again(rig):
+    rig.mapped[HOST] = host_memory(rig, num_frames=4)
+    rig.meet(HOST)
+    rig.mappings.close()
+    again = HOST[0], HOST[1] + 1
+    rig.mapped[again] = SimpleNamespace(**{**vars(rig.mapped[HOST]), "address": 1 << 40})
+    rig.mappings = rig.make_mappings()
+    rig.meet(again)
+    assert rig.mappings.acquire(again, [3]) is not None
+    assert len(registered(rig)) == 1 and "unregister_host" not in rig.driver.names()
+
+
+def test_host_memory_when_a_rank_comes_back_with_other_memory_then_it_is_registered(rig):
+    rig.mapped[HOST] = host_memory(rig, num_frames=4)
+    rig.meet(HOST)
+    again = HOST[0], HOST[1] + 1
+    rig.mapped[again] = host_memory(rig, num_frames=4, identity=(1, 8))
+    rig.meet(again)
+    assert len(registered(rig)) == 2
+
+
+def test_host_memory_when_it_is_large_then_each_piece_is_registered_when_a_page_of_it_is_wanted(
+    rig, monkeypatch, caplog
+):
+    assert host_pieces.PIECE_BYTES <= 1 << 30, "some kernels pin no more than 2 GiB at once"
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 48)
+    caplog.set_level("INFO")
     rig.mapped[HOST] = memory = host_memory(rig, num_frames=4)
     rig.meet(HOST)
-    pieces = [call[1:] for call in rig.driver.calls if call[0] == "register_host"]
-    assert pieces == [(memory.address, 48), (memory.address + 48, 48), (memory.address + 96, 32)]
-    assert rig.mappings.acquire(HOST, 3) is not None and not rig.driver.slow_calls
-    rig.mappings.release(HOST)
+    assert registered(rig) == [(memory.address, 48)], "that it can be done"
+    assert rig.mappings.acquire(HOST, [0]) is not None
+    assert rig.mappings.acquire(HOST, [0, 1]) is None, "frame 1 reaches into the next piece"
+    assert rig.mappings.acquire(HOST, [1]) is None
+    assert len(registered(rig)) == 1, "nobody waits for it"
+    rig.gpu.opener.run()
+    assert registered(rig)[1:] == [(memory.address + 48, 48)]
+    assert rig.mappings.acquire(HOST, [0, 1, 2]) is not None
+    assert rig.mappings.acquire(HOST, [3]) is None
+    rig.gpu.opener.run()
+    assert registered(rig)[2:] == [(memory.address + 96, 32)] and rig.mappings.acquire(HOST, [3]) is not None
+    assert not rig.driver.slow_calls and caplog.text.count("pinned") == 3
+    for _ in range(3):
+        rig.mappings.release(HOST)
     rig.mappings.attend([])
-    assert sum(call[0] == "unregister_host" for call in rig.driver.calls) == 3
+    rig.gpu.opener.run()
+    sweep_later(rig, monkeypatch)
+    assert rig.driver.names().count("unregister_host") == 3
 
 
-def test_host_memory_when_its_peer_leaves_between_two_pieces_then_what_was_registered_is_let_go(rig, monkeypatch):
-    monkeypatch.setattr(opening, "PIECE_BYTES", 48)
+def test_host_memory_when_a_later_piece_is_refused_then_only_its_pages_are_not_had(rig, monkeypatch, caplog):
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 64)
     rig.mapped[HOST] = host_memory(rig, num_frames=4)
-    original = rig.driver.register_host
-
-    def leave_meanwhile(address, num_bytes):
-        rig.mappings.attend([])
-        return original(address, num_bytes)
-
-    rig.driver.register_host = leave_meanwhile
+    rig.driver.refuse["register_host"] = 1
     rig.meet(HOST)
-    names = rig.driver.names()
-    assert names.count("register_host") == names.count("unregister_host") == 1
+    for _ in range(2):
+        assert rig.mappings.acquire(HOST, [2]) is None
+        rig.gpu.opener.run()
+    assert rig.mappings.acquire(HOST, [0, 1]) is not None
+    assert len(registered(rig)) == 2 and caplog.text.count("are not shared") == 1
 
 
-def test_host_memory_when_the_device_sees_its_pieces_apart_then_barred_and_let_go(rig, monkeypatch, caplog):
-    monkeypatch.setattr(opening, "PIECE_BYTES", 64)
+def test_host_memory_when_its_peer_leaves_before_it_is_opened_then_nothing_is_registered(rig):
     rig.mapped[HOST] = host_memory(rig, num_frames=4)
+    rig.mappings.attend([HOST])
+    rig.mappings.attend([])
+    rig.gpu.opener.run()
+    assert registered(rig) == []
+
+
+def test_host_memory_when_the_device_sees_a_piece_apart_then_it_is_let_go_and_its_pages_are_not_had(
+    rig, monkeypatch, caplog
+):
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 64)
+    rig.mapped[HOST] = memory = host_memory(rig, num_frames=4)
     original = rig.driver.register_host
     rig.driver.register_host = lambda address, num_bytes: 2 * original(address, num_bytes)
     rig.meet(HOST)
-    assert "not adjacent" in caplog.text and rig.mappings.reachable([3]) == []
-    assert rig.driver.names().count("unregister_host") == 2
+    assert rig.mappings.acquire(HOST, [2]) is None
+    rig.gpu.opener.run()
+    assert "not adjacent" in caplog.text and rig.mappings.acquire(HOST, [2]) is None
+    assert rig.driver.calls[-1] == ("unregister_host", memory.address + 64)
+
+
+def test_pinning_when_it_takes_memory_of_the_device_then_it_is_counted_and_said(rig, caplog):
+    caplog.set_level("INFO")
+    rig.mapped[HOST] = host_memory(rig, num_frames=4)
+    original, pinned = rig.driver.register_host, rig.registrations._pinned
+
+    def take_page_tables(address, num_bytes):
+        rig.gpu.free_bytes -= 5 << 20
+        return original(address, num_bytes)
+
+    rig.driver.register_host = take_page_tables
+    rig.meet(HOST)
+    assert (pinned.num_bytes, pinned.device_bytes) == (128, 5 << 20)
+    assert "took 5 MiB of the device" in caplog.text
 
 
 def test_peer_when_pages_lie_between_the_words_that_the_kernel_moves_then_barred(rig, caplog):
     rig.mapped[HOST] = memory = host_memory(rig, num_frames=4)
     memory.extents[1] = (12, 32)
     rig.meet(HOST)
-    assert rig.mappings.acquire(HOST, 0) is None
+    assert rig.mappings.acquire(HOST, [0]) is None
     assert "not aligned to 8 bytes" in caplog.text
-    assert ("unregister_host", memory.address) in rig.driver.calls
 
 
 def test_peer_when_host_memory_cannot_be_registered_then_barred(rig, caplog):
     rig.mapped[HOST] = host_memory(rig, num_frames=4)
     rig.driver.refuse["register_host"] = 0
     rig.meet(HOST)
-    assert rig.mappings.acquire(HOST, 0) is None
+    assert rig.mappings.acquire(HOST, [0]) is None
     assert "slot 3" in caplog.text

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetching from peers on a GPU: what is leased, what is refused, and what becomes of it when something fails."""
 
+import time
+
 import pytest
 from test.unit.directory.rig import NAMESPACE, frames, ids, key
 from test.unit.transport.fake_gpu import FakeGpu
@@ -28,19 +30,60 @@ def fetch(reader, names, *pages):
     return reader.source.start_copy([(reader.lease(names), reader.targets(*pages))])
 
 
-def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_leases_are_given_back(node):
+PATIENCE_S = 5.0
+
+
+def drained(owner, num_pages):
+    """What the owner gets back, once it is so many pages."""
+    deadline_s, back = time.monotonic() + PATIENCE_S, []
+    while len(back) < num_pages and time.monotonic() < deadline_s:
+        back += ids(owner.shelf.drain())
+    return sorted(back)
+
+
+def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_pages_are_let_go_without_the_scheduler(node):
     gpu, owner, reader = node
     copy = fetch(reader, [key(1), key(2)], 3, 0)
     assert copy.bytes_fetched == 2 * EXTENTS * PAGE_BYTES
     assert ids(owner.shelf.retire(frames(5, 6))) == []
     gpu.run()
-    assert ids(owner.shelf.drain()) == [], "a lease is given back by `poll`, not by itself"
-    reader.source.poll()
-    assert sorted(ids(owner.shelf.drain())) == [5, 6]
+    assert drained(owner, 2) == [5, 6], "nobody polls"
     for page, source in ((3, 5), (0, 6)):
         assert [reader.get(page, extent) for extent in range(EXTENTS)] == [
             owner.content(source, extent) for extent in range(EXTENTS)
         ]
+
+
+def test_fetch_when_its_pages_are_still_being_copied_then_their_owner_does_not_get_them(node):
+    gpu, owner, reader = node
+    fetch(reader, [key(1)], 3)
+    fetch(reader, [key(2)], 0)
+    assert ids(owner.shelf.retire(frames(5, 6))) == []
+    while reader.driver.gpu.streams[reader.copy_stream]:
+        landed = [
+            reader.get(page, EXTENTS - 1) == owner.content(source, EXTENTS - 1) for page, source in ((3, 5), (0, 6))
+        ]
+        back = ids(owner.shelf.drain())
+        assert len(back) <= sum(landed), "let go before it was read"
+        gpu.step()
+
+
+def test_lease_when_the_word_behind_its_copy_is_refused_then_it_is_given_back_by_the_next_step(node):
+    gpu, owner, reader = node
+    reader.driver.refuse["write_word"] = 0
+    assert not fetch(reader, [key(1)], 3).finish()
+    assert ids(owner.shelf.retire(frames(5))) == []
+    gpu.run()
+    reader.source.poll()
+    assert ids(owner.shelf.drain()) == [5]
+
+
+def test_fetch_when_it_cannot_begin_then_its_pages_are_let_go_at_once(node):
+    _, owner, reader = node
+    lease = reader.lease([key(1)])
+    reader.source._is_broken = True
+    assert not reader.source.start_copy([(lease, reader.targets(3))]).finish()
+    assert ids(owner.shelf.retire(frames(5))) == [5]
 
 
 def test_fetch_when_it_has_landed_then_the_device_says_how_long_it_took(node):
@@ -172,6 +215,7 @@ def test_peer_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(
     assert reader.driver.mapped
     gpu.run()
     reader.source.poll()
+    gpu.opener.run()
     assert not reader.driver.mapped and len(reader.mappings._open) == 0
 
 
@@ -181,6 +225,7 @@ def test_peer_when_the_owner_comes_back_then_its_new_pool_is_opened(node):
     reader.lease([key(1)]).release()
     owner.shelf.close()
     reader.meet_peers()
+    gpu.opener.run()
     assert not reader.driver.mapped
     again = owner.announce()
     again.publish(frames(2), [key(9)])
@@ -197,6 +242,7 @@ def test_close_when_all_is_done_then_every_allocation_and_event_is_given_back(no
     gpu.run()
     reader.source.close()
     reader.mappings.close()
+    gpu.opener.run()
     reader.places.close()
     freed = before - set(gpu.memory)
     assert len(freed) == 4 and not reader.driver.mapped

@@ -92,6 +92,7 @@ def test_start_copy_when_called_then_the_calls_are_in_this_order():
         *("copy_async", "copy_async"),
         *("create_event", "record_event"),
         *("kernel", "create_event", "record_event") * NUM_LAYERS,
+        "write_word",
     ]
     assert {call[1] for call in reader.driver.calls if call[0] == "wait_event"} == {reader.copy_stream}
     assert [call[2] for call in reader.driver.calls if call[0] == "kernel"] == [range(0, 2), range(2, 4), range(4, 6)]

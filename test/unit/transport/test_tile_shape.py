@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_launch_when_its_last_tile_would_end_beyond_32_bits_then_refused_before_
     assert MAX_ITEMS + shape.num_items <= 2**31 - 1, "the kernel counts items to the end of the last tile"
     kernel = KvTrans(
         table=1 << 40,
-        page_words=1 << 40,
+        chunks=1 << 40,
         page_bytes=[1],
         shape=shape,
         num_programs=1,
@@ -65,3 +66,47 @@ def test_transport_when_imported_then_no_accelerator_library_comes_with_it():
     program = f"import sys, {', '.join(modules)}; print([m for m in ('torch', 'triton', 'cuda') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_chunks_when_extents_differ_in_size_then_each_has_as_many_as_it_needs():
+    latent, index = 64 * 656, 64 * 132
+    shape = TileShape.fitting([latent, index], 256)
+    table = shape.chunks([latent, index] * 2)
+    rows = [tuple(table[at : at + 3]) for at in range(0, len(table), 3)]
+    for extent, size in enumerate([latent, index] * 2):
+        words = [range(first, first + num) for found, first, num in rows if found == extent]
+        assert [word for chunk in words for word in chunk] == list(range(size // shape.word_bytes))
+        assert len(words) == shape.num_chunks(size)
+    assert shape.num_chunks(index) < shape.num_chunks(latent)
+
+
+def launched(page_bytes, lists, extents):
+    """The numbers of a launch: first chunk, chunks of a page, tiles."""
+    calls = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: calls.append(arguments)
+
+    shape = TileShape.fitting(page_bytes, 256)
+    kernel = KvTrans(
+        table=1 << 40,
+        chunks=1 << 40,
+        page_bytes=page_bytes,
+        shape=shape,
+        num_programs=1,
+        on_stream=lambda stream: nullcontext(),
+        kernel=Kernel(),
+    )
+    kernel.enqueue(stream=0, lists=lists, target_row=0, extents=extents)
+    return shape, calls[0][-3:]
+
+
+def test_launch_when_extents_differ_in_size_then_no_tile_is_of_chunks_that_are_not_there():
+    latent, index = 64 * 656, 64 * 132
+    lists = PageLists(1 << 40, 1 << 40, 1 << 40, 100)
+    shape, (first_chunk, num_chunks, num_tiles) = launched([latent, index] * 3, lists, range(2, 6))
+    assert first_chunk == shape.num_chunks(latent) + shape.num_chunks(index)
+    assert num_chunks == 2 * (shape.num_chunks(latent) + shape.num_chunks(index))
+    useful_bytes = 100 * 2 * (latent + index)
+    assert useful_bytes / (num_tiles * TILE_BYTES) > 0.95

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from banyan.lab.bench.gpu_pools import Lists, Pools, Shape, arena_place, device_place, model_shapes
+from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import DriverError
 
@@ -112,7 +113,7 @@ def _arena(torch: Any, driver: CudaDriver, shape: Shape) -> list[dict[str, Any]]
     device = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
     order = random.Random(0).sample(range(num_pages), num_pages)
     stream = torch.cuda.Stream()
-    kernel = pools.kernel(num_programs=32)
+    kernel = pools.kernel(num_programs=BACKUP_PROGRAMS)
     rows = []
     for way, source_row, target_row in (("up", 1, 0), ("down", 0, 1)):
         lists = Lists([source_row] * num_pages, order, order[::-1])

@@ -56,11 +56,10 @@ class Pools:
 
         alignment_bytes = math.gcd(*self._numbers)
         tile = TileShape.fitting(self.shape.extents, alignment_bytes, tile_bytes)
-        words = [size // tile.word_bytes for size in self.shape.extents]
-        self.page_words = torch.tensor(words, dtype=torch.int64, device="cuda")
+        self.chunks = torch.tensor(tile.chunks(self.shape.extents), dtype=torch.int32, device="cuda")
         return KvTrans(
             table=self.table.data_ptr(),
-            page_words=self.page_words.data_ptr(),
+            chunks=self.chunks.data_ptr(),
             page_bytes=self.shape.extents,
             shape=tile,
             num_programs=num_programs,

@@ -37,6 +37,18 @@ class DeviceTimer(Protocol):
     def tick(self, layer: int) -> None: ...
 
 
+class Pins(Protocol):
+    """Memory that a device knows from its front on."""
+
+    @property
+    def num_pinned_bytes(self) -> int: ...
+
+    def pin_to(self, num_bytes: int) -> None:
+        """Give memory to what lies before and pin it. On another thread than the scheduler's; raises when it cannot be
+        done."""
+        ...
+
+
 class PoolAccess(Protocol):
     """What differs between a pool on the host and one on a GPU."""
 
@@ -45,6 +57,9 @@ class PoolAccess(Protocol):
 
     pins_arena: bool
     """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
+
+    pins: Pins | None
+    """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
 
     follows_reads: bool
     """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""
@@ -117,6 +132,10 @@ class PoolAccess(Protocol):
     def leave(self) -> None:
         """Before the rank leaves its namespace: let go of its peers, drop what is not published. No copy is under way
         but those of the tiers, which end meanwhile."""
+        ...
+
+    def state(self) -> dict[str, int]:
+        """What this way to the pool has taken of the machine, for ``/server_info``."""
         ...
 
     def forget(self) -> None:

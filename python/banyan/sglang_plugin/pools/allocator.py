@@ -28,6 +28,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
     """The most that pages to load into wait for readers; what gets none is computed."""
 
+    decodes_on_held = True
+    """Whether a decode is planned with pages that peers are still reading. Where not, SGLang retracts a request."""
+
     @property
     def num_quarantined_tokens(self) -> int:
         """Tokens of freed pages that peers are still reading."""
@@ -62,12 +65,28 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         """As upstream's, with what there is to be beside."""
         return super().evict_to_free_tokens(tree_cache, self.tokens_to_have(num_tokens))
 
+    def check_decode_capacity(
+        self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None
+    ) -> bool:
+        """As upstream's. A last request is not retracted but aborted: it waits for readers rather."""
+        has_room = super().check_decode_capacity(
+            num_tokens=num_tokens, tree_cache=tree_cache, requests=requests, spec_algorithm=spec_algorithm
+        )
+        is_last = requests is not None and len(requests) <= 1
+        return has_room and (self.decodes_on_held or is_last or self._are_free(num_tokens))
+
+    def _are_free(self, num_tokens: int) -> bool:
+        """Whether so many can be handed out without waiting for anybody."""
+        return super().available_size() >= num_tokens
+
     def tokens_to_have(self, num_tokens: int) -> int:
         """How many are to be available before ``num_tokens`` are allocated: what a reader has held for long is not
-        counted on."""
-        return num_tokens + self._num_old() * self.page_size
+        counted on, and where no decode is planned with what is held, nothing that is."""
+        return num_tokens + self._num_uncounted() * self.page_size
 
-    def _num_old(self) -> int:
+    def _num_uncounted(self) -> int:
+        if not self.decodes_on_held:
+            return len(self._quarantine)
         # The shards of a rank must evict alike, and only this one knows how old its pages are.
         if not self._quarantine or get_parallel().attn_tp_size > 1:
             return 0

@@ -26,7 +26,14 @@ from banyan.sglang_plugin.pools.access import Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_offloads import NodeKeys
-from banyan.sglang_plugin.pools.device_start import LINK_PROBE_BYTES, find_route, measure_link, open_ring, pin_arena
+from banyan.sglang_plugin.pools.device_start import (
+    LINK_PROBE_BYTES,
+    find_route,
+    measure_link,
+    open_ends,
+    open_ring,
+    pin_arena,
+)
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S, OwnPages
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
@@ -35,7 +42,9 @@ from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
+from banyan.transport.cuda_ipc.host_pieces import HostPieces
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
+from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
@@ -89,11 +98,12 @@ class DeviceAccess:
         self._extents = pool.banyan_extents
         self._device = pool.device
         self._driver = device.driver
-        self._arena_address = None if arena is None else pin_arena(self._driver, arena, config)
-        self.pins_arena = arena is None or self._arena_address is not None
+        self.pins = None if arena is None else self._pin_front(arena, config)
+        self.pins_arena = arena is None or self.pins is not None
         self._has_arena = has_arena and self.pins_arena
         route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
-        self.shares_pool = route is Route.DIRECT
+        self.shares_pool = route.route is Route.DIRECT
+        self._apart = {seat for seat, place in enumerate(devices) if place in route.apart}
         self._device_uuid = self._driver.device_uuid(self._driver.current_device())
         self._page_bytes = tuple(extent.page_bytes for layer in self._geometry.layers for extent in layer)
         self._groups = LayerGroups(
@@ -101,9 +111,12 @@ class DeviceAccess:
         )
         self._open_streams(config, num_slots)
         self.link_bytes_per_s = 0.0
-        if arena is not None and self._arena_address is not None:
+        if self.pins is not None:
             self.link_bytes_per_s = measure_link(
-                self._driver, device.backup_stream, self._arena_address, min(LINK_PROBE_BYTES, arena.num_bytes)
+                self._driver,
+                device.backup_stream,
+                self.pins.device_address,
+                min(LINK_PROBE_BYTES, self.pins.num_pinned_bytes),
             )
         self._ring = open_ring(self._driver, stream=self._follow_stream) if config.reads_into_arena else None
         self.follows_reads = self._ring is not None
@@ -112,6 +125,11 @@ class DeviceAccess:
         self._readers: list[CudaPeers] = []
         self._fetches = config.fetches
         self._next_presence_s = 0.0
+
+    def _pin_front(self, arena: _native.SharedBytes, config: Config) -> HostPieces | None:
+        """What the last server has kept is wanted at once; else the arena grows."""
+        num_bytes = arena.num_bytes if config.keep_host_arena else 0
+        return pin_arena(self._driver, arena, config, self._rank_device.pinned, num_bytes)
 
     def _open_streams(self, config: Config, num_slots: int) -> None:
         driver = self._driver
@@ -124,11 +142,10 @@ class DeviceAccess:
         addresses = [address for address, _ in self._extents]
         shape = TileShape.fitting(self._page_bytes, alignment_bytes=_alignment(addresses))
         self._alignment_bytes = shape.alignment_bytes
-        words = [size // shape.word_bytes for size in self._page_bytes]
-        self._page_words = torch.tensor(words, dtype=torch.int64, device=self._device)
+        self._chunks = torch.tensor(shape.chunks(self._page_bytes), dtype=torch.int32, device=self._device)
         self._kernel = KvTrans(
             table=self._places.address,
-            page_words=self._page_words.data_ptr(),
+            chunks=self._chunks.data_ptr(),
             page_bytes=self._page_bytes,
             shape=shape,
             num_programs=config.copy_sms,
@@ -136,7 +153,10 @@ class DeviceAccess:
         )
         opened = self._rank_device.take_copy_streams(self._try_stream)
         self._copy_stream, self._follow_stream = opened.streams
-        self._kernel.num_programs = opened.num_programs
+        self._copy_ends = open_ends(driver)
+        per_sm = self._kernel.programs_per_sm(driver.threads_per_sm(driver.current_device()))
+        self._kernel.num_programs = opened.num_programs(per_sm)
+        self._backup_kernel = self._kernel.on_grid(opened.num_backup_programs)
         self._places.stream = self._copy_stream
         self._places.write(OWN_ROW, addresses, self._page_bytes)
         self._probe = OwnProbe(driver, stream=self._copy_stream, num_bytes=self._page_bytes[0])
@@ -192,13 +212,14 @@ class DeviceAccess:
         reads = None
         if self._ring is not None:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
-        return shelf, self._open_reader(peers, order, num_pages=geometry.num_pages, reads=reads)
+        return shelf, self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
 
     def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""
-        has_part = self._arena_address is not None
+        has_part = self.pins is not None
         own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
         pools = seats.peers if self._fetches and self.shares_pool else []
+        pools = [slot for slot in pools if slot - seats.first_slot not in self._apart]
         return PeerMappings(
             driver=self._driver,
             places=self._places,
@@ -208,6 +229,7 @@ class DeviceAccess:
             own_rows=own_rows,
             wanted_slots=[*pools, *(seats.arenas if self._has_arena else ())],
             executor=self._rank_device.opener,
+            registrations=self._rank_device.registrations,
             prober=self._prober,
             visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},
         )
@@ -220,10 +242,10 @@ class DeviceAccess:
         block: BlockGeometry,
         memory: _native.SharedBytes,
     ) -> Peers:
-        assert self._arena_address is not None
+        assert self.pins is not None
         num_frames = block.num_frames(memory.num_bytes)
         table = block.table()
-        bases = [self._arena_address + offset for layer in table for offset, _ in layer]
+        bases = [self.pins.device_address + offset for layer in table for offset, _ in layer]
         self._places.write(ARENA_ROW, bases, [block.frame_bytes] * len(bases))
         torch.cuda.synchronize()  # At a start or a weight update: two copy streams read this row.
         peers = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, block.frame_bytes)
@@ -235,7 +257,8 @@ class DeviceAccess:
             consumers=tuple,
             ready_events=tuple,
         )
-        return self._open_reader(peers, order, num_pages=num_frames, target_row=ARENA_ROW)
+        ends = self._rank_device.backup_ends
+        return self._open_reader(peers, order, ends, num_pages=num_frames, target_row=ARENA_ROW)
 
     def _description(self) -> PoolDescription:
         """How peers open the pool; where they cannot, a description that opens nothing, and they take the arena."""
@@ -248,6 +271,7 @@ class DeviceAccess:
         self,
         peers: _native.Peers,
         order: StreamOrder,
+        ends: LeaseWord,
         *,
         num_pages: int,
         target_row: int = OWN_ROW,
@@ -256,10 +280,11 @@ class DeviceAccess:
         reader = CudaPeers(
             directory=peers,
             driver=self._driver,
-            kernel=self._kernel,
+            kernel=self._kernel if target_row == OWN_ROW else self._backup_kernel,
             mappings=self._mappings,
             groups=self._groups,
             order=order,
+            ends=ends,
             page_bytes=self._geometry.page.page_bytes,
             num_pages=num_pages,
             target_row=target_row,
@@ -337,6 +362,14 @@ class DeviceAccess:
 
     def forget(self) -> None:
         self._rank_device.offloads.forget()
+
+    def state(self) -> dict[str, int]:
+        pinned = self._rank_device.pinned
+        return {
+            "num_pinned_host_bytes": pinned.num_bytes,
+            "pinning_us": round(pinned.took_s * 1e6),
+            "num_pinning_device_bytes": pinned.device_bytes,
+        }
 
     # ---- streams -----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ the next forward. Pages are therefore evicted a step ahead, into a reserve (``ba
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.quarantine import OwnPages
+from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S, OwnPages
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.cuda_ipc.readback import ReadbackLane
@@ -51,6 +52,10 @@ class DeviceAllocator(QuarantiningAllocator):
         self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
         self._order, self._settle = order, settle
 
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        self._reserve.loaded(need_size)
+        return super().alloc(need_size)
+
     def tokens_to_have(self, num_tokens: int) -> int:
         """The reserve beside: what is evicted now is there when the next forward is scheduled."""
         return super().tokens_to_have(self._reserve.tokens_to_have(num_tokens, self.available_size()))
@@ -59,6 +64,18 @@ class DeviceAllocator(QuarantiningAllocator):
         """Take what has come and what readers have let go of. Called on every scheduling step."""
         if self._num_held:
             self._take_drained()
+
+    def _are_free(self, num_tokens: int) -> bool:
+        # What is on its way comes behind this rank's own forward, which waits for no peer's scheduler; only when it has
+        # come is it known whether a peer reads it.
+        lane, began_s = self._lane, time.monotonic()
+        while lane is not None and lane.num_pages and not super()._are_free(num_tokens):
+            if not self._take_drained():
+                time.sleep(POLL_S)
+            if time.monotonic() - began_s > READER_PATIENCE_S:
+                break
+        self.wait_us += round((time.monotonic() - began_s) * 1e6)
+        return super()._are_free(num_tokens)
 
     @property
     def _num_held(self) -> int:

@@ -14,16 +14,20 @@ from banyan import _native
 from banyan.config import Config
 from banyan.refusals.start import pinning_refusal
 from banyan.sglang_plugin import runtime
-from banyan.transport.capability import DeviceFacts, Route, choose_route
+from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
+from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned
+from banyan.transport.cuda_ipc.leases import LeaseWord
 
 logger = logging.getLogger("banyan")
 
 NUM_SLOTS = 16
 """Batches that follow reads, at once: SGLang keeps two forwards under way."""
 
+
+LEASE_WORD_BYTES = 64
 
 LINK_PROBE_BYTES = 32 << 20
 """Long enough for the link to be at its speed, short enough for the start."""
@@ -43,29 +47,31 @@ def open_driver() -> CudaDriver:
 
 def find_route(
     driver: CudaDriver, extents: Iterable[tuple[int, int]], devices: Iterable[int], *, has_arena: bool
-) -> Route:
+) -> RouteChoice:
     """Whether peers read the pool itself, or what of it is in the arena. Refuses where neither works.
 
     ``devices`` are those of all seats. One that this process does not see is found out when its peer is opened.
     """
     device = driver.current_device()
     visible = range(driver.num_devices())
-    others = [other for other in devices if other in visible and not driver.can_access(device, other)]
+    others = {other for other in devices if other in visible and other != device}
+    unreachable = {other for other in others if not driver.can_access(device, other)}
     addresses = [address for address, _ in extents]
     unexportable = [address for address in addresses if not driver.is_exportable(address)]
     found = choose_route(
         DeviceFacts(
             num_unexportable_extents=len(unexportable),
             export_error=None if unexportable else _export_error(driver, addresses),
-            unreachable_devices=tuple(others),
+            unreachable_devices=tuple(sorted(unreachable)),
+            reads_others=bool(others - unreachable),
         ),
         has_arena=has_arena,
     )
     if found.route is Route.REFUSED:
         runtime.refuse(found.line)
-    if found.route is Route.STAGED:
+    if found.line:
         logger.warning("banyan: %s", found.line)
-    return found.route
+    return found
 
 
 def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
@@ -78,13 +84,32 @@ def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
     return None
 
 
-def pin_arena(driver: CopyDriver, arena: _native.SharedBytes, config: Config) -> int | None:
-    """Pin this rank's part of the arena; its address on the device. Where the driver does not let us, refuses what the
-    user asked for, and says that there is no arena where nobody did.
+def pin_arena(
+    driver: CopyDriver, arena: _native.SharedBytes, config: Config, pinned: Pinned, num_bytes: int
+) -> HostPieces | None:
+    """This rank's part of the arena, with memory and pinned as far as ``num_bytes``, and at least one piece: the rest
+    follows when it is needed. Where the driver does not let us, refuses what the user asked for, and says that there is
+    no arena where nobody did.
     """
+    address = np.frombuffer(arena, dtype=np.uint8).ctypes.data
+
+    def register(start: int, size: int) -> int:
+        arena.back(start - address, size)
+        return driver.register_host(start, size)
+
+    pieces = HostPieces(
+        driver,
+        address=address,
+        num_bytes=arena.num_bytes,
+        register=register,
+        name="this rank's part of the host arena",
+        pinned=pinned,
+    )
     try:
-        return _pin(driver, arena)
-    except DriverError as error:
+        pieces.pin_to(max(num_bytes, 1))
+        return pieces
+    except (DriverError, OSError, ValueError) as error:
+        pieces.close()
         if config.sizes_arena and not config.store:
             logger.warning("banyan: no host arena: it cannot be pinned (%s)", error)
             return None
@@ -118,6 +143,16 @@ def open_ring(driver: RingDriver, *, stream: int) -> GpuIo | None:
         logger.warning("banyan: pages of the store are leased when all their layers have landed: %s", error)
         return None
     return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
+
+
+def open_ends(driver: CopyDriver) -> LeaseWord:
+    """A word for one stream that copies leased pages.
+
+    Raises:
+        DriverError: when it cannot be pinned.
+    """
+    word = _native.SharedBytes.create(LEASE_WORD_BYTES, "banyan-ends")
+    return LeaseWord(_native.LeaseEnds(word), _pin(driver, word))
 
 
 def _pin(driver: CopyDriver, memory: _native.SharedBytes) -> int:

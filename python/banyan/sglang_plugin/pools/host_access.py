@@ -23,6 +23,7 @@ class HostAccess:
 
     shares_pool = True
     pins_arena = True
+    pins = None
     follows_reads = True
     link_bytes_per_s = 0.0
 
@@ -87,6 +88,9 @@ class HostAccess:
 
     def leave(self) -> None:
         pass
+
+    def state(self) -> dict[str, int]:
+        return {}
 
     def forget(self) -> None:
         self._num_completed = 0

@@ -16,9 +16,10 @@ from typing import Any
 
 from banyan.config import Config
 from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads
-from banyan.sglang_plugin.pools.device_start import open_driver
+from banyan.sglang_plugin.pools.device_start import open_driver, open_ends
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.peers import CudaPeers
 
 logger = logging.getLogger("banyan")
@@ -34,6 +35,7 @@ class RankDevice:
         """``pools`` are all that the rank has. Refuses where there is no driver."""
         self.driver = open_driver()
         self.readback_stream, self.backup_stream = self.driver.create_stream(), self.driver.create_stream()
+        self.backup_ends = open_ends(self.driver)
         self.order = ReadbackOrder()
         self.offloads = DeviceOffloads(
             self.driver,
@@ -42,6 +44,8 @@ class RankDevice:
             num_pages=sum(pool.banyan_geometry.num_pages for pool in pools),
         )
         self.opener = ThreadPoolExecutor(1, thread_name_prefix="banyan-open")
+        self.pinned = Pinned()
+        self.registrations = KeptPieces(self.driver, self.pinned)
         self.readers: list[CudaPeers] = []
         """Of all pools, while they are in use."""
         self._num_sms = config.copy_sms

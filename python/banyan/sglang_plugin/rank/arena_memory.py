@@ -14,14 +14,14 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 from banyan import _native, config
-from banyan.arena.growth import Growth
+from banyan.arena.growth import STEP_BYTES, Growth
 from banyan.arena.inventory import Inventory
 from banyan.arena.keeping import Checksums, gaps, latest, verified
 from banyan.arena.sizing import LEAST_FRAMES, AutoSize
@@ -30,6 +30,8 @@ from banyan.owner import claim_folder, open_own
 from banyan.refusals import arena_refusal
 from banyan.refusals.start import arena_memory_refusal, kept_arena_refusal
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.access import Pins
+from banyan.transport.cuda_ipc.host_pieces import PIECE_BYTES
 
 logger = logging.getLogger("banyan")
 
@@ -38,15 +40,20 @@ LOCK_PATIENCE_S = 30.0
 
 NUM_VERIFIERS = 4
 
+AHEAD_STEPS = 2
+"""An arena that grows with use has so much of it unused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One rank's part. ``inventory`` is None where nothing is kept, ``growth`` where all of it has memory already."""
+    """One rank's part. ``inventory`` is None where nothing is kept, ``growth`` where all of it has memory already.
+    ``reserve_bytes`` are to stay free on the machine when it gets memory later; None where it has."""
 
     memory: _native.SharedBytes
     block: BlockGeometry
     inventory: Inventory | None = None
     growth: Growth | None = None
+    reserve_bytes: int | None = None
 
     @property
     def num_frames(self) -> int:
@@ -87,6 +94,26 @@ def allocate_whole(size: AutoSize, block: BlockGeometry) -> Arena | None:
     return _sized(size, block, _committed)
 
 
+def reserve(size: AutoSize, block: BlockGeometry) -> Arena | None:
+    """As ``allocate_growing``, for a device: what takes memory and makes it known to the device is named later."""
+    return _sized(size, block, _for_device)
+
+
+def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
+    """The part, with frames that are handed out once a device knows their memory; all of it where something is kept."""
+    if arena.inventory is not None:
+        return arena
+    frame_bytes = arena.block.frame_bytes
+    growth = _growth(
+        arena,
+        step_bytes=PIECE_BYTES,
+        ahead_steps=ahead_steps,
+        back=lambda _start, stop: pins.pin_to(stop * frame_bytes),
+        num_backed=pins.num_pinned_bytes // frame_bytes,
+    )
+    return replace(arena, growth=growth)
+
+
 def _sized(size: AutoSize, block: BlockGeometry, make: Callable[[AutoSize, BlockGeometry], Arena]) -> Arena | None:
     if size.part_bytes < LEAST_FRAMES * block.frame_bytes:
         logger.warning("banyan: no host arena: %.2f GiB of memory are free", size.free_bytes / config.GIB)
@@ -102,22 +129,40 @@ def _committed(size: AutoSize, block: BlockGeometry) -> Arena:
     return Arena(_native.SharedBytes.create(_whole_frames(size.part_bytes, block), "banyan-arena"), block)
 
 
-def _reserved(size: AutoSize, block: BlockGeometry) -> Arena:
+def _for_device(size: AutoSize, block: BlockGeometry) -> Arena:
     memory = _native.SharedBytes.reserve(_whole_frames(size.part_bytes, block), "banyan-arena")
-    return Arena(memory, block, growth=_growth(memory, block, size.reserve_bytes))
+    return Arena(memory, block, reserve_bytes=size.reserve_bytes)
 
 
-def _growth(memory: _native.SharedBytes, block: BlockGeometry, reserve_bytes: int) -> Growth:
-    frame_bytes = block.frame_bytes
+def _reserved(size: AutoSize, block: BlockGeometry) -> Arena:
+    arena, frame_bytes = _for_device(size, block), block.frame_bytes
+
+    def back(start: int, stop: int) -> None:
+        arena.memory.back(start * frame_bytes, (stop - start) * frame_bytes)
+
+    return replace(
+        arena, growth=_growth(arena, step_bytes=STEP_BYTES, ahead_steps=AHEAD_STEPS, back=back, num_backed=0)
+    )
+
+
+def _growth(
+    arena: Arena, *, step_bytes: int, ahead_steps: int, back: Callable[[int, int], None], num_backed: int
+) -> Growth:
+    frame_bytes = arena.block.frame_bytes
+    step_frames = max(1, step_bytes // frame_bytes)
 
     def has_room(num_frames: int) -> bool:
+        if arena.reserve_bytes is None:
+            return True
         left_bytes = _native.available_bytes()
-        return left_bytes is not None and left_bytes - num_frames * frame_bytes >= reserve_bytes
+        return left_bytes is not None and left_bytes - num_frames * frame_bytes >= arena.reserve_bytes
 
     return Growth(
-        num_frames=block.num_frames(memory.num_bytes),
-        step_frames=Growth.step_of(frame_bytes),
-        back=lambda start, stop: memory.back(start * frame_bytes, (stop - start) * frame_bytes),
+        num_frames=arena.num_frames,
+        num_backed=num_backed,
+        step_frames=step_frames,
+        ahead_frames=ahead_steps * step_frames,
+        back=back,
         has_room=has_room,
         executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-arena"),
         clock=time.monotonic_ns,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from banyan import _native
 from banyan.arena.read_steps import layers_per_read
@@ -134,10 +134,8 @@ class Membership:
             arena=self._arena.memory if self._arena is not None else None,
             has_arena=self._has_part,
             reserve=reserve_for(
-                chunked_prefill_tokens=server_args.chunked_prefill_size,
-                max_prefill_tokens=server_args.max_prefill_tokens,
-                max_running_requests=server_args.max_running_requests,
-                page_tokens=page_tokens,
+                chunked_prefill_tokens=get_schedule().chunked_prefill_size,
+                max_prefill_tokens=get_schedule().max_prefill_tokens,
                 pool_tokens=pool.size,
             ),
             devices=[
@@ -146,6 +144,10 @@ class Membership:
         )
         if not self.access.pins_arena:
             self._arena = None
+        elif self._arena is not None and self.access.pins is not None:
+            # A long prompt is read whole, if there are frames: they are not awaited one by one.
+            ahead = self._arena.num_frames if config.reads_into_arena else arena_memory.AHEAD_STEPS
+            self._arena = arena_memory.pinned(self._arena, self.access.pins, ahead_steps=ahead)
         self._nodes: NodeAccess | None = None
         if config.deals_with_nodes and self._arena is not None:
             self._nodes = NodeAccess(config, seats=self.seats, roster=self._roster, block=self.block)
@@ -189,7 +191,7 @@ class Membership:
 
     def _open_sized_arena(self) -> arena_memory.Arena | None:
         free_bytes = int((_native.available_bytes() or 0) * self._portion.share)
-        # A GPU and the store's drives know the arena by its address: it is pinned, and so taken, before it is used.
+        # A GPU and the store's drives know the arena by its address: what they use is pinned.
         grows = self._is_on_host and not self._config.store
         size = auto_size(
             pool_bytes=self._pool_bytes,
@@ -197,7 +199,12 @@ class Membership:
             free_bytes=free_bytes,
             num_pools=GROWING_POOLS if grows else COMMITTED_POOLS,
         )
-        arena = (arena_memory.allocate_growing if grows else arena_memory.allocate_whole)(size, self.block)
+        if grows:
+            allocate = arena_memory.allocate_growing
+        else:
+            # A GPU's copies take it piece by piece; a store may read into any frame at once.
+            allocate = arena_memory.allocate_whole if self._config.store else arena_memory.reserve
+        arena = allocate(size, self.block)
         if arena is None and self._config.store:
             runtime.refuse(arena_room_refusal(flag="--banyan-store", free_bytes=free_bytes))
         if arena is None and self._config.deals_with_nodes:
@@ -377,6 +384,7 @@ class Membership:
             "layout": self.seats.layout.as_dict(),
             "page_tokens": self._page_tokens,
             "namespace": self._namespace().digest().hex()[:16],
+            **self.access.state(),
         }
 
     def count(self, counters: Counters) -> None:

@@ -61,6 +61,8 @@ def step_together(
 ) -> None:
     """Hold to the rules of ``banyan.pacing.lockstep``."""
 
+    allocator.decodes_on_held = not is_whole_rank
+
     # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
     def most_moved() -> int:
         measured = (planner.decode_us(), planner.token_us()) if is_whole_rank else (None, None)

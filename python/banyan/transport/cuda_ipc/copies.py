@@ -9,7 +9,8 @@ Invariants
      page that was just freed and handed out again may still be written by the forward pass in flight.
   2. Whoever reads layer l on a stream does so behind that stream's wait for the events of l's group, one in each chain.
   3. Whatever follows ``finish`` on a consumer's stream runs after the last byte of the batch was written.
-  4. Leases and mappings are held until the event behind the last copy of leased pages is done. Events say so, no clock.
+  4. Leases are held until the device is behind the last copy of leased pages, mappings until that was seen. Events and
+     words say so, no clock.
   5. No call waits for the device. ``finish`` of a batch that follows reads waits for them: they may fail.
 
 States of a chain: enqueued --last event done--> landed; a refused call --> broken off: landed when what had been

@@ -3,7 +3,8 @@
 
 A copy kernel has a fixed grid. Without a partition it has a program for each processor that copies may take
 (``--banyan-copy-sms``): the device spreads them. In a green context the processors are always the same ones, and
-compute keeps its caches and its balance; there as many programs share a processor as fit.
+compute keeps its caches and its balance; there as many programs share a processor as fit. Copies down to the arena run
+outside of it, where compute runs: they have the small grid that fills their link.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ class StreamMaker(Protocol):
         ...
 
 
-PROGRAMS_PER_SM = 4
-"""Programs of 512 threads that a processor of 2048 threads runs at once."""
+BACKUP_PROGRAMS = 16
+"""The most that a copy down to the arena may have: 16 tiles are 512 KiB in flight, five times what a link of 50 GB/s
+and 2 us takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,14 @@ class CopyStreams:
     is_partition: bool
     note: str
 
+    def num_programs(self, per_sm: int) -> int:
+        """The grid of a copy of which a processor runs ``per_sm`` programs at once."""
+        return self.num_sms * per_sm if self.is_partition else self.num_sms
+
     @property
-    def num_programs(self) -> int:
-        """The grid of a copy."""
-        return self.num_sms * PROGRAMS_PER_SM if self.is_partition else self.num_sms
+    def num_backup_programs(self) -> int:
+        """The grid of a copy down to the arena."""
+        return min(self.num_sms, BACKUP_PROGRAMS)
 
 
 def open_copy_streams(

@@ -102,6 +102,9 @@ class CudaDriver:
     def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._call("cuMemcpyAsync", target, source, num_bytes, stream)
 
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        self._call("cuMemsetD32Async", address, value, 1, stream)
+
     def copy_batch(self, targets: list[int], sources: list[int], sizes: list[int], *, stream: int) -> None:
         """Many copies in one call, each ordered by the stream. CUDA 12.8 or newer; not the default stream."""
         attributes = self._cuda.CUmemcpyAttributes()
@@ -148,6 +151,10 @@ class CudaDriver:
 
     def free(self, address: int) -> None:
         self._call("cuMemFree", address)
+
+    def free_bytes(self) -> int:
+        free_bytes, _total_bytes = self._call("cuMemGetInfo")
+        return int(free_bytes)
 
     def allocate_pinned(self, num_bytes: int) -> int:
         return int(self._call("cuMemAllocHost", num_bytes))
@@ -220,6 +227,10 @@ class CudaDriver:
         finally:
             self._call("cuCtxSetCurrent", before)
             self._call("cuDevicePrimaryCtxRelease", device)
+
+    def threads_per_sm(self, device: int) -> int:
+        attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
+        return int(self._call("cuDeviceGetAttribute", attribute, device))
 
     def num_sms(self, device: int) -> int:
         attribute = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT

@@ -58,6 +58,10 @@ class Streams(Protocol):
         """Copy between any two places of the unified address space. Host memory must be pinned."""
         ...
 
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        """Behind everything enqueued on ``stream`` so far, write 32 bits. Host memory must be pinned."""
+        ...
+
 
 class Flags(Protocol):
     """Words of mapped host memory that streams wait for, without a kernel."""
@@ -96,6 +100,10 @@ class Memory(Protocol):
 
     def allocate(self, num_bytes: int) -> int: ...
     def free(self, address: int) -> None: ...
+
+    def free_bytes(self) -> int:
+        """Of the device's memory."""
+        ...
 
     def allocate_pinned(self, num_bytes: int) -> int:
         """Host memory that the device reaches under the same address."""

@@ -40,15 +40,40 @@ class Directory(Protocol):
     def present(self) -> list[Peer]: ...
 
 
+class LeaseEnds(Protocol):
+    """``banyan._native.LeaseEnds``."""
+
+    def expect(self, leases: list[Any]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWord:
+    """The word at ``address`` that a stream writes behind its copies, and who ends the leases when it has.
+
+    A lease is a promise of its owner, who may be waiting for the page: it ends with the copy, whatever this rank's
+    scheduler is doing then (waiting for the other ranks, compiling, paused).
+    """
+
+    ends: LeaseEnds
+    address: int
+
+
 @dataclass(slots=True)
 class CudaLease:
     """Pages that may be copied, with the rows of their peers. Implements ``banyan.ports.Lease``."""
 
-    num_pages: int
-    runs: list[tuple[int, int]]
+    native: NativeLease
     rows: list[tuple[int, bytes]]
     _give_back: Callable[[], None]
     _is_held: bool = True
+
+    @property
+    def num_pages(self) -> int:
+        return self.native.num_pages
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        return self.native.runs
 
     def release(self) -> None:
         if self._is_held:

@@ -8,7 +8,11 @@ Invariants
   3. A peer that could not be opened is not tried again: its epoch would have to change first.
   4. What lies in this process is used where it is: nobody opens a handle of his own.
   5. A peer is used when it is open and its row of the table has reached the device; until then, and where it could not
-     be opened, its slot is not ``reachable`` and nothing is looked for there. The caller never waits for an opening.
+     be opened, its slot is not ``reachable`` and nothing is looked for there. The caller never waits for an opening,
+     nor for a closing.
+  6. Of a peer's memory of the host the device knows what was wanted before. A page in a piece that it does not know is
+     not had this time: the piece is registered on the executor's thread, for the next one. A piece that is refused is
+     never had.
 
 States of a peer: unknown --attend--> opening (on the executor's thread) --poll--> placed --poll--> open --gone-->
 leaving --last release--> closed; opening --refused--> barred; placed --other bytes than announced--> barred; opening
@@ -22,14 +26,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from banyan.transport.cuda_ipc.description import PoolDescription
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan.transport.cuda_ipc.host_pieces import HostMemory, KeptPieces
 from banyan.transport.cuda_ipc.opening import (
     GivenUpError,
-    HostMemory,
+    HostFrames,
     Opened,
     open_host,
     p2p_fix_rebuild_cuda_tensor,
@@ -38,6 +44,8 @@ from banyan.transport.cuda_ipc.places import PlaceTable
 from banyan.transport.cuda_ipc.probe import ProbeReader
 
 logger = logging.getLogger("banyan")
+
+T = TypeVar("T")
 
 PATIENCE_S = 5.0
 """For the device to come past what placing a peer takes."""
@@ -57,7 +65,7 @@ class Announcements(Protocol):
 class Executor(Protocol):
     """Runs one thing after the other on another thread: ``concurrent.futures.ThreadPoolExecutor(1)``."""
 
-    def submit(self, call: Callable[[], Opened | None], /) -> Future[Opened | None]: ...
+    def submit(self, call: Callable[[], T], /) -> Future[T]: ...
 
 
 @dataclass(slots=True)
@@ -74,6 +82,8 @@ class _Mapping:
     """An event behind the row's way to the device; None once it is there."""
     num_users: int = 0
     is_leaving: bool = field(default=False)
+    asked_pieces: set[int] = field(default_factory=set)
+    """Of the host's memory: to be registered, registered or refused."""
 
 
 class PeerMappings:
@@ -90,12 +100,14 @@ class PeerMappings:
         own_rows: Mapping[int, int],
         wanted_slots: Collection[int],
         executor: Executor,
+        registrations: KeptPieces,
         prober: ProbeReader | None = None,
         visible_uuids: Collection[bytes] = (),
     ) -> None:
         """``page_bytes`` of each extent, alike for all of a namespace; ``own_rows``: slot -> row of what is our own.
 
-        ``alignment_bytes`` is what the kernel was compiled for: a peer whose pages lie otherwise is not opened. With a
+        ``registrations`` outlive this object: what they keep is not registered again. ``alignment_bytes`` is what the
+        kernel was compiled for: a peer whose pages lie otherwise is not opened. With a
         ``prober`` no pool on a GPU is believed before its probe was read; ``visible_uuids``: the GPUs that this process
         sees, so that a pool that cannot be opened and lies on another is named as such.
         """
@@ -110,6 +122,7 @@ class PeerMappings:
         self._own_rows = dict(own_rows)
         self._wanted_slots = frozenset(wanted_slots).difference(own_rows)
         self._executor = executor
+        self._registrations = registrations
         self._opening: dict[Peer, _Opening] = {}
         self._open: dict[Peer, _Mapping] = {}
         self._barred: set[Peer] = set()
@@ -121,20 +134,38 @@ class PeerMappings:
         """Those of ``slots`` whose pools can be read now, in the same order."""
         return [slot for slot in slots if slot in self._reachable]
 
-    def acquire(self, peer: Peer, last_page: int) -> int | None:
+    def acquire(self, peer: Peer, pages: Sequence[int]) -> int | None:
         """The row of the peer's pool, kept open until ``release``.
 
-        None when it is not open, or when it is too small for ``last_page``: such a peer is not to be believed.
+        None when it is not open, when the device does not know these pages yet, or when the pool is too small for one
+        of them: such a peer is not to be believed.
         """
         if peer[0] in self._own_rows:
             return self._own_rows[peer[0]]
         mapping = self._open.get(peer)
         if mapping is None or mapping.placed is not None or mapping.is_leaving:
             return None
-        if last_page >= mapping.opened.num_pages:
+        if max(pages) >= mapping.opened.num_pages:
+            return None
+        if mapping.opened.host is not None and not self._knows(peer, mapping, mapping.opened.host, pages):
             return None
         mapping.num_users += 1
         return mapping.row
+
+    def _knows(self, peer: Peer, mapping: _Mapping, host: HostFrames, pages: Sequence[int]) -> bool:
+        """Whether the device knows these pages; what it does not is registered for whoever asks next."""
+        missing = host.missing(pages)
+        for piece in missing.difference(mapping.asked_pieces):
+            mapping.asked_pieces.add(piece)
+            self._executor.submit(partial(self._pin, peer, host, piece))
+        return not missing
+
+    def _pin(self, peer: Peer, host: HostFrames, piece: int) -> None:
+        """On the other thread."""
+        try:
+            host.pieces.pin(piece)
+        except (DriverError, ValueError) as error:
+            logger.warning("banyan: some pages in the memory of slot %d are not shared: %s", peer[0], error)
 
     def release(self, peer: Peer) -> None:
         if peer[0] not in self._own_rows:
@@ -157,6 +188,8 @@ class PeerMappings:
             known = peer in self._open or peer in self._opening or peer in self._barred
             if peer[0] in self._wanted_slots and not known:
                 self._begin(peer)
+        if self._registrations.has_idle:
+            self._executor.submit(self._registrations.sweep)
         self._tell_reachable()
 
     def poll(self) -> None:
@@ -175,15 +208,13 @@ class PeerMappings:
                 self._tell_reachable()
 
     def close(self) -> None:
-        """Close all, and wait for the end of the piece that is being opened. Nothing may be in use."""
+        """Close all, on the other thread. Nothing may be in use."""
         self.attend(())
         deadline_s = time.monotonic() + PATIENCE_S
         while self._open and time.monotonic() < deadline_s:
             self.poll()
         for opening in self._opening.values():
-            opened = _result(opening.future)
-            if isinstance(opened, Opened):
-                opened.close()
+            self._executor.submit(partial(_close, opening.future))
         self._opening.clear()
         assert not self._open, f"{len(self._open)} mapping(s) are in use"
 
@@ -200,7 +231,7 @@ class PeerMappings:
             return
         del self._open[peer]
         self._places.give_row(mapping.row)
-        mapping.opened.close()
+        self._executor.submit(mapping.opened.close)
         logger.info("banyan: closed the pool of slot %d", peer[0])
 
     def _begin(self, peer: Peer) -> None:
@@ -220,7 +251,8 @@ class PeerMappings:
         def open_pool() -> Opened | None:
             self._driver.enter_context(self._context)
             if memory is not None:
-                return open_host(self._driver, memory, self._page_bytes, go_on)
+                name = f"the memory of slot {peer[0]}"
+                return open_host(self._registrations, memory, self._page_bytes, go_on, name)
             assert described is not None
             return self._open_on_gpu(PoolDescription.decode(described), go_on)
 
@@ -244,7 +276,7 @@ class PeerMappings:
                 self._bar(peer, f"the pool of slot {peer[0]} cannot be opened", opened)
             return
         if opening.given_up.is_set():
-            opened.close()
+            self._executor.submit(opened.close)
             return
         row = None
         try:
@@ -258,7 +290,7 @@ class PeerMappings:
         except (DriverError, ValueError) as error:
             # Once something was enqueued it stays open: the device may be reading its probe, and nobody can tell when.
             if row is None:
-                opened.close()
+                self._executor.submit(opened.close)
             self._bar(peer, f"no place for the pool of slot {peer[0]}", error)
             return
         self._open[peer] = _Mapping(row, opened, placed)
@@ -273,6 +305,13 @@ class PeerMappings:
     def _bar(self, peer: Peer, what: str, error: BaseException | None) -> None:
         self._barred.add(peer)
         logger.warning("banyan: %s, its pages are computed: %s", what, error or "is an IOMMU in the way?")
+
+
+def _close(future: Future[Opened | None]) -> None:
+    """On the thread that opens, so what ``future`` is of has ended."""
+    opened = _result(future)
+    if isinstance(opened, Opened):
+        opened.close()
 
 
 def _result(future: Future[Opened | None]) -> Opened | BaseException | None:

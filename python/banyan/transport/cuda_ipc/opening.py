@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a peer's pool is opened: piece by piece, on a thread that schedules nothing.
+"""How a peer's pool is opened and closed, on a thread that schedules nothing.
 
-Opening takes a call for each allocation of a GPU, and a quarter of a second for each GiB of the host's memory.
+Opening takes a call for each allocation of a GPU. Of the host's memory the first piece is registered: whether that can
+be done at all, and where the device sees it. The others follow when a page of theirs is wanted (``host_pieces``).
 
-Invariants
-  1. What was opened is closed again when a later piece is refused or the peer is given up.
-  2. No single call opens more than ``PIECE_BYTES`` of the host's memory: the driver may let others wait for its end.
+Invariant: what was opened is closed again when a later handle is refused or the peer is given up.
 """
 
 from __future__ import annotations
@@ -13,33 +12,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+
+import numpy as np
 
 from banyan.transport.cuda_ipc.description import PoolDescription, Probe
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan.transport.cuda_ipc.host_pieces import HostMemory, HostPieces, KeptPieces
 
 logger = logging.getLogger("banyan")
-
-PIECE_BYTES = 1 << 30
 
 
 class GivenUpError(Exception):
     """Nobody wants the peer any more."""
 
 
-class HostMemory(Protocol):
-    """A peer's pool as the native core maps it; mapped for as long as the object lives."""
+@dataclass(frozen=True, slots=True)
+class HostFrames:
+    """Where frames lie in a memory that is registered piece by piece: ``first`` is the first byte of frame 0, ``last``
+    its last one, ``stride`` from one to the next."""
 
-    @property
-    def address(self) -> int: ...
+    pieces: HostPieces
+    first: int
+    last: int
+    stride: int
 
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def extents(self) -> list[tuple[int, int]]:
-        """``(base_bytes, stride_bytes)`` of each."""
-        ...
+    def missing(self, frames: Sequence[int]) -> set[int]:
+        """The pieces that these frames need and that the device does not know yet."""
+        if self.pieces.is_whole:
+            return set()
+        starts = np.asarray(frames, dtype=np.int64) * self.stride
+        return self.pieces.missing(np.concatenate((starts + self.first, starts + self.last)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Opened:
     close: Callable[[], None]
     probe: tuple[bytes, int] | None = None
     """Nonce and address of the owner's probe, where it has one."""
+    host: HostFrames | None = None
+    """Of the host's memory: which of it the device knows already."""
 
     def check_alignment(self, num_bytes: int) -> None:
         """
@@ -102,44 +107,34 @@ def _placed_probe(probe: Probe, bases: Sequence[int]) -> tuple[bytes, int]:
     return probe.nonce, bases[probe.extent.segment] + probe.extent.offset_bytes
 
 
-def open_host(driver: CopyDriver, memory: HostMemory, page_bytes: Sequence[int], go_on: Callable[[], None]) -> Opened:
-    """Register a peer's memory of the host, so that kernels read it. Arguments and errors as above."""
+def open_host(
+    registrations: KeptPieces,
+    memory: HostMemory,
+    page_bytes: Sequence[int],
+    go_on: Callable[[], None],
+    name: str,
+) -> Opened:
+    """Register the front of a peer's memory of the host, so that kernels can read it. ``name`` is for the log.
+    Arguments and errors as above.
+
+    Raises:
+        ValueError: also when it is no array of frames.
+    """
     _check_extents(len(memory.extents), page_bytes)
-    registered: list[int] = []
-
-    mapped = [memory]
-
-    def close() -> None:
-        for start in registered:
-            _let_go(driver.unregister_host, start)
-        # Unregistered before it is unmapped: until here the closure keeps it.
-        mapped.clear()
-
-    try:
-        address = _register(driver, memory, registered, go_on)
-    except (DriverError, ValueError, GivenUpError):
-        close()
-        raise
-    triples = zip(memory.extents, page_bytes, strict=True)
+    (stride, *others) = {stride for _, stride in memory.extents}
+    if others:
+        raise ValueError(f"frames of {stride} and of {others[0]} bytes")
+    go_on()
+    pieces = registrations.take(memory, name)
+    ends = [base + size for (base, _), size in zip(memory.extents, page_bytes, strict=True)]
+    first = min(base for base, _ in memory.extents)
     return Opened(
-        bases=[address + base for base, _ in memory.extents],
-        strides=[stride for _, stride in memory.extents],
-        num_pages=min((memory.num_bytes - base - size) // stride + 1 for (base, stride), size in triples),
-        close=close,
+        bases=[pieces.device_address + base for base, _ in memory.extents],
+        strides=[stride] * len(page_bytes),
+        num_pages=(memory.num_bytes - max(ends)) // stride + 1,
+        close=partial(registrations.give_back, memory.identity),
+        host=HostFrames(pieces, first=first, last=max(ends) - 1, stride=stride),
     )
-
-
-def _register(driver: CopyDriver, memory: HostMemory, registered: list[int], go_on: Callable[[], None]) -> int:
-    """Register all of ``memory``; the device's address of it. ``registered`` grows with every piece."""
-    seen_at = []
-    for offset in range(0, memory.num_bytes, PIECE_BYTES):
-        go_on()
-        num_bytes = min(PIECE_BYTES, memory.num_bytes - offset)
-        seen_at.append(driver.register_host_reading(memory.address + offset, num_bytes) - offset)
-        registered.append(memory.address + offset)
-    if len(set(seen_at)) != 1:
-        raise ValueError("its pieces are not adjacent on the device")
-    return seen_at[0]
 
 
 def _check_extents(num_extents: int, page_bytes: Sequence[int]) -> None:

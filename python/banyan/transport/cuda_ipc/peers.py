@@ -9,6 +9,8 @@ Invariants
      fails.
   3. After a driver call was refused nothing is leased any more: the rank goes on computing, and has said why.
   4. A lease never waits for a drive: it ends with the copy of its own pages, on a stream where no read is waited for.
+  5. Nor does it wait for this rank's scheduler: the owner's pages are let go by a thread that runs no Python
+     (``leases.LeaseWord``). What a lease takes here, ``poll`` gives back.
 
 One thread, the scheduler's.
 """
@@ -32,7 +34,7 @@ from banyan.transport.cuda_ipc.copies import (
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, FollowedReads
 from banyan.transport.cuda_ipc.lane import Lane
-from banyan.transport.cuda_ipc.leases import CudaLease, Directory
+from banyan.transport.cuda_ipc.leases import CudaLease, Directory, LeaseWord
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
 from banyan.transport.cuda_ipc.page_lists import Part
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW
@@ -85,12 +87,14 @@ class CudaPeers:
         mappings: PeerMappings,
         groups: LayerGroups,
         order: StreamOrder,
+        ends: LeaseWord,
         page_bytes: int,
         num_pages: int,
         target_row: int = OWN_ROW,
         reads: ArenaReads | None = None,
     ) -> None:
-        """``page_bytes`` of a page over all layers; ``num_pages`` of the target bound what can be under way.
+        """``page_bytes`` of a page over all layers; ``num_pages`` of the target bound what can be under way. ``ends``:
+        the word of ``order.copy_stream``.
 
         ``target_row`` is the place that copies land in: the own pool, or the own part of the host arena. What lands
         in the arena is for processors, which no stream orders: there ``finish`` waits. ``reads``: how to follow what
@@ -101,6 +105,7 @@ class CudaPeers:
         self._mappings = mappings
         self._groups = groups
         self._order = order
+        self._ends = ends
         self._page_bytes = page_bytes
         self._reads = reads
         self._copy_kind = CudaCopy if target_row == OWN_ROW else HostBoundCopy
@@ -164,7 +169,7 @@ class CudaPeers:
                 self._mappings.release(peer)
 
         for slot, epoch, frames in lease.sources():
-            row = self._mappings.acquire((slot, epoch), max(array("q", frames)))
+            row = self._mappings.acquire((slot, epoch), array("q", frames))
             if row is None:
                 give_back()
                 return None
@@ -176,7 +181,7 @@ class CudaPeers:
             self._num_leased -= num_pages
             give_back()
 
-        return CudaLease(num_pages, lease.runs, rows, release)
+        return CudaLease(lease, rows, release)
 
     def start_copy(self, loads: Sequence[tuple[CudaLease, Frames | DeviceFrames]], arrivals: Arrivals = ()) -> CudaCopy:
         """Enqueue the copies of all loads and arrivals, layer group by layer group, as one batch.
@@ -206,6 +211,7 @@ class CudaPeers:
         if obstacle is not None:
             copy.fail()
             logger.warning("banyan: a fetch of %d pages failed: %s", num_pages, obstacle)
+            self.poll()
         else:
             self._try_enqueue(batch)
         return copy
@@ -237,6 +243,8 @@ class CudaPeers:
             batch.leased_chain = self._leased_lane.begin()
             batch.copy.chains.append(batch.leased_chain)
             self._leased_lane.enqueue(batch.leased, ready)
+            value = self._ends.ends.expect([lease.native for lease in batch.leases])
+            self._driver.write_word(self._order.copy_stream, self._ends.address, value)
         if batch.arriving:
             assert self._arriving_lane is not None
             # It may wait for the reads, so it comes second.
@@ -255,7 +263,7 @@ class CudaPeers:
     # ---- the rest ----------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Give back the leases of pages that have been copied. Called on every scheduling step."""
+        """Give back what leases of pages that have been copied took. Called on every scheduling step."""
         for batch in self._under_way:
             if batch.leases and batch.has_read_leased:
                 for lease in batch.leases:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from banyan.transport.cuda_ipc.copies import PageLists
@@ -22,6 +24,20 @@ MAX_ALIGNMENT_BYTES = 16
 MIN_CHUNK_BYTES = 512
 MAX_ITEMS = 2**30
 """The kernel counts to the end of the last tile in 32 bits."""
+
+
+SM_REGISTERS = 1 << 16
+"""Of a processor, in every architecture since Kepler."""
+
+REGISTERS_AT_ONCE = 8
+"""A thread gets a multiple of so many."""
+
+
+def programs_per_sm(*, num_registers: int, num_warps: int, sm_threads: int) -> int:
+    """Programs of a kernel that a processor runs at once. It takes no shared memory."""
+    threads = 32 * num_warps
+    registers = -(-num_registers // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE * threads
+    return max(1, min(sm_threads // threads, SM_REGISTERS // max(registers, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +78,34 @@ class TileShape:
         chunk_words = min(chunk_words, tile_bytes // word_bytes)
         return cls(max(tile_bytes // (chunk_words * word_bytes), 1), chunk_words, word_bytes, common)
 
+    def num_chunks(self, page_bytes: int) -> int:
+        return -(-page_bytes // self.chunk_bytes)
+
+    def chunks(self, page_bytes: Sequence[int]) -> list[int]:
+        """The kernel's table for extents whose pages have these sizes: extent, first word, words, chunk by chunk."""
+        table = []
+        for extent, size in enumerate(page_bytes):
+            words = size // self.word_bytes
+            for first in range(0, words, self.chunk_words):
+                table += [extent, first, min(self.chunk_words, words - first)]
+        return table
+
 
 class KvTrans:
     """The kernel for one set of places. Implements ``banyan.transport.cuda_ipc.copies.PageKernel``.
 
-    ``table`` is the device address of the place table, ``page_words`` that of one int64 for each extent;
-    ``on_stream`` makes a stream the current one, for Triton.
+    ``table`` is the device address of the place table, ``chunks`` that of ``TileShape.chunks`` as int32; ``on_stream``
+    makes a stream the current one, for Triton.
     """
+
+    num_registers = 0
+    """Of a thread, as compiled; known once it was warmed up."""
 
     def __init__(
         self,
         *,
         table: int,
-        page_words: int,
+        chunks: int,
         page_bytes: Sequence[int],
         shape: TileShape,
         num_programs: int,
@@ -82,8 +113,9 @@ class KvTrans:
         kernel: Any = None,
     ) -> None:
         self._table = table
-        self._page_words = page_words
-        self._page_bytes = tuple(page_bytes)
+        self._chunks = chunks
+        self._num_extents = len(page_bytes)
+        self._first_chunk = list(accumulate(map(shape.num_chunks, page_bytes), initial=0))
         self._shape = shape
         self.num_programs = num_programs
         self._on_stream = on_stream
@@ -97,28 +129,40 @@ class KvTrans:
     def warm_up(self, stream: int) -> None:
         """Compile before the first request needs it: a launch over no pages."""
         nothing = PageLists(self._table, self._table, self._table, 0)
-        self._launch(stream, nothing, 0, range(len(self._page_bytes)))
+        compiled = self._launch(stream, nothing, 0, range(self._num_extents))
+        # Triton's interpreter compiles nothing.
+        self.num_registers = getattr(compiled, "n_regs", 0)
 
-    def _launch(self, stream: int, lists: PageLists, target_row: int, extents: range) -> None:
-        chunks_per_page = max(-(-self._page_bytes[extent] // self._shape.chunk_bytes) for extent in extents)
-        num_items = lists.num_pages * len(extents) * chunks_per_page
+    def programs_per_sm(self, sm_threads: int) -> int:
+        """How many a processor of so many threads runs at once."""
+        return programs_per_sm(num_registers=self.num_registers, num_warps=self._shape.num_warps, sm_threads=sm_threads)
+
+    def on_grid(self, num_programs: int) -> KvTrans:
+        """The same kernel, for a lane with a grid of its own."""
+        other = copy(self)
+        other.num_programs = num_programs
+        return other
+
+    def _launch(self, stream: int, lists: PageLists, target_row: int, extents: range) -> Any:
+        first_chunk = self._first_chunk[extents.start]
+        num_chunks = self._first_chunk[extents.stop] - first_chunk
+        num_items = lists.num_pages * num_chunks
         if num_items > MAX_ITEMS:
             raise DriverError("kv_trans_for_dp", f"{num_items} items in one launch, at most {MAX_ITEMS}")
         num_tiles = -(-num_items // self._shape.num_items)
         try:
             with self._on_stream(stream):
-                self._kernel[(max(min(self.num_programs, num_tiles), 1),)](
+                return self._kernel[(max(min(self.num_programs, num_tiles), 1),)](
                     self._table,
-                    self._page_words,
+                    self._chunks,
                     lists.rows,
                     lists.sources,
                     lists.targets,
                     target_row,
                     lists.num_pages,
-                    len(self._page_bytes),
-                    extents.start,
-                    len(extents),
-                    chunks_per_page,
+                    self._num_extents,
+                    first_chunk,
+                    num_chunks,
                     num_tiles,
                     ITEMS=self._shape.num_items,
                     CHUNK_WORDS=self._shape.chunk_words,

@@ -9,6 +9,8 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
+const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
+
 pub fn to_py(error: ShmError) -> PyErr {
     match error {
         ShmError::Invalid(reason) => PyValueError::new_err(reason),
@@ -144,8 +146,23 @@ pub fn namespace_of(bytes: &[u8]) -> PyResult<Namespace> {
 }
 
 pub fn namespace_hex(namespace: &Namespace) -> String {
-    let bytes = namespace.iter().flat_map(|word| word.to_le_bytes());
-    bytes.map(|byte| format!("{byte:02x}")).collect()
+    let digits = digits_of(namespace);
+    digits.iter().map(|digit| char::from(*digit)).collect()
+}
+
+/// A key as SGLang writes it. Thousands cross for one prompt.
+pub fn key_to_py<'py>(py: Python<'py>, key: &Key) -> PyResult<Bound<'py, PyString>> {
+    PyString::from_bytes(py, &digits_of(key))
+}
+
+fn digits_of(words: &[u64; 4]) -> [u8; 64] {
+    let mut digits = [0; 64];
+    let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+    for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+        pair[0] = HEX_DIGITS[usize::from(byte >> 4)];
+        pair[1] = HEX_DIGITS[usize::from(byte & 15)];
+    }
+    digits
 }
 
 pub fn kind(object: &Bound<'_, PyAny>) -> String {

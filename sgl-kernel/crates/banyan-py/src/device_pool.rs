@@ -59,6 +59,8 @@ pub struct PeerMemory {
     num_bytes: usize,
     #[pyo3(get)]
     extents: Vec<(u64, u64)>,
+    #[pyo3(get)]
+    identity: (u64, u64),
     /// Keeps it mapped.
     _neighbour: Arc<Neighbour>,
 }
@@ -72,6 +74,7 @@ impl PeerMemory {
         Some(Self {
             address: start.expose_provenance(),
             num_bytes,
+            identity: neighbour.pool_identity()?,
             extents: extents.iter().map(place).collect(),
             _neighbour: neighbour,
         })

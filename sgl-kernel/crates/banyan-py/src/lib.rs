@@ -8,6 +8,7 @@ mod demand;
 mod device_pool;
 mod feed;
 mod flag_ring;
+mod lease_ends;
 mod memory;
 mod page_keys;
 mod peers;
@@ -29,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device_pool::PeerMemory>()?;
     module.add_class::<flag_ring::PyFlagRing>()?;
     module.add_class::<flag_ring::PyRingBatch>()?;
+    module.add_class::<lease_ends::PyLeaseEnds>()?;
     module.add_class::<roster::PyRoster>()?;
     module.add_class::<demand::PyDemand>()?;
     module.add_class::<shelf::PyShelf>()?;

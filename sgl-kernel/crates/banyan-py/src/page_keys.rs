@@ -8,8 +8,9 @@ use banyan_shm::words::Tokens;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
-use crate::convert::{kind, namespace_hex, to_py};
+use crate::convert::{key_to_py, kind, to_py};
 
 #[pyclass(frozen, name = "PageKeys", module = "banyan._native")]
 pub struct PyPageKeys {
@@ -31,14 +32,21 @@ impl PyPageKeys {
     }
 
     #[pyo3(signature = (prior, tokens))]
-    fn of(&self, prior: Option<&[u8]>, tokens: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    fn of<'py>(
+        &self,
+        prior: Option<&[u8]>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Bound<'py, PyString>>> {
+        let py = tokens.py();
         let (mut prior, tokens) = (prior_of(prior)?, tokens_of(tokens)?);
         let mut page_keys = self.lock();
         let words = tokens.words();
         let mut texts = Vec::with_capacity(words.len() / page_keys.page_tokens());
         for chunk in page_keys.chunks(words) {
             let keys = page_keys.chunk(prior.as_ref(), chunk);
-            texts.extend(keys.iter().map(namespace_hex));
+            for key in keys {
+                texts.push(key_to_py(py, key)?);
+            }
             prior = keys.last().copied().or(prior);
         }
         Ok(texts)

@@ -229,7 +229,12 @@ impl Held {
         SeenHeld(Arc::downgrade(&self.0))
     }
 
-    fn release(&self) {
+    /// The same hold, kept by another.
+    pub fn same(&self) -> Self {
+        Self(self.0.clone())
+    }
+
+    pub fn release(&self) {
         let lease = self.lock().take();
         drop(lease);
     }
@@ -245,7 +250,7 @@ pub struct PyLease {
     num_pages: usize,
     #[pyo3(get)]
     runs: Vec<(usize, usize)>,
-    held: Held,
+    pub held: Held,
     peers: Arc<Peers>,
 }
 

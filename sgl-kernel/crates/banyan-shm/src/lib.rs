@@ -60,4 +60,6 @@ pub mod roster;
 #[cfg(not(loom))]
 pub mod shelf;
 #[cfg(not(loom))]
+pub mod word_watch;
+#[cfg(not(loom))]
 pub mod words;

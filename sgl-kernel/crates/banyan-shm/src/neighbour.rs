@@ -16,7 +16,7 @@ use crate::layout::{Reading, ShelfLayout, Word};
 use crate::lease::{self, Sighting};
 use crate::liveness::Identity;
 use crate::memory::{Access, Mapping, map_foreign};
-use crate::pool::PeerPool;
+use crate::pool::{FileIdentity, PeerPool};
 use crate::roster::{Member, Roster};
 use crate::sync::Ordering;
 
@@ -243,7 +243,15 @@ impl Neighbour {
     /// that cannot be mapped.
     pub fn pool(&self) -> Option<(*const u8, usize)> {
         match &self.reach.as_ref()?.pool {
-            PeerPool::Mapped(pool) => Some((pool.start().cast_const(), pool.len())),
+            PeerPool::Mapped(pool, _) => Some((pool.start().cast_const(), pool.len())),
+            PeerPool::Described(_) => None,
+        }
+    }
+
+    /// Which memory a mapped pool is.
+    pub fn pool_identity(&self) -> Option<FileIdentity> {
+        match &self.reach.as_ref()?.pool {
+            PeerPool::Mapped(_, identity) => Some(*identity),
             PeerPool::Described(_) => None,
         }
     }
@@ -256,7 +264,7 @@ impl Neighbour {
     /// How to open the pool, where it cannot be mapped.
     pub fn description(&self) -> Option<&[u8]> {
         match &self.reach.as_ref()?.pool {
-            PeerPool::Mapped(_) => None,
+            PeerPool::Mapped(..) => None,
             PeerPool::Described(description) => Some(description),
         }
     }

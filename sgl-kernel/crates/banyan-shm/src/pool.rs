@@ -7,9 +7,10 @@
 
 use std::fs;
 use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use crate::error::{Result, invalid};
+use crate::error::{Result, ShmError, invalid};
 use crate::memory::{Access, Mapping, SharedMemory, map_foreign, map_foreign_pool};
 
 /// As a word of the shelf's header. Zero is the kind of shelves that were written before there was a choice.
@@ -101,9 +102,12 @@ impl Pool {
     }
 }
 
+/// Device and inode: the same memory, however often it is announced. No other has it while it is mapped.
+pub type FileIdentity = (u64, u64);
+
 /// A peer's pool, as far as this process can see it.
 pub enum PeerPool {
-    Mapped(Mapping),
+    Mapped(Mapping, FileIdentity),
     Described(Vec<u8>),
 }
 
@@ -118,7 +122,11 @@ impl PeerPool {
         match kind {
             PoolKind::Mapped => {
                 let pool = map_foreign_pool(file, access, "a peer's pool")?;
-                Ok((pool.len() as u64 == num_bytes).then_some(Self::Mapped(pool)))
+                let found = file
+                    .metadata()
+                    .map_err(|cause| ShmError::os("cannot identify a peer's pool", cause))?;
+                let identity = (found.dev(), found.ino());
+                Ok((pool.len() as u64 == num_bytes).then_some(Self::Mapped(pool, identity)))
             }
             PoolKind::Described => {
                 let mapping = map_foreign(file, Access::ReadOnly, "a description of a pool")?;

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the host that a device knows, piece by piece, and as late as it can be.
+
+Registering takes a tenth of a second for each GiB, under locks that the driver has once for the machine, and memory of
+the device for page tables: what nobody reads is not registered.
+
+Invariants
+  1. No single call registers more than ``PIECE_BYTES``: others wait for its end, and some kernels and drivers refuse
+     more.
+  2. All pieces of one memory have one address on the device: that of the first, which is registered first.
+  3. A piece is registered once, and let go before its memory is unmapped.
+
+States of a piece: unknown --pin--> pinned --close--> let go; unknown --refused--> unknown. ``pin`` and ``close`` come
+from one thread; any thread may ask what is pinned.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+
+logger = logging.getLogger("banyan")
+
+PIECE_BYTES = 1 << 30
+
+KEEP_S = 60.0
+"""How long a peer's memory stays registered after the last use: it is announced again when the weights have changed."""
+
+Identity = tuple[int, int]
+
+
+class HostMemory(Protocol):
+    """A peer's pool as the native core maps it; mapped for as long as the object lives."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def identity(self) -> Identity:
+        """The same whenever this memory is announced."""
+        ...
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """``(base_bytes, stride_bytes)`` of each."""
+        ...
+
+
+@dataclass(slots=True)
+class Pinned:
+    """What a rank has registered so far. ``device_bytes``: by how much the device's free memory fell meanwhile."""
+
+    num_bytes: int = 0
+    took_s: float = 0.0
+    device_bytes: int = 0
+
+
+class HostPieces:
+    """One memory. ``register`` makes ``(address, num_bytes)`` known and returns the device's address; ``name`` is for
+    the log."""
+
+    def __init__(
+        self,
+        driver: CopyDriver,
+        *,
+        address: int,
+        num_bytes: int,
+        register: Callable[[int, int], int],
+        name: str,
+        pinned: Pinned,
+    ) -> None:
+        self.num_bytes = num_bytes
+        self.device_address = 0
+        """Known once the first piece is pinned."""
+        self._driver = driver
+        self._context = driver.current_context()
+        self._address = address
+        self._register = register
+        self._name = name
+        self._total = pinned
+        self._pieces: frozenset[int] = frozenset()
+
+    @property
+    def num_pinned_bytes(self) -> int:
+        """From the front, without a gap."""
+        num_whole = 0
+        while num_whole in self._pieces:
+            num_whole += 1
+        return min(num_whole * PIECE_BYTES, self.num_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self._pieces) * PIECE_BYTES >= self.num_bytes
+
+    def missing(self, places: NDArray[np.int64]) -> set[int]:
+        """The pieces that these bytes lie in and that are not pinned. Thousands are asked for at once."""
+        return set(np.unique(places // PIECE_BYTES).tolist()).difference(self._pieces)
+
+    def pin_to(self, num_bytes: int) -> None:
+        """Pin what lies before, all of each piece. Raises as ``pin``."""
+        for piece in range(-(-num_bytes // PIECE_BYTES)):
+            self.pin(piece)
+
+    def pin(self, piece: int) -> None:
+        """
+        Raises:
+            DriverError: when the driver refuses.
+            ValueError: when the device sees it apart from the first piece.
+        """
+        if piece in self._pieces:
+            return
+        # Whichever thread grows the arena.
+        self._driver.enter_context(self._context)
+        offset = piece * PIECE_BYTES
+        num_bytes = min(PIECE_BYTES, self.num_bytes - offset)
+        free_bytes, began_s = self._driver.free_bytes(), time.monotonic()
+        seen_at = self._register(self._address + offset, num_bytes) - offset
+        if self._pieces and seen_at != self.device_address:
+            self._let_go(offset)
+            raise ValueError("its pieces are not adjacent on the device")
+        self.device_address = seen_at
+        self._pieces |= {piece}
+        self._count(num_bytes, time.monotonic() - began_s, free_bytes - self._driver.free_bytes())
+
+    def _count(self, num_bytes: int, took_s: float, device_bytes: int) -> None:
+        total = self._total
+        total.num_bytes += num_bytes
+        total.took_s += took_s
+        # Others allocate meanwhile: what they gave back is not ours.
+        total.device_bytes += max(0, device_bytes)
+        logger.info(
+            "banyan: pinned %.2f GiB of %s in %.3f s; %.2f GiB in all, which took %d MiB of the device's memory",
+            num_bytes / 2**30,
+            self._name,
+            took_s,
+            total.num_bytes / 2**30,
+            total.device_bytes >> 20,
+        )
+
+    def close(self) -> None:
+        """Let go of all pieces. Nothing on the device may use them any more."""
+        for piece in self._pieces:
+            self._let_go(piece * PIECE_BYTES)
+            self._total.num_bytes -= min(PIECE_BYTES, self.num_bytes - piece * PIECE_BYTES)
+        self._pieces = frozenset()
+
+    def _let_go(self, offset: int) -> None:
+        try:
+            self._driver.unregister_host(self._address + offset)
+        except DriverError as error:
+            # It stays mapped until this process ends; there is nothing else that it would break.
+            logger.warning("banyan: a piece of %s could not be let go: %s", self._name, error)
+
+
+@dataclass(slots=True)
+class _Kept:
+    memory: HostMemory
+    """Keeps it mapped."""
+    pieces: HostPieces
+    num_users: int = 0
+    unused_since_s: float = 0.0
+
+
+class KeptPieces:
+    """The memories of peers that a rank has registered, each once, however often they are announced.
+
+    Bound: one for each peer that is there, and those that left in the last ``KEEP_S``. Only ``has_idle`` is asked by
+    another thread than the one that opens.
+    """
+
+    def __init__(self, driver: CopyDriver, pinned: Pinned) -> None:
+        self._driver = driver
+        self._pinned = pinned
+        self._kept: dict[Identity, _Kept] = {}
+
+    def take(self, memory: HostMemory, name: str) -> HostPieces:
+        """``memory``, or the same as it was mapped before, with its first piece pinned. Raises as ``pin``."""
+        kept = self._kept.get(memory.identity)
+        if kept is None:
+            pieces = HostPieces(
+                self._driver,
+                address=memory.address,
+                num_bytes=memory.num_bytes,
+                register=self._driver.register_host_reading,
+                name=name,
+                pinned=self._pinned,
+            )
+            pieces.pin(0)
+            kept = self._kept[memory.identity] = _Kept(memory, pieces)
+        kept.num_users += 1
+        return kept.pieces
+
+    def give_back(self, identity: Identity) -> None:
+        """One user less."""
+        kept = self._kept[identity]
+        kept.num_users -= 1
+        kept.unused_since_s = time.monotonic()
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether ``sweep`` would let go of something."""
+        return any(self._is_idle(kept) for kept in list(self._kept.values()))
+
+    def sweep(self) -> None:
+        """Let go of what nobody has used for ``KEEP_S``."""
+        for identity, kept in list(self._kept.items()):
+            if self._is_idle(kept):
+                del self._kept[identity]
+                kept.pieces.close()
+
+    def _is_idle(self, kept: _Kept) -> bool:
+        return kept.num_users == 0 and time.monotonic() - kept.unused_since_s > KEEP_S

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks that step together over the fake device: one is short by exactly the page that the other reads.
+
+The reader's scheduler stands at the barrier until the owner comes: it polls nothing meanwhile.
+"""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test.unit.cache_rig import make_cache
+from test.unit.directory.rig import keys
+from test.unit.transport.gpu_node import NUM_PAGES, make_node
+
+from banyan.sglang_plugin.pools import allocator, device_allocator, quarantine
+from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
+from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.sglang_plugin.rank import prefill, times
+from banyan.transport.cuda_ipc.readback import ReadbackLane
+
+PAGE_TOKENS = 4
+USABLE = NUM_PAGES - 1
+LANE = 99
+PATIENCE_S = 2.0
+TWO = [object()] * 2
+"""Requests that each begin a page with their next token."""
+
+
+class Ranks:
+    """An owner whose pool is full and a reader that is fetching the owner's page. Both on one device."""
+
+    def __init__(self, monkeypatch):
+        self.gpu, self.owner, self.reader = make_node()
+        cache = make_cache(self.owner.shelf, self.owner.source)
+        self.pages = DeviceAllocator(
+            size=USABLE * PAGE_TOKENS,
+            page_size=PAGE_TOKENS,
+            dtype=torch.bfloat16,
+            device="cpu",
+            kvcache=None,
+            need_sort=False,
+        )
+        order = ReadbackOrder()
+        lane = ReadbackLane(self.owner.driver, stream=LANE, num_pages=NUM_PAGES)
+        self.pages.attach_lane(cache, lane, lambda: [], Reserve(0), order, order.take)
+        self.slots = self.pages.alloc(USABLE * PAGE_TOKENS)
+        self.tree = SimpleNamespace(supports_prefix_sharing=lambda: False)
+        self.owner.publish([3], keys(1))
+        self.barrier = threading.Barrier(2, timeout=5 * PATIENCE_S)
+        monkeypatch.setattr(allocator, "get_parallel", lambda: SimpleNamespace(attn_tp_size=1))
+        for module in (quarantine, device_allocator):
+            monkeypatch.setattr(module, "READER_PATIENCE_S", PATIENCE_S)
+
+    def lease(self):
+        """The reader's step: it fetches the page and goes to the barrier, where it waits for the owner."""
+        lease = self.reader.lease(keys(1))
+        self.reader.source.start_copy([(lease, self.reader.targets(5))])
+
+    def evict(self):
+        """The owner's step: SGLang frees the page, and the device brings its number."""
+        page = self.slots[2 * PAGE_TOKENS : 3 * PAGE_TOKENS]
+        assert (page // PAGE_TOKENS == 3).all()
+        self.pages.free(page)
+        self.bring_numbers()
+        self.pages.poll()
+
+    def bring_numbers(self):
+        """Of freed pages. The fake checks every address, and these lie in torch's memory."""
+        for tensor in self.pages._lane.tags():
+            self.gpu.memory[tensor.data_ptr()] = bytearray(tensor.nbytes)
+        self.gpu.run_stream(LANE)
+
+    def has_capacity(self, requests):
+        return self.pages.check_decode_capacity(
+            num_tokens=PAGE_TOKENS * len(requests), tree_cache=self.tree, requests=requests
+        )
+
+    def decode(self):
+        """One request begins a page."""
+        lengths = torch.tensor([PAGE_TOKENS + 1])
+        return self.pages.alloc_decode(lengths, lengths, torch.tensor([2 * PAGE_TOKENS - 1]))
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    return Ranks(monkeypatch)
+
+
+@pytest.fixture
+def lockstep(ranks, monkeypatch):
+    monkeypatch.setattr(prefill, "step_together", lambda **_rules: None)
+    planner = SimpleNamespace(decode_us=lambda: None, token_us=lambda: None)
+    times.step_together(ranks.pages, planner, token_bytes=1, is_whole_rank=True)
+    return ranks
+
+
+def test_decode_when_the_reader_waits_for_the_owner_then_its_copy_lets_the_page_go(ranks, monkeypatch):
+    """Nothing of the reader runs but the device: each waits for the other, and the owner gets its page."""
+    came = []
+
+    def reader_steps():
+        ranks.barrier.wait()
+        came.append("reader")
+
+    ranks.lease()
+    ranks.evict()
+    assert ranks.pages.num_quarantined_tokens == PAGE_TOKENS
+    stands = threading.Thread(target=reader_steps)
+    stands.start()
+    sleep = quarantine.time.sleep
+
+    def device_goes_on(seconds):
+        ranks.gpu.run()
+        sleep(seconds)
+
+    monkeypatch.setattr(quarantine.time, "sleep", device_goes_on)
+    assert ranks.decode() is not None, "the owner has waited for the reader's scheduler, which waits for it"
+    ranks.barrier.wait()
+    stands.join(PATIENCE_S)
+    assert came == ["reader"]
+
+
+def test_capacity_when_ranks_step_together_and_a_peer_reads_the_last_page_then_a_request_is_retracted(lockstep):
+    lockstep.lease()
+    lockstep.evict()
+    lockstep.pages.free(lockstep.slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    lockstep.bring_numbers()
+    assert lockstep.pages.available_size() == 2 * PAGE_TOKENS
+    assert not lockstep.has_capacity(TWO), "one of the two pages is a peer's to let go"
+
+
+def test_capacity_when_a_page_was_freed_and_its_number_comes_then_it_counts_if_nobody_reads_it(lockstep, monkeypatch):
+    lockstep.pages.free(lockstep.slots[4 * PAGE_TOKENS : 6 * PAGE_TOKENS])
+    monkeypatch.setattr(device_allocator.time, "sleep", lambda seconds: lockstep.bring_numbers())
+    assert lockstep.has_capacity(TWO)
+    assert lockstep.pages.num_quarantined_tokens == 0
+
+
+def test_capacity_when_others_can_be_evicted_instead_of_what_is_read_then_nobody_is_retracted(lockstep, monkeypatch):
+    kept = list(lockstep.slots[4 * PAGE_TOKENS :].split(PAGE_TOKENS))
+
+    def evict(params):
+        for _ in range(-(-params.num_tokens // PAGE_TOKENS)):
+            lockstep.pages.free(kept.pop())
+
+    lockstep.tree = SimpleNamespace(supports_prefix_sharing=lambda: True, evict_for_alloc=evict)
+    monkeypatch.setattr(device_allocator.time, "sleep", lambda seconds: lockstep.bring_numbers())
+    lockstep.lease()
+    lockstep.evict()
+    assert lockstep.has_capacity(TWO)
+
+
+def test_capacity_when_the_last_request_needs_what_a_peer_reads_then_it_waits_instead_of_being_aborted(lockstep):
+    lockstep.lease()
+    lockstep.evict()
+    assert lockstep.has_capacity([object()])
+
+
+def test_capacity_when_replicas_step_by_themselves_then_pages_that_are_read_count(ranks):
+    ranks.lease()
+    ranks.evict()
+    ranks.pages.free(ranks.slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    assert ranks.has_capacity(TWO)
