@@ -11,6 +11,7 @@ from pathlib import Path
 
 WRITABLE_BY_OTHERS = 0o022
 OPEN_TO_OTHERS = 0o077
+PRIVATE = 0o600
 
 
 def claim_folder(folder: Path, flag: str) -> None:
@@ -44,7 +45,7 @@ def open_own(path: str | Path, flags: int) -> int:
         OSError: as ``os.open``.
     """
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise PermissionError(f"{path}: it is a link") from error

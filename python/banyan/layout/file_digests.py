@@ -5,7 +5,7 @@ Invariants
   1. A digest is of every byte of its file.
   2. What is remembered of a file is believed while its device, inode, size and times are those of then, and samples of
      it too: times are the same for two images of a reproducible build, or where a tool puts them back.
-  3. The memory is believed, and written, only where it is this user's, nobody else may open it, and it has one name.
+  3. The memory is believed, and written, only where it is this user's, nobody else may write it, and it has one name.
   4. One process computes; others that want to know wait for it, no longer than ``WAIT_S``.
 
 States of a memory: locked by this process -> read -> written -> unlocked. Without one that can be used everything is
@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from banyan.owner import open_own
 
 MEMORY_NAME = "weights-digests"
 MAX_REMEMBERED = 4096
@@ -155,17 +156,10 @@ def _locked(memory: Path) -> Iterator[int]:
     """The memory, opened and locked; made where there is none."""
     try:
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(memory, flags, 0o600)
+        handle = open_own(memory, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise _Unusable(error.strerror or str(error)) from error
+        raise _Unusable(f"{error.strerror or error}: remove it") from error
     try:
-        # Opened first, so that what is judged is what is read.
-        state = os.fstat(handle)
-        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_nlink != 1:
-            raise _Unusable("it is no file of this user's alone: remove it")
-        if state.st_mode & 0o077:
-            raise _Unusable(f"others may open it (mode {stat.S_IMODE(state.st_mode):04o}): remove it")
         _lock(handle)
         yield handle
     finally:
