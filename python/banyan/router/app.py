@@ -34,10 +34,11 @@ from banyan.router.health import Health
 from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
-from banyan.router.probes import Probes
+from banyan.router.probes import Probes, is_none_to_blame
 from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
 from banyan.router.subscription import subscribe
+from banyan.router.suspects import Suspects
 from banyan.router.tokens import Tokens
 from banyan.router.verdict import error_body
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
@@ -93,10 +94,11 @@ class Router:
         ) as session:
             self._session = session
             self._context = zmq.asyncio.Context()
+            suspects = Suspects(partial(is_none_to_blame, session, settings))
             self.forwarder = (
-                Forwarder(self.fleet, settings, session, self.metrics)
+                Forwarder(self.fleet, settings, session, self.metrics, suspects)
                 if self.decodes is None
-                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics)
+                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics, suspects)
             )
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake

@@ -26,6 +26,12 @@ class Metrics:
         self.requests = Counter("requests", "Requests, by path and status.", ("path", "status"), **made)
         self.attempts = Counter("attempts", "Requests sent on, by how they ended.", ("server", "outcome"), **made)
         self.retries = Counter("retries", "Requests that went on to another server.", **made)
+        self.not_retried = Counter(
+            "requests_not_retried",
+            "Requests that were lost with a server and kept from others, by reason.",
+            ("reason",),
+            **made,
+        )
         self.refused = Counter("refused", "Requests that no server was asked about, by status.", ("status",), **made)
         self.choices = Counter("choices", "Placements, by what decided.", ("server", "reason"), **made)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of placed prompts.", **made)

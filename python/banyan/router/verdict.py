@@ -2,7 +2,7 @@
 """What becomes of an attempt, and what a client is told when there is no other.
 
 A request moves to another server only before its first byte was passed on. Attempts that did not reach a server are
-free. Of those that did and were lost there is a limit: a request that brings servers down must not visit them all.
+free; of those that did there is a limit. Which of those that were lost may move at all, ``suspects`` says.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One attempt that gave no answer."""
+    """One attempt that gave no answer. ``has_begun``: the server had it, and broke off in sending it."""
 
     server: str
     outcome: Outcome
     error: str
+    has_begun: bool = False
 
 
 def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:

@@ -26,6 +26,8 @@ from banyan.router.settings import Settings
 BLOCK_TOKENS = 4
 BOOTSTRAP_PORT = 8998
 TEST_TIMEOUT_S = 20.0
+POISON = b"poison"
+"""A server whose engine sees it ends, at once."""
 
 
 class _Quiet(uvicorn.Server):
@@ -80,6 +82,7 @@ class FakeServer(Served):
     def __init__(self, name, *, num_ranks=1, events=False, loads=False, banyan=False, mode="null"):
         self.name, self.num_ranks, self.banyan, self.mode = name, num_ranks, banyan, mode
         self.seen = []
+        self.is_dead = False
         self.status = 200
         self.num_tokens = 3
         self.gate = asyncio.Event()
@@ -111,6 +114,10 @@ class FakeServer(Served):
         body = await request.body()
         self.seen.append((body, dict(request.headers)))
         self.num_running += 1
+        if POISON in body:
+            self.is_dead = True
+            self._death = asyncio.create_task(self.kill())
+            await asyncio.Event().wait()
         try:
             await self.awake.wait()
             if self.status != 200:
@@ -244,6 +251,11 @@ class Rig:
     async def post(self, path):
         async with self.client.post(self.served.url + path) as response:
             return response.status, await response.read()
+
+    def drop_connections(self, server):
+        """Break the connections of a server that goes on."""
+        for connection in list(server._server.server_state.connections):
+            connection.transport.abort()
 
     def num_seen(self):
         return [len(server.seen) for server in self.servers]
