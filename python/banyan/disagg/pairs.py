@@ -23,8 +23,14 @@ READ_HEADER = "x-banyan-read"
 SOURCE_HEADER = "x-banyan-source"
 """Says whose arenas have more of the prompt (``routing.hint.SourceHint``)."""
 
-ROUTERS_HEADERS = frozenset({READ_HEADER, SOURCE_HEADER})
-"""What only a router says: it drops a client's own word."""
+HEADER_PREFIX = "x-banyan-"
+"""Of all that Banyan's servers hear."""
+
+
+def is_routers(header: str) -> bool:
+    """Whether only a router says this: it drops a client's own word. A client may ask to have its prompt computed."""
+    return header.startswith(HEADER_PREFIX) and header != PLAN_HEADER
+
 
 ROOM_BITS = 62
 

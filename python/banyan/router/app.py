@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from typing import Any
@@ -18,16 +19,19 @@ from typing import Any
 import aiohttp
 import zmq.asyncio
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from banyan.disagg import Role
 from banyan.observe import Reading
 from banyan.observe.asking import look
-from banyan.observe.webpage import Page, is_local
+from banyan.observe.webpage import Page, is_ours
 from banyan.router import models, prompt
+from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import ARENA, STORE
+from banyan.router.bodies import Bodies, Refused
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
@@ -45,6 +49,9 @@ from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 
 logger = logging.getLogger("banyan.router")
 
+LARGE_BYTES = 256 << 10
+"""Reading a body of this size takes a millisecond."""
+
 
 class Router:
     """Everything that one router is made of. ``run`` is open while it serves."""
@@ -58,6 +65,13 @@ class Router:
             self.fleet = self._fleet(settings.prefills, Role.PREFILL)
             self.decodes = self._fleet(settings.decodes, Role.DECODE)
         self.is_stopping = False
+        self._bodies = Bodies(
+            max_body_bytes=settings.max_body_bytes,
+            max_bytes=settings.max_buffered_mib << 20,
+            timeout_s=settings.body_timeout_s,
+        )
+        # One, so that no more than one large prompt is read beside the loop.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
         self.forwarder: Forwarder
@@ -157,20 +171,36 @@ class Router:
         """Any of ``prompt.PATHS``."""
         if self.is_stopping:
             return _error("the router is stopping", "stopping", 503, {"retry-after": "1"})
-        try:
-            body = await _body(request, self.settings.max_body_bytes)
-        except _TooLarge:
-            return _error(f"more than {self.settings.max_body_bytes} bytes", "too_large", 413)
         path = request.url.path
-        response = await _unless_gone(request, self._answer(path, body, request))
+        try:
+            async with self._bodies.read(request.stream()) as body:
+                response = await _unless_gone(request, self._answer(path, body, request))
+        except Refused as refused:
+            self.metrics.refused.labels(str(refused.status)).inc()
+            headers = {"connection": "close"} | ({"retry-after": "1"} if refused.status == 503 else {})
+            response = _error(refused.message, refused.kind, refused.status, headers)
+        except ClientDisconnect:
+            response = None
         self.metrics.requests.labels(path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
     async def _answer(self, path: str, body: bytes, request: Request) -> Response:
-        asked = await self.tokens.of(prompt.read(path, body, request.headers), request.headers)
+        asked = await self._read(path, body, request.headers)
         target = f"{path}?{request.url.query}" if request.url.query else path
         return await self.forwarder.forward(target, asked, body, dict(request.headers))
+
+    async def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
+        """The request, with its tokens. A large one is read beside the loop, which others wait for."""
+        if len(body) < LARGE_BYTES:
+            read = prompt.read(path, body, headers)
+        else:
+            read = await asyncio.get_running_loop().run_in_executor(self._reader, prompt.read, path, body, headers)
+        # A request that would only be refused costs no server a question.
+        asked = Asked(read, read.token_ids) if self.forwarder.is_full else await self.tokens.of(read, headers)
+        if len(body) >= LARGE_BYTES:
+            await asyncio.get_running_loop().run_in_executor(self._reader, lambda: asked.pieces)
+        return asked
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
@@ -192,8 +222,8 @@ class Router:
 
     async def servers(self, request: Request) -> Response:
         """How each server is, as the router sees it."""
-        if not is_local(request):
-            return _error("/router answers this machine only", "forbidden", 403)
+        if not is_ours(request):
+            return _forbidden()
         return JSONResponse([_state(server) for server in self.all_servers])
 
     def page(self) -> Page:
@@ -212,8 +242,8 @@ class Router:
         return self._set_draining(request, False)
 
     def _set_draining(self, request: Request, is_draining: bool) -> Response:
-        if not is_local(request):
-            return _error("/router answers this machine only", "forbidden", 403)
+        if not is_ours(request):
+            return _forbidden()
         url = request.query_params.get("server", "").rstrip("/")
         for server in self.all_servers:
             if server.url == url:
@@ -236,21 +266,9 @@ def build(settings: Settings) -> tuple[Starlette, Router]:
         Route("/router/drain", router.drain, methods=["POST"]),
         Route("/router/resume", router.resume, methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=router.run), router
-
-
-class _TooLarge(Exception):
-    pass
-
-
-async def _body(request: Request, max_bytes: int) -> bytes:
-    parts, num_bytes = [], 0
-    async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise _TooLarge
-        parts.append(part)
-    return b"".join(parts)
+    return Starlette(
+        routes=routes, lifespan=router.run, exception_handlers={HTTPException: _refused, Exception: _failed}
+    ), router
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
@@ -269,6 +287,23 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) ->
 
 def _error(message: str, kind: str, status: int, headers: dict[str, str] | None = None) -> Response:
     return Response(error_body(message, kind, status), status, headers, "application/json")
+
+
+def _forbidden() -> Response:
+    return _error("/router answers this machine only, under its address or localhost", "forbidden", 403)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What Starlette refuses by itself, in the form that clients of servers read."""
+    assert isinstance(error, HTTPException)
+    kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return _error(message, kind, error.status_code, dict(error.headers or {}))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A fault of the router. Starlette raises the error again, so that it is in the log."""
+    return _error("the router has failed: its log says how", "internal_error", 500)
 
 
 def _state(server: Server) -> dict[str, Any]:

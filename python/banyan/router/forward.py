@@ -20,7 +20,7 @@ import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from banyan.disagg.pairs import ROUTERS_HEADERS, SOURCE_HEADER
+from banyan.disagg.pairs import SOURCE_HEADER, is_routers
 from banyan.router.asked_prompt import Asked
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.metrics import Metrics
@@ -100,8 +100,7 @@ class Forwarder:
             return self._hold(Held.AGAIN, [])
         # A client's own word on where to read would not be this router's. And a compressed stream could not be ended
         # with an event that says that it broke.
-        dropped = NOT_SENT_ON | ROUTERS_HEADERS
-        onward = {name: value for name, value in headers.items() if name.lower() not in dropped}
+        onward = {name: value for name, value in headers.items() if not _is_dropped(name.lower())}
         going = SentRequest(path, asked, body, {**onward, "accept-encoding": "identity"}, suspect)
         start_s = time.monotonic()
         try:
@@ -140,6 +139,11 @@ class Forwarder:
         if failure.outcome is not Outcome.LOST or failure.has_begun:
             return None
         return await self._suspects.may_go_on(sent.suspect, _servers_of(sent.place), self._settings.queue_timeout_s)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request would be refused that has to wait."""
+        return self.admission.is_full
 
     @property
     def _servers(self) -> list[Server]:
@@ -291,6 +295,10 @@ class Forwarder:
         logger.warning("a request failed: %s", account(tried))
         message = f"no server answered: {account(tried)}"
         return Response(error_body(message, "server_lost", 502), 502, media_type="application/json")
+
+
+def _is_dropped(header: str) -> bool:
+    return header in NOT_SENT_ON or is_routers(header)
 
 
 def _servers_of(place: Place) -> list[Server]:

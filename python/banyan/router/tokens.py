@@ -22,6 +22,9 @@ from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings
 
+MOST_ASKING = 64
+"""Questions at a time. Beyond, prompts are compared as text."""
+
 
 class Tokens:
     """Asks servers that are up, in turn."""
@@ -32,6 +35,7 @@ class Tokens:
         self._session = session
         self._metrics = metrics
         self._turns = count()
+        self._num_asking = 0
 
     async def of(self, request: Request, headers: Mapping[str, str]) -> Asked:
         """The request, with its tokens where they are of use: events can only be compared with them."""
@@ -39,10 +43,21 @@ class Tokens:
             return Asked(request, request.token_ids)
         if not self._settings.tokenize or not self._fleet.has_events:
             return Asked(request)
-        token_ids = await self._ask(request, headers) if request.tokenize is not None else None
+        token_ids = await self._ask_within_bounds(request, headers) if request.tokenize is not None else None
         if token_ids is None:
             self._metrics.untokenised.inc()
         return Asked(request, token_ids)
+
+    async def _ask_within_bounds(self, request: Request, headers: Mapping[str, str]) -> array[int] | None:
+        """Questions are asked before there is a place for the request: so many requests, and no more, may cost servers
+        more than that they are refused."""
+        if self._num_asking >= MOST_ASKING:
+            return None
+        self._num_asking += 1
+        try:
+            return await self._ask(request, headers)
+        finally:
+            self._num_asking -= 1
 
     async def _ask(self, request: Request, headers: Mapping[str, str]) -> array[int] | None:
         up = [server for server in self._fleet.servers if server.takes_requests]

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from banyan.router.verdict import WholeEvents
+from banyan.router.verdict import TooLong, WholeEvents
 
 T = TypeVar("T")
 
@@ -99,7 +99,11 @@ class Attempt:
                 raise Lost(_said(error)) from error
             if not chunk:
                 return self._events.close()
-            if events := self._events.feed(chunk):
+            try:
+                events = self._events.feed(chunk)
+            except TooLong as error:
+                raise Lost(str(error)) from error
+            if events:
                 return events
 
     def give_up(self, why: str) -> None:

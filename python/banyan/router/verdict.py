@@ -18,6 +18,12 @@ RETRYABLE_STATUSES = (429, 503)
 
 MAX_RETRY_AFTER_S = 60
 
+MAX_EVENT_BYTES = 64 << 20
+"""Of a stream: with log-probabilities of a long prompt some are megabytes."""
+
+MARKS = (b"\n\n", b"\r\n\r\n")
+"""What ends an event."""
+
 
 class Outcome(StrEnum):
     """How one attempt ended, in the words of the metrics."""
@@ -74,6 +80,10 @@ def retry_after_s(num_waiting: int, completions_per_s: float) -> int:
     return max(1, min(MAX_RETRY_AFTER_S, math.ceil(num_waiting / completions_per_s)))
 
 
+class TooLong(Exception):
+    """An event that never ends."""
+
+
 class WholeEvents:
     """Passes server-sent events on as soon as each is whole.
 
@@ -81,17 +91,27 @@ class WholeEvents:
     followed by another event.
     """
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Everything up to the end of the last whole event."""
-        arrived = self._rest + chunk
-        end = max(arrived.rfind(mark) + len(mark) if mark in arrived else 0 for mark in (b"\n\n", b"\r\n\r\n"))
-        self._rest = arrived[end:]
-        return arrived[:end]
+        """Everything up to the end of the last whole event.
+
+        Raises:
+            TooLong: for an event of more than ``max_bytes``.
+        """
+        # An end may lie across two chunks; what was looked at before is not looked at again.
+        start = max(0, len(self._rest) - max(map(len, MARKS)) + 1)
+        self._rest += chunk
+        end = max((at + len(mark) for mark in MARKS if (at := self._rest.rfind(mark, start)) >= 0), default=0)
+        if len(self._rest) - end > self._max_bytes:
+            raise TooLong(f"an event of more than {self._max_bytes} bytes")
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        return whole
 
     def close(self) -> bytes:
         """What is left when the stream ended well."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest = bytes(self._rest), bytearray()
         return rest

@@ -45,6 +45,7 @@ class Served:
         self._listen(port=0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
 
     def _listen(self, port):
         self._socket = socket.socket()
@@ -52,7 +53,7 @@ class Served:
         self._socket.bind(("127.0.0.1", port))
 
     async def start(self):
-        self._server = _Quiet(uvicorn.Config(self.app, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
+        self._server = _Quiet(self.config)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             await asyncio.sleep(0.005)
@@ -94,6 +95,9 @@ class FakeServer(Served):
         self.loads_status = 200
         self.publishers = [Publisher() for _ in range(num_ranks)] if events or loads else []
         self.publishes_load = loads
+        self.tokenises = asyncio.Event()
+        self.tokenises.set()
+        self.num_tokenising = self.num_tokenised = 0
         self.banyan_state = {}
         self.reads = {}
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -190,6 +194,10 @@ class FakeServer(Served):
 
     async def tokenize(self, request):
         fields = json.loads(await request.body())
+        self.num_tokenising += 1
+        self.num_tokenised += 1
+        await self.tokenises.wait()
+        self.num_tokenising -= 1
         text = fields.get("prompt") or "".join(message["content"] for message in fields["messages"])
         return JSONResponse({"tokens": list(text.encode())})
 
