@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from banyan.arena.inventory import Entry, Inventory
 from banyan.arena.residency import Residency
-from banyan.telemetry import Counters
+from banyan.telemetry import Counters, notice
 
 Checksums = Callable[[Sequence[int], Sequence[str]], list[int]]
 """From frames and the keys of the pages in them; any thread."""
@@ -93,9 +93,15 @@ class Keeping:
         self._executor.shutdown()
 
     def _enter(self, summed: _Summing) -> None:
-        checksums = summed.checksums.result()
+        error = summed.checksums.exception()
         self._num_summing -= len(summed.frames)
         self._residency.unhold(summed.frames)
+        if error is not None:
+            # They stay out of the inventory: a restart does not find them.
+            self._counters.unkept_pages += len(summed.frames)
+            notice(error, name="banyan-keep", feature="keeping some pages over a restart")
+            return
+        checksums = summed.checksums.result()
         self._inventory.enter(summed.frames, summed.keys, checksums)
         self._counters.kept_pages += len(summed.frames)
 

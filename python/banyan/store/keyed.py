@@ -32,6 +32,7 @@ from banyan.store.value_reads import PageRead, PageReader
 from banyan.store.values import Stretch, Values
 from banyan.store.watch import Watch
 from banyan.store.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
+from banyan.telemetry import noticed
 
 NUM_READERS = 2
 HEADERS_AT_ONCE = 256
@@ -142,7 +143,8 @@ class KeyedStore:
         wanted = PageRead(
             namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == known.namespace
         )
-        self._executor.submit(self._carry, wanted)
+        carrying = self._executor.submit(self._carry, wanted)
+        noticed(carrying, name="banyan-store-read", feature="a read from the store")
         return read
 
     def _carry(self, read: PageRead) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 
 from banyan._native import Feed
+from banyan.telemetry import start_thread
 
 
 class Watch:
@@ -21,19 +22,23 @@ class Watch:
         self._since_s: dict[Feed, float] = {}
         self._late: set[Feed] = set()
         self._has_ended = False
+        self._is_off = False
         self.num_stalls = 0
-        self._thread = threading.Thread(target=self._run, name="banyan-store-watch", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            self._run, name="banyan-store-watch", feature="reading from the store", ended=self._off
+        )
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a read that was late has still not ended."""
-        return bool(self._late)
+        """Whether a read that was late has still not ended, or would not be seen to be late."""
+        return self._is_off or bool(self._late)
 
     def begins(self, feed: Feed) -> None:
         with self._changed:
             self._since_s[feed] = time.monotonic()
             self._changed.notify()
+            if self._is_off:
+                feed.be_late()
 
     def moves(self, feed: Feed) -> None:
         """The library has answered, and is asked for more."""
@@ -59,6 +64,13 @@ class Watch:
                 now_s = time.monotonic()
                 self._changed.wait(min(waiting) + self._stall_s - now_s if waiting else None)
                 self._look()
+
+    def _off(self) -> None:
+        """Nobody looks after reads any more: those that are under way are let go, and there is no other."""
+        with self._changed:
+            self._is_off = True
+            for feed in self._since_s:
+                feed.be_late()
 
     def _look(self) -> None:
         now_s = time.monotonic()

@@ -22,6 +22,7 @@ from itertools import islice, takewhile
 from banyan._native import SharedBytes, WriteGate
 from banyan.store.form import Slab, ValueForm
 from banyan.store.values import Stretch, Value, Values
+from banyan.telemetry import start_thread
 
 BATCH = 32
 """Pages that are written at once."""
@@ -73,14 +74,16 @@ class Writes:
         self._changed = threading.Condition()
         self._waiting: deque[Waiting] = deque()
         self._names: set[str] = set()
+        self._writing: list[Waiting] = []
         self._num_writing = 0
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
         self.writing_us = 0
         """Microseconds in which the library was writing."""
-        self._thread = threading.Thread(target=self._run, name="banyan-store-write", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            self._run, name="banyan-store-write", feature="writing to the store", ended=self._off
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -148,6 +151,7 @@ class Writes:
                 if self._has_ended:
                     return
                 batch = self._take(self._num_allowed())
+                self._writing = batch
                 self._num_writing = len(batch)
                 if not batch:
                     self._changed.wait(LOOK_S)
@@ -162,11 +166,22 @@ class Writes:
                     batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
             self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
+            self._writing = []
             self._end(batch, outcomes)
             with self._changed:
                 self._num_writing = 0
                 self._num_failed += outcomes.count(FAILED)
                 self._changed.notify_all()
+
+    def _off(self) -> None:
+        """The thread has ended by a fault: nothing is taken any more, and all that waits has failed."""
+        with self._changed:
+            self._has_ended = True
+            lost = [*self._writing, *self._take(len(self._waiting))]
+            self._writing, self._num_writing = [], 0
+            self._num_failed += len(lost)
+            self._changed.notify_all()
+        self._end(lost, [FAILED] * len(lost))
 
     def _num_allowed(self) -> int:
         first = self._waiting[0]

@@ -10,6 +10,7 @@ from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
+from banyan.telemetry.threads import notice, noticed, num_ended, start_thread
 
 __all__ = [
     "DESCRIPTIONS",
@@ -26,4 +27,8 @@ __all__ = [
     "Stopwatch",
     "gauges_of",
     "log_as_json",
+    "notice",
+    "noticed",
+    "num_ended",
+    "start_thread",
 ]
