@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
+from banyan.decoding import decoded
+
 _Message = TypeVar("_Message")
 
 PROTOCOL = 1
@@ -147,8 +149,8 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Mes
     if len(payload) > MAX_MESSAGE_BYTES:
         raise Foreign(f"{len(payload)} bytes")
     try:
-        return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decoded(decoder, payload)
+    except msgspec.DecodeError as error:
         raise Foreign(str(error)) from error
 
 

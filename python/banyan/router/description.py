@@ -14,6 +14,9 @@ from banyan.disagg import Role
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+MAX_RANKS = 4096
+"""Of one server: more than any has."""
+
 LOAD_PORT = "load_endpoint_port_base"
 """Where ``/server_info`` names the first rank's port."""
 
@@ -85,7 +88,7 @@ class Description:
             ValueError: when the answer is not one of SGLang's.
         """
         try:
-            num_ranks = max(1, int(info["dp_size"]))
+            num_ranks = _num_ranks(info["dp_size"])
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
@@ -106,15 +109,22 @@ class Description:
             )
             if not events or events.get("publisher") != "zmq":
                 return said
-            ranks = range(int(events["dp_size"]))
+            ranks = range(_num_ranks(events["dp_size"]))
             return replace(
                 said,
                 block_tokens=int(events["block_size"]),
                 sources=tuple(_source(events, rank, url) for rank in ranks),
                 load_sources=tuple(_load_source(events, rank, url) for rank in ranks if LOAD_PORT in events),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
+
+
+def _num_ranks(said: Any) -> int:
+    num_ranks = max(1, int(said))
+    if num_ranks > MAX_RANKS:
+        raise ValueError(f"{num_ranks} ranks")
+    return num_ranks
 
 
 def _door(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:
@@ -208,7 +218,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
             )
             for load in answer["loads"]
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"/v1/loads is not as SGLang 0.5.23 answers: {error!r}") from None
 
 

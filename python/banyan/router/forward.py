@@ -28,7 +28,7 @@ from banyan.router.probes import nobody_listens
 from banyan.router.prompt import pin
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
-from banyan.router.suspects import Held, Suspect, Suspects
+from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
 from banyan.router.upstream import NOT_SENT_ON, Attempt, Lost, Unreached
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
@@ -43,14 +43,6 @@ from banyan.router.verdict import (
 from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
 
 logger = logging.getLogger("banyan.router")
-
-WHY_HELD = {
-    Held.LAST: "the server was lost with this request, the last that it was sent, and may have ended because of it: "
-    "it is not tried on another one. Send it again if that was not so",
-    Held.AGAIN: "two servers were lost with this request: no other one is sent it for some minutes",
-    Held.LATE: "the server was lost with this request and others, which are tried one after the other, and its turn "
-    "did not come in time (--queue-timeout-s)",
-}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ class Metrics:
             ("reason",),
             **made,
         )
+        self.tasks_ended = Counter(
+            "tasks_ended", "Probes and subscriptions that a fault has ended, and that began again.", ("task",), **made
+        )
         self.refused = Counter("refused", "Requests that no server was asked about, by status.", ("status",), **made)
         self.choices = Counter("choices", "Placements, by what decided.", ("server", "reason"), **made)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of placed prompts.", **made)

@@ -13,10 +13,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.router.description import Description, read_loads
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Probe, State
 from banyan.router.settings import Settings
+from banyan.router.upstream import whole
 
 logger = logging.getLogger("banyan.router")
 
@@ -126,9 +128,9 @@ async def ask(session: aiohttp.ClientSession, server: Server, path: str, *, key:
     headers = {"authorization": f"Bearer {key}"} if key is not None else {}
     async with asyncio.timeout(timeout_s):
         async with session.get(server.url + path, headers=headers, raise_for_status=True) as response:
-            body = await response.read()
+            body = await whole(response)
     try:
-        return msgspec.json.decode(body) if body else None
+        return json_of(body) if body else None
     except msgspec.DecodeError as error:
         raise BadAnswer(f"{path}: {error}") from None
 

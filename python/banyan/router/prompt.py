@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.router.blocks import pack
 
 GENERATE = "/generate"
@@ -81,8 +82,8 @@ def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
     if len(body) > MOST_READ_BYTES:
         return Request(session=headers.get(ROUTING_KEY_HEADER))
     try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+        fields = json_of(body)
+    except msgspec.DecodeError:
         return Request()
     if not isinstance(fields, dict):
         return Request()

@@ -52,6 +52,15 @@ class Held(StrEnum):
     """Too many are tried before it."""
 
 
+WHY_HELD = {
+    Held.LAST: "the server was lost with this request, the last that it was sent, and may have ended because of it: "
+    "it is not tried on another one. Send it again if that was not so",
+    Held.AGAIN: "two servers were lost with this request: no other one is sent it for some minutes",
+    Held.LATE: "the server was lost with this request and others, which are tried one after the other, and its turn "
+    "did not come in time (--queue-timeout-s)",
+}
+
+
 @dataclass(eq=False)
 class Suspect:
     """A request of a client, as long as it is on its way. ``num_lost``: servers that were lost while it was there."""

@@ -15,12 +15,14 @@ from itertools import count
 import aiohttp
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import pack
 from banyan.router.fleet import Fleet
 from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings
+from banyan.router.upstream import whole
 
 MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""
@@ -72,7 +74,7 @@ class Tokens:
                 async with self._session.post(
                     f"{server.url}/tokenize", data=msgspec.json.encode(request.tokenize), headers=onward
                 ) as response:
-                    answer = msgspec.json.decode(await response.read())
+                    answer = json_of(await whole(response))
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             # Counted by the caller. The server's health is the probes' business.
             return None

@@ -20,6 +20,9 @@ from banyan.router.verdict import TooLong, WholeEvents
 
 T = TypeVar("T")
 
+MAX_ANSWER_BYTES = 512 << 20
+"""Of one that is no stream: log-probabilities of a long prompt have as much as a tenth."""
+
 EVENT_STREAM = "text/event-stream"
 
 HOP_BY_HOP = frozenset(
@@ -37,6 +40,24 @@ class Unreached(Exception):
 
 class Lost(Exception):
     """The server had the request, and there is no (whole) answer."""
+
+
+class TooLarge(aiohttp.ClientError):
+    """An answer that is not read to its end."""
+
+
+async def whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer; a server is not to fill the router's memory.
+
+    Raises:
+        aiohttp.ClientError: when it breaks off, or has more than ``MAX_ANSWER_BYTES``.
+    """
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise TooLarge(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+    return bytes(body)
 
 
 class Attempt:
@@ -74,7 +95,7 @@ class Attempt:
                 self._events = WholeEvents()
                 self.first = await self.read()
             else:
-                self.first = await self._wait(response.read())
+                self.first = await self._wait(whole(response))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.close()
             raise Unreached(str(error)) from error

@@ -84,6 +84,8 @@ class FakeServer(Served):
         self.name, self.num_ranks, self.banyan, self.mode = name, num_ranks, banyan, mode
         self.seen = []
         self.is_dead = False
+        self.dies = asyncio.Event()
+        self.dies.set()
         self.status = 200
         self.num_tokens = 3
         self.gate = asyncio.Event()
@@ -99,6 +101,7 @@ class FakeServer(Served):
         self.tokenises.set()
         self.num_tokenising = self.num_tokenised = 0
         self.banyan_state = {}
+        self.more_info = {}
         self.reads = {}
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
         super().__init__(
@@ -119,6 +122,7 @@ class FakeServer(Served):
         self.seen.append((body, dict(request.headers)))
         self.num_running += 1
         if POISON in body:
+            await self.dies.wait()
             self.is_dead = True
             self._death = asyncio.create_task(self.kill())
             await asyncio.Event().wait()
@@ -171,7 +175,7 @@ class FakeServer(Served):
             }
         if self.publishes_load:
             info["kv_events"] |= {"load_endpoint_port_base": self.publishers[0].load_port, "load_topic": "load"}
-        return JSONResponse(info)
+        return JSONResponse(info | self.more_info)
 
     async def loads(self, request):
         await self.awake.wait()
