@@ -11,6 +11,8 @@ from banyan.nodes.wire import MAX_MESSAGE_BYTES
 
 RECONNECT_MS = 500
 HANDSHAKE_MS = 5000
+"""Who has not shown by then that he knows the secret is cut off."""
+
 MOST_RECONNECT_MS = 10_000
 
 

@@ -22,6 +22,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
+from banyan.nodes.connection import HANDSHAKE_MS
 from banyan.nodes.errands import Errand, Errands
 from banyan.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.nodes.limits import Allowance
@@ -46,9 +47,6 @@ from banyan.telemetry import start_thread
 logger = logging.getLogger("banyan")
 
 TICK_MS = 100
-HANDSHAKE_MS = 5000
-"""Who has not shown by then that he knows the secret is cut off."""
-
 MESSAGES_PER_S = 2000
 MOST_QUEUED = 1000
 HANDSHAKE_FAILURES = (

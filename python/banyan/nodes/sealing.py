@@ -16,7 +16,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from banyan.nodes.door import HANDSHAKE_FAILURES, HANDSHAKE_MS, Known, Strangers
+from banyan.nodes.connection import HANDSHAKE_MS
+from banyan.nodes.door import HANDSHAKE_FAILURES, Known, Strangers
 from banyan.nodes.secret import Keys
 from banyan.telemetry import start_thread
 

@@ -7,6 +7,7 @@ import random
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from test.unit.arena.test_residency import FakeShelf
@@ -122,6 +123,18 @@ def test_frame_when_its_checksum_is_computed_then_it_is_not_filled_anew() -> Non
     owner.keep()
     assert len(owner.residency.claim(2)) == 2
     assert kept(owner.part.killed()) == set(), "whoever fills a frame has struck its entry"
+
+
+def test_pages_when_their_checksums_cannot_be_computed_then_they_are_not_kept_and_their_frames_are_free() -> None:
+    owner = Owner(Part(2))
+    owner.fill(1, 2)
+    failed: Future[list[int]] = Future()
+    failed.set_exception(ZeroDivisionError())
+    (waiting,) = owner.keeping._summing
+    owner.keeping._summing[0] = replace(waiting, checksums=failed)
+    owner.keeping.poll()
+    assert kept(owner.part.killed()) == set() and len(owner.residency.claim(2)) == 2
+    assert (owner.counters.kept_pages, owner.counters.unkept_pages) == (0, 2)
 
 
 def test_pages_when_too_many_wait_then_the_end_of_the_prefix_is_not_kept() -> None:
