@@ -74,12 +74,15 @@ def hand_over_ratio(pair: Pair, url: str, model: Path, num_tokens: int, seed: in
 
 
 def killed_decode(pair: Pair, url: str, model: Path, num_tokens: int, seed: int) -> dict[str, Any]:
-    """A request whose decode server is killed while its prompt is computed, and comes back."""
-    (prompt,) = prompts(model, [num_tokens], seed=seed + 2)
+    """A request whose decode server is killed while its prompt is computed, and comes back. Another one was sent after
+    it: the last that a lost server was sent is tried nowhere else."""
+    prompt, last = prompts(model, [num_tokens, num_tokens], seed=seed + 2)
     right = Engine(url).generate(prompt, num_tokens=8, cache_salt="right")["output_ids"]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(Engine(url).generate, prompt, num_tokens=8)
-        time.sleep(KILL_AFTER_S)
+        time.sleep(KILL_AFTER_S / 2)
+        pool.submit(Engine(url).generate, last, num_tokens=8)
+        time.sleep(KILL_AFTER_S / 2)
         was_answered = asked.done()
         pair.decode.kill()
         start_s = time.monotonic()

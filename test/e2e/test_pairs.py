@@ -22,7 +22,7 @@ import zmq
 from test.e2e.conftest import MODEL
 from test.e2e.test_tiers import damage
 
-from banyan.cli.engine import Engine
+from banyan.cli.engine import Engine, EngineError
 from banyan.cli.explain import decisions, sentences
 from banyan.nodes import sealing
 from banyan.nodes.secret import Keys, read_secret
@@ -289,18 +289,32 @@ def test_client_when_it_leaves_before_or_within_its_answer_then_neither_server_k
     assert_nothing_left(pairs)
 
 
-def test_request_when_its_prefill_server_is_killed_then_another_answers_and_nothing_is_left(pairs, prompt):
+def router_says(pairs, path: str, *, method: str = "GET"):
+    with urllib.request.urlopen(urllib.request.Request(pairs.url + path, method=method), timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_requests_when_their_prefill_server_is_killed_then_another_answers_all_but_the_last_and_nothing_is_left(
+    pairs, prompt
+):
     ids = prompt("storm", 2500)
     right = expected(pairs, ids, num_tokens=4)
     until(lambda: not any(works_on(server, len(ids)) for server in pairs.pair.prefills))
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(pairs.router.generate, ids, num_tokens=4)
         until(lambda: any(works_on(server, len(ids)) for server in pairs.pair.prefills))
-        victim = next(server for server in pairs.pair.prefills if works_on(server, len(ids)))
+        victim, other = sorted(pairs.pair.prefills, key=lambda server: not works_on(server, len(ids)))
+        # So that the next request, the last that the victim is sent, goes there too.
+        router_says(pairs, f"/router/drain?server={other.url}", method="POST")
+        last = pool.submit(pairs.router.generate, prompt("last", 2500), num_tokens=4)
+        until(lambda: any(one["num_in_flight"] == 2 for one in router_says(pairs, "/router/servers")))
+        router_says(pairs, f"/router/resume?server={other.url}", method="POST")
         victim.kill()
         start_s = time.monotonic()
         assert ids_of(asked.result()) == right
         assert time.monotonic() - start_s < 120, "not upstream's 300 s"
+        with pytest.raises(EngineError, match="server_lost"):
+            last.result()
     assert num_retries(pairs) > 0
     pairs.living.remove(victim)
     # The other one goes on.

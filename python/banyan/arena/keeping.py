@@ -12,7 +12,6 @@ on others.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
@@ -21,9 +20,7 @@ from itertools import pairwise
 
 from banyan.arena.inventory import Entry, Inventory
 from banyan.arena.residency import Residency
-from banyan.telemetry import Counters
-
-logger = logging.getLogger("banyan")
+from banyan.telemetry import Counters, notice
 
 Checksums = Callable[[Sequence[int], Sequence[str]], list[int]]
 """From frames and the keys of the pages in them; any thread."""
@@ -60,14 +57,13 @@ class Keeping:
         self._counters = counters
         self._summing: deque[_Summing] = deque()
         self._num_summing = 0
-        self._has_failed = False
 
     def taken(self, frames: Sequence[int]) -> None:
         self._inventory.strike(frames)
 
     def filled(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         # The end of the prefix first: the order of entering is the order in which a successor lets them go.
-        room = 0 if self._has_failed else max(0, self._max_pages - self._num_summing)
+        room = max(0, self._max_pages - self._num_summing)
         kept_frames, kept_keys = list(frames[:room])[::-1], list(keys[:room])[::-1]
         self._counters.unkept_pages += len(frames) - len(kept_frames)
         if kept_frames:
@@ -98,15 +94,15 @@ class Keeping:
         self._executor.shutdown()
 
     def _enter(self, summed: _Summing) -> None:
+        error = summed.checksums.exception()
         self._num_summing -= len(summed.frames)
         self._residency.unhold(summed.frames)
-        try:
-            checksums = summed.checksums.result()
-        except Exception:
-            logger.exception("banyan: the arena is kept no longer (--banyan-keep-host-arena): a checksum failed")
-            self._has_failed = True
+        if error is not None:
+            # They stay out of the inventory: a restart does not find them.
             self._counters.unkept_pages += len(summed.frames)
+            notice(error, name="banyan-keep", feature="keeping some pages over a restart")
             return
+        checksums = summed.checksums.result()
         self._inventory.enter(summed.frames, summed.keys, checksums)
         self._counters.kept_pages += len(summed.frames)
 

@@ -4,6 +4,7 @@
 from banyan.disagg.advance import Advance, Forwards, Pace, layers_of_regions
 from banyan.disagg.answer_pages import Answers
 from banyan.disagg.arrivals import Arrivals
+from banyan.disagg.asked_rooms import AskedRooms
 from banyan.disagg.orphans import Orphans
 from banyan.disagg.others import Others
 from banyan.disagg.pauses import Pauses
@@ -14,6 +15,7 @@ __all__ = [
     "Advance",
     "Answers",
     "Arrivals",
+    "AskedRooms",
     "Forwards",
     "Orphans",
     "Others",

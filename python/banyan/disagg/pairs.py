@@ -23,8 +23,14 @@ READ_HEADER = "x-banyan-read"
 SOURCE_HEADER = "x-banyan-source"
 """Says whose arenas have more of the prompt (``routing.hint.SourceHint``)."""
 
-ROUTERS_HEADERS = frozenset({READ_HEADER, SOURCE_HEADER})
-"""What only a router says: it drops a client's own word."""
+HEADER_PREFIX = "x-banyan-"
+"""Of all that Banyan's servers hear."""
+
+
+def is_routers(header: str) -> bool:
+    """Whether only a router says this: it drops a client's own word. A client may ask to have its prompt computed."""
+    return header.startswith(HEADER_PREFIX) and header != PLAN_HEADER
+
 
 ROOM_BITS = 62
 
@@ -53,15 +59,15 @@ def choose_room(random_bits: int, *, num_ranks: int, rank: int | None) -> int:
 def address(body: bytes, meeting: Meeting) -> bytes:
     """The body of a request with its meeting as the last fields: of two equal names the last counts. A body that is no
     object is the servers' to refuse."""
-    end = body.rfind(b"}")
-    if end < 0:
+    start, end = body.find(b"{") + 1, body.rfind(b"}")
+    if not 0 < start <= end:
         return body
     fields = {
         "bootstrap_host": meeting.host,
         "bootstrap_port": meeting.port,
         "bootstrap_room": meeting.room,
     }
-    inside = body[body.index(b"{") + 1 : end].strip()
+    inside = body[start:end].strip()
     return body[:end] + (b"," if inside else b"") + json.dumps(fields)[1:-1].encode() + body[end:]
 
 
@@ -75,7 +81,7 @@ def has_broken(status: int, first: bytes, *, is_stream: bool) -> bool:
     event = first.partition(b"\n")[0]
     try:
         said = json.loads(event.removeprefix(b"data:"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     if not isinstance(said, dict):
         return False

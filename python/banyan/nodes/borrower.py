@@ -6,6 +6,7 @@ Invariants
      thread, which owns the sockets; what that learns comes back through another queue.
   2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a loan, or after
      the carrier's own time-out.
+     When the thread ends by a fault, those end that no executor has begun, questions are over, and no node listens.
   3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
 
 A pull: wanted -> lent -> carried -> given back; or refused, or unanswered. Closed with ``close``.
@@ -49,6 +50,7 @@ from banyan.nodes.wire import (
     pack_keys,
     read_by_borrower,
 )
+from banyan.telemetry import noticed, start_thread
 
 logger = logging.getLogger("banyan")
 
@@ -92,13 +94,18 @@ class Borrower:
         self._asked: dict[int, Sequence[str]] = {}
         self._answers: deque[Best] = deque()
         self._wanted: dict[int, _Wanted] = {}
+        # Pulls of which no byte has come: until then the thread may lose them.
+        self._lock = threading.Lock()
+        self._waiting: set[Pull] = set()
+        self._is_off = False
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
         self._has_ended = False
         self.num_lost = 0
         self._lines = Lines(nodes, keys, connected=self._asking.connected)
-        self._thread = threading.Thread(target=self._run, name="banyan-borrow", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            self._run, name="banyan-borrow", feature="borrowing pages of other nodes", ended=self._off
+        )
 
     # ---- the scheduler's thread --------------------------------------------------------------------------------
 
@@ -143,12 +150,15 @@ class Borrower:
 
     def answers(self) -> list[tuple[int, NodeFound | None]]:
         """Questions that are over since the last call: what the best node has, or None. Never waits."""
-        over = []
+        over: list[tuple[int, NodeFound | None]] = []
         while self._answers:
             best = self._answers.popleft()
             keys = self._asked.pop(best.number)[: best.num_pages]
             found = NodeFound(str(self._nodes[best.node]), best.node, keys) if keys and best.node >= 0 else None
             over.append((best.number, found))
+        if self._is_off:
+            over += [(number, None) for number in self._asked]
+            self._asked.clear()
         return over
 
     def read(
@@ -163,6 +173,11 @@ class Borrower:
         feed = _native.Feed(memory, offsets, block.block_bytes, len(block.layer_bytes))
         read = feed.read()
         pull = Pull(self._namespace, found.keys[:num_pages], memory, offsets, block, feed)
+        with self._lock:
+            is_off = self._is_off
+            self._waiting.add(pull)
+        if is_off:
+            self._let_go(pull)
         self._tell(partial(self._want, found.node, pull))
         return read
 
@@ -174,7 +189,8 @@ class Borrower:
         self._lines.close()
 
     def _tell(self, command: Callable[[], None]) -> None:
-        self._commands.put(command)
+        if not self._is_off:
+            self._commands.put(command)
         self._lines.ring()
 
     # ---- the thread that owns the sockets ----------------------------------------------------------------------
@@ -202,8 +218,32 @@ class Borrower:
         self._executor.shutdown()
         self._obey()
         for wanted in self._wanted.values():
-            wanted.pull.feed.end()
+            self._let_go(wanted.pull)
         self._lines.hang_up()
+
+    def _off(self) -> None:
+        """The thread has ended by a fault: nobody is to wait for what it would have done."""
+        with self._lock:
+            self._is_off = True
+            waiting = list(self._waiting)
+        for pull in waiting:
+            self._let_go(pull)
+        for node in range(len(self._nodes)):
+            self._asking.silent(node)
+        self._executor.shutdown()
+        self._lines.hang_up()
+
+    def _let_go(self, pull: Pull) -> None:
+        """It ends without a byte."""
+        if self._begins(pull):
+            pull.feed.end()
+
+    def _begins(self, pull: Pull) -> bool:
+        """It waits no more; whether it did."""
+        with self._lock:
+            was_waiting = pull in self._waiting
+            self._waiting.discard(pull)
+        return was_waiting
 
     def _ask(self, number: int, among: Sequence[int], packed: bytes) -> None:
         nodes = self._asking.begin(number, among)
@@ -250,7 +290,7 @@ class Borrower:
     def _refused(self, number: int) -> None:
         wanted = self._wanted.pop(number, None)
         if wanted is not None:
-            wanted.pull.feed.end()
+            self._let_go(wanted.pull)
 
     def _give_up_waiting(self) -> None:
         now_s = self._clock()
@@ -277,14 +317,19 @@ class Borrower:
             case Refused(number, reason):
                 self._over(self._asking.answered(number, node, 0))
                 self._turned_down(number, node, reason)
-                self._refused(number)
-            case Loan():
+                if self._is_wanted_of(node, number):
+                    self._refused(number)
+            case Loan(number):
                 self._asking.heard(node)
-                wanted = self._wanted.pop(message.number, None)
-                if wanted is None:
+                if not self._is_wanted_of(node, number):
                     self._lines.send(node, Return(message.token))
-                else:
-                    self._executor.submit(self._carry, node, wanted.pull, message)
+                elif self._begins(pull := self._wanted.pop(number).pull):
+                    carrying = self._executor.submit(self._carry, node, pull, message)
+                    noticed(carrying, name="banyan-pull", feature="a pull from another node")
+
+    def _is_wanted_of(self, node: int, number: int) -> bool:
+        wanted = self._wanted.get(number)
+        return wanted is not None and wanted.node == node
 
     # ---- a thread of the executor ------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from banyan.nodes.secret import Keys
 from banyan.nodes.wire import MAX_MESSAGE_BYTES
 
 RECONNECT_MS = 500
+HANDSHAKE_MS = 5000
+"""Who has not shown by then that he knows the secret is cut off."""
+
 MOST_RECONNECT_MS = 10_000
 
 
@@ -21,6 +24,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys) 
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     # Questions to a node that is not there are not kept for it.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.LINGER, 0)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 
@@ -23,11 +22,12 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
+from banyan.nodes.connection import HANDSHAKE_MS
 from banyan.nodes.errands import Errand, Errands
 from banyan.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.nodes.limits import Allowance
 from banyan.nodes.secret import Keys
-from banyan.nodes.tcp import IN_FLIGHT_BYTES, TcpSource
+from banyan.nodes.tcp import IN_FLIGHT_BYTES, LENDING, TcpSource
 from banyan.nodes.wire import (
     MAX_MESSAGE_BYTES,
     Borrow,
@@ -42,6 +42,7 @@ from banyan.nodes.wire import (
     read_by_door,
     unpack_keys,
 )
+from banyan.telemetry import start_thread
 
 logger = logging.getLogger("banyan")
 
@@ -92,9 +93,13 @@ class Door:
         self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
         self._has_ended = False
         self._context = zmq.Context()
-        behind = Address(address.host, address.port + 1)
         self._source = TcpSource(
-            behind, self.lending.loans, num_layers=num_layers, dscp=dscp, in_flight_bytes=in_flight_bytes
+            Address(address.host, address.port + 1),
+            self.lending.loans,
+            num_layers=num_layers,
+            dscp=dscp,
+            in_flight_bytes=in_flight_bytes,
+            ended=self.lending.withdraw,
         )
         try:
             self._listen(keys)
@@ -103,8 +108,7 @@ class Door:
             os.close(self._wake)
             self._context.destroy(linger=0)
             raise OSError(error.errno, f"{address}: {error}") from error
-        self._thread = threading.Thread(target=self._run, name="banyan-door", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="banyan-door", feature=LENDING, ended=self._off)
 
     def _listen(self, keys: Keys) -> None:
         self._gate = ThreadAuthenticator(self._context)
@@ -117,6 +121,7 @@ class Door:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         self._socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, ":" in self.address.host)
         self._watch = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
@@ -161,6 +166,20 @@ class Door:
     # ---- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._listen_on()
+        finally:
+            self._socket.disable_monitor()
+            self._gate.stop()
+            self._context.destroy(linger=0)
+
+    def _off(self) -> None:
+        """The thread has ended by a fault: nothing is lent, and nobody waits for an errand."""
+        if self._errands is not None:
+            self._errands.end()
+        self.lending.withdraw()
+
+    def _listen_on(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._watch, zmq.POLLIN)
@@ -178,9 +197,8 @@ class Door:
                 for sender, said in self._errands.to_say():
                     self._send(sender, said)
             self.lending.loans.expire()
-        self._socket.disable_monitor()
-        self._gate.stop()
-        self._context.destroy(linger=0)
+            if not self._gate.is_alive():
+                raise RuntimeError("ZeroMQ's authenticator has ended: nobody could come in any more")
 
     def _answer(self, frames: list[bytes]) -> None:
         sender, payload = frames[0], frames[-1]

@@ -9,7 +9,6 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,10 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
+from banyan.nodes.connection import HANDSHAKE_MS
 from banyan.nodes.door import HANDSHAKE_FAILURES, Known, Strangers
 from banyan.nodes.secret import Keys
+from banyan.telemetry import start_thread
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -35,6 +36,7 @@ def listening(context: Context, keys: Keys) -> Iterator[None]:
     context.setsockopt(zmq.CURVE_SERVER, 1)
     context.setsockopt(zmq.CURVE_SECRETKEY, keys.door.secret)
     context.setsockopt(zmq.CURVE_PUBLICKEY, keys.door.public)
+    context.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     try:
         yield
     finally:
@@ -65,7 +67,7 @@ def watch(socket: zmq.Socket[bytes], line: str) -> None:
             while recv_monitor_message(events)["event"] != zmq.Event.MONITOR_STOPPED:
                 strangers.came()
 
-    threading.Thread(target=look, name="banyan-strangers", daemon=True).start()
+    start_thread(look, name="banyan-strangers", feature="saying who is not let in")
 
 
 class SealedContext(zmq.Context[zmq.Socket[bytes]]):

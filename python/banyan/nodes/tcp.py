@@ -16,12 +16,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from banyan.core import Address
+from banyan.nodes.callers import Callers
 from banyan.nodes.flight import Flight
 from banyan.nodes.loans import Loans
-from banyan.nodes.wire import TOKEN_BYTES
+from banyan.telemetry import start_thread
 
 logger = logging.getLogger("banyan")
 
@@ -35,6 +37,7 @@ IN_FLIGHT_BYTES = 512 << 10
 """More than a connection over a network of one site needs to be as fast as it can."""
 
 MAX_CONNECTIONS = 32
+LENDING = "lending pages to other nodes"
 MAX_VIEWS = 512
 """Pieces that one system call moves: below any kernel's limit."""
 
@@ -142,7 +145,8 @@ def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 class TcpSource:
-    """The lender's end: listens, and sends what is lent. A thread for each connection, `MAX_CONNECTIONS` at most."""
+    """The lender's end: listens, and sends what is lent. A thread for each loan, `MAX_CONNECTIONS` at most; who shows
+    no token of one has none."""
 
     def __init__(
         self,
@@ -152,8 +156,9 @@ class TcpSource:
         num_layers: int,
         dscp: int | None = None,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``in_flight_bytes``: of all loans together (``flight``).
+        """``in_flight_bytes``: of all loans together (``flight``). ``ended``: called when a fault ends its listening.
 
         Raises:
             OSError: when the address cannot be listened on.
@@ -169,8 +174,8 @@ class TcpSource:
         self._listener = socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
         self.port: int = self._listener.getsockname()[1]
         self.sent_bytes = 0
-        self._thread = threading.Thread(target=self._accept, name="banyan-lend", daemon=True)
-        self._thread.start()
+        self._callers = Callers(self._listener, self._came)
+        self._thread = start_thread(self._callers.run, name="banyan-lend", feature=LENDING, ended=ended)
 
     def settle(self) -> None:
         """Wait until nothing that was lent is being read: after the loans were called in, no longer than a stalled
@@ -179,32 +184,35 @@ class TcpSource:
             self._sending.wait_for(lambda: self._num_sending == 0, timeout=2 * STALL_S)
 
     def close(self) -> None:
-        # Closing alone would not wake the thread.
-        self._listener.shutdown(socket.SHUT_RDWR)
+        self._callers.close()
         self._thread.join()
         self._listener.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._room.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="banyan-lend", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
+    def _came(self, connection: socket.socket, token: bytes) -> None:
+        """Somebody has shown a token. The callers' thread."""
         try:
-            with connection:
-                connection.settimeout(STALL_S)
-                mark(connection, self._dscp)
-                token = _token(connection)
-                wait_in_kernel(connection)
-                # Behind the mark, which sets the host's own priority too.
-                with self._flight.joined(connection):
-                    self._send_loan(connection, token)
+            mark(connection, self._dscp)
+            wait_in_kernel(connection)
+        except OSError:
+            # It has left.
+            connection.close()
+            return
+        if self._loans.find(token) is None or not self._room.acquire(blocking=False):
+            connection.close()
+            return
+        try:
+            start_thread(partial(self._serve, connection, token), name="banyan-lend-one", feature="a loan's bytes")
+        except RuntimeError as error:
+            # The system has no thread left: its borrower computes instead.
+            logger.warning("banyan: a loan is not sent: %s", error)
+            self._room.release()
+            connection.close()
+
+    def _serve(self, connection: socket.socket, token: bytes) -> None:
+        try:
+            # Behind the mark, which sets the host's own priority too.
+            with connection, self._flight.joined(connection):
+                self._send_loan(connection, token)
         except OSError as error:
             # The reader has left, or stands still: its loan runs out.
             logger.debug("banyan: a reader's connection has ended: %s", error)
@@ -233,13 +241,3 @@ class TcpSource:
                 self.sent_bytes += num_bytes
                 self._sending.notify_all()
         return True
-
-
-def _token(connection: socket.socket) -> bytes:
-    token = b""
-    while len(token) < TOKEN_BYTES:
-        piece = connection.recv(TOKEN_BYTES - len(token))
-        if not piece:
-            raise ConnectionError("no token")
-        token += piece
-    return token

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
+from banyan.decoding import decoded
+
 _Message = TypeVar("_Message")
 
 PROTOCOL = 1
@@ -25,6 +27,8 @@ SUM_BYTES = 8
 
 MAX_PAGES = 4096
 """In one message: at 16 tokens a page, a prompt of 65,536 tokens."""
+
+MAX_REASON = 500
 
 MAX_MESSAGE_BYTES = 8 << 20
 """The sums of `MAX_PAGES` pages of 256 layers."""
@@ -136,6 +140,8 @@ def read_by_borrower(payload: bytes) -> ToBorrower:
         _check(len(message.token) == TOKEN_BYTES, "a token of another length")
         _check(0 < message.port < 65536, "no port")
         _check(len(message.sums) % SUM_BYTES == 0, "a part of a checksum")
+    elif isinstance(message, Refused):
+        _check(len(message.reason) <= MAX_REASON, "a reason of more than anybody reads")
     return message
 
 
@@ -143,8 +149,8 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Mes
     if len(payload) > MAX_MESSAGE_BYTES:
         raise Foreign(f"{len(payload)} bytes")
     try:
-        return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decoded(decoder, payload)
+    except msgspec.DecodeError as error:
         raise Foreign(str(error)) from error
 
 

@@ -161,6 +161,13 @@ RULES = (
         "With a store, run `banyan fsck`. Without one, look for `banyan:` in the rank's log.",
     ),
     Rule(
+        "BanyanThreadEnded",
+        CRITICAL,
+        Grown("threads_ended"),
+        "a thread of Banyan's has ended by a fault: what it did is off",
+        "The rank's log names the thread (`banyan: the thread`). Report it, and restart the server.",
+    ),
+    Rule(
         "BanyanPageDamaged",
         WARNING,
         Grown("read_failed_pages"),

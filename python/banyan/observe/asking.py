@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.observe.reading import Reading
 
 TIMEOUT_S = 15.0
@@ -51,4 +52,4 @@ async def _json(session: aiohttp.ClientSession, url: str, api_key: str | None) -
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     # The router's session leaves what is compressed as it is, and asks for nothing compressed.
     async with session.get(url, headers=headers, raise_for_status=True) as response:
-        return msgspec.json.decode(await response.read())
+        return json_of(await response.read())

@@ -89,18 +89,26 @@ def _digest(text: str, tag: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
 
 
-def is_local(request: Request) -> bool:
-    """Whether it comes from this machine."""
-    return request.client is not None and _is_loopback(request.client.host)
+_PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+"""Headers of a request that somebody on this machine passes on for somebody else."""
 
 
 def is_ours(request: Request) -> bool:
-    """Whether it comes from this machine, and was sent to an address rather than to a name that may be anybody's."""
+    """Whether it comes from this machine and from nobody's page but ours: it was sent to an address rather than to a
+    name that may be anybody's, by no proxy, and no page of another origin has sent it."""
+    headers = request.headers
     try:
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        origin = urlsplit(headers.get("origin", "")).netloc if "origin" in headers else headers.get("host", "")
     except ValueError:
         return False
-    return is_local(request) and (host == "localhost" or _is_address(host))
+    return (
+        request.client is not None
+        and _is_loopback(request.client.host)
+        and (host == "localhost" or _is_address(host))
+        and origin == headers.get("host", "")
+        and not any(name in headers for name in _PROXIED)
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,39 +10,46 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
-from typing import Any
 
 import aiohttp
 import zmq.asyncio
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from banyan.disagg import Role
 from banyan.observe import Reading
 from banyan.observe.asking import look
-from banyan.observe.webpage import Page, is_local
+from banyan.observe.webpage import Page, is_ours
 from banyan.router import models, prompt
-from banyan.router.blocks import ARENA, STORE
+from banyan.router.answers import error, failed, forbidden, refused, state_of, unless_gone
+from banyan.router.asked_prompt import Asked
+from banyan.router.bodies import Bodies, Refused
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
 from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
-from banyan.router.probes import Probes
+from banyan.router.probes import Probes, is_none_to_blame
 from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
 from banyan.router.subscription import subscribe
+from banyan.router.suspects import Suspects
+from banyan.router.tasks import Tasks
 from banyan.router.tokens import Tokens
-from banyan.router.verdict import error_body
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 
 logger = logging.getLogger("banyan.router")
+
+LARGE_BYTES = 256 << 10
+"""Reading a body of this size takes a millisecond."""
 
 
 class Router:
@@ -57,11 +64,18 @@ class Router:
             self.fleet = self._fleet(settings.prefills, Role.PREFILL)
             self.decodes = self._fleet(settings.decodes, Role.DECODE)
         self.is_stopping = False
+        self._bodies = Bodies(
+            max_body_bytes=settings.max_body_bytes,
+            max_bytes=settings.max_buffered_mib << 20,
+            timeout_s=settings.body_timeout_s,
+        )
+        # One, so that no more than one large prompt is read beside the loop.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
         self.forwarder: Forwarder
         self.tokens: Tokens
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda name: self.metrics.tasks_ended.labels(name).inc())
         self._subscriptions: dict[str, list[asyncio.Task[None]]] = {}
 
     def _fleet(self, urls: Sequence[str], role: Role) -> Fleet:
@@ -93,10 +107,11 @@ class Router:
         ) as session:
             self._session = session
             self._context = zmq.asyncio.Context()
+            suspects = Suspects(partial(is_none_to_blame, session, settings))
             self.forwarder = (
-                Forwarder(self.fleet, settings, session, self.metrics)
+                Forwarder(self.fleet, settings, session, self.metrics, suspects)
                 if self.decodes is None
-                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics)
+                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics, suspects)
             )
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake
@@ -104,21 +119,13 @@ class Router:
                 restarted = partial(self._subscribe, fleet)
                 probes = Probes(fleet, settings, session, changed=wake, restarted=restarted)
                 for server in fleet.servers:
-                    self._start(probes.watch(server))
-                    self._start(probes.check_engine(server))
+                    self._tasks.start("a server's probe", partial(probes.watch, server))
+                    self._tasks.start("a server's health check", partial(probes.check_engine, server))
             try:
                 yield
             finally:
-                for task in list(self._tasks):
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._tasks.cancel()
                 self._context.destroy(linger=0)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _subscribe(self, fleet: Fleet, server: Server) -> None:
         """Listen to a server that has (re)started."""
@@ -128,14 +135,18 @@ class Router:
         assert server.description is not None
         self._tell_of_paths(server)
         events = [
-            subscribe(self._context, source, feed, batches.inc)
+            # What it knew may be wrong by the time that it listens again.
+            self._tasks.start(
+                "a feed of KV events", partial(subscribe, self._context, source, feed, batches.inc), feed.forget
+            )
             for source, feed in zip(server.description.sources, server.feeds, strict=True)
         ]
         loads = [
-            subscribe_to_load(self._context, source, partial(self._told_load, fleet, server, source.rank), time.time)
+            self._tasks.start("a feed of loads", partial(subscribe_to_load, self._context, source, told, time.time))
             for source in server.description.load_sources
+            for told in (partial(self._told_load, fleet, server, source.rank),)
         ]
-        self._subscriptions[server.url] = [self._start(work) for work in (*events, *loads)]
+        self._subscriptions[server.url] = [*events, *loads]
 
     def _tell_of_paths(self, server: Server) -> None:
         """Who reads for whom, now that a server has said what it is."""
@@ -154,21 +165,37 @@ class Router:
     async def generate(self, request: Request) -> Response:
         """Any of ``prompt.PATHS``."""
         if self.is_stopping:
-            return _error("the router is stopping", "stopping", 503, {"retry-after": "1"})
-        try:
-            body = await _body(request, self.settings.max_body_bytes)
-        except _TooLarge:
-            return _error(f"more than {self.settings.max_body_bytes} bytes", "too_large", 413)
+            return error("the router is stopping", "stopping", 503, {"retry-after": "1"})
         path = request.url.path
-        response = await _unless_gone(request, self._answer(path, body, request))
+        try:
+            async with self._bodies.read(request.stream()) as body:
+                response = await unless_gone(request, self._answer(path, body, request))
+        except Refused as why:
+            self.metrics.refused.labels(str(why.status)).inc()
+            headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
+            response = error(why.message, why.kind, why.status, headers)
+        except ClientDisconnect:
+            response = None
         self.metrics.requests.labels(path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
     async def _answer(self, path: str, body: bytes, request: Request) -> Response:
-        asked = await self.tokens.of(prompt.read(path, body, request.headers), request.headers)
+        asked = await self._read(path, body, request.headers)
         target = f"{path}?{request.url.query}" if request.url.query else path
         return await self.forwarder.forward(target, asked, body, dict(request.headers))
+
+    async def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
+        """The request, with its tokens. A large one is read beside the loop, which others wait for."""
+        if len(body) < LARGE_BYTES:
+            read = prompt.read(path, body, headers)
+        else:
+            read = await asyncio.get_running_loop().run_in_executor(self._reader, prompt.read, path, body, headers)
+        # A request that would only be refused costs no server a question.
+        asked = Asked(read, read.token_ids) if self.forwarder.is_full else await self.tokens.of(read, headers)
+        if len(body) >= LARGE_BYTES:
+            await asyncio.get_running_loop().run_in_executor(self._reader, lambda: asked.pieces)
+        return asked
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
@@ -190,13 +217,13 @@ class Router:
 
     async def servers(self, request: Request) -> Response:
         """How each server is, as the router sees it."""
-        if not is_local(request):
-            return _error("/router answers this machine only", "forbidden", 403)
-        return JSONResponse([_state(server) for server in self.all_servers])
+        if not is_ours(request):
+            return forbidden()
+        return JSONResponse([state_of(server) for server in self.all_servers])
 
     def page(self) -> Page:
         """The page that shows the servers."""
-        return Page(self.settings.urls, self._look_at, lambda: {"router": [_state(one) for one in self.all_servers]})
+        return Page(self.settings.urls, self._look_at, lambda: {"router": [state_of(one) for one in self.all_servers]})
 
     async def _look_at(self, url: str) -> Reading:
         return await look(self._session, url, self.settings.api_key)
@@ -210,15 +237,15 @@ class Router:
         return self._set_draining(request, False)
 
     def _set_draining(self, request: Request, is_draining: bool) -> Response:
-        if not is_local(request):
-            return _error("/router answers this machine only", "forbidden", 403)
+        if not is_ours(request):
+            return forbidden()
         url = request.query_params.get("server", "").rstrip("/")
         for server in self.all_servers:
             if server.url == url:
                 server.is_draining = is_draining
                 self.forwarder.admission.wake()
-                return JSONResponse(_state(server))
-        return _error(f"no server {url!r}: one of {', '.join(self.settings.urls)}", "not_found", 404)
+                return JSONResponse(state_of(server))
+        return error(f"no server {url!r}: one of {', '.join(self.settings.urls)}", "not_found", 404)
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:
@@ -234,57 +261,6 @@ def build(settings: Settings) -> tuple[Starlette, Router]:
         Route("/router/drain", router.drain, methods=["POST"]),
         Route("/router/resume", router.resume, methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=router.run), router
-
-
-class _TooLarge(Exception):
-    pass
-
-
-async def _body(request: Request, max_bytes: int) -> bytes:
-    parts, num_bytes = [], 0
-    async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise _TooLarge
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
-    """The result of ``work``, or None when the client went away first: then it is cancelled."""
-    answer = asyncio.ensure_future(work)
-    # The body has been read, so that the next message can only be that the client has gone.
-    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await answer if answer.done() else None
-    finally:
-        answer.cancel()
-        gone.cancel()
-        await asyncio.gather(answer, gone, return_exceptions=True)
-
-
-def _error(message: str, kind: str, status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(error_body(message, kind, status), status, headers, "application/json")
-
-
-def _state(server: Server) -> dict[str, Any]:
-    said = server.description
-    return {
-        "server": server.url,
-        "role": server.role.value,
-        "state": server.health.state.value,
-        "is_draining": server.is_draining,
-        "num_in_flight": len(server.in_flight),
-        "num_given_tokens": server.num_given_tokens,
-        "door": said.door if said is not None else "",
-        "lends_at": str(said.lends_at) if said is not None and said.lends_at is not None else "",
-        "borrows_from": [str(door) for door in said.borrows_from] if said is not None else [],
-        "num_targets": len(server.targets),
-        "known_blocks": [len(feed.blocks) for feed in server.feeds],
-        "known_arena_blocks": [feed.blocks.num_in(ARENA) for feed in server.feeds],
-        "known_stored_blocks": [feed.blocks.num_in(STORE) for feed in server.feeds],
-        "store": said.store if said is not None else "",
-        "last_error": server.health.last_error,
-    }
+    return Starlette(
+        routes=routes, lifespan=router.run, exception_handlers={HTTPException: refused, Exception: failed}
+    ), router

@@ -28,6 +28,13 @@ ARENA = "CPU_PINNED"
 STORE = "DISK"
 """Medium of a server's store: what it reads by itself, and lends to nobody."""
 
+MAX_MEDIA = 16
+"""SGLang has four."""
+
+MOST_BLOCKS = 1 << 23
+"""Blocks of one rank that are known at most, wherever they are: no rank has so many, and a server that tells of more
+is not to fill the router's memory."""
+
 MOST_STORED = 1 << 20
 """Blocks of one rank's store that are known at most; each takes about 100 bytes of the router's memory."""
 
@@ -79,11 +86,12 @@ class PromptIds:
 
 
 class RankBlocks:
-    """The blocks of one rank, in the media that are its own. Of its store, what was told first, up to ``most_stored``:
-    too little known costs a hit."""
+    """The blocks of one rank, in the media that are its own. Of its store, what was told first, up to ``most_stored``,
+    and of all up to ``most_blocks``: too little known costs a hit."""
 
-    def __init__(self, most_stored: int = MOST_STORED) -> None:
+    def __init__(self, most_stored: int = MOST_STORED, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_stored = most_stored
+        self._most_blocks = most_blocks
         self._media: dict[int, int] = {}
         self._bits: dict[str, int] = {}
         self._nums: dict[str, int] = {}
@@ -107,7 +115,7 @@ class RankBlocks:
         return self._nums.get(medium, 0)
 
     def stored(self, ids: Iterable[int], medium: str) -> None:
-        if medium == NOT_ON_THE_RANK:
+        if medium == NOT_ON_THE_RANK or (medium not in self._bits and len(self._bits) >= MAX_MEDIA):
             return
         bit = self._bits.setdefault(medium, 1 << len(self._bits))
         num = self._nums.get(medium, 0)
@@ -117,6 +125,8 @@ class RankBlocks:
                 continue
             if medium == STORE and num >= self._most_stored:
                 break
+            if not bits and len(self._media) >= self._most_blocks:
+                continue
             self._media[block_id] = bits | bit
             num += 1
         self._nums[medium] = num

@@ -87,7 +87,7 @@ class Description:
             ValueError: when the answer is not one of SGLang's.
         """
         try:
-            num_ranks = _num_ranks(info)
+            num_ranks = _num_ranks(info["dp_size"])
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
@@ -108,19 +108,19 @@ class Description:
             )
             if not events or events.get("publisher") != "zmq":
                 return said
-            ranks = range(_num_ranks(events))
+            ranks = range(_num_ranks(events["dp_size"]))
             return replace(
                 said,
                 block_tokens=int(events["block_size"]),
                 sources=tuple(_source(events, rank, url) for rank in ranks),
                 load_sources=tuple(_load_source(events, rank, url) for rank in ranks if LOAD_PORT in events),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
 
 
-def _num_ranks(said: Mapping[str, Any]) -> int:
-    num_ranks = max(1, int(said["dp_size"]))
+def _num_ranks(said: Any) -> int:
+    num_ranks = max(1, int(said))
     if num_ranks > MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks, at most {MAX_RANKS}")
     return num_ranks
@@ -217,7 +217,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
             )
             for load in answer["loads"]
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"/v1/loads is not as SGLang 0.5.23 answers: {error!r}") from None
 
 

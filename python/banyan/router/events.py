@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
+from banyan.decoding import decoded
 from banyan.router.blocks import RankBlocks
 
 DEVICE = "GPU"
@@ -52,14 +53,21 @@ _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 def read_batch(payload: bytes) -> EventBatch:
     """Raises msgspec.DecodeError for anything that is not a batch of known events."""
-    return _decoder.decode(payload)
+    return decoded(_decoder, payload)
+
+
+def read_number(number: bytes) -> int:
+    """Of a batch; -1 ends a replay. Raises ValueError for anything else than eight bytes."""
+    if len(number) != 8:
+        raise ValueError(f"a number of {len(number)} bytes")
+    return int.from_bytes(number, "big", signed=True)
 
 
 class EventFeed:
     """What one rank holds, kept up to date by its numbered batches."""
 
-    def __init__(self) -> None:
-        self.blocks = RankBlocks()
+    def __init__(self, blocks: RankBlocks | None = None) -> None:
+        self.blocks = RankBlocks() if blocks is None else blocks
         self.next_seq: int | None = None
         self.num_holes = 0
         self.is_whole = False

@@ -137,7 +137,10 @@ class Fleet:
                 self._dispatcher.reported(target.number, own)
 
     def told(self, server: Server, rank: int, report: LoadReport) -> None:
-        """A rank's load, asked for or published; the one that was taken last counts."""
+        """A rank's load, asked for or published; the one that was taken last counts. Of a rank that it has not said to
+        have, nothing is kept."""
+        if server.description is None or not 0 <= rank < server.description.num_ranks:
+            return
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
             self._waits_for_reads(server, rank, report)

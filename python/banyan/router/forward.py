@@ -5,6 +5,7 @@ Invariants
   1. Every request gets an answer: a server's, or an error that lists what was tried.
   2. After the first byte has been passed on there is no other attempt; a stream that breaks ends with an error event.
   3. A place is released exactly when its attempt is closed, whoever went away first.
+  4. A request that was lost together with its server goes to another one only where ``Suspects`` lets it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from banyan.disagg.pairs import ROUTERS_HEADERS, SOURCE_HEADER
+from banyan.disagg.pairs import SOURCE_HEADER, is_routers
 from banyan.router.asked_prompt import Asked
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.metrics import Metrics
@@ -27,6 +28,7 @@ from banyan.router.probes import nobody_listens
 from banyan.router.prompt import pin
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
+from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
 from banyan.router.upstream import NOT_SENT_ON, Attempt, Lost, Unreached
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
@@ -51,6 +53,7 @@ class SentRequest:
     asked: Asked
     body: bytes
     headers: Mapping[str, str]
+    suspect: Suspect
 
 
 @dataclass(eq=False)
@@ -59,14 +62,23 @@ class Sent:
 
     place: Place
     attempt: Attempt
+    suspect: Suspect
     others: list[Callable[[Outcome], None]] = field(default_factory=list)
 
 
 class Forwarder:
     """Brings requests to servers. ``session`` is the caller's, and open for as long as this is used."""
 
-    def __init__(self, fleet: Fleet, settings: Settings, session: aiohttp.ClientSession, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        suspects: Suspects[Server],
+    ) -> None:
         self._fleet = fleet
+        self._suspects = suspects
         self._settings = settings
         self._session = session
         self._metrics = metrics
@@ -75,33 +87,55 @@ class Forwarder:
 
     async def forward(self, path: str, asked: Asked, body: bytes, headers: Mapping[str, str]) -> Response:
         """The answer to one request. Cancel it when the client has gone."""
-        tried: list[Tried] = []
-        start_s = time.monotonic()
+        suspect = self._suspects.enters(body)
+        if self._suspects.is_barred(suspect):
+            return self._hold(Held.AGAIN, [])
         # A client's own word on where to read would not be this router's. And a compressed stream could not be ended
         # with an event that says that it broke.
-        dropped = NOT_SENT_ON | ROUTERS_HEADERS
-        onward = {name: value for name, value in headers.items() if name.lower() not in dropped}
-        going = SentRequest(path, asked, body, {**onward, "accept-encoding": "identity"})
+        onward = {name: value for name, value in headers.items() if not _is_dropped(name.lower())}
+        going = SentRequest(path, asked, body, {**onward, "accept-encoding": "identity"}, suspect)
+        start_s = time.monotonic()
+        try:
+            response = await self._bring(going)
+        finally:
+            self._suspects.left(suspect)
+        self._metrics.first_byte.observe(time.monotonic() - start_s)
+        return response
+
+    async def _bring(self, going: SentRequest) -> Response:
+        tried: list[Tried] = []
         while True:
             avoid = {one.server for one in tried}
+            take = partial(self._take, going.asked, avoid)
             try:
-                place = await self.admission.enter(partial(self._take, asked, avoid), self._settings.queue_timeout_s)
+                place = await self.admission.enter(take, self._settings.queue_timeout_s)
             except QueueFull:
                 return self._refuse(429, f"{self.admission.num_waiting} requests are waiting already", tried)
             except WaitedTooLong:
                 return self._refuse(503, self._no_room(), tried)
-            sent = Sent(place, self._attempt())
+            sent = Sent(place, self._attempt(), going.suspect)
             failure = await self._try(sent, going, tried)
-            if failure is not None:
-                tried.append(failure)
-            if failure is None or not self._may_retry(tried):
-                break
+            if failure is None:
+                self._suspects.answered(going.suspect)
+                return self._relay(sent)
+            tried.append(failure)
+            if (held := await self._held(sent, failure)) is not None:
+                return self._hold(held, tried)
+            if not self._may_retry(tried):
+                # A server that refuses has said so itself, and better.
+                return self._relay(sent) if failure.outcome is Outcome.REFUSED else self._fail(tried)
             self._metrics.retries.inc()
-        self._metrics.first_byte.observe(time.monotonic() - start_s)
-        # A server that refuses has said so itself, and better.
-        if failure is None or failure.outcome is Outcome.REFUSED:
-            return self._relay(sent)
-        return self._fail(tried)
+
+    async def _held(self, sent: Sent, failure: Tried) -> Held | None:
+        """Why a request that failed may go to no other server."""
+        if failure.outcome is not Outcome.LOST or failure.has_begun:
+            return None
+        return await self._suspects.may_go_on(sent.suspect, _servers_of(sent.place), self._settings.queue_timeout_s)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request would be refused that has to wait."""
+        return self.admission.is_full
 
     @property
     def _servers(self) -> list[Server]:
@@ -145,6 +179,7 @@ class Forwarder:
         """Send a request, until the first bytes of an answer are there; else why there are none."""
         body = going.body
         server.in_flight[id(attempt)] = attempt.give_up
+        self._suspects.sent(going.suspect)
         if rank is not None and len(server.targets) > 1 and going.asked.request.may_pin:
             body = pin(body, rank)
         try:
@@ -155,7 +190,10 @@ class Forwarder:
                 server.health.refused(str(error))
             return Tried(server.url, Outcome.UNREACHED, str(error))
         except Lost as error:
-            return Tried(server.url, Outcome.LOST, str(error))
+            # The beginning of a whole answer: the engine had done with it.
+            return Tried(
+                server.url, Outcome.LOST, str(error), has_begun=attempt.status == 200 and not attempt.is_stream
+            )
         if attempt.status in RETRYABLE_STATUSES:
             return Tried(server.url, Outcome.REFUSED, f"HTTP {attempt.status}")
         return None
@@ -186,6 +224,7 @@ class Forwarder:
                 yield chunk
         except Lost as error:
             url = sent.place.target.server.url
+            self._suspects.lost(sent.suspect, _servers_of(sent.place))
             self._end(sent, Outcome.BROKEN)
             logger.warning("a stream from %s broke: %s", url, error)
             yield error_event(f"the server was lost in the middle of its answer, which is not complete: {error}")
@@ -235,10 +274,27 @@ class Forwarder:
             "application/json",
         )
 
+    def _hold(self, held: Held, tried: list[Tried]) -> Response:
+        self._metrics.not_retried.labels(held.value).inc()
+        message = WHY_HELD[held]
+        if tried:
+            message = f"{account(tried)}; {message}"
+        logger.warning("a request goes to no other server: %s", message)
+        # Clients that try again by themselves would bring it to the next server.
+        return Response(error_body(message, "server_lost", 502), 502, {"x-should-retry": "false"}, "application/json")
+
     def _fail(self, tried: list[Tried]) -> Response:
         logger.warning("a request failed: %s", account(tried))
         message = f"no server answered: {account(tried)}"
         return Response(error_body(message, "server_lost", 502), 502, media_type="application/json")
+
+
+def _is_dropped(header: str) -> bool:
+    return header in NOT_SENT_ON or is_routers(header)
+
+
+def _servers_of(place: Place) -> list[Server]:
+    return [one.target.server for one in (place, place.beside) if one is not None]
 
 
 class _Relay(StreamingResponse):

@@ -12,8 +12,14 @@ States: *starting*, *up*, *down*, and up again.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
+
+ENDING_S = 5.0
+"""A process that is killed stops listening and breaks its connections at once, and a second may pass before somebody
+asks."""
 
 
 class State(StrEnum):
@@ -32,16 +38,19 @@ class Probe(StrEnum):
 class Health:
     """The state of one server, told by probes and by requests that could not be delivered."""
 
-    def __init__(self, failures_to_down: int) -> None:
+    def __init__(self, failures_to_down: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = State.STARTING
         self.last_error = "not asked yet"
         self._failures_to_down = failures_to_down
+        self._clock = clock
+        self._refused_s: float | None = None
         self._num_failures: Counter[Probe] = Counter()
 
     def came_up(self) -> None:
         """Everything was asked and answered well."""
         self._num_failures.clear()
         self.last_error = ""
+        self._refused_s = None
         self.state = State.UP
 
     def passed(self, probe: Probe) -> None:
@@ -59,7 +68,14 @@ class Health:
     def refused(self, error: str) -> None:
         """Nobody listens at its address."""
         self.last_error = error
+        if self._refused_s is None:
+            self._refused_s = self._clock()
         self._go_down()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has been refusing connections for a while: what is lost there now did not end it."""
+        return self._refused_s is not None and self._clock() - self._refused_s >= ENDING_S
 
     def _go_down(self) -> None:
         if self.state is State.UP:

@@ -13,10 +13,14 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from banyan.decoding import decoded
 from banyan.router.description import LoadSource
 from banyan.routing import LoadReport, report_of
 
 logger = logging.getLogger("banyan.router")
+
+
+MAX_MESSAGE_BYTES = 64 << 10
 
 
 class LoadStat(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -39,7 +43,7 @@ _decoder = msgspec.msgpack.Decoder(LoadStat)
 
 def read_load(payload: bytes, taken_s: float) -> LoadReport:
     """Raises msgspec.DecodeError for anything that is no load."""
-    return report_of(_decoder.decode(payload), taken_s)
+    return report_of(decoded(_decoder, payload), taken_s)
 
 
 async def subscribe_to_load(
@@ -48,6 +52,7 @@ async def subscribe_to_load(
     """Hand every report to ``told``, taken when it comes in, until cancelled."""
     with context.socket(zmq.SUB) as socket:
         socket.set(zmq.LINGER, 0)
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.subscribe(source.topic)
         socket.connect(source.endpoint)
         while True:

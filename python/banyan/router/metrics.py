@@ -12,7 +12,7 @@ from banyan.router.blocks import STORE
 from banyan.router.fleet import Place, Server
 from banyan.router.read_path import ReadPath
 from banyan.router.verdict import Outcome
-from banyan.routing.hint import SourceHint
+from banyan.routing.hint import NOBODY, SourceHint
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -26,6 +26,15 @@ class Metrics:
         self.requests = Counter("requests", "Requests, by path and status.", ("path", "status"), **made)
         self.attempts = Counter("attempts", "Requests sent on, by how they ended.", ("server", "outcome"), **made)
         self.retries = Counter("retries", "Requests that went on to another server.", **made)
+        self.not_retried = Counter(
+            "requests_not_retried",
+            "Requests that were lost with a server and kept from others, by reason.",
+            ("reason",),
+            **made,
+        )
+        self.tasks_ended = Counter(
+            "tasks_ended", "Probes and subscriptions that a fault has ended, and that began again.", ("task",), **made
+        )
         self.refused = Counter("refused", "Requests that no server was asked about, by status.", ("status",), **made)
         self.choices = Counter("choices", "Placements, by what decided.", ("server", "reason"), **made)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of placed prompts.", **made)
@@ -40,7 +49,7 @@ class Metrics:
         )
         self.sources = Counter(
             "sources",
-            "Requests whose server was told whose arena has more of them: a door, or none.",
+            "Requests whose server was told whose arena has more of them: by door, or none.",
             ("server", "source"),
             **made,
         )
@@ -72,7 +81,9 @@ class Metrics:
 
     def told(self, server: Server, source: SourceHint) -> None:
         """What a server was told of a request that it gets."""
-        self.sources.labels(server.url, source.header()).inc()
+        # Each door for itself: of sets of doors there may be more than anybody can count.
+        for door in source.doors or (NOBODY,):
+            self.sources.labels(server.url, str(door)).inc()
 
     def ended(self, server: str, outcome: Outcome) -> None:
         self.attempts.labels(server, outcome.value).inc()

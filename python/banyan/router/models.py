@@ -10,6 +10,8 @@ import aiohttp
 import msgspec
 from starlette.responses import JSONResponse, Response
 
+from banyan.decoding import json_of
+from banyan.router.upstream import whole
 from banyan.router.verdict import error_body
 
 PATH = "/v1/models"
@@ -21,7 +23,7 @@ async def models(session: aiohttp.ClientSession, urls: Sequence[str], headers: M
     answers = await asyncio.gather(*(_ask(session, url, headers) for url in urls))
     lists = [answer for answer in answers if isinstance(answer, list)]
     if lists:
-        cards = {card.get("id"): card for cards in lists for card in cards}
+        cards = {str(card.get("id")): card for cards in lists for card in cards}
         return JSONResponse({"object": "list", "data": list(cards.values())})
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     return refusals[0] if refusals else _nobody()
@@ -33,10 +35,10 @@ async def _ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, s
     try:
         async with asyncio.timeout(TIMEOUT_S):
             async with session.get(url + PATH, headers=onward) as response:
-                body = await response.read()
+                body = await whole(response)
         if response.status != 200:
             return Response(body, response.status, media_type=response.content_type)
-        cards = msgspec.json.decode(body)["data"]
+        cards = json_of(body)["data"]
         return [card for card in cards if isinstance(card, dict)]
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError):
         return None

@@ -37,6 +37,7 @@ from banyan.router.forward import Forwarder, Sent, SentRequest
 from banyan.router.metrics import Metrics
 from banyan.router.read_path import ReadPath, read_path
 from banyan.router.settings import Settings
+from banyan.router.suspects import Suspects
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import Outcome, Tried
 
@@ -68,8 +69,9 @@ class PairForwarder(Forwarder):
         settings: Settings,
         session: aiohttp.ClientSession,
         metrics: Metrics,
+        suspects: Suspects[Server],
     ) -> None:
-        super().__init__(decodes, settings, session, metrics)
+        super().__init__(decodes, settings, session, metrics, suspects)
         self._prefills = prefills
         self._halves: set[asyncio.Task[None]] = set()
 
@@ -109,7 +111,7 @@ class PairForwarder(Forwarder):
             return failure
         await _settle(half)
         if half.failure is None and not half.is_refusal:
-            return failure
+            return failure if half.task is None or half.task.done() else _silent(half, failure)
         # What the prefill server says is the reason; the decode server only heard of it.
         sent.attempt.close()
         sent.place.target.server.in_flight.pop(id(sent.attempt), None)
@@ -206,6 +208,11 @@ async def _settle(half: _Half) -> None:
     """Wait a little for the prefill half to end by itself."""
     if half.task is not None:
         await asyncio.wait((half.task,), timeout=VERDICT_S)
+
+
+def _silent(half: _Half, failure: Tried) -> Tried:
+    """The decode server has given up, and its prefill server says nothing: it may be lost."""
+    return Tried(half.place.target.server.url, Outcome.LOST, f"it says nothing, and {failure.server}: {failure.error}")
 
 
 def _failed(place: Place, attempt: Attempt) -> Tried:

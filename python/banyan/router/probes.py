@@ -13,10 +13,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.router.description import Description, read_loads
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Probe, State
 from banyan.router.settings import Settings
+from banyan.router.upstream import whole
 
 logger = logging.getLogger("banyan.router")
 
@@ -118,13 +120,31 @@ class Probes:
         self._fleet.reported(server, reports, asked_s)
 
     async def _get(self, server: Server, path: str, timeout_s: float) -> Any:
-        """The JSON of an answer, None for an empty one."""
-        key = self._settings.api_key
-        headers = {"authorization": f"Bearer {key}"} if key is not None else {}
-        async with asyncio.timeout(timeout_s):
-            async with self._session.get(server.url + path, headers=headers, raise_for_status=True) as response:
-                body = await response.read()
-        try:
-            return msgspec.json.decode(body) if body else None
-        except msgspec.DecodeError as error:
-            raise BadAnswer(f"{path}: {error}") from None
+        return await ask(self._session, server, path, key=self._settings.api_key, timeout_s=timeout_s)
+
+
+async def ask(session: aiohttp.ClientSession, server: Server, path: str, *, key: str | None, timeout_s: float) -> Any:
+    """The JSON of an answer, None for an empty one."""
+    headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+    async with asyncio.timeout(timeout_s):
+        async with session.get(server.url + path, headers=headers, raise_for_status=True) as response:
+            body = await whole(response)
+    try:
+        return json_of(body) if body else None
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"{path}: {error}") from None
+
+
+async def is_none_to_blame(session: aiohttp.ClientSession, settings: Settings, server: Server) -> bool:
+    """Whether no request is to be suspected of what befell a server: it was told to end, or its engine is well."""
+    if server.is_draining or server.health.is_ending:
+        return True
+    if server.health.state is State.DOWN:
+        return False
+    try:
+        await ask(session, server, "/health", key=settings.api_key, timeout_s=settings.health_timeout_s)
+    except (aiohttp.ClientError, TimeoutError, BadAnswer) as error:
+        if nobody_listens(error):
+            server.health.refused(f"{type(error).__name__}: {error}")
+        return False
+    return True

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.router.blocks import pack
 
 GENERATE = "/generate"
@@ -30,6 +31,9 @@ RANK_HEADERS = ("x-data-parallel-rank", "x-override-routed-dp-rank")
 """Headers that do; which of them counts depends on the endpoint and on the server's environment."""
 
 ROUTING_KEY_HEADER = "x-smg-routing-key"
+
+MOST_READ_BYTES = 16 << 20
+"""A million tokens as numbers take half of it."""
 
 _MEDIA = ("image_data", "audio_data", "video_data")
 """Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
@@ -73,9 +77,12 @@ class Request:
 
 
 def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
-    """Read a request to ``path``; one that says nothing is placed by load alone."""
+    """Read a request to ``path``; one that says nothing is placed by load alone, and so is one that is larger than
+    ``MOST_READ_BYTES``: reading it would hold all others up."""
+    if len(body) > MOST_READ_BYTES:
+        return Request(session=headers.get(ROUTING_KEY_HEADER))
     try:
-        fields = msgspec.json.decode(body)
+        fields = json_of(body)
     except msgspec.DecodeError:
         return Request()
     if not isinstance(fields, dict):

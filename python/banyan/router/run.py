@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 
 from banyan.router.app import Router, build
+from banyan.router.connections import Bounded
 from banyan.router.settings import Settings
 from banyan.telemetry import log_as_json
 
@@ -43,6 +44,7 @@ def serve(settings: Settings) -> int:
         lifespan="on",
         # Whom a request comes from decides who may drain servers.
         proxy_headers=False,
+        http=Bounded,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
     server = _Server(config, router)

@@ -37,6 +37,7 @@ class Settings:
         health_interval_s: between two health checks, which run a token through the engine.
         failures_to_down: probes in a row.
         max_body_bytes: larger requests are refused with 413.
+        body_timeout_s: in which a client has to send the whole of it.
         drain_timeout_s: how long running requests may take to end when the router stops.
         api_key: for the router's own questions to the servers; None for none.
     """
@@ -127,6 +128,16 @@ class Settings:
     )
     tokenize_timeout_s: float = 1.0
     max_body_bytes: int = 64 * MIB
+    max_buffered_mib: int = knob(
+        2048,
+        "--max-buffered-mib",
+        ROUTER,
+        "Bodies of requests without an answer yet take no more memory than this; one more is refused with 503.",
+        metavar="MIB",
+        parse=int,
+        check=at_least(64),
+    )
+    body_timeout_s: float = 60.0
     drain_timeout_s: float = 60.0
     api_key: str | None = None
 

@@ -16,9 +16,12 @@ import zmq
 import zmq.asyncio
 
 from banyan.router.description import EventSource
-from banyan.router.events import EventFeed, read_batch
+from banyan.router.events import EventFeed, read_batch, read_number
 
 logger = logging.getLogger("banyan.router")
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A batch with the tokens of a million pages would have as much."""
 
 REPLAY_TIMEOUT_S = 2.0
 """Between two messages of a replay; the publisher looks for requests about ten times a second."""
@@ -30,6 +33,7 @@ async def subscribe(
     """Keep ``feed`` in step until cancelled; ``applied`` is called after each batch."""
     with context.socket(zmq.SUB) as socket:
         socket.set(zmq.LINGER, 0)
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.subscribe(source.topic)
         socket.connect(source.endpoint)
         # A router that starts late asks for what was before it.
@@ -37,12 +41,11 @@ async def subscribe(
         while True:
             try:
                 _, number, payload = await socket.recv_multipart()
-                batch = read_batch(payload)
+                seq, batch = read_number(number), read_batch(payload)
             except (ValueError, msgspec.DecodeError) as error:
                 logger.warning("%s sends what is no KV event, its blocks are forgotten: %s", source.endpoint, error)
                 feed.forget()
                 continue
-            seq = int.from_bytes(number, "big")
             missing = feed.first_missing(seq, batch)
             if missing is not None:
                 await _replay(context, source, feed, missing)
@@ -56,13 +59,14 @@ async def _replay(context: zmq.asyncio.Context, source: EventSource, feed: Event
         return
     with context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.connect(source.replay)
         await socket.send_multipart((b"", first.to_bytes(8, "big")))
         try:
             while True:
                 async with asyncio.timeout(REPLAY_TIMEOUT_S):
                     _, _, number, payload = await socket.recv_multipart()
-                seq = int.from_bytes(number, "big", signed=True)
+                seq = read_number(number)
                 if seq < 0:
                     return
                 feed.apply(seq, read_batch(payload))

@@ -15,12 +15,17 @@ from itertools import count
 import aiohttp
 import msgspec
 
+from banyan.decoding import json_of
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import pack
 from banyan.router.fleet import Fleet
 from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings
+from banyan.router.upstream import whole
+
+MOST_ASKING = 64
+"""Questions at a time. Beyond, prompts are compared as text."""
 
 
 class Tokens:
@@ -32,6 +37,7 @@ class Tokens:
         self._session = session
         self._metrics = metrics
         self._turns = count()
+        self._num_asking = 0
 
     async def of(self, request: Request, headers: Mapping[str, str]) -> Asked:
         """The request, with its tokens where they are of use: events can only be compared with them."""
@@ -39,10 +45,21 @@ class Tokens:
             return Asked(request, request.token_ids)
         if not self._settings.tokenize or not self._fleet.has_events:
             return Asked(request)
-        token_ids = await self._ask(request, headers) if request.tokenize is not None else None
+        token_ids = await self._ask_within_bounds(request, headers) if request.tokenize is not None else None
         if token_ids is None:
             self._metrics.untokenised.inc()
         return Asked(request, token_ids)
+
+    async def _ask_within_bounds(self, request: Request, headers: Mapping[str, str]) -> array[int] | None:
+        """Questions are asked before there is a place for the request: so many requests, and no more, may cost servers
+        more than that they are refused."""
+        if self._num_asking >= MOST_ASKING:
+            return None
+        self._num_asking += 1
+        try:
+            return await self._ask(request, headers)
+        finally:
+            self._num_asking -= 1
 
     async def _ask(self, request: Request, headers: Mapping[str, str]) -> array[int] | None:
         up = [server for server in self._fleet.servers if server.takes_requests]
@@ -57,7 +74,7 @@ class Tokens:
                 async with self._session.post(
                     f"{server.url}/tokenize", data=msgspec.json.encode(request.tokenize), headers=onward
                 ) as response:
-                    answer = msgspec.json.decode(await response.read())
+                    answer = json_of(await whole(response))
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             # Counted by the caller. The server's health is the probes' business.
             return None

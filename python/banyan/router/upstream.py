@@ -16,9 +16,12 @@ from typing import TypeVar
 
 import aiohttp
 
-from banyan.router.verdict import WholeEvents
+from banyan.router.verdict import TooLong, WholeEvents
 
 T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 512 << 20
+"""Of one that is no stream: log-probabilities of a long prompt have as much as a tenth."""
 
 EVENT_STREAM = "text/event-stream"
 
@@ -37,6 +40,24 @@ class Unreached(Exception):
 
 class Lost(Exception):
     """The server had the request, and there is no (whole) answer."""
+
+
+class TooLarge(aiohttp.ClientError):
+    """An answer that is not read to its end."""
+
+
+async def whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer; a server is not to fill the router's memory.
+
+    Raises:
+        aiohttp.ClientError: when it breaks off, or has more than ``MAX_ANSWER_BYTES``.
+    """
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise TooLarge(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+    return bytes(body)
 
 
 class Attempt:
@@ -74,7 +95,7 @@ class Attempt:
                 self._events = WholeEvents()
                 self.first = await self.read()
             else:
-                self.first = await self._wait(response.read())
+                self.first = await self._wait(whole(response))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.close()
             raise Unreached(str(error)) from error
@@ -99,7 +120,11 @@ class Attempt:
                 raise Lost(_said(error)) from error
             if not chunk:
                 return self._events.close()
-            if events := self._events.feed(chunk):
+            try:
+                events = self._events.feed(chunk)
+            except TooLong as error:
+                raise Lost(str(error)) from error
+            if events:
                 return events
 
     def give_up(self, why: str) -> None:

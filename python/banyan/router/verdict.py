@@ -2,7 +2,7 @@
 """What becomes of an attempt, and what a client is told when there is no other.
 
 A request moves to another server only before its first byte was passed on. Attempts that did not reach a server are
-free. Of those that did and were lost there is a limit: a request that brings servers down must not visit them all.
+free; of those that did there is a limit. Which of those that were lost may move at all, ``suspects`` says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ RETRYABLE_STATUSES = (429, 503)
 """The server has not begun: it is full, starting or going down. Any other answer is an answer."""
 
 MAX_RETRY_AFTER_S = 60
+
+MAX_EVENT_BYTES = 64 << 20
+"""Of a stream: with log-probabilities of a long prompt some are megabytes."""
+
+MARKS = (b"\n\n", b"\r\n\r\n")
+"""What ends an event."""
 
 
 class Outcome(StrEnum):
@@ -37,11 +43,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One attempt that gave no answer."""
+    """One attempt that gave no answer. ``has_begun``: the server had it, and broke off in sending it."""
 
     server: str
     outcome: Outcome
     error: str
+    has_begun: bool = False
 
 
 def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:
@@ -73,6 +80,10 @@ def retry_after_s(num_waiting: int, completions_per_s: float) -> int:
     return max(1, min(MAX_RETRY_AFTER_S, math.ceil(num_waiting / completions_per_s)))
 
 
+class TooLong(Exception):
+    """An event that never ends."""
+
+
 class WholeEvents:
     """Passes server-sent events on as soon as each is whole.
 
@@ -80,17 +91,27 @@ class WholeEvents:
     followed by another event.
     """
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Everything up to the end of the last whole event."""
-        arrived = self._rest + chunk
-        end = max(arrived.rfind(mark) + len(mark) if mark in arrived else 0 for mark in (b"\n\n", b"\r\n\r\n"))
-        self._rest = arrived[end:]
-        return arrived[:end]
+        """Everything up to the end of the last whole event.
+
+        Raises:
+            TooLong: for an event of more than ``max_bytes``.
+        """
+        # An end may lie across two chunks; what was looked at before is not looked at again.
+        start = max(0, len(self._rest) - max(map(len, MARKS)) + 1)
+        self._rest += chunk
+        end = max((at + len(mark) for mark in MARKS if (at := self._rest.rfind(mark, start)) >= 0), default=0)
+        if len(self._rest) - end > self._max_bytes:
+            raise TooLong(f"an event of more than {self._max_bytes} bytes")
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        return whole
 
     def close(self) -> bytes:
         """What is left when the stream ended well."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest = bytes(self._rest), bytearray()
         return rest

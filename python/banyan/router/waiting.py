@@ -45,6 +45,11 @@ class Admission(Generic[T]):
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more would be refused, unless there is a place for it now."""
+        return len(self._waiting) >= self._max_waiting > 0
+
     async def enter(self, take: Callable[[], T | None], timeout_s: float) -> T:
         """A place, at once or after waiting.
 

@@ -3,7 +3,8 @@
 
 Invariants
   1. Turns count placements, pinned ones included, from 0.
-  2. A session is where its last request was placed. At most ``MAX_SESSIONS`` are remembered, the latest ones.
+  2. A session is where its last request was placed. At most ``MAX_SESSIONS`` are remembered, the latest ones; each
+     takes as much memory as any other, however long the name is that a client has given it.
   3. Nothing here blocks, reads a clock or draws lots that depend on anything but seed, turn and rank.
 
 Used by one thread: the engine's dispatcher, the router's event loop, or the simulator.
@@ -11,6 +12,7 @@ Used by one thread: the engine's dispatcher, the router's event loop, or the sim
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +60,7 @@ class Dispatcher:
         self.guard = guard
         self._lots = lots
         self._loads = [RankLoad() for _ in range(num_ranks)]
-        self._sessions: dict[str, int] = {}
+        self._sessions: dict[bytes, int] = {}
         self._turn = 0
 
     def reported(self, rank: int, report: LoadReport) -> None:
@@ -157,7 +159,7 @@ class Dispatcher:
             num_prompt_tokens=prompt.num_tokens,
             cached_tokens={rank: num_tokens for rank, num_tokens in cached_tokens.items() if num_tokens},
             fetchable_tokens=prompt.fetchable_tokens,
-            session_rank=self._sessions.get(prompt.session) if prompt.session is not None else None,
+            session_rank=self._sessions.get(_digest(prompt.session)) if prompt.session is not None else None,
         )
 
     def _cached(self, prompt: Prompt, trail: Trail | None, rank: int) -> int:
@@ -166,10 +168,16 @@ class Dispatcher:
         return held if trail is None else max(held, self._loads[rank].awaited.leading_tokens(trail))
 
     def _remember(self, session: str, rank: int) -> None:
-        self._sessions.pop(session, None)
+        digest = _digest(session)
+        self._sessions.pop(digest, None)
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[session] = rank
+        self._sessions[digest] = rank
+
+
+def _digest(session: str) -> bytes:
+    """What stands for a name. A client may put anything into it, a lone surrogate too."""
+    return hashlib.blake2b(session.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _held(prompt: Prompt, rank: int) -> int:

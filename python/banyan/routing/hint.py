@@ -42,6 +42,9 @@ OWN_ACTIONS = frozenset({ACTION_TYPE, DETOUR_ACTION, READ_ACTION, SOURCE_ACTION}
 NOBODY = "none"
 """In a header, in place of a door."""
 
+MAX_HEADER_BYTES = 4000
+"""Of a header that is read. Python takes no number of more than 4,300 digits."""
+
 
 class Until(StrEnum):
     """What ended the wait of a request that the dispatcher held back, during a detour or for a prefix under way."""
@@ -120,7 +123,8 @@ class ReadHint:
     def from_header(cls, value: str) -> ReadHint | None:
         """None when it is not one of ours."""
         node, _, first = value.partition(" ")
-        return cls(node, int(first)) if node and first.isascii() and first.isdecimal() else None
+        is_ours = len(value) <= MAX_HEADER_BYTES and node and first.isascii() and first.isdecimal()
+        return cls(node, int(first)) if is_ours else None
 
     def payload(self) -> dict[str, object]:
         return asdict(self)
@@ -149,6 +153,8 @@ class SourceHint:
     @classmethod
     def from_header(cls, value: str) -> SourceHint | None:
         """None when it is not one of ours."""
+        if len(value) > MAX_HEADER_BYTES:
+            return None
         return cls._of([] if value == NOBODY else value.split(","))
 
     def payload(self) -> dict[str, object]:

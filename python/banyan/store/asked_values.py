@@ -15,6 +15,7 @@ from time import monotonic
 
 from banyan.store.known import Known
 from banyan.store.values import Values
+from banyan.telemetry import noticed
 
 MAX_QUESTIONS = 256
 ASK_PAGES = 128
@@ -73,7 +74,8 @@ class AskedValues:
             return None
         number = next(self._numbers)
         self._under_way[number] = now_s
-        self._executor.submit(self._ask, number, list(keys), namespace)
+        asking = self._executor.submit(self._ask, number, list(keys), namespace)
+        noticed(asking, name="banyan-store-ask", feature="a question to the store")
         return number
 
     def answers(self) -> list[tuple[int, KeyedFound | None]]:
@@ -87,15 +89,22 @@ class AskedValues:
         self._executor.shutdown(cancel_futures=True)
 
     def _ask(self, number: int, keys: Sequence[str], namespace: bytes) -> None:
+        found = None
+        try:
+            there = self._there(keys, namespace)
+            found = KeyedFound(there, namespace) if there else None
+        finally:
+            self._over.append((number, found))
+
+    def _there(self, keys: Sequence[str], namespace: bytes) -> Sequence[str]:
         try:
             there = keys[: self._num_there(keys, namespace)]
         except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
             self._silent_until_s = self._clock() + SILENCE_S
             self._failed(error)
-            there = []
+            return []
         self._known.add(there, namespace)
-        there = there[: self._known.num_leading(there, namespace)]
-        self._over.append((number, KeyedFound(there, namespace) if there else None))
+        return there[: self._known.num_leading(there, namespace)]
 
     def _num_there(self, keys: Sequence[str], namespace: bytes) -> int:
         for first in range(0, len(keys), ASK_PAGES):

@@ -32,6 +32,7 @@ from banyan.store.value_reads import PageRead, PageReader
 from banyan.store.values import Stretch, Values
 from banyan.store.watch import Watch
 from banyan.store.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
+from banyan.telemetry import noticed
 
 NUM_READERS = 2
 HEADERS_AT_ONCE = 256
@@ -76,7 +77,7 @@ class KeyedStore:
         self._complaints = Complaints(values.engine)
         self._has_ended = False
         self._stall_s = stall_s
-        self._watch = Watch(stall_s, self._complaints.about)
+        self._watch = Watch(stall_s)
         self._asked = AskedValues(values, self._known, lambda error: self._failed("read_errors", error))
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
@@ -151,7 +152,8 @@ class KeyedStore:
         wanted = PageRead(
             namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == known.namespace
         )
-        self._executor.submit(self._carry, wanted)
+        carrying = self._executor.submit(self._carry, wanted)
+        noticed(carrying, name="banyan-store-read", feature="a read from the store")
         return read
 
     def _carry(self, read: PageRead) -> None:

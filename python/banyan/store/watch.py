@@ -9,36 +9,37 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from banyan._native import Feed
+from banyan.telemetry import start_thread
 
 
 class Watch:
     """A thread that looks after reads. Any thread may call."""
 
-    def __init__(self, stall_s: float, lost: Callable[[Exception], None]) -> None:
-        """``lost`` is told why the watch has ended before its time."""
+    def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
-        self._lost = lost
-        self._has_failed = False
         self._changed = threading.Condition()
         self._since_s: dict[Feed, float] = {}
         self._late: set[Feed] = set()
         self._has_ended = False
+        self._is_off = False
         self.num_stalls = 0
-        self._thread = threading.Thread(target=self._work, name="banyan-store-watch", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            self._run, name="banyan-store-watch", feature="reading from the store", ended=self._off
+        )
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a read that was late has still not ended."""
-        return self._has_failed or bool(self._late)
+        """Whether a read that was late has still not ended, or would not be seen to be late."""
+        return self._is_off or bool(self._late)
 
     def begins(self, feed: Feed) -> None:
         with self._changed:
             self._since_s[feed] = time.monotonic()
             self._changed.notify()
+            if self._is_off:
+                feed.be_late()
 
     def moves(self, feed: Feed) -> None:
         """The library has answered, and is asked for more."""
@@ -57,13 +58,6 @@ class Watch:
             self._changed.notify()
         self._thread.join()
 
-    def _work(self) -> None:
-        try:
-            self._run()
-        except Exception as error:  # noqa: BLE001 - said, and the store is left alone
-            self._has_failed = True
-            self._lost(error)
-
     def _run(self) -> None:
         with self._changed:
             while not self._has_ended:
@@ -71,6 +65,13 @@ class Watch:
                 now_s = time.monotonic()
                 self._changed.wait(min(waiting) + self._stall_s - now_s if waiting else None)
                 self._look()
+
+    def _off(self) -> None:
+        """Nobody looks after reads any more: those that are under way are let go, and there is no other."""
+        with self._changed:
+            self._is_off = True
+            for feed in self._since_s:
+                feed.be_late()
 
     def _look(self) -> None:
         now_s = time.monotonic()

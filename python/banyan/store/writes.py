@@ -24,6 +24,7 @@ from math import inf
 from banyan._native import SharedBytes, WriteGate
 from banyan.store.form import Slab, ValueForm
 from banyan.store.values import Stretch, Value, Values
+from banyan.telemetry import start_thread
 
 BATCH = 32
 """Pages that are written at once."""
@@ -75,18 +76,20 @@ class Writes:
         self._changed = threading.Condition()
         self._waiting: deque[Waiting] = deque()
         self._names: set[str] = set()
-        self._batch: list[Waiting] = []
+        self._writing: list[Waiting] = []
+        self._num_writing = 0
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
         self.writing_us = 0
         """Microseconds in which the library was writing."""
-        self._thread = threading.Thread(target=self._work, name="banyan-store-write", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            self._run, name="banyan-store-write", feature="writing to the store", ended=self._off
+        )
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._batch)
+        return len(self._waiting) + self._num_writing
 
     def put(self, pages: Sequence[Waiting]) -> list[str]:
         """Queue a chain of pages: for each "queued", "present" (queued before) or "full", and then all that follow."""
@@ -140,14 +143,14 @@ class Writes:
             dropped = self._take(len(self._waiting))
         self._end(dropped, [FAILED] * len(dropped))
         raise TimeoutError(
-            f"the store does not answer: {len(dropped)} pages were given up, {len(self._batch)} are on their way"
+            f"the store does not answer: {len(dropped)} pages were given up, {self._num_writing} are on their way"
         )
 
     def drop(self) -> None:
         """Give up what waits: it completes as failed. Waits for what is being written."""
         with self._changed:
             dropped = self._take(len(self._waiting))
-            self._changed.wait_for(lambda: not self._batch, LEAVE_S)
+            self._changed.wait_for(lambda: not self._num_writing, LEAVE_S)
         self._end(dropped, [FAILED] * len(dropped))
 
     def close(self) -> None:
@@ -158,19 +161,6 @@ class Writes:
         self._thread.join(LEAVE_S)
         self.drop()
 
-    def _work(self) -> None:
-        try:
-            self._run()
-        except Exception as error:  # noqa: BLE001 - nobody is to wait for what nobody writes
-            self._lost(error)
-            with self._changed:
-                self._has_ended = True
-                lost = [*self._batch, *self._take(len(self._waiting))]
-                self._batch = []
-                self._num_failed += len(lost)
-                self._changed.notify_all()
-            self._end(lost, [FAILED] * len(lost))
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -178,7 +168,8 @@ class Writes:
                 if self._has_ended:
                     return
                 batch = self._take(self._num_allowed())
-                self._batch = batch
+                self._writing = batch
+                self._num_writing = len(batch)
                 if not batch:
                     self._changed.wait(LOOK_S)
                     continue
@@ -192,11 +183,22 @@ class Writes:
                     batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
             self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
+            self._writing = []
             self._end(batch, outcomes)
             with self._changed:
-                self._batch = []
+                self._num_writing = 0
                 self._num_failed += outcomes.count(FAILED)
                 self._changed.notify_all()
+
+    def _off(self) -> None:
+        """The thread has ended by a fault: nothing is taken any more, and all that waits has failed."""
+        with self._changed:
+            self._has_ended = True
+            lost = [*self._writing, *self._take(len(self._waiting))]
+            self._writing, self._num_writing = [], 0
+            self._num_failed += len(lost)
+            self._changed.notify_all()
+        self._end(lost, [FAILED] * len(lost))
 
     def _num_allowed(self) -> int:
         first = self._waiting[0]

@@ -11,6 +11,7 @@ from banyan.telemetry.layer_clock import LayerClock
 from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
+from banyan.telemetry.threads import notice, noticed, num_ended, start_thread
 
 __all__ = [
     "DESCRIPTIONS",
@@ -28,5 +29,9 @@ __all__ = [
     "Stopwatch",
     "gauges_of",
     "log_as_json",
+    "notice",
+    "noticed",
+    "num_ended",
     "rid_pseudonym",
+    "start_thread",
 ]

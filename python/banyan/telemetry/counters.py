@@ -38,6 +38,7 @@ class Counters:
     heard_prompts: int = 0
     evict_looks: int = 0
     evict_us: int = 0
+    threads_ended: int = 0
     resets: int = 0
     backed_up_pages: int = 0
     backups_dropped_pages: int = 0
@@ -190,6 +191,7 @@ DESCRIPTIONS = {
     "handed_over_pages": "pages that this prefill server's rank has passed to decode servers",
     "advanced_pages": "pages of these whose first layers left while later ones were computed",
     "foreign_hand_over_messages": "messages at a prefill server's control socket that no decode server sends, dropped",
+    "threads_ended": "threads of Banyan's in this process that have ended by a fault: the log says what is off",
     "resets": "flushes of this rank's cache",
     "forwards": "forward passes timed by the per-layer clock",
     "forward_us": "time of these forward passes, from the first to the last layer's KV read",

@@ -402,12 +402,15 @@ def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypa
 
     watchdog = SimpleNamespace(feed=lambda: None)
     fake = SimpleNamespace(
-        recv_from_tokenizer=receiver, soft_watchdog=watchdog, _request_dispatcher=dispatch, banyan_held=()
+        **{"recv_from_tokenizer": receiver, "soft_watchdog": watchdog, "_request_dispatcher": dispatch},
+        **{"banyan_held": (), "server_args": SimpleNamespace(elastic_ep_backend=None), "scheduler_procs": []},
     )
-    with pytest.raises(StopLoop):
-        controller.around_event_loop(None, fake)
+    try:
+        with pytest.raises(StopLoop):
+            controller.around_event_loop(None, fake)
+    finally:
+        context.destroy(linger=0)
     assert seen == [0, 1, 2]
-    context.destroy(linger=0)
 
 
 def test_event_loop_when_banyan_is_off_then_upstreams_runs(monkeypatch):

@@ -7,6 +7,7 @@ import random
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from test.unit.arena.test_residency import FakeShelf
@@ -124,19 +125,16 @@ def test_frame_when_its_checksum_is_computed_then_it_is_not_filled_anew() -> Non
     assert kept(owner.part.killed()) == set(), "whoever fills a frame has struck its entry"
 
 
-def test_checksum_when_it_cannot_be_computed_then_nothing_is_kept_any_more_and_the_rank_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    owner = Owner(Part(4))
-    owner.fill(1)
-    (failed, _) = owner.later.jobs.pop()
-    failed.set_exception(OSError("a fault on purpose"))
-    owner.keep()
-    assert "--banyan-keep-host-arena" in caplog.text
-    assert (owner.counters.unkept_pages, owner.counters.kept_pages) == (1, 0)
-    owner.fill(2)
-    assert owner.later.jobs == [] and owner.counters.unkept_pages == 2
-    assert len(owner.residency.claim(4)) == 4, "nobody holds their frames"
+def test_pages_when_their_checksums_cannot_be_computed_then_they_are_not_kept_and_their_frames_are_free() -> None:
+    owner = Owner(Part(2))
+    owner.fill(1, 2)
+    failed: Future[list[int]] = Future()
+    failed.set_exception(ZeroDivisionError())
+    (waiting,) = owner.keeping._summing
+    owner.keeping._summing[0] = replace(waiting, checksums=failed)
+    owner.keeping.poll()
+    assert kept(owner.part.killed()) == set() and len(owner.residency.claim(2)) == 2
+    assert (owner.counters.kept_pages, owner.counters.unkept_pages) == (0, 2)
 
 
 def test_pages_when_too_many_wait_then_the_end_of_the_prefix_is_not_kept() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from test.unit.directory.rig import NAMESPACE, frames, keys
 from test.unit.nodes.rig import KEYS, Node, free_address, until, whole
 
 from banyan.core import Run, SourceKind
+from banyan.nodes.pull import NodeFound
 from banyan.nodes.secret import Keys
 from banyan.nodes.wire import Ask, encode, pack_keys
 
@@ -209,3 +211,26 @@ def test_question_when_it_is_for_one_node_then_no_other_is_asked(nodes) -> None:
     assert two.borrower.knows(str(doors[0])) and not two.borrower.knows("stranger:1")
     assert two.borrower.ask_at(["stranger:1"], keys(1)) is None
     other.close()
+
+
+def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_waits_for_answers(
+    nodes, monkeypatch, caplog
+) -> None:
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    connect(one, two)
+    borrower = two.borrower
+    found = NodeFound(str(one.door.address), 0, keys(1, 2))
+    monkeypatch.setattr(borrower._lines, "wait", lambda timeout_ms: [(0, b"")])
+    monkeypatch.setattr(borrower, "_take", lambda node, payload: 1 // 0)
+    number = borrower.ask(keys(1, 2, 3))
+    reads = [borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))]
+    borrower._thread.join(5)
+    reads.append(borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes])))
+    until(lambda: all(read.has_ended for read in reads))
+    assert borrower.num_listening == 0 and borrower.ask(keys(1)) is None
+    assert number is None or borrower.answers() == [(number, None)]
+    assert "banyan-borrow" in caplog.text
+    for _ in range(3):
+        borrower._tell(lambda: None)
+    assert borrower._commands.qsize() <= 3

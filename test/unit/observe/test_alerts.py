@@ -15,6 +15,7 @@ DAY = 86_400
 WRONG = {
     "BanyanRankGone": {"num_live_ranks": 1},
     "BanyanFetchFailed": {"fetches_failed": 1},
+    "BanyanThreadEnded": {"threads_ended": 1},
     "BanyanPageDamaged": {"read_failed_pages": 2},
     "BanyanStoreStalls": {"store": {**STORE, "stalls": 1}},
     "BanyanStoreStopped": {"store": {**STORE, "is_stopped": 1}},

@@ -26,6 +26,8 @@ from banyan.router.settings import Settings
 BLOCK_TOKENS = 4
 BOOTSTRAP_PORT = 8998
 TEST_TIMEOUT_S = 20.0
+POISON = b"poison"
+"""A server whose engine sees it ends, at once."""
 
 
 class _Quiet(uvicorn.Server):
@@ -43,6 +45,7 @@ class Served:
         self._listen(port=0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
 
     def _listen(self, port):
         self._socket = socket.socket()
@@ -50,7 +53,7 @@ class Served:
         self._socket.bind(("127.0.0.1", port))
 
     async def start(self):
-        self._server = _Quiet(uvicorn.Config(self.app, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
+        self._server = _Quiet(self.config)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             await asyncio.sleep(0.005)
@@ -80,6 +83,9 @@ class FakeServer(Served):
     def __init__(self, name, *, num_ranks=1, events=False, loads=False, banyan=False, mode="null"):
         self.name, self.num_ranks, self.banyan, self.mode = name, num_ranks, banyan, mode
         self.seen = []
+        self.is_dead = False
+        self.dies = asyncio.Event()
+        self.dies.set()
         self.status = 200
         self.num_tokens = 3
         self.gate = asyncio.Event()
@@ -91,7 +97,11 @@ class FakeServer(Served):
         self.loads_status = 200
         self.publishers = [Publisher() for _ in range(num_ranks)] if events or loads else []
         self.publishes_load = loads
+        self.tokenises = asyncio.Event()
+        self.tokenises.set()
+        self.num_tokenising = self.num_tokenised = 0
         self.banyan_state = {}
+        self.more_info = {}
         self.reads = {}
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
         super().__init__(
@@ -111,6 +121,11 @@ class FakeServer(Served):
         body = await request.body()
         self.seen.append((body, dict(request.headers)))
         self.num_running += 1
+        if POISON in body:
+            await self.dies.wait()
+            self.is_dead = True
+            self._death = asyncio.create_task(self.kill())
+            await asyncio.Event().wait()
         try:
             await self.awake.wait()
             if self.status != 200:
@@ -160,7 +175,7 @@ class FakeServer(Served):
             }
         if self.publishes_load:
             info["kv_events"] |= {"load_endpoint_port_base": self.publishers[0].load_port, "load_topic": "load"}
-        return JSONResponse(info)
+        return JSONResponse(info | self.more_info)
 
     async def loads(self, request):
         await self.awake.wait()
@@ -183,6 +198,10 @@ class FakeServer(Served):
 
     async def tokenize(self, request):
         fields = json.loads(await request.body())
+        self.num_tokenising += 1
+        self.num_tokenised += 1
+        await self.tokenises.wait()
+        self.num_tokenising -= 1
         text = fields.get("prompt") or "".join(message["content"] for message in fields["messages"])
         return JSONResponse({"tokens": list(text.encode())})
 
@@ -244,6 +263,11 @@ class Rig:
     async def post(self, path):
         async with self.client.post(self.served.url + path) as response:
             return response.status, await response.read()
+
+    def drop_connections(self, server):
+        """Break the connections of a server that goes on."""
+        for connection in list(server._server.server_state.connections):
+            connection.transport.abort()
 
     def num_seen(self):
         return [len(server.seen) for server in self.servers]

@@ -80,61 +80,79 @@ async def chosen(servers):
     return sorted(servers, key=lambda server: not (server.seen or server.num_running))
 
 
-def test_request_when_its_prefill_server_dies_then_another_pair_answers():
+async def two_at_one_pair(rig, servers, **fields):
+    """Two requests that are under way at one of ``servers``, in order, and that one first, then another."""
+    first = asyncio.create_task(rig.ask(text="first", **fields))
+    victim, other = await chosen(servers)
+    place = [server.url for server in rig.router.all_servers].index(other.url)
+    rig.router.all_servers[place].is_draining = True
+    second = asyncio.create_task(rig.ask(text="second", **fields))
+    await until(lambda: under_way(rig) == 4)
+    rig.router.all_servers[place].is_draining = False
+    return (first, second), victim, other
+
+
+def under_way(rig):
+    """Halves of requests."""
+    return sum(len(server.in_flight) for server in rig.router.all_servers)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_requests_when_their_prefill_server_is_lost_then_another_pair_answers_all_but_the_last(silent):
     async def scenario():
         prefills, (d,) = pair(num_prefills=2)
         for p in prefills:
             p.hands_over.clear()
         async with running([*prefills, d]) as rig:
-            asked = asyncio.create_task(rig.ask(text="hi"))
-            victim, other = await chosen(prefills)
-            await until(lambda: d.num_running)
+            asked, victim, other = await two_at_one_pair(rig, prefills)
+            await until(lambda: len(victim.seen) == 2)
             other.hands_over.set()
-            await victim.kill()
-            status, _, body = await asked
-            assert (status, json.loads(body)["text"]) == (200, "d0")
+            if silent:
+                victim.awake.clear()
+            else:
+                await victim.kill()
+            (status, _, body), last = await asyncio.gather(*asked)
+            assert (status, json.loads(body)["text"], last[0]) == (200, "d0", 502)
             assert len(other.seen) == 1 and PLAN_HEADER not in headers_of(other)[0]
             await until(lambda: rig.state(prefills.index(victim)) is State.DOWN)
-            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
-            rig.assert_idle()
-
-    asyncio.run(scenario())
-
-
-def test_request_when_its_prefill_server_falls_silent_then_another_pair_answers():
-    async def scenario():
-        prefills, (d,) = pair(num_prefills=2)
-        for p in prefills:
-            p.hands_over.clear()
-        async with running([*prefills, d]) as rig:
-            asked = asyncio.create_task(rig.ask(text="hi"))
-            victim, other = await chosen(prefills)
-            await until(lambda: d.num_running)
-            other.hands_over.set()
-            victim.awake.clear()
-            assert (await asked)[0] == 200
-            assert len(other.seen) == 1
-            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            await until(lambda: not under_way(rig))
             rig.assert_idle()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_request_when_its_decode_server_dies_then_another_pair_answers_and_the_prefill_is_ended(stream):
+def test_requests_when_their_decode_server_dies_then_another_pair_answers_all_but_the_last(stream):
     async def scenario():
         (p,), decodes = pair(num_decodes=2)
         p.hands_over.clear()
         async with running([p, *decodes]) as rig:
-            asked = asyncio.create_task(rig.ask(text="hi", stream=stream))
-            victim, other = await chosen(decodes)
-            await until(lambda: p.seen)
+            asked, victim, other = await two_at_one_pair(rig, decodes, stream=stream)
+            await until(lambda: len(p.seen) == 2)
             await victim.kill()
             p.hands_over.set()
-            status, _, body = await asked
-            assert status == 200 and other.name.encode() in body
-            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            (status, _, body), last = await asyncio.gather(*asked)
+            assert status == 200 and other.name.encode() in body and last[0] == 502
+            await until(lambda: not under_way(rig))
             rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("half", ["prefill", "decode"])
+def test_request_when_a_server_of_its_pair_dies_of_it_then_no_other_pair_sees_it(half):
+    async def scenario():
+        prefills, decodes = pair(num_prefills=2, num_decodes=2)
+        async with running([*prefills, *decodes], max_retries=5) as rig:
+            for p in prefills:
+                p.hands_over.clear()
+            asked = asyncio.create_task(rig.ask(text="hi"))
+            side = prefills if half == "prefill" else decodes
+            victim, _ = await chosen(side)
+            await until(lambda: any(p.seen for p in prefills))
+            await victim.kill()
+            assert (await asked)[0] == 502
+            assert sum(len(p.seen) for p in prefills) == 1
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from banyan.router.description import Description
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, EventFeed
 from banyan.router.fleet import Server
 from banyan.router.health import Health
+from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.sources import source_of
 from banyan.routing.hint import SourceHint
@@ -174,3 +175,15 @@ def test_description_when_a_server_lends_and_borrows_then_its_doors_are_known():
 def test_description_when_all_ranks_tell_of_one_store_then_it_is_known_by_its_name(told, store):
     states = [{"tells_store": one} if one is not None else {} for one in told]
     assert Description.read(info(*states) | {"dp_size": 2}, "http://d:30000").store == store
+
+
+def test_sources_when_they_are_counted_then_each_door_for_itself():
+    metrics, server = Metrics(), Server("http://a:1", Health(1))
+    doors = [Address("10.0.0.1", 1), Address("10.0.0.2", 1), Address("10.0.0.3", 1)]
+    for number in range(1, 8):
+        metrics.told(server, SourceHint(tuple(door for bit, door in enumerate(doors) if number >> bit & 1)))
+    metrics.told(server, SourceHint(()))
+    told = [line for line in metrics.render([], 0).decode().splitlines() if "sources_total{" in line]
+    assert [line.rpartition("source=")[2] for line in told] == [
+        '"10.0.0.1:1"} 4.0', '"10.0.0.2:1"} 4.0', '"10.0.0.3:1"} 4.0', '"none"} 1.0'
+    ]  # fmt: skip

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from banyan.routing import Dispatcher, HotRankGuard, LoadReport, NoActiveRank, Prompt, Reason
@@ -112,6 +114,26 @@ def test_place_when_a_session_was_pinned_elsewhere_then_it_follows():
     rank = dispatcher.place(Prompt(100, session="a"), BOTH, 0.0).rank
     dispatcher.count(Prompt(100, session="a"), 1 - rank, 0.0)
     assert dispatcher.place(Prompt(100, session="a"), BOTH, 0.0).rank == 1 - rank
+
+
+def test_sessions_when_their_names_are_long_then_they_take_no_more_memory():
+    dispatcher = Dispatcher(2, SessionSticky())
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            dispatcher.count(Prompt(1, session=f"{number}{'x' * 1_000_000}"), 0, 0.0)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 100_000
+    assert dispatcher.place(Prompt(1, session="7" + "x" * 1_000_000), {0}, 0.0).reason is Reason.SESSION
+    assert dispatcher.place(Prompt(1, session="7" + "x" * 999_999), {0}, 0.0).reason is Reason.LOAD
+
+
+def test_session_when_its_name_is_no_text_then_it_is_remembered_all_the_same():
+    dispatcher = Dispatcher(2, SessionSticky())
+    dispatcher.count(Prompt(1, session="\ud800"), 1, 0.0)
+    assert dispatcher.place(Prompt(1, session="\ud800"), BOTH, 0.0).rank == 1
 
 
 def test_sessions_when_there_are_too_many_then_the_oldest_is_forgotten():

@@ -14,7 +14,7 @@ from banyan.sglang_plugin.rank.memberships import Memberships
 from banyan.sglang_plugin.rank.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.window_places import RankWindows
-from banyan.telemetry import Counters, Dropped, Pseudonyms
+from banyan.telemetry import Counters, Dropped, Pseudonyms, num_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class RankFigures:
         self.counters.alloc_wait_us = self.memberships.wait_us
         self.planner.count(self.counters)
         self.member.count(self.counters)
+        self.counters.threads_ended = num_ended()
         return self.counters
 
     def gauges(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def rank(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "is_on_gpu", lambda: False)
     manager = make_manager(SlowAgent(1))
+    manager.rooms.claim(ROOM)
     DecodeSide(manager, manager.agent).asks(ROOM, 20)
     installed = SimpleNamespace(forwards=Forwards(), num_layers=NUM_LAYERS, completes_layers_in_order=True)
     monkeypatch.setattr(linker, "installed", lambda: installed)

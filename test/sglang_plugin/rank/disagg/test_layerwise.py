@@ -63,6 +63,7 @@ def sender_of(manager, room, num_pages):
     trace = SimpleNamespace(abort=lambda **_: None, trace_req_finish=lambda: None, copy_for_thread=lambda: None)
     sender.trace_ctx, manager.prepare_send_state_indices = trace, lambda states: states
     manager.update_status(room, KVPoll.Bootstrapping)
+    manager.rooms.claim(room)
     return sender
 
 
@@ -144,6 +145,7 @@ def test_chunk_when_its_pages_are_others_than_announced_then_they_are_sent_whole
 def test_advance_when_pages_do_not_go_as_they_are_then_none_begins(unfit):
     manager = make_manager(SlowAgent(1))
     manager.knows_layers(NUM_LAYERS)
+    manager.rooms.claim(7)
     DecodeSide(manager, manager.agent).asks(7, 1)
     assert manager.begin_advance(7, np.array([5], dtype=np.int32), 0) is not None
     for name, value in unfit.items():
@@ -198,3 +200,14 @@ def test_queue_when_a_thread_takes_a_chunk_then_it_is_sglangs():
     with pytest.raises(SystemExit):
         manager.transfer_worker(queue)
     assert seen == [plain]
+
+
+def test_advance_when_its_request_was_given_up_since_its_batch_was_chosen_then_nothing_is_kept_of_it(pair):
+    sender = sender_of(pair.manager, 7, 2)
+    pair.decode.asks(7, 2)
+    sender.abort()
+    # The decode server's own message may still be on its way, and make the room anew.
+    pair.decode.asks(8, 1)
+    pair.manager.transfer_infos[7] = pair.manager.transfer_infos[8]
+    assert pair.manager.begin_advance(7, np.array([5, 6], dtype=np.int32), 0) is None
+    assert pair.manager._advances == {}

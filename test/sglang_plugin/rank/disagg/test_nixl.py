@@ -50,6 +50,7 @@ def sender_of(manager, room=ROOM):
     sender.kv_mgr, sender.bootstrap_room, sender.conclude_state = manager, room, None
     sender.trace_ctx = SimpleNamespace(abort=lambda **_: None, trace_req_finish=lambda: None)
     manager.update_status(room, KVPoll.Bootstrapping)
+    manager.rooms.claim(room)
     return sender
 
 

@@ -19,6 +19,12 @@ from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, Trans
 logger = logging.getLogger("banyan")
 
 STAGING_TAGS = (b"WATERMARK", b"STAGING_RSP")
+MAX_FRAMES = 64
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_NAME = 256
+MAX_PEERS = 1024
+"""Ranks of decode servers that a rank hears of; and those of one request."""
+
 REGISTRATION = b"None"
 """In the place of a room's number: a decode server tells where its pool lies."""
 
@@ -31,14 +37,30 @@ def is_foreign(message: Sequence[bytes], *, stages: bool) -> bool:
     if tag == ABORT_TAG:
         # SGLang reads these with care.
         return False
-    if tag != GUARD or not rest:
+    if tag != GUARD or not rest or len(rest) > MAX_FRAMES or sum(map(len, rest)) > MAX_MESSAGE_BYTES:
         return True
     try:
         # SGLang's own reading of it, which raises where a part is missing or is not what it should be.
-        (KVArgsRegisterInfo if rest[0] == REGISTRATION else TransferInfo).from_zmq(list(rest))
-    except (ValueError, IndexError, KeyError, struct.error):
+        said = (KVArgsRegisterInfo if rest[0] == REGISTRATION else TransferInfo).from_zmq(list(rest))
+    except (ValueError, IndexError, KeyError, struct.error, ArithmeticError, MemoryError):
         return True
-    return False
+    return not _is_likely(said)
+
+
+def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
+    """Whether its numbers are those of a decode server."""
+    if len(said.agent_name) > MAX_NAME or len(said.endpoint) > MAX_NAME or not 0 < said.dst_port < 65536:
+        return False
+    if isinstance(said, TransferInfo):
+        return 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
+    return 0 < said.decode_tp_size <= MAX_PEERS and 0 <= said.decode_tp_rank < said.decode_tp_size
+
+
+def room_of(message: Sequence[bytes]) -> int | None:
+    """The room that a message which is not foreign asks for; None for one that asks for none."""
+    if message[0] != GUARD or message[1] == REGISTRATION:
+        return None
+    return int(message[1])
 
 
 class ScreenedSocket:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from banyan.disagg import Advance, Pace, layers_of_regions
+from banyan.disagg import Advance, AskedRooms, Pace, layers_of_regions
 from banyan.sglang_plugin.rank import report
 
 Pages = npt.NDArray[np.int32]
@@ -69,6 +69,7 @@ class LayerwiseSender:
 
     def prepare_advances(self) -> None:
         """To be called before SGLang's own construction, which starts the senders' threads."""
+        self.rooms = AskedRooms(time.monotonic)
         self._at = threading.local()
         self._advances: dict[int, list[PagesInAdvance]] = {}
         self._layer_of_region: npt.NDArray[np.int64] | None = None
@@ -91,7 +92,8 @@ class LayerwiseSender:
 
     def begin_advance(self, room: int, pages: Pages, first: int) -> PagesInAdvance | None:
         """Make ready to send ``pages``, which a forward is about to complete; None where that is not possible."""
-        if self._layer_of_region is None or not self._goes_page_by_page(room):
+        # One that was given up since its batch was chosen would be forgotten by nobody.
+        if self._layer_of_region is None or not self.rooms.is_claimed(room) or not self._goes_page_by_page(room):
             return None
         num_layers = int(self._layer_of_region.max()) + 1
         layer_bytes = len(pages) * sum(self.kv_args.kv_item_lens) // num_layers  # type: ignore[attr-defined]

@@ -16,9 +16,8 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import zmq
@@ -27,7 +26,7 @@ from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver, N
 
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import report
-from banyan.sglang_plugin.rank.disagg.control_port import ScreenedSocket, is_foreign
+from banyan.sglang_plugin.rank.disagg.control_port import MAX_PEERS, ScreenedSocket, is_foreign, room_of
 from banyan.sglang_plugin.rank.disagg.layerwise import LayerwiseSender
 from banyan.sglang_plugin.rank.disagg.sealed import receiver_context, sealing_what_listens
 from banyan.sglang_plugin.rank.disagg.taking_back import TakingReceiver
@@ -72,6 +71,8 @@ def rank_to_name(manager: Any) -> int:
 class BanyanNixl(LayerwiseSender, NixlKVManager):
     """States of a room given up: told at once, or remembered until its decode server asks -> told."""
 
+    _has_refused = False
+
     def __init__(self, args: Any, *more: Any, **named: Any) -> None:
         # The threads start in here.
         self.prepare_advances()
@@ -93,13 +94,39 @@ class BanyanNixl(LayerwiseSender, NixlKVManager):
         return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)
 
     def _start_bootstrap_thread(self) -> None:
-        self.server_socket = ScreenedSocket(
-            self.server_socket, partial(is_foreign, stages=self.enable_staging), report.foreign
-        )
+        self.server_socket = ScreenedSocket(self.server_socket, self._is_foreign, report.foreign)
         super()._start_bootstrap_thread()
+
+    def _is_foreign(self, message: Sequence[bytes]) -> bool:
+        """Whether SGLang is not to see it. The thread of the control port."""
+        if is_foreign(message, stages=self.enable_staging):
+            return True
+        room = room_of(message)
+        if room is not None:
+            if len(self.transfer_infos.get(room, ())) >= MAX_PEERS:
+                return True
+            for forgotten in self.rooms.asked(room):
+                self._forget_room(forgotten)
+        return False
+
+    def _forget_room(self, room: int) -> None:
+        """No request has come to it."""
+        for table in (self.request_status, self.transfer_infos, self.req_to_decode_prefix_len, self.failure_records):
+            table.pop(room, None)
 
     def _add_remote_peer(self, decode_kv_args: Any) -> None:
         """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
+        is_new = decode_kv_args.agent_name not in self.decode_kv_args_table
+        if is_new and len(self.decode_kv_args_table) >= MAX_PEERS:
+            if not self._has_refused:
+                self._has_refused = True
+                logger.error(
+                    "banyan: %d ranks of decode servers have said where their pools lie: the one at %s is not taken "
+                    "in, nor are later ones. Restart this server; without --banyan-secret-file anybody can say so",
+                    MAX_PEERS,
+                    decode_kv_args.endpoint,
+                )
+            return
         try:
             super()._add_remote_peer(decode_kv_args)
         except Exception:
@@ -142,13 +169,19 @@ class BanyanKVSender(NixlKVSender):
 
     advanced_tokens = 0
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.kv_mgr.rooms.claim(self.bootstrap_room)
+
     def clear(self) -> None:
         super().clear()
+        self.kv_mgr.rooms.release(self.bootstrap_room)
         self.kv_mgr.forget_advances(self.bootstrap_room)
 
     def abort(self) -> None:
         has_sent = KVPoll.Success in (self.conclude_state, self.kv_mgr.request_status.get(self.bootstrap_room))
         super().abort()
+        self.kv_mgr.rooms.release(self.bootstrap_room)
         self.kv_mgr.forget_advances(self.bootstrap_room)
         if not has_sent:
             self.kv_mgr.give_up(self.bootstrap_room)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of somebody else, as values. msgspec says in three ways that it cannot read them; here it is one.
+
+Besides `DecodeError` it raises UnicodeDecodeError for text that is none, and RecursionError for what is too deep.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Decoder(Protocol[T_co]):
+    """One of msgspec's."""
+
+    def decode(self, payload: bytes, /) -> T_co: ...
+
+
+_json = msgspec.json.Decoder()
+
+
+def decoded(decoder: _Decoder[T_co], payload: bytes) -> T_co:
+    """
+    Raises:
+        msgspec.DecodeError: for anything that ``decoder`` cannot read.
+    """
+    try:
+        return decoder.decode(payload)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def json_of(body: bytes) -> Any:
+    """
+    Raises:
+        msgspec.DecodeError: for anything that is no JSON, or too deep to be read.
+    """
+    return decoded(_json, body)

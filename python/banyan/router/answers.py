@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the router answers by itself, to its clients and to who looks after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from banyan.router.blocks import ARENA, STORE
+from banyan.router.fleet import Server
+from banyan.router.verdict import error_body
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
+    """The result of ``work``, or None when the client went away first: then it is cancelled."""
+    answer = asyncio.ensure_future(work)
+    # The body has been read, so that the next message can only be that the client has gone.
+    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await answer if answer.done() else None
+    finally:
+        answer.cancel()
+        gone.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+def error(message: str, kind: str, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(error_body(message, kind, status), status, headers, "application/json")
+
+
+def forbidden() -> Response:
+    return error("/router answers this machine only, under its address or localhost", "forbidden", 403)
+
+
+async def refused(request: Request, why: Exception) -> Response:
+    """What Starlette refuses by itself, in the form that clients of servers read."""
+    assert isinstance(why, HTTPException)
+    kind = {404: "not_found", 405: "method_not_allowed"}.get(why.status_code, "invalid_request")
+    message = f"{why.detail}: {request.method} {request.url.path}"
+    return error(message, kind, why.status_code, dict(why.headers or {}))
+
+
+async def failed(request: Request, why: Exception) -> Response:
+    """A fault of the router. Starlette raises the error again, so that it is in the log."""
+    return error("the router has failed: its log says how", "internal_error", 500)
+
+
+def state_of(server: Server) -> dict[str, Any]:
+    said = server.description
+    return {
+        "server": server.url,
+        "role": server.role.value,
+        "state": server.health.state.value,
+        "is_draining": server.is_draining,
+        "num_in_flight": len(server.in_flight),
+        "num_given_tokens": server.num_given_tokens,
+        "door": said.door if said is not None else "",
+        "lends_at": str(said.lends_at) if said is not None and said.lends_at is not None else "",
+        "borrows_from": [str(door) for door in said.borrows_from] if said is not None else [],
+        "num_targets": len(server.targets),
+        "known_blocks": [len(feed.blocks) for feed in server.feeds],
+        "known_arena_blocks": [feed.blocks.num_in(ARENA) for feed in server.feeds],
+        "known_stored_blocks": [feed.blocks.num_in(STORE) for feed in server.feeds],
+        "store": said.store if said is not None else "",
+        "last_error": server.health.last_error,
+    }

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients' connections, within bounds that uvicorn has none for: how many there are, and how long one may take to ask.
+
+A connection: asking (``HEADER_S`` at most, no matter how its bytes drip in) -> its request is under way -> asking ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+logger = logging.getLogger("banyan.router")
+
+HEADER_S = 20.0
+OWN_FILES = 128
+"""Descriptors that are not for requests: the process' own, and those of servers' events and probes."""
+
+FILES_PER_REQUEST = 2
+
+
+def most_connections() -> int:
+    """As many as there are descriptors for, when each has a request under way."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        soft = 1 << 20
+    return max(1, (soft - OWN_FILES) // FILES_PER_REQUEST)
+
+
+class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol for one connection."""
+
+    max_connections = most_connections()
+    header_s = HEADER_S
+    _timer: asyncio.TimerHandle | None = None
+    _has_warned = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            if not Bounded._has_warned:
+                Bounded._has_warned = True
+                logger.warning(
+                    "more than %d connections: the next ones are closed at once; raise the limit of open files "
+                    "(ulimit -n)",
+                    self.max_connections,
+                )
+            transport.abort()
+            return
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_for_request()
+
+    def _wait_for_request(self) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(self.header_s, self._give_up, self.cycle)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_up(self, cycle: Any) -> None:
+        # A request that has begun since has a cycle of its own.
+        if self.cycle is cycle and not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of Banyan's: each is started here, so that none ends unnoticed.
+
+Invariants
+  1. A thread that ends by a fault is named in the log with what it did, and counted. What it did ends with it:
+     ``ended`` lets go of whoever waits for it. The log says so once for each name, however often it happens.
+  2. A fault is whatever the thread raises, panics of native code included.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+logger = logging.getLogger("banyan")
+
+_lock = threading.Lock()
+_num_ended = 0
+_said: set[str] = set()
+
+
+def num_ended() -> int:
+    """Threads, and pieces of work of executors, that have ended by a fault since this process has started."""
+    return _num_ended
+
+
+def start_thread(
+    work: Callable[[], None], *, name: str, feature: str, ended: Callable[[], None] = lambda: None
+) -> threading.Thread:
+    """Start a daemon. ``feature``: what it does, for the log. ``ended`` is called on it when it has ended by a fault.
+
+    Raises:
+        RuntimeError: when the system has no thread left.
+    """
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - a panic of native code is one
+            notice(error, name=name, feature=feature, ended=ended)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def noticed(future: Future[Any], *, name: str, feature: str) -> None:
+    """Notice when the work of ``future``, at whose result nobody looks, ends by a fault."""
+
+    def look(done: Future[Any]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            notice(error, name=name, feature=feature)
+
+    future.add_done_callback(look)
+
+
+def notice(error: BaseException, *, name: str, feature: str, ended: Callable[[], None] = lambda: None) -> None:
+    """Something that was to go on has ended by ``error``."""
+    global _num_ended
+    with _lock:
+        _num_ended += 1
+        is_news = name not in _said
+        _said.add(name)
+    if is_news:
+        logger.error(
+            "banyan: the thread %s has ended by a fault, and with it %s (more are only counted: threads_ended in "
+            "/server_info)",
+            name,
+            feature,
+            exc_info=error,
+        )
+    try:
+        ended()
+    except Exception:
+        logger.exception("banyan: the end of the thread %s could not be told to who waits for it", name)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever clients and servers send: the router reads it or says that it cannot, and nothing else is raised.
+
+Longer: `pytest test/unit/router/test_fuzz.py --hypothesis-profile=long`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banyan.disagg.pairs import Meeting, address, has_broken
+from banyan.router import prompt
+from banyan.router.asked_prompt import Asked
+from banyan.router.blocks import MAX_MEDIA, RankBlocks
+from banyan.router.description import Description, read_loads
+from banyan.router.events import BlockRemoved, BlockStored, EventFeed, read_batch, read_number
+from banyan.router.load_feed import read_load
+from banyan.router.verdict import TooLong, WholeEvents
+from banyan.routing.hint import ReadHint, SourceHint
+
+NAMES = (
+    *("text", "input_ids", "prompt", "messages", "role", "content", "type", "tools", "stream", "image_data"),
+    *("input_embeds", "cache_salt", "extra_key", "lora_path", "session_id", "session_params", "id", "image_url"),
+    *prompt.RANK_FIELDS,
+)
+SAID = (
+    *("dp_size", "internal_states", "kv_events", "banyan", "door", "address", "most_read_tokens", "nodes", "asked"),
+    *("publisher", "endpoint_host", "endpoint_port_base", "replay_endpoint_port_base", "block_size", "topic", "store"),
+    *("disaggregation_mode", "disaggregation_bootstrap_port", "startup_time", "tells_store", "waits_for_errands"),
+    *("timestamp", "loads", "dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_tokens", "load_topic"),
+    *("max_total_num_tokens", "num_used_tokens", "num_waiting_uncached_tokens", "read_tokens_per_s"),
+)
+NUMBERS = st.integers() | st.floats() | st.sampled_from([2**31, 2**32, 2**63, 2**64, -1, 10**400])
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text() | st.sampled_from(["zmq", "text", "\ud800", "prefill", "a:1"])
+
+
+def objects(names):
+    """JSON whose fields have names that somebody reads."""
+    return st.recursive(
+        LEAVES,
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(names) | st.text(), inner),
+        max_leaves=20,
+    )
+
+
+def cut_and_changed(whole: bytes, at: int, piece: bytes) -> bytes:
+    at %= len(whole) + 1
+    return whole[:at] + piece + whole[at + len(piece) :]
+
+
+BODIES = st.binary() | st.builds(
+    cut_and_changed, objects(NAMES).map(lambda value: json.dumps(value).encode()), st.integers(0), st.binary(max_size=4)
+)
+
+
+@given(st.sampled_from(prompt.PATHS), BODIES, st.dictionaries(st.sampled_from(prompt.RANK_HEADERS), st.text()))
+def test_body_when_it_is_anything_then_it_is_placed_and_passed_on(path, body, headers):
+    read = prompt.read(path, body, headers)
+    asked = Asked(read, read.token_ids)
+    assert asked.num_tokens >= 0 and len(asked.pieces) * 256 <= len(read.row() or b"")
+    if read.token_ids is not None:
+        list(asked.ids(4))
+    if read.may_pin:
+        assert len(prompt.pin(body, 1)) > len(body)
+    address(body, Meeting("host", 1, 2))
+    has_broken(200, body, is_stream=True)
+
+
+@given(st.sampled_from(prompt.PATHS), st.dictionaries(st.sampled_from(NAMES), objects(NAMES)))
+def test_fields_when_they_hold_anything_then_they_are_placed(path, fields):
+    body = json.dumps(fields).encode()
+    read = prompt.read(path, body, {})
+    asked = Asked(read, read.token_ids)
+    assert asked.num_tokens >= 0 and isinstance(asked.pieces, list)
+    if read.tokenize is not None:
+        msgspec.json.encode(read.tokenize)
+    if read.token_ids is not None:
+        list(asked.ids(4))
+
+
+@given(st.text() | st.from_regex(r"[a-z.:\[\] ,0-9]{0,40}"))
+def test_header_when_it_is_anything_then_it_is_read_or_not_ours(value):
+    for kind in (ReadHint, SourceHint):
+        hint = kind.from_header(value)
+        assert hint is None or kind.from_header(hint.header()) == hint
+
+
+@given(st.dictionaries(st.sampled_from(SAID), objects(SAID)))
+def test_description_when_a_server_says_anything_then_it_is_read_or_refused(said):
+    said = json.loads(json.dumps(said))
+    try:
+        description = Description.read(said, "http://a:1")
+    except ValueError:
+        description = None
+    if description is not None:
+        assert len(description.sources) <= 4096 and 0 < description.num_ranks <= 4096
+    with contextlib.suppress(ValueError):
+        read_loads(said, 0.0)
+
+
+@given(st.binary() | objects(SAID).map(lambda value: json.dumps(value).encode()))
+def test_event_or_load_when_it_is_anything_then_it_is_read_or_refused(payload):
+    for read in (read_batch, lambda payload: read_load(payload, 0.0)):
+        with contextlib.suppress(msgspec.DecodeError):
+            read(payload)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 60),
+        st.sampled_from([BlockStored, BlockRemoved]),
+        st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
+        st.text(max_size=5) | st.none(),
+    )
+)
+
+
+@given(EVENTS)
+def test_feed_when_a_rank_tells_anything_then_it_keeps_no_more_than_it_may(events):
+    feed = EventFeed(RankBlocks(most_stored=8, most_blocks=16))
+    for ts, (seq, kind, ids, medium) in enumerate(events):
+        batch = read_batch(msgspec.msgpack.encode([float(ts), [kind(ids, medium)]]))
+        feed.first_missing(seq, batch)
+        feed.apply(seq, batch)
+    assert len(feed.blocks) <= 16 and len(feed.blocks._bits) <= MAX_MEDIA
+
+
+@given(st.binary(max_size=12))
+def test_number_of_a_batch_when_it_is_anything_then_it_is_one_of_eight_bytes_or_refused(number):
+    if len(number) == 8:
+        assert -(2**63) <= read_number(number) < 2**63
+    else:
+        with pytest.raises(ValueError):
+            read_number(number)
+
+
+@given(st.lists(st.binary(max_size=30) | st.sampled_from([b"\n", b"\r\n", b"data: x\n\n"])))
+def test_stream_when_it_is_cut_anywhere_then_all_is_passed_on_or_it_is_too_long(chunks):
+    events, passed = WholeEvents(max_bytes=100), b""
+    try:
+        for chunk in chunks:
+            passed += events.feed(chunk)
+            assert b"".join(chunks).startswith(passed)
+        assert passed + events.close() == b"".join(chunks)
+    except TooLong:
+        assert sum(map(len, chunks)) > 100

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients can do to a router that they should not be able to: slow bodies, deep ones, other people's pages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from test.unit.router.fake_server import FakeServer, Served, running, until
+
+from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.router import prompt
+from banyan.router.bodies import Bodies, Refused
+from banyan.router.connections import Bounded
+from banyan.router.upstream import Attempt, Lost
+from banyan.router.verdict import TooLong, WholeEvents
+
+DEEP = b'{"a":' * 3000 + b"1" + b"}" * 3000
+
+
+async def raw(port, request):
+    """What comes back on a connection that has sent ``request``, until the other end closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("body", [DEEP, b'{"text": "x", "y": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+def test_body_when_it_is_too_deep_to_read_then_it_is_the_servers_to_refuse_and_the_connection_goes_on(body):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].status = 400
+            for _ in range(2):
+                async with rig.client.post(f"{rig.served.url}/v1/chat/completions", data=body) as response:
+                    assert response.status == 400 and "says 400" in await response.text()
+            assert rig.servers[0].seen[0][0] == body
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/generate", 405), ("DELETE", "/health", 405)]
+)
+def test_request_when_the_router_has_no_such_endpoint_then_its_error_has_the_form_that_clients_read(
+    method, path, status
+):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            async with rig.client.request(method, rig.served.url + path) as response:
+                assert (response.status, response.content_type) == (status, "application/json")
+                error = (await response.json())["error"]
+            assert error["code"] == status and path in error["message"] and error["type"]
+
+    asyncio.run(scenario())
+
+
+def test_request_when_the_router_itself_fails_then_its_error_has_the_form_that_clients_read(monkeypatch):
+    def fail(*args):
+        raise ZeroDivisionError
+
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            monkeypatch.setattr(prompt, "read", fail)
+            status, headers, body = await rig.ask(text="hi")
+            assert (status, headers["content-type"]) == (500, "application/json")
+            assert json.loads(body)["error"]["type"] == "internal_error"
+
+    asyncio.run(scenario())
+
+
+def test_body_when_it_does_not_come_then_408_and_the_connection_is_closed():
+    async def scenario():
+        async with running([FakeServer("a")], body_timeout_s=0.1) as rig:
+            head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+            answer = await raw(rig.served.port, head + b'{"text"')
+            assert answer.startswith(b"HTTP/1.1 408") and b"within 0.1 s" in answer
+            assert rig.num_seen() == [0]
+            assert b'banyan_router_refused_total{status="408"} 1.0' in (await rig.get("/metrics"))[1]
+
+    asyncio.run(scenario())
+
+
+def test_bodies_when_there_is_no_room_for_more_then_the_next_is_refused_until_one_has_gone():
+    async def parts(*given, then=None):
+        for part in given:
+            yield part
+        if then is not None:
+            await then.wait()
+
+    async def scenario():
+        bodies, rest = Bodies(max_body_bytes=100, max_bytes=150, timeout_s=5.0), asyncio.Event()
+
+        async def read(stream):
+            async with bodies.read(stream) as body:
+                return body
+
+        slow = asyncio.create_task(read(parts(b"x" * 90, then=rest)))
+        await until(lambda: bodies.num_bytes == 90)
+        with pytest.raises(Refused, match="--max-buffered-mib") as refused:
+            await read(parts(b"x" * 80))
+        assert refused.value.status == 503 and bodies.num_bytes == 90
+        with pytest.raises(Refused, match="more than 100 bytes"):
+            await read(parts(b"x" * 101))
+        rest.set()
+        assert await slow == b"x" * 90 and bodies.num_bytes == 0
+        assert await read(parts(b"x" * 80)) == b"x" * 80
+
+    asyncio.run(scenario())
+
+
+class _Few(Bounded):
+    max_connections = 2
+    header_s = 1.0
+
+
+@contextlib.asynccontextmanager
+async def bounded():
+    """A server of one page whose connections are bounded; its port."""
+    served = Served(Starlette(routes=[Route("/", lambda request: JSONResponse("here"))]))
+    served.config = uvicorn.Config(served.app, log_level="error", http=_Few, timeout_keep_alive=60)
+    async with asyncio.timeout(20):
+        await served.start()
+        try:
+            yield served.port
+        finally:
+            await served.stop()
+
+
+def test_connection_when_its_request_drips_in_then_it_is_closed():
+    async def scenario():
+        async with bounded() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            closed = asyncio.create_task(reader.read())
+            writer.write(b"GET / HTTP/1.1\r\nhost: ")
+            while not closed.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.05)
+            assert await closed == b""
+
+    asyncio.run(scenario())
+
+
+def test_connection_when_it_asks_in_time_then_it_is_kept_for_the_next_request():
+    async def scenario():
+        async with bounded() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(4):
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert b'"here"' in await reader.readuntil(b'"here"')
+                await asyncio.sleep(0.3)
+
+    asyncio.run(scenario())
+
+
+def test_connections_when_there_are_too_many_then_the_next_is_closed_and_the_others_go_on():
+    async def scenario():
+        async with bounded() as port:
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            with contextlib.suppress(ConnectionError):
+                assert await raw(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n") == b""
+            reader, writer = held[0]
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b'"here"' in await reader.readuntil(b'"here"')
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"host": "evil.example"},
+        {"x-forwarded-for": "10.0.0.9"},
+        {"forwarded": "for=10.0.0.9"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/router/drain", "/router/resume"])
+def test_drain_when_another_page_or_a_proxy_asks_for_it_then_it_is_refused(headers, path):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            url = f"{rig.served.url}{path}?server={rig.servers[0].url}"
+            async with rig.client.post(url, headers=headers) as response:
+                assert response.status == 403 and (await response.json())["error"]["type"] == "forbidden"
+            assert not rig.router.fleet.servers[0].is_draining
+            own = {"origin": rig.served.url}
+            async with rig.client.post(url.replace("resume", "drain"), headers=own) as response:
+                assert response.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_headers_when_a_client_says_what_only_a_router_says_then_they_are_dropped():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            said = {SOURCE_HEADER: "a:1", READ_HEADER: "a:1 0", "X-Banyan-Later": "1", PLAN_HEADER: "compute", "a": "b"}
+            url = f"{rig.served.url}/generate"
+            async with rig.client.post(url, json={"text": "hi"}, headers=said) as response:
+                assert response.status == 200
+            arrived = rig.servers[0].seen[0][1]
+            assert {name for name in arrived if name.startswith("x-banyan-")} == {PLAN_HEADER} and arrived["a"] == "b"
+
+    asyncio.run(scenario())
+
+
+def test_event_when_it_never_ends_then_the_attempt_is_lost_and_nothing_is_kept():
+    events = WholeEvents(max_bytes=1000)
+    assert events.feed(b"data: 1\n\n" + b"x" * 900) == b"data: 1\n\n"
+    with pytest.raises(TooLong):
+        events.feed(b"x" * 200)
+
+    async def scenario():
+        class Answer:
+            class content:
+                @staticmethod
+                async def readany():
+                    return b"x" * 600
+
+        attempt = Attempt(None, idle_timeout_s=1.0)
+        attempt._response, attempt._events = Answer, WholeEvents(max_bytes=1000)
+        with pytest.raises(Lost, match="more than 1000 bytes"):
+            await attempt.read()
+
+    asyncio.run(scenario())
+
+
+def test_prompts_when_many_come_at_once_then_so_many_questions_are_asked_and_all_are_answered(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr("banyan.router.tokens.MOST_ASKING", 2)
+        server = FakeServer("a", events=True)
+        async with running([server], tokenize_timeout_s=5.0) as rig:
+            server.tokenises.clear()
+            asked = [asyncio.create_task(rig.ask(text=f"hi {number}")) for number in range(6)]
+            await until(lambda: len(server.seen) == 4)
+            assert server.num_tokenising == 2
+            server.tokenises.set()
+            assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 6
+
+    asyncio.run(scenario())
+
+
+def test_prompt_when_it_would_only_be_refused_then_no_server_is_asked_for_its_tokens():
+    async def scenario():
+        server = FakeServer("a", events=True)
+        async with running([server], max_in_flight=1, max_waiting=1) as rig:
+            server.gate.clear()
+            held = [asyncio.create_task(rig.ask(text="hi")) for _ in range(2)]
+            await until(lambda: rig.router.forwarder.admission.num_waiting == 1)
+            before = server.num_tokenised
+            assert (await rig.ask(text="hi"))[0] == 429
+            assert server.num_tokenised == before
+            server.gate.set()
+            await asyncio.gather(*held)
+
+    asyncio.run(scenario())
+
+
+def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_larger_it_is_not(monkeypatch):
+    body = json.dumps({"input_ids": [7] * 1000, "session_id": "s"}).encode()
+    read = prompt.read(prompt.GENERATE, body, {})
+    assert len(read.token_ids) == 1000 and read.session == "s"
+    monkeypatch.setattr(prompt, "MOST_READ_BYTES", 1000)
+    unread = prompt.read(prompt.GENERATE, body, {prompt.ROUTING_KEY_HEADER: "r"})
+    assert unread.token_ids is None and unread.session == "r" and not unread.may_pin
+
+    async def scenario():
+        async with running([FakeServer("a"), FakeServer("b")]) as rig:
+            status, _, _ = await rig.ask(input_ids=[7] * 200_000)
+            assert status == 200
+
+    asyncio.run(scenario())
