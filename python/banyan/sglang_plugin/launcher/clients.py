@@ -40,6 +40,16 @@ def admit(obj: Any, manager: Any) -> None:
     Raises:
         BadRequest: naming the field.
     """
+    try:
+        _check(obj, manager)
+    except BadRequest:
+        # SGLang reads it when a stream is over, from a request that it has not seen for itself. Without it the
+        # connection breaks, under whoever uses it next.
+        obj.is_single = not isinstance(obj.rid, list)
+        raise
+
+
+def _check(obj: Any, manager: Any) -> None:
     if obj.input_ids and not _has_media(obj):
         _check_ids(obj.input_ids, manager.model_config.vocab_size)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
