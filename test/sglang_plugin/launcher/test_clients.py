@@ -98,6 +98,22 @@ def test_ids_when_the_model_does_not_have_one_then_the_request_is_refused(ids, k
         clients.admit(kind(input_ids=ids, sampling_params={}), MANAGER)
 
 
+@pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
+def test_prompt_when_it_has_no_tokens_then_the_request_is_refused(kind, monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    with pytest.raises(clients.BadRequest, match="no tokens"):
+        clients.before_validate_one_request(MANAGER, kind(text="", sampling_params={}), [])
+    clients.before_validate_one_request(MANAGER, kind(text="a", sampling_params={}), [5])
+
+
+def test_prompt_when_vectors_or_a_session_stand_for_its_tokens_then_it_goes_on(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    clients.before_validate_one_request(MANAGER, GenerateReqInput(input_embeds=[[0.0]]), None)
+    clients.before_validate_one_request(MANAGER, GenerateReqInput(input_ids=[], session_params={"id": "s"}), [])
+    with pytest.raises(clients.BadRequest):
+        clients.before_validate_one_request(MANAGER, GenerateReqInput(input_ids=[], session_params={}), [])
+
+
 def test_ids_when_an_image_goes_with_them_then_they_may_stand_for_it():
     clients.admit(GenerateReqInput(input_ids=[1, 5_000], image_data="image"), MANAGER)
 
