@@ -62,8 +62,10 @@ pressure: setup ## a model of hits when the working set exceeds the pools (minut
 loom: setup ## model-check the lease protocol
 	@$(PY) -m pytest test/native/test_loom.py -q
 
-fuzz: setup ## drive the directory against its model with fresh seeds
-	@$(PY) -m pytest test/property -q --hypothesis-seed=random
+fuzz: setup ## draw anew what every property test draws, then requests to a running server: make fuzz EXAMPLES=1000 FUZZ_SECONDS=300
+	@EXAMPLES=$(or $(EXAMPLES),1000) $(PY) -m pytest -q --hypothesis-profile=fuzz --hypothesis-seed=random --timeout=0 \
+	    $$(grep -rl '^from hypothesis' test/property test/native test/sglang_plugin test/unit --include='test_*.py')
+	@$(PY) -m benchmark.http_fuzz --seconds $(or $(FUZZ_SECONDS),300) $(ARGS)
 
 gpu-check: ## prove the GPU path on a machine with a CUDA GPU, in steps: make gpu-check [STEPS='tests bench']; results in build/gpu
 	@scripts/gpu_check.sh $(STEPS)

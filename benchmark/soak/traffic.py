@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from benchmark import drawn_requests
 from benchmark.modes.models import random_prompt
-from benchmark.soak import drawn
 from benchmark.soak.asking import Client, is_aborted
 from benchmark.soak.expected import GREEDY, NUM_TOKENS, Known, logprob_complaint
 
@@ -220,7 +220,7 @@ async def looking(client: Client) -> None:
 
 async def harmful(client: Client) -> None:
     """A body that is broken in some way, or says what only the server may say. Any status is right; none is not."""
-    request = drawn.request(client.rng, client.known[0].ids)
+    request = drawn_requests.request(client.rng, client.known[0].ids)
     try:
         async with client.http.post(client.url + request.path, data=request.body, headers=request.headers) as response:
             await response.read()
