@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare ranks
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare ranks soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -62,14 +62,19 @@ pressure: setup ## a model of hits when the working set exceeds the pools (minut
 loom: setup ## model-check the lease protocol
 	@$(PY) -m pytest test/native/test_loom.py -q
 
-fuzz: setup ## drive the directory against its model with fresh seeds
-	@$(PY) -m pytest test/property -q --hypothesis-seed=random
+fuzz: setup ## draw anew what every property test draws, then requests to a running server: make fuzz EXAMPLES=1000 FUZZ_SECONDS=300
+	@EXAMPLES=$(or $(EXAMPLES),1000) $(PY) -m pytest -q --hypothesis-profile=fuzz --hypothesis-seed=random --timeout=0 \
+	    $$(grep -rl '^from hypothesis' test/property test/native test/sglang_plugin test/unit --include='test_*.py')
+	@$(PY) -m benchmark.http_fuzz --seconds $(or $(FUZZ_SECONDS),300) $(ARGS)
 
 gpu-check: ## prove the GPU path on a machine with a CUDA GPU, in steps: make gpu-check [STEPS='tests bench']; results in build/gpu
 	@scripts/gpu_check.sh $(STEPS)
 
 crash: setup ## kill -9, power cuts and lying devices against the store: make crash SEEDS=1000, or SEED=n
 	@$(PY) scripts/crash.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
+
+soak: setup ## traffic of all kinds, faults and commands on a server that shares, tokens compared; leaves build/soak/report.html: make soak MINUTES=60
+	@$(PY) -m benchmark.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
 churn: setup ## two writers fill one store over and over; disk, files and memory stay within bounds: make churn SECONDS=240
 	@$(PY) scripts/churn.py --seconds $(or $(SECONDS),240)

@@ -162,6 +162,10 @@ class Server:
         """Seconds since the start."""
         return time.monotonic() - self._start_s
 
+    def pids(self) -> list[int]:
+        """Its living processes."""
+        return self._session.pids()
+
     def memory_bytes(self) -> int:
         """Memory of all its processes, shared pages counted once."""
         return self._session.memory_bytes()

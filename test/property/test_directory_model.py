@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from test.conftest import examples
 from test.property.directory_model import ModelPeers, ModelRoster, ModelShelf
 
 from banyan import _native as native
@@ -205,6 +206,6 @@ class DirectoryMachine(RuleBasedStateMachine):
 
 
 DirectoryMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, suppress_health_check=list(HealthCheck)
+    max_examples=examples(200), stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )
 TestDirectoryModel = DirectoryMachine.TestCase

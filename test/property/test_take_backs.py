@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test.conftest import examples
 
 from banyan.disagg import State, TakeBacks
 from banyan.telemetry import Counters
@@ -144,7 +145,7 @@ def play(scheduler: Scheduler, step: tuple) -> None:
         scheduler.take_backs.quiesce()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(steps)
 def test_requests_when_they_end_in_any_way_then_no_lease_page_or_promise_is_left(played):
     scheduler = Scheduler()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client says is checked, and what only this server may say goes no further."""
 
+import asyncio
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from banyan.planner import asked
 from banyan.routing import POLICIES, hint
@@ -96,8 +98,37 @@ def test_ids_when_the_model_does_not_have_one_then_the_request_is_refused(ids, k
         clients.admit(kind(input_ids=ids, sampling_params={}), MANAGER)
 
 
+@pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
+def test_prompt_when_it_has_no_tokens_then_the_request_is_refused(kind, monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    with pytest.raises(clients.BadRequest, match="no tokens"):
+        clients.before_validate_one_request(MANAGER, kind(text="", sampling_params={}), [])
+    clients.before_validate_one_request(MANAGER, kind(text="a", sampling_params={}), [5])
+
+
+def test_prompt_when_vectors_or_a_session_stand_for_its_tokens_then_it_goes_on(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    clients.before_validate_one_request(MANAGER, GenerateReqInput(input_embeds=[[0.0]]), None)
+    clients.before_validate_one_request(MANAGER, GenerateReqInput(input_ids=[], session_params={"id": "s"}), [])
+    with pytest.raises(clients.BadRequest):
+        clients.before_validate_one_request(MANAGER, GenerateReqInput(input_ids=[], session_params={}), [])
+
+
 def test_ids_when_an_image_goes_with_them_then_they_may_stand_for_it():
     clients.admit(GenerateReqInput(input_ids=[1, 5_000], image_data="image"), MANAGER)
+
+
+@pytest.mark.parametrize("rid", [None, "r", ["r", "s"]])
+def test_stream_when_its_request_is_refused_then_sglang_can_end_it(rid, monkeypatch):
+    obj = GenerateReqInput(input_ids=[VOCABULARY], sampling_params={}, stream=True, rid=rid)
+    with pytest.raises(clients.BadRequest):
+        clients.admit(obj, MANAGER)
+
+    async def at_once(delay_s):
+        pass
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    asyncio.run(TokenizerManager.create_abort_task(SimpleNamespace(rid_to_state={}), obj)())
 
 
 def test_refusal_when_raised_then_sglang_answers_400():

@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from test.conftest import examples
 from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
@@ -189,4 +190,4 @@ def test_allocator_when_called_in_any_order_then_no_page_is_twice_or_read(monkey
         clock.machine = type("Machine", (machine,), {"allocator_class": allocator, "need_sort": need_sort})()
         return clock.machine
 
-    run_state_machine_as_test(start, settings=settings(max_examples=60, stateful_step_count=40))
+    run_state_machine_as_test(start, settings=settings(max_examples=examples(60), stateful_step_count=40))

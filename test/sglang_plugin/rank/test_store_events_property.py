@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.utils import hash_str_to_int64
+from test.conftest import examples
 
 from banyan._native import SharedBytes, Store
 from banyan.router.blocks import STORE
@@ -79,7 +80,7 @@ class World:
         return {key for key in KEYS if self.store.lookup([key]).num_pages}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(steps, max_size=25))
 def test_routers_when_pages_come_and_go_then_they_believe_nothing_that_has_gone_and_learn_all_that_is_there(taken):
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:

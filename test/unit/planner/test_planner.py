@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test.conftest import examples
 
 from banyan.core import Outcome, Run, SourceKind
 from banyan.planner import (
@@ -192,7 +193,7 @@ def test_best_when_a_free_page_lies_behind_a_slow_run_then_the_cut_within_that_r
     assert 30 < pricing.best(one, pricing.recompute(one), min_pages=1).num_pages < 40
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(short_tails, st.floats(0.01, 300.0))
 def test_best_when_every_number_of_pages_is_tried_then_the_cut_is_within_a_tenth_of_the_best(one, per_token_us):
     pricing = Pricing(

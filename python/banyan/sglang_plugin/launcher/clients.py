@@ -5,7 +5,8 @@ Invariants
   1. Nothing that a client says is taken for this server's own word: actions of Banyan's types go no further, but for
      the two wishes that a client may have. (The ranks believe marked ones only: ``banyan.sglang_plugin.kv_hints``.)
   2. A wish is well formed, or its request is answered with status 400.
-  3. No token id that the model does not have goes further: SGLang passes it on, and it ends all ranks.
+  3. No token id that the model does not have, and no prompt without tokens, goes further: SGLang passes them on, and
+     they end all ranks.
 
 ``docs/security.md`` has the fields, their bounds, and what becomes of a bad value.
 """
@@ -20,6 +21,7 @@ from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_k
 from banyan import faults
 from banyan.planner import asked
 from banyan.routing import POLICIES, hint
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import adapters
 
 OWN_PREFIX = "banyan."
@@ -40,6 +42,29 @@ def admit(obj: Any, manager: Any) -> None:
     Raises:
         BadRequest: naming the field.
     """
+    try:
+        _check(obj, manager)
+    except BadRequest:
+        # SGLang reads it when a stream is over, from a request that it has not seen for itself. Without it the
+        # connection breaks, under whoever uses it next.
+        obj.is_single = not isinstance(obj.rid, list)
+        raise
+
+
+def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int] | None) -> None:
+    """Each prompt, when its tokens are known. A session may hold those of its next turn.
+
+    Raises:
+        BadRequest: for a prompt without tokens. In a forward by itself it ends the rank, and all others with it.
+    """
+    if runtime.config() is None or input_ids is None or len(input_ids):
+        return
+    session = getattr(obj, "session_params", None)
+    if not (isinstance(session, dict) and session.get("id")):
+        raise BadRequest("a prompt has no tokens")
+
+
+def _check(obj: Any, manager: Any) -> None:
     if obj.input_ids and not _has_media(obj):
         _check_ids(obj.input_ids, manager.model_config.vocab_size)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
