@@ -5,8 +5,9 @@ Invariants
   1. Nothing that a client says is taken for this server's own word: actions of Banyan's types go no further, but for
      the two wishes that a client may have. (The ranks believe marked ones only: ``banyan.sglang_plugin.kv_hints``.)
   2. A wish is well formed, or its request is answered with status 400.
-  3. No token id that the model does not have, and no prompt without tokens, goes further: SGLang passes them on, and
-     they end all ranks.
+  3. No token id that the model does not have, no prompt without tokens, and no list in place of one value goes further:
+     SGLang passes them on, and they end all ranks.
+  4. Nobody names an adapter by its id, which its pages are known by.
 
 ``docs/security.md`` has the fields, their bounds, and what becomes of a bad value.
 """
@@ -27,6 +28,12 @@ from banyan.sglang_plugin.launcher import adapters
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
 MAX_ELASTIC_TOKENS = 2**31
+ONE_FOR_A_PROMPT = (
+    *("sampling_params", "rid", "lora_path", "lora_id", "extra_key", "cache_salt", "return_logprob", "decode_tp_size"),
+    *("logprob_start_len", "top_logprobs_num", "return_sampling_mask", "custom_logit_processor"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
+)
+"""Fields that are lists for several prompts only."""
 
 
 class BadRequest(ValueError):
@@ -55,12 +62,16 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     """Each prompt, when its tokens are known. A session may hold those of its next turn.
 
     Raises:
-        BadRequest: for a prompt without tokens. In a forward by itself it ends the rank, and all others with it.
+        BadRequest: for a prompt without tokens, and for a list in place of what a prompt has once. SGLang passes both
+            on, and they end the rank, and all others with it.
     """
-    if runtime.config() is None or input_ids is None or len(input_ids):
+    if runtime.config() is None:
         return
+    for field in ONE_FOR_A_PROMPT:
+        if isinstance(getattr(obj, field, None), list):
+            raise BadRequest(f"{field}: a list, for one prompt")
     session = getattr(obj, "session_params", None)
-    if not (isinstance(session, dict) and session.get("id")):
+    if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
 
 
@@ -70,6 +81,9 @@ def _check(obj: Any, manager: Any) -> None:
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
     if names_adapter:
         raise BadRequest("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
+    if getattr(obj, "lora_id", None) is not None:
+        # SGLang enters it itself. It is a part of the keys of an adapter's pages.
+        raise BadRequest("lora_id: ask for an adapter with lora_path")
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
