@@ -126,6 +126,25 @@ def test_fields_when_sglang_takes_a_list_of_them_then_one_prompt_may_not_have_on
             clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: []}), [5])
 
 
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("top_logprobs_num", [-1, VOCABULARY + 1, 2**31], [0, VOCABULARY]),
+        ("token_ids_logprob", [[VOCABULARY], [1, -1]], [[0, VOCABULARY - 1], []]),
+        ("logprob_start_len", [-2, -(2**31)], [-1, 0, 7]),
+    ],
+)
+def test_logprobs_when_the_model_does_not_have_as_many_tokens_then_the_request_is_refused(
+    field, bad, good, monkeypatch
+):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    for value in bad:
+        with pytest.raises(clients.BadRequest, match=field):
+            clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: value}), [5])
+    for value in good:
+        clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: value}), [5])
+
+
 @pytest.mark.parametrize("lora_id", ["x", [], ["x"]])
 def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lora_id):
     with pytest.raises(clients.BadRequest, match="lora_path"):

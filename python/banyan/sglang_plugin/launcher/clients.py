@@ -62,17 +62,29 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     """Each prompt, when its tokens are known. A session may hold those of its next turn.
 
     Raises:
-        BadRequest: for a prompt without tokens, and for a list in place of what a prompt has once. SGLang passes both
-            on, and they end the rank, and all others with it.
+        BadRequest: for a prompt without tokens, for a list in place of what a prompt has once, and for log
+            probabilities of more tokens than there are. SGLang passes all of them on, and they end the rank, and all
+            others with it.
     """
     if runtime.config() is None:
         return
     for field in ONE_FOR_A_PROMPT:
         if isinstance(getattr(obj, field, None), list):
             raise BadRequest(f"{field}: a list, for one prompt")
+    _check_logprobs(obj, manager.model_config.vocab_size)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
+
+
+def _check_logprobs(obj: Any, vocab_size: int) -> None:
+    num_top, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
+    if num_top is not None and not 0 <= num_top <= vocab_size:
+        raise BadRequest(f"top_logprobs_num: {str(num_top)[:32]}, of the model's {vocab_size} tokens")
+    if start is not None and start < -1:
+        raise BadRequest(f"logprob_start_len: {str(start)[:32]} is neither a place in the prompt nor -1")
+    if getattr(obj, "token_ids_logprob", None):
+        _check_ids(obj.token_ids_logprob, vocab_size, "token_ids_logprob")
 
 
 def _check(obj: Any, manager: Any) -> None:
@@ -94,12 +106,12 @@ def _has_media(obj: Any) -> bool:
     return any(getattr(obj, field, None) is not None for field in ("image_data", "video_data", "audio_data"))
 
 
-def _check_ids(ids: Sequence[Any], vocab_size: int) -> None:
+def _check_ids(ids: Sequence[Any], vocab_size: int, field: str = "input_ids") -> None:
     """Of one prompt, or of several. What is no list of numbers SGLang refuses itself."""
     nested = [one for one in ids if isinstance(one, list)] if isinstance(ids[0], list) else []
     for one in nested:
         if one:
-            _check_ids(one, vocab_size)
+            _check_ids(one, vocab_size, field)
     if nested:
         return
     try:
@@ -109,7 +121,7 @@ def _check_ids(ids: Sequence[Any], vocab_size: int) -> None:
         return
     if not is_known:
         wrong = least if least < 0 else most
-        raise BadRequest(f"input_ids: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
+        raise BadRequest(f"{field}: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
 
 
 def _allowed(hints: Any) -> Any:
