@@ -29,7 +29,9 @@ class Client:
     def __init__(
         self, http: aiohttp.ClientSession, url: str, tally: Tally, known: Sequence[Known], rng: random.Random
     ) -> None:
-        self.http, self.url, self.tally, self.known, self.rng = http, url, tally, known, rng
+        self.http, self.url, self.tally, self.rng = http, url, tally, rng
+        self.known = [one for one in known if one.adapter is None]
+        self.adapted = [one for one in known if one.adapter is not None]
         self._since_s = time.monotonic()
 
     def at_s(self) -> float:

@@ -7,9 +7,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmark.modes import models
 from benchmark.processes import send
 from benchmark.soak import traffic
 from benchmark.soak.asking import Client
@@ -47,9 +48,11 @@ async def quiet_flush(grounds: Grounds) -> None:
 
 
 async def same_weights(grounds: Grounds) -> None:
-    """SGLang lets what runs come to its end first."""
+    """SGLang lets what runs come to its end first; but requests whose clients have gone still run, and a rank that has
+    one refuses the flush: 400, and the operator has to."""
     body = {"model_path": str(grounds.model), "flush_cache": True}
-    await grounds.client.post("weights", "/update_weights_from_disk", body)
+    if await grounds.client.post("weights", "/update_weights_from_disk", body, allowed=(200, 400)) is None:
+        await quiet_flush(grounds)
 
 
 async def abort_all(grounds: Grounds) -> None:
@@ -80,6 +83,18 @@ async def crowd(grounds: Grounds) -> None:
     await asyncio.gather(*(kind(grounds.client) for kind in kinds))
 
 
+async def another_adapter(grounds: Grounds) -> None:
+    """An adapter comes, is asked, and goes again."""
+    client, name = grounds.client, f"adapter {grounds.client.tally.disturbances['another_adapter']}"
+    path = str(models.ensure_adapter())
+    if await client.post("adapter", "/load_lora_adapter", {"lora_name": name, "lora_path": path}) is None:
+        return
+    for known in client.rng.sample(client.adapted, 5):
+        again = replace(known, adapter=name)
+        client.judge("adapter", again, await client.post("adapter", "/generate", traffic.asked(client, again)))
+    await client.post("adapter", "/unload_lora_adapter", {"lora_name": name})
+
+
 DISTURBANCES: dict[Disturbance, int] = {
     busy_flush: 4,
     quiet_flush: 2,
@@ -88,5 +103,6 @@ DISTURBANCES: dict[Disturbance, int] = {
     pause: 2,
     stop_a_rank: 3,
     crowd: 4,
+    another_adapter: 3,
 }
 """How often each is drawn, of the sum."""

@@ -37,6 +37,7 @@ class Known:
     tokens: tuple[int, ...]
     text: str
     input_logprobs: tuple[float | None, ...]
+    adapter: str | None = None
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -46,15 +47,15 @@ def prompts(seed: int) -> list[list[int]]:
     return [stem + random_prompt(drawn, drawn.randrange(*TAIL_TOKENS)) for stem in stems for _ in range(NUM_TAILS)]
 
 
-def learn(url: str, asked: Sequence[Sequence[int]]) -> list[Known]:
+def learn(url: str, asked: Sequence[Sequence[int]], adapter: str | None) -> list[Known]:
     """What the server at `url` says to each prompt, without those that it was in doubt about."""
-    answers = ((ids, post(f"{url}/generate", _body(ids))) for ids in asked)
-    return [known(ids, answer) for ids, answer in answers if margin(answer["meta_info"]) > MIN_MARGIN]
+    answers = ((ids, post(f"{url}/generate", _body(ids, adapter))) for ids in asked)
+    return [known(ids, answer, adapter) for ids, answer in answers if margin(answer["meta_info"]) > MIN_MARGIN]
 
 
-def known(ids: Sequence[int], answer: Mapping[str, Any]) -> Known:
+def known(ids: Sequence[int], answer: Mapping[str, Any], adapter: str | None) -> Known:
     told = answer["meta_info"]["input_token_logprobs"]
-    return Known(tuple(ids), tuple(answer["output_ids"]), answer["text"], tuple(one[0] for one in told))
+    return Known(tuple(ids), tuple(answer["output_ids"]), answer["text"], tuple(one[0] for one in told), adapter)
 
 
 def margin(meta: Mapping[str, Any]) -> float:
@@ -81,6 +82,6 @@ def logprob_complaint(known: Known, start: int, told: Sequence[Sequence[Any]]) -
     return f"log probabilities of the prompt differ by {widest:.5f}" if widest > MAX_APART else ""
 
 
-def _body(ids: Sequence[int]) -> dict[str, Any]:
+def _body(ids: Sequence[int], adapter: str | None) -> dict[str, Any]:
     logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-    return {"input_ids": list(ids), "sampling_params": dict(GREEDY), **logprobs}
+    return {"input_ids": list(ids), "sampling_params": dict(GREEDY), "lora_path": adapter, **logprobs}

@@ -21,7 +21,7 @@ from benchmark.servers import Server
 from benchmark.soak import samples, traffic, verdict
 from benchmark.soak.asking import Client
 from benchmark.soak.disturbances import DISTURBANCES, FLUSH_TIMEOUT_S, SCHEDULER, Grounds
-from benchmark.soak.expected import GREEDY, Known
+from benchmark.soak.expected import Known
 from benchmark.soak.rig import store_folder
 from benchmark.soak.samples import Sample
 from benchmark.soak.tally import Tally
@@ -126,6 +126,6 @@ class Soak:
         self.left_over += verdict.unreturned((await self._sample(client)).ranks)
         for rank in (0, 1):
             for known in self._known:
-                body = {"input_ids": list(known.ids), "sampling_params": dict(GREEDY), "routed_dp_rank": rank}
+                body = {**traffic.asked(client, known), "routed_dp_rank": rank}
                 client.judge("last", known, await client.post("last", "/generate", body))
         await self._sample(client)

@@ -30,6 +30,8 @@ Kind = Callable[[Client], Awaitable[None]]
 def asked(client: Client, known: Known, **fields: Any) -> dict[str, Any]:
     """A greedy request for a known prompt: half of them at a rank of their own choice, some with a wish."""
     body: dict[str, Any] = {"input_ids": list(known.ids), "sampling_params": dict(GREEDY)}
+    if known.adapter is not None:
+        body["lora_path"] = known.adapter
     if client.rng.random() < 0.5:
         body["routed_dp_rank"] = client.rng.randrange(NUM_RANKS)
     if client.rng.random() < 0.3:
@@ -64,6 +66,12 @@ async def salted(client: Client) -> None:
     known = client.rng.choice(client.known)
     fields = {client.rng.choice(["cache_salt", "extra_key"]): f"tenant {client.rng.randrange(4)}"}
     client.judge("salted", known, await client.post("salted", "/generate", asked(client, known, **fields)))
+
+
+async def adapted(client: Client) -> None:
+    """A prompt with an adapter: most are known without, too, and have other tokens."""
+    known = client.rng.choice(client.adapted)
+    client.judge("adapted", known, await client.post("adapted", "/generate", asked(client, known)))
 
 
 async def fresh(client: Client) -> None:
@@ -235,6 +243,7 @@ KINDS: dict[Kind, int] = {
     plain: 24,
     streamed: 12,
     salted: 4,
+    adapted: 6,
     fresh: 14,
     large: 1,
     closed: 6,

@@ -2,6 +2,8 @@
 """What a client says is checked, and what only this server may say goes no further."""
 
 import asyncio
+import dataclasses
+import re
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -104,6 +106,49 @@ def test_prompt_when_it_has_no_tokens_then_the_request_is_refused(kind, monkeypa
     with pytest.raises(clients.BadRequest, match="no tokens"):
         clients.before_validate_one_request(MANAGER, kind(text="", sampling_params={}), [])
     clients.before_validate_one_request(MANAGER, kind(text="a", sampling_params={}), [5])
+
+
+def test_fields_when_sglang_takes_a_list_of_them_then_one_prompt_may_not_have_one(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    kinds = {one.name: str(one.type) for one in dataclasses.fields(GenerateReqInput)}
+    listed = {name for name, kind in kinds.items() if re.search(r"Union\[List\[(Optional\[)?(str|int|bool|Dict)", kind)}
+    others = {
+        "text",
+        "mm_hashes",
+        "mm_content_hashes",
+        "multi_item_delimiter_indices",
+        "token_indices_to_pool",
+        "token_ids_logprob",
+    }
+    assert listed - others <= set(clients.ONE_FOR_A_PROMPT)
+    for field in clients.ONE_FOR_A_PROMPT:
+        with pytest.raises(clients.BadRequest, match=f"{field}: a list"):
+            clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: []}), [5])
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("top_logprobs_num", [-1, VOCABULARY + 1, 2**31], [0, VOCABULARY]),
+        ("token_ids_logprob", [[VOCABULARY], [1, -1]], [[0, VOCABULARY - 1], []]),
+        ("logprob_start_len", [-2, -(2**31)], [-1, 0, 7]),
+    ],
+)
+def test_logprobs_when_the_model_does_not_have_as_many_tokens_then_the_request_is_refused(
+    field, bad, good, monkeypatch
+):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    for value in bad:
+        with pytest.raises(clients.BadRequest, match=field):
+            clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: value}), [5])
+    for value in good:
+        clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: value}), [5])
+
+
+@pytest.mark.parametrize("lora_id", ["x", [], ["x"]])
+def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lora_id):
+    with pytest.raises(clients.BadRequest, match="lora_path"):
+        admitted(lora_id=lora_id)
 
 
 def test_prompt_when_vectors_or_a_session_stand_for_its_tokens_then_it_goes_on(monkeypatch):

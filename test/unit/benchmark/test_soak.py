@@ -129,7 +129,7 @@ def test_prompt_when_a_server_was_in_doubt_about_it_then_its_margin_is_narrow():
     sure, unsure = [[-0.1, 1], [-3.0, 2]], [[-1.0, 1], [-1.0 - MIN_MARGIN / 2, 2]]
     assert margin({"output_top_logprobs": [sure, unsure]}) < MIN_MARGIN < margin({"output_top_logprobs": [sure]})
     told = {"output_ids": [1, 2, 3], "text": "abc", "meta_info": {"input_token_logprobs": [[None, 5], [-1.0, 6]]}}
-    assert known([5, 6], told) == Known((5, 6), (1, 2, 3), "abc", (None, -1.0))
+    assert known([5, 6], told, None) == Known((5, 6), (1, 2, 3), "abc", (None, -1.0))
 
 
 def test_prompts_when_made_then_they_share_beginnings_and_the_seed_decides():

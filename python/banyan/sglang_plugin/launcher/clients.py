@@ -5,8 +5,9 @@ Invariants
   1. Nothing that a client says is taken for this server's own word: actions of Banyan's types go no further, but for
      the two wishes that a client may have. (The ranks believe marked ones only: ``banyan.sglang_plugin.kv_hints``.)
   2. A wish is well formed, or its request is answered with status 400.
-  3. No token id that the model does not have, and no prompt without tokens, goes further: SGLang passes them on, and
-     they end all ranks.
+  3. No token id that the model does not have, no prompt without tokens, and no list in place of one value goes further:
+     SGLang passes them on, and they end all ranks.
+  4. Nobody names an adapter by its id, which its pages are known by.
 
 ``docs/security.md`` has the fields, their bounds, and what becomes of a bad value.
 """
@@ -27,6 +28,12 @@ from banyan.sglang_plugin.launcher import adapters
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
 MAX_ELASTIC_TOKENS = 2**31
+ONE_FOR_A_PROMPT = (
+    *("sampling_params", "rid", "lora_path", "lora_id", "extra_key", "cache_salt", "return_logprob", "decode_tp_size"),
+    *("logprob_start_len", "top_logprobs_num", "return_sampling_mask", "custom_logit_processor"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
+)
+"""Fields that are lists for several prompts only."""
 
 
 class BadRequest(ValueError):
@@ -55,13 +62,29 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     """Each prompt, when its tokens are known. A session may hold those of its next turn.
 
     Raises:
-        BadRequest: for a prompt without tokens. In a forward by itself it ends the rank, and all others with it.
+        BadRequest: for a prompt without tokens, for a list in place of what a prompt has once, and for log
+            probabilities of more tokens than there are. SGLang passes all of them on, and they end the rank, and all
+            others with it.
     """
-    if runtime.config() is None or input_ids is None or len(input_ids):
+    if runtime.config() is None:
         return
+    for field in ONE_FOR_A_PROMPT:
+        if isinstance(getattr(obj, field, None), list):
+            raise BadRequest(f"{field}: a list, for one prompt")
+    _check_logprobs(obj, manager.model_config.vocab_size)
     session = getattr(obj, "session_params", None)
-    if not (isinstance(session, dict) and session.get("id")):
+    if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
+
+
+def _check_logprobs(obj: Any, vocab_size: int) -> None:
+    num_top, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
+    if num_top is not None and not 0 <= num_top <= vocab_size:
+        raise BadRequest(f"top_logprobs_num: {str(num_top)[:32]}, of the model's {vocab_size} tokens")
+    if start is not None and start < -1:
+        raise BadRequest(f"logprob_start_len: {str(start)[:32]} is neither a place in the prompt nor -1")
+    if getattr(obj, "token_ids_logprob", None):
+        _check_ids(obj.token_ids_logprob, vocab_size, "token_ids_logprob")
 
 
 def _check(obj: Any, manager: Any) -> None:
@@ -70,6 +93,9 @@ def _check(obj: Any, manager: Any) -> None:
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
     if names_adapter:
         raise BadRequest("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
+    if getattr(obj, "lora_id", None) is not None:
+        # SGLang enters it itself. It is a part of the keys of an adapter's pages.
+        raise BadRequest("lora_id: ask for an adapter with lora_path")
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
@@ -80,12 +106,12 @@ def _has_media(obj: Any) -> bool:
     return any(getattr(obj, field, None) is not None for field in ("image_data", "video_data", "audio_data"))
 
 
-def _check_ids(ids: Sequence[Any], vocab_size: int) -> None:
+def _check_ids(ids: Sequence[Any], vocab_size: int, field: str = "input_ids") -> None:
     """Of one prompt, or of several. What is no list of numbers SGLang refuses itself."""
     nested = [one for one in ids if isinstance(one, list)] if isinstance(ids[0], list) else []
     for one in nested:
         if one:
-            _check_ids(one, vocab_size)
+            _check_ids(one, vocab_size, field)
     if nested:
         return
     try:
@@ -95,7 +121,7 @@ def _check_ids(ids: Sequence[Any], vocab_size: int) -> None:
         return
     if not is_known:
         wrong = least if least < 0 else most
-        raise BadRequest(f"input_ids: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
+        raise BadRequest(f"{field}: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
 
 
 def _allowed(hints: Any) -> Any:
