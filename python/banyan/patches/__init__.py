@@ -96,9 +96,12 @@ def load_queue(folder: Path | None = None) -> list[Patch]:
     """All patches, in the order of their file names.
 
     Raises:
-        ValueError: for a file that is not a patch.
+        ValueError: for a file that is not a patch, or that lies in no feature's folder.
     """
     folder = folder or Path(__file__).parent
+    strays = [path.name for path in folder.glob("*.toml")]
+    if strays:
+        raise ValueError(f"no feature has {', '.join(strays)}: a patch lies in the folder of its feature")
     return [_read(path) for path in sorted(folder.glob("*/*.toml"), key=lambda path: path.name)]
 
 

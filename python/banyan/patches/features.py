@@ -108,6 +108,7 @@ FEATURES: tuple[Feature, ...] = (
             "--banyan-no-answer-details" if asked.config.shares and not asked.config.answer_details else ""
         ),
     ),
+    Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
     Feature(name="observe", instead="what it tells is missing", is_severable=True),
     Feature(
         name="cpu_engine",

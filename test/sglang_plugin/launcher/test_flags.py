@@ -177,7 +177,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     assert carried["needed"] == (["core"] if name == "cpu_engine" else ["core", "cpu_engine"])
     assert args.enable_unified_cache_external_linker
     (off,) = carried["off"]
-    assert off == (misfit(name).patch.name if name == "observe" else name)
+    assert off == (misfit(name).patch.name if name in ("guards", "observe") else name)
     assert not runtime.is_on(off) and os.environ[OFF_VARIABLE] == off
     lines = [line for line in capsys.readouterr().err.splitlines() if f"banyan: {off} is off" in line]
     assert len(lines) == 1 and f"install sglang=={SGLANG_VERSION}" in lines[0]

@@ -41,7 +41,7 @@ def unfit(name):
 def test_feature_when_one_of_its_patches_is_unfit_then_it_alone_is_off_and_a_line_names_it_and_the_patch(name):
     (off,) = features.switched_off([unfit(name)])
     assert off.feature.name == name
-    assert off.name == (unfit(name).patch.name if name == "observe" else name)
+    assert off.name == (unfit(name).patch.name if name in ("guards", "observe") else name)
     assert off.name in off.line and off.feature.instead in off.line and f"{name}/{unfit(name).patch.name}" in off.line
 
 

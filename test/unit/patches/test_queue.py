@@ -135,6 +135,12 @@ def test_load_queue_when_a_field_is_missing_then_the_file_is_named(tmp_path):
         patches.load_queue(tmp_path)
 
 
+def test_load_queue_when_a_patch_lies_in_no_folder_then_it_is_not_passed_over(tmp_path):
+    (tmp_path / "20-y.toml").write_text("")
+    with pytest.raises(ValueError, match=r"20-y\.toml: a patch lies in the folder"):
+        patches.load_queue(tmp_path)
+
+
 def test_load_queue_when_kind_and_hook_disagree_then_refused(tmp_path):
     (tmp_path / "core").mkdir()
     path = tmp_path / "core" / "30-z.toml"

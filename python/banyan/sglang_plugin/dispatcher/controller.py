@@ -37,7 +37,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     seams.verify("controller")
     controller.banyan_held = ()
     config = runtime.config()
-    if config is None or not config.shares or not config.prefix_hints:
+    if config is None or not config.looks_up or not runtime.is_on("placement"):
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
