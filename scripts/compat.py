@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another release of SGLang changes under Banyan: ``make compat SGLANG=x.y.z``.
+"""What another release of SGLang changes under Banyan, feature by feature: ``make compat SGLANG=x.y.z``.
 
-The release's wheel is fetched without what it depends on and read, not installed. Exit status: 0 when every patch fits,
-1 when some have changed, 2 when the release cannot be had.
+The release's wheel is fetched without what it depends on and read, not installed. For each feature one line says that
+it fits, or which hooks are to be read again, each beside the upstream change. Exit status: 0 when every patch fits, 1
+when some do not, 2 when the release cannot be had.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from banyan import SGLANG_VERSION, patches
+from banyan.patches.features import FEATURES
+from banyan.patches.source import text_of
 
 
 def fetch(release: str, folder: Path) -> Path:
@@ -31,30 +35,79 @@ def fetch(release: str, folder: Path) -> Path:
     return wheel
 
 
-def drift(wheel: Path, folder: Path, queue: list[patches.Patch]) -> list[str]:
-    """A line for each patch that does not fit the source in ``wheel``."""
+def unpack(wheel: Path, folder: Path) -> None:
+    """The sources of a wheel, into ``folder``."""
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(folder, [name for name in opened.namelist() if name.endswith(".py")])
-    return patches.changed(queue, folder)
+
+
+def report(
+    queue: Sequence[patches.Patch], misfits: Sequence[patches.Misfit], *, diff: Callable[[patches.Source], str]
+) -> list[str]:
+    """The lines to print of a release."""
+    lines = []
+    for feature in FEATURES:
+        own = [patch for patch in queue if patch.feature == feature.name]
+        found = [misfit for misfit in misfits if misfit.patch.feature == feature.name]
+        names = _names(found)
+        lines.append(f"{feature.name}: " + (f"{len(names)} of {len(own)} to read again" if names else "fits"))
+        for misfit in found:
+            lines += [f"  {misfit.patch.name}: {misfit.reason}", *_hook(misfit.patch), *_indented(diff(misfit.source))]
+    num_sources = sum(len(patch.sources) for patch in queue)
+    lines.append(
+        f"{len(queue) - len(_names(misfits))} of {len(queue)} patches of {SGLANG_VERSION} fit, "
+        f"{num_sources - len(misfits)} of {num_sources} sources"
+    )
+    return lines
+
+
+def diff_from(folder: Path) -> Callable[[patches.Source], str]:
+    """How a source of the release in ``folder`` differs from that of the installed one."""
+
+    def diff(source: patches.Source) -> str:
+        ours, theirs = text_of(source.target), text_of(source.target, folder=folder)
+        if not theirs:
+            # The reason says that it is gone.
+            return ""
+        found = difflib.unified_diff(
+            ours.splitlines(), theirs.splitlines(), SGLANG_VERSION, folder.name, lineterm="", n=3
+        )
+        return "\n".join(found)
+
+    return diff
+
+
+def _names(misfits: Iterable[patches.Misfit]) -> set[str]:
+    return {misfit.patch.name for misfit in misfits}
+
+
+def _hook(patch: patches.Patch) -> list[str]:
+    return [] if patch.hook is None else [f"    hook: {patch.hook}"]
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    | {line}" for line in text.splitlines()]
 
 
 def main(argv: list[str], *, fetched: Callable[[str, Path], Path] = fetch) -> int:
     parser = argparse.ArgumentParser(prog="make compat", description=__doc__)
     parser.add_argument("release", metavar="SGLANG")
-    release = parser.parse_args(argv).release
+    parser.add_argument("--no-diff", action="store_true", help="leave the upstream changes out")
+    asked = parser.parse_args(argv)
     queue = patches.load_queue()
-    with tempfile.TemporaryDirectory() as folder:
-        print(f"fetching sglang {release} ...", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / asked.release
+        folder.mkdir()
+        print(f"fetching sglang {asked.release} ...", flush=True)
         try:
-            wheel = fetched(release, Path(folder))
+            unpack(fetched(asked.release, folder), folder)
         except subprocess.CalledProcessError as error:
-            print(f"compat: sglang {release} cannot be had: {error.stderr.strip()[-500:]}", file=sys.stderr)
+            print(f"compat: sglang {asked.release} cannot be had: {error.stderr.strip()[-500:]}", file=sys.stderr)
             return 2
-        lines = drift(wheel, Path(folder), queue)
-    for line in lines:
-        print(line)
-    print(f"sglang {release}: {len(queue) - len(lines)} of {len(queue)} patches of {SGLANG_VERSION} fit")
-    return 1 if lines else 0
+        misfits = patches.changed(queue, folder)
+        lines = report(queue, misfits, diff=(lambda source: "") if asked.no_diff else diff_from(folder))
+    print("\n".join(lines))
+    return 1 if misfits else 0
 
 
 if __name__ == "__main__":

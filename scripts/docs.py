@@ -26,6 +26,7 @@ from benchmark.alternatives import documented
 
 ROOT = Path(__file__).parents[1]
 PARTS: dict[str, Callable[[], str]] = {
+    "features": index.feature_table,
     "knobs sharing": lambda: knobs.table(config.Config, config.SHARING),
     "knobs tiers": lambda: knobs.table(config.Config, config.TIERS),
     "knobs nodes": lambda: knobs.table(config.Config, config.NODES),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
 CONFIG_FLAG = "--banyan-config"
 FLAGS_VARIABLE = "BANYAN_FLAGS"
+OFF_VARIABLE = "BANYAN_FEATURES_OFF"
 CPU_ATTENTION_BACKEND = "banyan_cpu"
 CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
 """In the words of ONEDNN_MAX_CPU_ISA, oneDNN's own variable."""
@@ -511,6 +512,16 @@ def inherit(variables: Mapping[str, str]) -> None:
     """Give these to the processes that this one starts, unless the user has set them."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def tell_switched_off(names: Iterable[str]) -> None:
+    """Let the processes that this one starts know which features are off."""
+    os.environ[OFF_VARIABLE] = ",".join(sorted(names))
+
+
+def switched_off() -> list[str]:
+    """The features that the process which started this one has switched off."""
+    return [name for name in os.environ.get(OFF_VARIABLE, "").split(",") if name]
 
 
 def allowed_plugins() -> list[str] | None:

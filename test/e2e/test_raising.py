@@ -34,10 +34,9 @@ AT_START = {
 OTHER_MODES = {
     *("28-window-reserve", "32-state-filled", "32-window-filled", "36-prefill-forwards", "37-decode-completions"),
     *("37-decode-match", "55-embedding-forward", "63-gated-norm", "63-shared-gate", "63-track-decode"),
-    *("33-weights-from-distributed", "33-weights-from-ipc", "33-weights-from-tensor"),
-    *("33-weights-session-begin", "33-weights-session-end", "56-arena-events", "65-last-slot"),
+    *("56-arena-events", "65-last-slot"),
 }
-"""Of models and servers that this one is not, or of commands that come from a trainer's own processes."""
+"""Of models and servers that this one is not."""
 
 REACHED = [patch for patch in HOOKED if patch.name not in AT_START | OTHER_MODES]
 METHODS = (

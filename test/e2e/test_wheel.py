@@ -68,7 +68,7 @@ def test_wheel_when_it_is_opened_then_it_is_for_every_python_and_holds_the_packa
     assert {name.split("/")[0].split("-")[0] for name in names} == {"banyan"}
     assert [name for name in names if "_native" in name and name.endswith(".so")] == ["banyan/_native.abi3.so"]
     assert sum(name.startswith("banyan/patches/") and name.endswith(".toml") for name in names) == len(
-        list((ROOT / "python/banyan/patches").glob("*.toml"))
+        list((ROOT / "python/banyan/patches").glob("*/*.toml"))
     )
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from banyan.config import CPU_ISA_WITHOUT_AMX
+from banyan.config import CPU_ISA_WITHOUT_AMX, OFF_VARIABLE
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 # Read when torch first multiplies.
@@ -18,3 +18,12 @@ def one_server(monkeypatch):
     from banyan.sglang_plugin import runtime
 
     monkeypatch.setattr(runtime, "server_id", lambda: "this server")
+
+
+@pytest.fixture(autouse=True)
+def every_feature_on(monkeypatch):
+    """A feature that a test switches off is on again for the next one."""
+    from banyan.sglang_plugin import runtime
+
+    monkeypatch.setattr(runtime, "_features_off", set())
+    monkeypatch.setenv(OFF_VARIABLE, "")

@@ -1,34 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks in a process of their own, as in SGLang's children: applied there, and missed when one is not."""
+"""Hooks in a process of their own, as in SGLang's children: applied there, missed when one is not, and not there where
+their feature is off."""
 
 import json
+import os
 import subprocess
 import sys
 
+import pytest
+
+from banyan import config, patches
+
 CHILD = """
 import json
+import sys
+from types import SimpleNamespace
 import sglang.srt.managers.data_parallel_controller
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.plugins import load_plugins
 from banyan.sglang_plugin import runtime, seams
 
 runtime.is_main_process = lambda: False
+runtime.get_server_args = lambda: SimpleNamespace(_banyan={"needed": sys.argv[2:]})
 load_plugins()
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 for process in ("scheduler", "controller"):
     seams.verify(process)
-Scheduler._create_generation_req = Scheduler._create_generation_req.__wrapped__
+said = {"backend": "banyan_cpu" in ATTENTION_BACKENDS, "refused": ""}
+here = [patch for patch in seams._QUEUE if patch.kind in seams._HOOK_TYPES and "main" not in patch.processes]
+said["hooked"] = [patch.name for patch in here if all(seams._is_hooked(place.target) for place in patch.places)]
+method = {"core": (Scheduler, "_create_generation_req"), "victims": (UnifiedRadixCache, "insert")}.get(sys.argv[1])
+if method:
+    setattr(*method, getattr(*method).__wrapped__)
 try:
     seams.verify("scheduler")
 except seams.NoHooks as refusal:
-    print("REPORT", json.dumps({"backend": "banyan_cpu" in ATTENTION_BACKENDS, "refused": str(refusal)}))
+    said["refused"] = str(refusal)
+said["off"] = runtime.features_off()
+print("REPORT", json.dumps(said))
 """
 
 
-def test_verify_when_sglang_skipped_a_hook_then_it_is_named():
-    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=180)
-    reports = [line for line in child.stdout.splitlines() if line.startswith("REPORT")]
-    assert reports, child.stderr[-2000:]
-    report = json.loads(reports[0].removeprefix("REPORT"))
-    assert report["backend"]
+def child(*arguments, off=""):
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, config.OFF_VARIABLE: off},
+    )
+    reports = [line for line in run.stdout.splitlines() if line.startswith("REPORT")]
+    assert reports, run.stderr[-2000:]
+    return json.loads(reports[0].removeprefix("REPORT")), run.stderr
+
+
+def test_verify_when_sglang_skipped_a_hook_of_the_core_then_it_is_named():
+    report, _ = child("core")
+    assert report["backend"] and report["off"] == []
     assert "Scheduler._create_generation_req" in report["refused"]
+
+
+@pytest.mark.parametrize("needed", [[], ["core", "victims"]])
+def test_verify_when_sglang_skipped_another_hook_then_its_feature_is_off_unless_it_is_needed(needed):
+    report, said = child("victims", *needed)
+    assert bool(report["refused"]) is bool(needed)
+    assert report["off"] == ([] if needed else ["victims"])
+    assert ("victims is off (SGLang evicts by age" in said) is not bool(needed)
+
+
+def test_hooks_when_their_feature_is_off_in_the_main_process_then_they_are_not_registered():
+    off = {"victims", "cpu_engine", "51-server-info"}
+    report, _ = child("nothing", off=",".join(off))
+    queue = [patch for patch in patches.load_queue() if patch.kind in ("before", "after", "around")]
+    here = [patch for patch in queue if "main" not in patch.processes]
+    # Two features have a hook each on one place.
+    expected = {patch.name for patch in here if not {patch.feature, patch.name} & off} | {"63-state-tracking"}
+    assert set(report["hooked"]) == expected and not report["backend"]
+    assert report["off"] == sorted(off) and not report["refused"]

@@ -45,7 +45,7 @@ def user_files():
     yield from PACKAGE.rglob("*.py")
     for folder, pattern in (("benchmark", "*.py"), ("scripts", "*"), (".ci", "*")):
         yield from (path for path in (ROOT / folder).rglob(pattern) if path.is_file() and path.suffix != ".pyc")
-    yield from (PACKAGE / "patches").glob("*.toml")
+    yield from (PACKAGE / "patches").glob("*/*.toml")
     yield ROOT / "pyproject.toml"
     yield ROOT / "Makefile"
 

@@ -18,6 +18,7 @@ from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
 from banyan.cli.doctor_store import examine_store
 from banyan.cli.finding import Finding
+from banyan.patches.features import switched_off
 from banyan.store import StoreLocation
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 
@@ -72,11 +73,9 @@ def _versions() -> Finding:
 
 def _seams() -> Finding:
     queue = patches.load_queue()
-    changed = patches.changed(queue)
-    detail = f"{len(queue)} patches match the installed source" if not changed else "; ".join(changed)
-    return Finding(
-        "patch queue", not changed, detail, "reinstall sglang; with a changed source Banyan turns itself off"
-    )
+    off = switched_off(patches.changed(queue))
+    detail = "; ".join(one.line for one in off) or f"{len(queue)} patches match the installed source"
+    return Finding("patch queue", not off, detail, f"install sglang=={SGLANG_VERSION} as it was published")
 
 
 def _entry_point() -> Finding:

@@ -17,6 +17,7 @@ class ModelFacts:
     has_states: bool = False
     has_side_states: bool = False
     """Whether more than a state goes with a request, in the same slots."""
+    has_index_keys: bool = False
     has_pooled_index_keys: bool = False
     has_compressed_kv: bool = False
     has_sparse_kv: bool = False

@@ -2,6 +2,8 @@
 """What this process knows of Banyan: the configuration that travelled with SGLang's arguments, and how to refuse.
 
 States of a process: unknown (before SGLang publishes its arguments) -> off or on; on -> ``turn_off`` -> off, for good.
+States of a feature (``banyan.patches.features``) in a process: on -> off, for good; the main process decides before it
+starts the others, which hear of it before they register a hook.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, NoReturn
 
 from sglang.srt.runtime_context import get_device, get_server_args
 
+from banyan import config as environment
 from banyan import faults
 from banyan.config import Config
 from banyan.disagg import Role
@@ -65,6 +68,37 @@ def turn_off() -> None:
     """This process shares nothing: what it would share with could not be built."""
     global _is_off
     _is_off = True
+
+
+_features_off: set[str] = set()
+"""Features, and patches of features that are severable."""
+
+
+def is_on(*names: str) -> bool:
+    """Whether a feature is on in this process; or a patch of one, by the names of both."""
+    return _features_off.isdisjoint(names)
+
+
+def switch_off(*names: str) -> None:
+    """These are off from now on, in this process and in those that it starts."""
+    _features_off.update(names)
+    environment.tell_switched_off(_features_off)
+
+
+def heed_main() -> None:
+    """Switch off what the main process has. SGLang loads plugins before a process knows its arguments."""
+    _features_off.update(environment.switched_off())
+
+
+def features_off() -> list[str]:
+    """What is off in this process."""
+    return sorted(_features_off)
+
+
+def needed() -> list[str]:
+    """The features that this server cannot do without."""
+    carried = bookkeeping(get_server_args())
+    return [] if carried is None else carried["needed"]
 
 
 def role() -> Role:

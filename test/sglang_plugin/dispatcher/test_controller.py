@@ -335,6 +335,15 @@ def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(nod
     assert len(sent) == 1 and sent[0] in (0, 1)
 
 
+def test_dispatch_when_a_hook_of_placement_is_missing_in_this_process_then_sglang_dispatches(node, monkeypatch):
+    """Held requests are sent on by the loop: without it, none may be held."""
+    sent = []
+    runtime.switch_off("placement")
+    fake = dispatching(node[0], monkeypatch, sent)
+    fake.dispatching(request(range(64)))
+    assert sent == [None] and fake.banyan_held == ()
+
+
 def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
     sent = []
     fake = dispatching(node[0], monkeypatch, sent)

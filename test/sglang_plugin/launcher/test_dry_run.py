@@ -3,7 +3,7 @@
 
 import pytest
 
-from banyan.sglang_plugin import seams
+from banyan import patches
 from banyan.sglang_plugin.launcher.dry_run import examine
 from benchmark.modes import models
 
@@ -39,7 +39,9 @@ def test_dry_run_when_sglang_itself_fails_then_its_words(tmp_path):
     assert said["failed"] and not said["refused"]
 
 
-def test_dry_run_when_the_source_has_changed_then_it_would_be_off(model, monkeypatch):
-    monkeypatch.setattr(seams, "changed", lambda: ["patch x: y has changed"])
+@pytest.mark.parametrize("name", ["core", "victims"])
+def test_dry_run_when_the_source_has_changed_then_what_would_be_off(name, model, monkeypatch):
+    patch = next(patch for patch in patches.load_queue() if patch.feature == name)
+    monkeypatch.setattr(patches, "changed", lambda queue: [patches.Misfit(patch, patch.places[0], "y has changed")])
     said = examine([*BASE, *model])
-    assert said["is_off"] and "y has changed" in said["notes"][0]
+    assert said["is_off"] is (name == "core") and "y has changed" in said["notes"][0]

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the command line to SGLang's arguments, through SGLang's own plugin loader and parser."""
 
+import logging
 import os
 import pickle
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from banyan import _native
+from banyan import SGLANG_VERSION, _native, patches
+from banyan.config import OFF_VARIABLE
 from banyan.pacing import SlackTable
+from banyan.patches import features
 from banyan.planner import PrefillCost, Profile, profile
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import flags
@@ -138,13 +143,89 @@ def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
     assert "roster" not in runtime.bookkeeping(args)
 
 
-def test_start_when_an_upstream_source_has_changed_then_stock_with_a_reason(monkeypatch, capsys):
-    monkeypatch.setattr(seams, "changed", lambda: ["patch 20-kv-pool: x has changed"])
+def misfit(name):
+    """One patch of a feature, unfit."""
+    patch = next(patch for patch in seams._QUEUE if patch.feature == name)
+    return patches.Misfit(patch, patch.places[0], "it has changed")
+
+
+def make_unfit(monkeypatch, *names):
+    monkeypatch.setattr(patches, "changed", lambda queue: [misfit(name) for name in names])
+
+
+def test_start_when_the_source_of_a_core_patch_has_changed_then_stock_with_a_reason(monkeypatch, capsys):
+    queue = [replace(patch, fingerprint="0000") if patch.name == "20-kv-pool" else patch for patch in seams._QUEUE]
+    monkeypatch.setattr(seams, "_QUEUE", queue)
     args = prepare_server_args([*BASE, "--enable-banyan"])
     assert runtime.bookkeeping(args) is None
     assert not args.enable_unified_cache_external_linker
     # SGLang configures logging while it parses, so the line is on the real stderr.
-    assert "banyan: off" in (err := capsys.readouterr().err) and "20-kv-pool" in err
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "banyan: " in line]
+    assert "banyan: off" in line and "core/20-kv-pool" in line and "(0000 ->" in line
+
+
+@pytest.mark.parametrize("name", [feature.name for feature in features.FEATURES if feature.name != features.CORE])
+def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with_one_line_and_sharing_is_on(
+    name, monkeypatch, capsys
+):
+    make_unfit(monkeypatch, name)
+    told = Mock(wraps=flags.logger)
+    monkeypatch.setattr(flags, "logger", told)
+    args = prepare_server_args([*BASE, "--enable-banyan"])
+    carried = pickle.loads(pickle.dumps(runtime.bookkeeping(args)))
+    # Once the CPU engine's attention is chosen, the ranks cannot do without.
+    assert carried["needed"] == (["core"] if name == "cpu_engine" else ["core", "cpu_engine"])
+    assert args.enable_unified_cache_external_linker
+    (off,) = carried["off"]
+    assert off == (misfit(name).patch.name if name in ("guards", "observe") else name)
+    assert not runtime.is_on(off) and os.environ[OFF_VARIABLE] == off
+    lines = [line for line in capsys.readouterr().err.splitlines() if f"banyan: {off} is off" in line]
+    assert len(lines) == 1 and f"install sglang=={SGLANG_VERSION}" in lines[0]
+    # What this server has no use for is no warning.
+    is_unused = name in ("windows", "states", "index_keys", "drafts", "adapters", "pairs")
+    assert told.log.call_args.args[0] == (logging.INFO if is_unused else logging.WARNING)
+    assert carried["config"]["policy"] == ("sglang" if name == "placement" else "lmetric")
+    assert args.attention_backend == (None if name == "cpu_engine" else "banyan_cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("drafts", ["--speculative-algorithm", "NGRAM"]),
+        ("adapters", ["--enable-lora", "--lora-paths", "a=b"]),
+        ("pairs", [*PAIRED, "decode"]),
+        ("planner", ["--tp-size", "2", "--enable-dp-attention"]),
+        ("answers", ["--banyan-no-answer-details"]),
+        ("cpu_engine", ["--attention-backend", "banyan_cpu"]),
+    ],
+)
+def test_start_when_the_flags_need_a_feature_that_is_off_then_refused_by_name(name, asked, monkeypatch, capsys):
+    make_unfit(monkeypatch, name)
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan", *asked])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    flag = [word for word in asked if word.startswith("--")][-1]
+    assert f"needs Banyan's {name}" in line and line.startswith(f"banyan: refused: {flag}")
+
+
+def test_start_when_features_fit_again_then_the_processes_to_come_hear_of_none_that_is_off(monkeypatch):
+    monkeypatch.setenv(OFF_VARIABLE, "victims")
+    make_unfit(monkeypatch)
+    prepare_server_args([*BASE, "--enable-banyan"])
+    assert os.environ[OFF_VARIABLE] == ""
+
+
+def test_hook_when_its_feature_is_switched_off_then_it_passes_through():
+    (patch,) = [patch for patch in seams._QUEUE if patch.name == "52-openai-cached-tokens"]
+    hook = seams._while_on(patch, lambda result, details: ("ours", result))
+    assert hook("theirs", None) == ("ours", "theirs")
+    runtime.switch_off("answers")
+    assert hook("theirs", None) is None
+    (patch,) = [patch for patch in seams._QUEUE if patch.name == "12-kept-states"]
+    hook = seams._while_on(patch, lambda original: not original())
+    assert hook(lambda: False) is True
+    runtime.switch_off("cpu_engine")
+    assert hook(lambda: False) is False
 
 
 def saved_profile(folder):

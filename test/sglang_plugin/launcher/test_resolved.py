@@ -14,6 +14,7 @@ from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
+from banyan import patches
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.models import LLAMAS
 from banyan.sglang_plugin import seams
@@ -66,6 +67,18 @@ def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_w
 ):
     resolve(**changes)
     assert flags._roster.num_slots == num_slots
+
+
+def test_model_when_it_needs_a_feature_that_is_off_then_refused_by_name_and_another_one_starts(
+    resolve, capsys, monkeypatch
+):
+    patch = next(patch for patch in patches.load_queue() if patch.feature == "windows")
+    monkeypatch.setattr(patches, "changed", lambda queue: [patches.Misfit(patch, patch.places[0], "it has changed")])
+    resolve()
+    with pytest.raises(SystemExit):
+        resolve(sliding_window=32, **WINDOWS)
+    line = refusal(capsys)
+    assert "MellumForCausalLM keeps a sliding window: needs Banyan's windows" in line and "--banyan-share off" in line
 
 
 def test_model_when_it_has_windows_and_ranks_are_on_gpus_then_it_starts(resolve):

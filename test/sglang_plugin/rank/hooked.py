@@ -10,6 +10,6 @@ from banyan.sglang_plugin import seams
 def hooked(target, original):
     """``original`` in the place of the upstream function ``target``, wrapped as SGLang would wrap that."""
     for patch in patches.load_queue():
-        if patch.target == target and patch.hook is not None:
+        if patch.hook is not None and target in {place.target for place in patch.places}:
             original = _wrap_fn(original, seams._resolve(patch.hook), seams._HOOK_TYPES[patch.kind])
     return original

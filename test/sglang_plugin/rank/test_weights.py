@@ -5,8 +5,17 @@ The functions of SGLang are stood in for; the hooks on them are those of the pat
 """
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from sglang.srt.managers.io_struct import (
+    BeginWeightUpdateReqInput,
+    EndWeightUpdateReqInput,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
+    UpdateWeightsFromTensorReqInput,
+)
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, transfer
 from test.unit.directory.rig import keys
@@ -19,7 +28,15 @@ from banyan.sglang_plugin.rank import linker as module
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 DONE = SimpleNamespace(success=True, message="")
 FAILED = SimpleNamespace(success=False, message="half of it")
-LOADERS = [f"update_weights_from_{source}" for source in ("disk", "distributed", "tensor", "ipc")]
+COMMANDS = {
+    "update_weights_from_disk": UpdateWeightFromDiskReqInput,
+    "update_weights_from_distributed": UpdateWeightsFromDistributedReqInput,
+    "update_weights_from_tensor": UpdateWeightsFromTensorReqInput,
+    "update_weights_from_ipc": UpdateWeightsFromIPCReqInput,
+    "begin_weight_update": BeginWeightUpdateReqInput,
+    "end_weight_update": EndWeightUpdateReqInput,
+}
+LOADERS = [name for name in COMMANDS if name.startswith("update_weights")]
 
 
 @pytest.fixture
@@ -37,7 +54,7 @@ def call(monkeypatch):
         monkeypatch.setattr(module, "_installed", linker)
         flush = hooked(UPDATER + "flush_cache_after_weight_update", lambda *args: None)
         body = (lambda *args: (flush(None), result)[1]) if flushes else (lambda *args: result)
-        return hooked(UPDATER + method, body)(SimpleNamespace(), SimpleNamespace())
+        return hooked(UPDATER + method, body)(SimpleNamespace(), Mock(spec=COMMANDS[method]))
 
     return run
 
@@ -101,6 +118,14 @@ def test_weights_when_every_rank_takes_the_same_then_they_share_again(ranks, cal
         call(linker, loader, flushes=True)
     share(owner, pages, 1)
     assert finds(reader, 1)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_weights_when_a_loader_tells_nobody_that_it_has_succeeded_then_old_pages_meet_no_new_ones(ranks, call, loader):
+    (owner, _, pages), (reader, *_) = ranks
+    share(owner, pages, 1)
+    call(reader, loader)
+    assert not finds(reader, 1)
 
 
 def test_weights_when_they_change_under_a_request_then_its_pages_are_published_after_a_flush_only(ranks, call, caplog):

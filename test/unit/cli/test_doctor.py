@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan import SGLANG_VERSION, _native, config
+from banyan import SGLANG_VERSION, _native, config, patches
 from banyan.cli import doctor
 
 
@@ -36,10 +36,14 @@ def test_sglang_when_it_is_another_release_or_missing_then_which_one_to_install(
     assert finding.is_ok == (way_out is None) and (way_out or "") in finding.advice
 
 
-def test_patches_when_the_source_has_changed_then_which_and_the_way_out(monkeypatch):
-    monkeypatch.setattr(doctor.patches, "changed", lambda queue: ["Scheduler.x: changed"])
+@pytest.mark.parametrize(("feature", "said"), [("victims", "SGLang evicts by age"), ("core", "Banyan is off")])
+def test_patches_when_the_source_has_changed_then_what_is_off_and_the_way_out(monkeypatch, feature, said):
+    patch = next(patch for patch in patches.load_queue() if patch.feature == feature)
+    misfit = patches.Misfit(patch, patch.places[0], "it has changed")
+    monkeypatch.setattr(doctor.patches, "changed", lambda queue: [misfit])
     finding = doctor._seams()
-    assert not finding.is_ok and "Scheduler.x" in finding.detail and "reinstall sglang" in finding.advice
+    assert not finding.is_ok and patch.name in finding.detail and said in finding.detail
+    assert f"install sglang=={SGLANG_VERSION}" in finding.advice
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,20 @@
 """The patch queue against the SGLang that is installed. Nothing of SGLang is imported here."""
 
 import ast
+import functools
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from banyan import patches
-from banyan.patches import index
+from banyan.patches import features, index, source
 
 QUEUE = patches.load_queue()
 
 
-def fingerprint(source):
-    return patches.fingerprint(ast.parse(source))
+def fingerprint(text, watches="body"):
+    return source.fingerprint(ast.parse(text).body[0] if watches == "signature" else ast.parse(text), watches)
 
 
 @pytest.mark.parametrize("patch", QUEUE, ids=lambda patch: patch.name)
@@ -43,43 +44,117 @@ def test_fingerprint_when_python_splits_the_source_in_another_way_then_equal():
     assert fingerprint(source.replace(".2f", ".3f")) != fingerprint(source)
 
 
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ("def f(self, a: str, *, b=2):\n    return a\n", True),
+        ("@trace\ndef f(self, a, *, b=None): ...\n", True),
+        ("def f(self, c, *, b=1): ...\n", False),
+        ("def f(self, a, *, b): ...\n", False),
+        ("def f(self, a=0, *, b=1): ...\n", False),
+        ("def f(self, a, d, *, b=1): ...\n", False),
+        ("def f(self, a, *, b=1, **more): ...\n", False),
+        ("async def f(self, a, *, b=1): ...\n", False),
+        ("@property\ndef f(self, a, *, b=1): ...\n", False),
+    ],
+)
+def test_signature_when_what_a_caller_sees_changes_then_another_and_else_the_same(other, is_same):
+    one = "def f(self, a, *, b=1):\n    return a + b\n"
+    assert (fingerprint(one, "signature") == fingerprint(other, "signature")) is is_same
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ("class A:\n    'said'\n    x: str\n    def f(self):\n        return 2\n", True),
+        ("class A:\n    x: int\n    y: int\n    def f(self): ...\n", False),
+        ("class A:\n    x: int\n    def f(self, a): ...\n", False),
+        ("class A:\n    x: int\n    @abstractmethod\n    def f(self): ...\n", False),
+        ("class A:\n    x: int\n", False),
+    ],
+)
+def test_signature_when_fields_or_methods_of_a_class_change_then_another(other, is_same):
+    one = "class A:\n    x: int\n    def f(self):\n        return 1\n"
+    assert (fingerprint(one, "signature") == fingerprint(other, "signature")) is is_same
+
+
+def test_queue_when_its_folders_are_compared_with_the_features_then_each_has_both():
+    assert {patch.feature for patch in QUEUE} == {feature.name for feature in features.FEATURES}
+
+
+def test_queue_when_it_is_counted_then_the_core_stays_small():
+    assert len(QUEUE) <= 75 and sum(patch.feature == features.CORE for patch in QUEUE) <= 15
+
+
+def test_queue_when_a_class_is_watched_then_by_its_signature_or_method_by_method():
+    """A body of thousands of lines changes with every release, and nobody can say what of it matters."""
+    parsed = functools.cache(source.parsed_file)
+    bodies = [one.target for patch in QUEUE for one in patch.sources if one.watches == "body"]
+    wide = [name for name in bodies if isinstance(source.definition(name, parsed), ast.ClassDef | ast.Module)]
+    assert wide == []
+
+
 def test_changed_when_a_source_differs_or_is_gone_then_one_line_each_names_it(tmp_path):
-    (tmp_path / "10-x.toml").write_text(
+    (tmp_path / "core").mkdir()
+    path = tmp_path / "core" / "10-x.toml"
+    path.write_text(
         textwrap.dedent("""\
         target = "sglang.srt.server_args.ServerArgs.from_cli_args"
         kind = "subclass"
         processes = ["main"]
         why = "a test"
         remove_when = "never"
+        watches = "body"
         fingerprint = "0000"
+
+        [[relies_on]]
+        target = "sglang.srt.server_args.ServerArgs.resolve_once"
+        watches = "signature"
+        fingerprint = "1111"
+        why = "as well"
         """)
     )
-    (patch,) = patches.load_queue(tmp_path)
-    (line,) = patches.changed([patch])
-    assert "10-x" in line and "has changed (0000 ->" in line
-    text = (tmp_path / "10-x.toml").read_text().replace("from_cli_args", "gone")
-    (tmp_path / "10-x.toml").write_text(text)
-    (line,) = patches.changed(patches.load_queue(tmp_path))
-    assert "gone is not defined" in line
+    lines = [str(misfit) for misfit in patches.changed(patches.load_queue(tmp_path))]
+    assert len(lines) == 2 and all("core/10-x" in line for line in lines)
+    assert "from_cli_args has another body (0000 ->" in lines[0] and "another signature (1111 ->" in lines[1]
+    path.write_text(path.read_text().replace("from_cli_args", "gone"))
+    misfit, _ = patches.changed(patches.load_queue(tmp_path))
+    assert "gone is not defined" in misfit.reason
 
 
 def test_upstream_definition_when_overloaded_then_the_body_that_runs_is_found():
-    found = patches.upstream_definition("sglang.srt.disaggregation.utils.get_kv_class")
+    found = source.definition("sglang.srt.disaggregation.utils.get_kv_class")
     assert not found.decorator_list
     assert "NixlKVManager" in ast.unparse(found)
 
 
 def test_load_queue_when_a_field_is_missing_then_the_file_is_named(tmp_path):
-    (tmp_path / "20-y.toml").write_text('target = "a.b"\nprocesses = ["main"]\n')
-    with pytest.raises(ValueError, match=r"20-y\.toml"):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "20-y.toml").write_text('target = "a.b"\nprocesses = ["main"]\n')
+    with pytest.raises(ValueError, match=r"core/20-y\.toml"):
+        patches.load_queue(tmp_path)
+
+
+def test_load_queue_when_a_patch_lies_in_no_folder_then_it_is_not_passed_over(tmp_path):
+    (tmp_path / "20-y.toml").write_text("")
+    with pytest.raises(ValueError, match=r"20-y\.toml: a patch lies in the folder"):
         patches.load_queue(tmp_path)
 
 
 def test_load_queue_when_kind_and_hook_disagree_then_refused(tmp_path):
-    (tmp_path / "30-z.toml").write_text(
+    (tmp_path / "core").mkdir()
+    path = tmp_path / "core" / "30-z.toml"
+    text = (
         'target = "a.b"\nkind = "after"\nprocesses = ["main"]\nwhy = "w"\nremove_when = "r"\nfingerprint = "f"\n'
+        'watches = "body"\n'
     )
+    path.write_text(text)
     with pytest.raises(ValueError, match="do not go together"):
+        patches.load_queue(tmp_path)
+    path.write_text(
+        text.replace("after", "call") + '[[relies_on]]\ntarget = "c.d"\nwatches = "mind"\nfingerprint = "f"\n'
+    )
+    with pytest.raises(ValueError, match=r"core/30-z\.toml is not a patch: .*mind"):
         patches.load_queue(tmp_path)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make compat``, over a wheel that a test has packed."""
 
+import ast
 import importlib.util
 import subprocess
 import zipfile
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from banyan import patches
+from banyan.patches import source
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,17 +37,20 @@ def packing(files):
 
 
 def queue_of(text):
-    """One patch, written against ``text``."""
-    (tree,) = patches.ast.parse(text).body
+    """One patch of placement, written against ``text``."""
+    (tree,) = ast.parse(text).body
     return [
         patches.Patch(
             name="10-x",
+            feature="placement",
             target="sglang.srt.x.run",
-            kind="call",
+            kind="after",
+            hook="banyan.sglang_plugin.x:after_run",
             processes=("main",),
             why="",
             remove_when="",
-            fingerprint=patches.fingerprint(tree),
+            watches="body",
+            fingerprint=source.fingerprint(tree),
         )
     ]
 
@@ -53,18 +58,36 @@ def queue_of(text):
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
-        ("def run(a):\n    # another comment\n    return a\n", 0, "1 of 1 patches"),
-        ("def run(a):\n    return -a\n", 1, "patch 10-x: sglang.srt.x.run has changed"),
-        ("def go(a):\n    return a\n", 1, "run is not defined in x.py"),
+        ("def run(a):\n    # another comment\n    return a\n", 0, ["placement: fits", "core: fits", "1 of 1 patches"]),
+        (
+            "def run(a):\n    return -a\n",
+            1,
+            [
+                "core: fits",
+                "placement: 1 of 1 to read again",
+                "10-x: sglang.srt.x.run has another body",
+                "hook: banyan.sglang_plugin.x:after_run",
+                "| -    return a\n",
+                "| +    return -a\n",
+                "0 of 1 patches",
+            ],
+        ),
+        ("def go(a):\n    return a\n", 1, ["placement: 1 of 1 to read again", "run is not defined in x.py"]),
     ],
 )
-def test_release_when_it_is_read_then_what_has_drifted_and_the_exit_status(
+def test_release_when_it_is_read_then_each_feature_fits_or_names_its_hooks_beside_the_change(
     compat, monkeypatch, capsys, text, status, said
 ):
-    monkeypatch.setattr(patches, "load_queue", lambda: queue_of("def run(a):\n    return a\n"))
+    ours = "def run(a):\n    return a\n"
+    monkeypatch.setattr(patches, "load_queue", lambda: queue_of(ours))
+    of_release = compat.text_of
+    monkeypatch.setattr(
+        compat, "text_of", lambda target, *, folder=None: ours if folder is None else of_release(target, folder=folder)
+    )
     fetched = packing({"sglang/__init__.py": "", "sglang/srt/x.py": text})
     assert compat.main(["9.9.9"], fetched=fetched) == status
-    assert said in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert [words for words in said if words not in told] == []
 
 
 def test_release_when_the_index_has_none_then_exit_2_and_its_words(compat, capsys):

@@ -38,7 +38,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     seams.verify("controller")
     controller.banyan_held = ()
     config = runtime.config()
-    if config is None or not config.shares or not config.prefix_hints:
+    if config is None or not config.looks_up or not runtime.is_on("placement"):
         return
     placer = _placer(config, controller)
     dispatch = controller.dispatching
@@ -126,7 +126,7 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
 def _watch_ranks(controller: Any) -> None:
     """End the server when a rank's process has ended: SGLang watches the dispatcher only, goes on sending to the rank,
     and then waits for its answers for good. Where SGLang replaces ranks, they are its own to miss."""
-    if controller.server_args.elastic_ep_backend is not None:
+    if not runtime.is_on("guards") or controller.server_args.elastic_ep_backend is not None:
         return
     processes = [process for process in controller.scheduler_procs if process is not None]
     names = [f"scheduler {number} of {len(processes)}" for number in range(1, len(processes) + 1)]

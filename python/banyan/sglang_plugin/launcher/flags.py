@@ -7,19 +7,20 @@ import argparse
 import importlib.metadata
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
 from sglang.srt.utils import is_cpu
 
-from banyan import _native, config, faults
+from banyan import SGLANG_VERSION, _native, config, faults
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.disagg import Role, environment, notes
 from banyan.layout import Layout
 from banyan.nodes.secret import read_secret
+from banyan.patches import features
 from banyan.planner import profile
 from banyan.refusals import (
     MAX_SLOTS,
@@ -47,7 +48,7 @@ _roster: _native.Roster | None = None
 
 def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
     if config.CPU_ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
-        ATTENTION_BACKEND_CHOICES.append(config.CPU_ATTENTION_BACKEND)
+        add_attention_backend_choices([config.CPU_ATTENTION_BACKEND])
     config.add_flags(parser)
 
 
@@ -98,15 +99,46 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     reasons += _node_refusals(wanted, layout)
     if reasons:
         runtime.refuse(*reasons)
-    differences = seams.changed()
-    if differences:
-        logger.warning("banyan: off, SGLang's source is not the one it was written against: %s", "; ".join(differences))
+    off = seams.unfit()
+    if any(one.name == features.CORE for one in off):
+        logger.warning("banyan: off, SGLang is not the one that it was written against: %s", off[0].line)
         return None
-    missing = seams.missing("main")
-    if missing:
-        logger.warning("banyan: off, SGLang has skipped hooks: %s", ", ".join(missing))
-        return None
-    return _inject(args, wanted, layout)
+    wanted = _without(off, wanted, asked_of(args, wanted, layout))
+    carried = _inject(args, wanted, layout)
+    carried["off"] = {one.name: one.reasons for one in off}
+    carried["needed"] = features.needed(asked_of(args, wanted, layout))
+    return carried
+
+
+def _without(off: Sequence[features.Off], wanted: Config, asked: features.Asked) -> Config:
+    """Switch these off, here and in the processes to come; what is wanted of the rest. Refuses who needs them."""
+    reasons = features.refusals({one.name: one.reasons for one in off}, asked)
+    if reasons:
+        runtime.refuse(*reasons)
+    for one in off:
+        logger.log(
+            logging.WARNING if one.feature.is_used(asked) else logging.INFO,
+            "banyan: %s: install sglang==%s as it was published to have it",
+            one.line,
+            SGLANG_VERSION,
+        )
+        wanted = one.feature.without(wanted)
+    runtime.switch_off(*(one.name for one in off))
+    return wanted
+
+
+def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None = None) -> features.Asked:
+    """What features depend on, of arguments as they were given or as SGLang has resolved them."""
+    return features.Asked(
+        config=wanted,
+        is_on_cpu=device_of(args) == "cpu",
+        attention_backend=args.attention_backend,
+        algorithm=args.speculative_algorithm,
+        has_adapters=bool(args.lora_paths),
+        disaggregation_mode=args.disaggregation_mode,
+        steps_together=layout.steps_together,
+        model=model,
+    )
 
 
 def _seated(wanted: Config, layout: Layout) -> Config:
@@ -137,7 +169,7 @@ def layout_of(args: Any) -> Layout:
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
     global _roster
-    if device_of(args) == "cpu" and args.attention_backend is None:
+    if device_of(args) == "cpu" and args.attention_backend is None and runtime.is_on("cpu_engine"):
         args.attention_backend = config.CPU_ATTENTION_BACKEND
     if args.page_size is None:
         args.page_size = config.DEFAULT_PAGE_TOKENS

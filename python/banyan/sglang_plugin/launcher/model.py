@@ -45,6 +45,7 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         has_sinks=model_config.has_attention_sinks,
         has_states=stateful is not None,
         has_side_states=bool(getattr(stateful, "short_conv_layer_ids", None)),
+        has_index_keys=is_deepseek_dsa(hf_config),
         has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
         has_compressed_kv=is_deepseek_v4(hf_config),
         has_sparse_kv=is_minimax_sparse(hf_config),

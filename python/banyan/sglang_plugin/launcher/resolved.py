@@ -13,6 +13,7 @@ from sglang.srt.arg_groups.model_override_base import attention_backends_of, mod
 
 from banyan.config import Config
 from banyan.layout import Layout
+from banyan.patches import features
 from banyan.refusals import refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
@@ -52,6 +53,7 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
     reasons = _reasons(server_args, carried, model)
     if reasons:
         runtime.refuse(*reasons)
+    carried["needed"] = features.needed(_asked_of(server_args, carried, model))
     if model is not None and (model.has_window or model.has_states):
         flags.seat_windows(carried)
 
@@ -71,6 +73,7 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
     reasons = [*refusals(facts), *mode_refusals(flags.modes(view))]
+    reasons += features.refusals(carried["off"], _asked_of(server_args, carried, model))
     line = None if model is None else model_refusal(model)
     if line is not None:
         return [*reasons, line]
@@ -79,6 +82,11 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     if model is not None and model.has_states:
         reasons += state_refusals(flags.states(view, wanted, layout, model))
     return reasons
+
+
+def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> features.Asked:
+    wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
+    return flags.asked_of(resolved_view(server_args), wanted, layout, model)
 
 
 def _asked(view: Any) -> str:

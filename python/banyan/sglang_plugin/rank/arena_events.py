@@ -19,6 +19,8 @@ from typing import Any
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, StorageMedium
 from sglang.srt.mem_cache.utils import hash_str_to_int64
 
+from banyan.sglang_plugin import runtime
+
 PageEvent = BlockStored | BlockRemoved
 
 
@@ -93,5 +95,5 @@ def after_take_events(events: list[Any], cache: Any) -> list[Any]:
 def events_for(params: Any, *, has_windows: bool) -> ArenaEvents | None:
     """What tells routers of the arena, where SGLang tells them of the pool and both mean the same by a page: not where
     keys are made of bigrams, nor where a page is worth nothing without its window."""
-    is_told = params.enable_kv_cache_events and not params.disable
+    is_told = params.enable_kv_cache_events and not params.disable and runtime.is_on("56-arena-events")
     return ArenaEvents() if is_told and not params.is_eagle and not has_windows else None

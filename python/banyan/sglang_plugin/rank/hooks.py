@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's scheduler calls: a request has come, an embedding forward begins, a node has a window or a state, the
-cache is to be flushed."""
+"""What SGLang's scheduler calls: a request has come, an embedding forward begins, the cache is to be flushed."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from sglang.srt.mem_cache.unified_cache.cache_action import RecoverSWAWithLockedFull, SWARebuild
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.planner import Action, asked
 from banyan.routing import hint
@@ -53,37 +49,6 @@ def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs
     """An embedding forward begins: its layers are to wait for the pages of its batch, as those of any other."""
     if runtime.is_sharing():
         worker.set_hicache_consumer(batch.hicache_consumer_index)
-
-
-def after_apply_component_action(result: None, component: Any, action: Any) -> None:
-    """A node of SGLang's tree has got its window pages. Where it was a tombstone, SGLang has offered it before and does
-    not offer it again."""
-    if not runtime.is_sharing() or not isinstance(action, (SWARebuild, RecoverSWAWithLockedFull)):
-        return
-    tree, node = component.cache.tree_core, action.node_id
-    if tree.build_external_linker_offload_transfers(node) is not None:
-        return
-    keys = list(tree.get_hash_values(node))
-    full = action.source_value if isinstance(action, SWARebuild) else action.kept_full
-    if keys and len(full) == len(keys) * component.cache.page_size:
-        window = component.cache.token_to_kv_pool_allocator.translate_loc_from_full_to_swa(full)
-        linker.installed().offer_again(keys, full, (keys, window))
-
-
-def after_cleanup_after_caching_req(
-    result: None, component: Any, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None
-) -> None:
-    """A request has handed a state to SGLang's tree. Where the node was there before, without one, SGLang has offered
-    it and does not offer it again."""
-    if not runtime.is_sharing() or insert_result is None or insert_result.mamba_exist:
-        return
-    is_new = insert_result.prefix_len < len(insert_params.key)
-    tree, node = component.cache.tree_core, insert_result.last_device_node
-    if is_new or insert_params.mamba_value is None or tree.build_external_linker_offload_transfers(node) is not None:
-        return
-    keys, full = list(tree.get_hash_values(node)), tree.get_component_device_value(node, ComponentType.FULL)
-    if keys and full is not None and len(full) == len(keys) * component.cache.page_size:
-        linker.installed().offer_again(keys, full, (keys[-1:], insert_params.mamba_value))
 
 
 def after_flush_handled(answer: Any, *args: Any, **kwargs: Any) -> None:

@@ -275,7 +275,7 @@ class BanyanLinker(UnifiedCacheLinker):
     def chooses_victims(self) -> bool:
         """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
         where a window goes with a leaf."""
-        return self.is_whole_rank and self._windows is None
+        return self.is_whole_rank and self._windows is None and runtime.is_on("victims")
 
     @property
     def page_tokens(self) -> int:
@@ -499,6 +499,7 @@ class BanyanLinker(UnifiedCacheLinker):
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
             "hook_failures": faults.counts(),
+            "features_off": runtime.features_off(),
             "num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open,
         }
 

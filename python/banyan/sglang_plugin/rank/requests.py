@@ -25,6 +25,7 @@ from banyan.layout import cacheable_tokens
 from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
 from banyan.routing.hint import ReadHint, SourceHint
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
 
 NUM_REMEMBERED_CHUNKS = 4096
@@ -120,7 +121,7 @@ def is_traced(req: Any) -> bool:
     """Whether SGLang traces this request."""
     trace = getattr(getattr(req, "time_stats", None), "trace_ctx", None)
     # Where SGLang does not trace, this is an object that has every attribute, and it is false.
-    return trace is not None and trace.tracing_enable is True
+    return trace is not None and trace.tracing_enable is True and runtime.is_on("57-trace-slice")
 
 
 def record_fetch(fetch: Fetch) -> None:

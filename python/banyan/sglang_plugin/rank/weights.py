@@ -17,6 +17,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.managers.io_struct import (
+    BeginWeightUpdateReqInput,
+    EndWeightUpdateReqInput,
+    UpdateWeightFromDiskReqInput,
+)
+
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import linker
 
@@ -29,33 +35,32 @@ def before_flush_after_weight_update(updater: Any, *args: Any, **kwargs: Any) ->
         linker.installed().weights_changed()
 
 
-def after_weight_session(result: Any, *args: Any, **kwargs: Any) -> None:
-    """A session of updates has begun or ended."""
-    if runtime.is_sharing() and result.success:
-        linker.installed().weights_changed()
-
-
-def around_partial_update(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A loader that brings some of the weights, of which more may have come before."""
+def around_command(original: Callable[..., Any], updater: Any, command: Any) -> Any:
+    """A command that changes the weights: a loader, or a session of updates that begins or ends."""
     if not runtime.is_sharing():
-        return original(*args, **kwargs)
-    return _load(original, *args, **kwargs)
+        return original(updater, command)
+    if isinstance(command, BeginWeightUpdateReqInput | EndWeightUpdateReqInput):
+        result = original(updater, command)
+        if result.success:
+            linker.installed().weights_changed()
+        return result
+    if isinstance(command, UpdateWeightFromDiskReqInput):
+        # It brings all weights: when it succeeds, it does not matter what was there before. Ahead of it, as it reports
+        # the change itself and joins the others' namespace by that.
+        linker.installed().meet_again()
+    return _load(original, updater, command)
 
 
-def around_update_from_disk(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A loader that brings all weights: when it succeeds, it does not matter what was there before."""
-    if not runtime.is_sharing():
-        return original(*args, **kwargs)
-    # Before, as the loader itself reports the change and joins the others' namespace by that.
-    linker.installed().meet_again()
-    return _load(original, *args, **kwargs)
-
-
-def _load(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _load(original: Callable[..., Any], updater: Any, command: Any) -> Any:
     rank = linker.installed()
     epoch = rank.weights_epoch
-    result = original(*args, **kwargs)
-    if not result.success and rank.weights_epoch == epoch:
+    result = original(updater, command)
+    if rank.weights_epoch != epoch:
+        return result
+    if result.success:
+        # It has not flushed, nor asked whether to: the weights are others all the same.
+        rank.weights_changed()
+    else:
         logger.error(
             "banyan: a weights update failed (%s): this rank shares no pages until an update from disk succeeds",
             result.message,
