@@ -69,12 +69,18 @@ def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_w
     assert flags._roster.num_slots == num_slots
 
 
-def test_model_when_it_needs_a_feature_that_is_off_then_refused_by_name_and_another_one_starts(
-    resolve, capsys, monkeypatch
-):
+@pytest.fixture
+def without_windows(monkeypatch):
+    """A patch of the feature does not fit."""
     patch = next(patch for patch in patches.load_queue() if patch.feature == "windows")
     monkeypatch.setattr(patches, "changed", lambda queue: [patches.Misfit(patch, patch.places[0], "it has changed")])
+
+
+def test_model_when_a_feature_is_off_that_it_does_not_need_then_it_starts(resolve, without_windows):
     resolve()
+
+
+def test_model_when_it_needs_a_feature_that_is_off_then_refused_by_name(resolve, without_windows, capsys):
     with pytest.raises(SystemExit):
         resolve(sliding_window=32, **WINDOWS)
     line = refusal(capsys)
