@@ -265,7 +265,7 @@ def test_request_when_its_answer_says_something_of_the_prompt_then_what_is_not_l
     rank.arrive("r", 640)
     (req,) = rank.requests
     req.return_logprob, req.logprob_start_len = True, start
-    facts = requests.facts("r", PAGE)
+    facts = requests.facts(requests.id_of_rid("r"), PAGE)
     offer = Offer((Run(SourceKind.PEER, num_pages),), 1)
     assert facts.span(num_pages, offer) == PrefixSpan(0, num_pages * PAGE, 1)
     assert facts.tail(num_pages, offer.runs).own_tokens == 0
@@ -279,5 +279,5 @@ def test_request_when_it_has_just_come_then_all_its_pages_count_for_sglang_has_n
     (req,) = rank.requests
     # As SGLang makes it; it sets the place later.
     req.return_logprob, req.logprob_start_len = True, 0
-    facts = requests.facts_of_all_pages("r", PAGE)
+    facts = requests.facts_of_all_pages(requests.id_of_rid("r"), PAGE)
     assert [facts.tail(num_pages, ()).own_tokens for num_pages in (39, 19)] == [0, 20 * PAGE]
