@@ -8,7 +8,8 @@ import pytest
 from banyan.refusals.models import ModelFacts, index_refusal, model_refusal
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
-CACHES = [name for name in CACHES if name not in ("has_window", "has_sinks", "has_states", "has_side_states")]
+SERVED = ("has_window", "has_sinks", "has_states", "has_side_states", "has_index_keys")
+CACHES = [name for name in CACHES if name not in SERVED]
 
 
 def test_model_when_it_has_full_attention_alone_then_it_is_not_refused():
