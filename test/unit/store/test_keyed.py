@@ -18,7 +18,6 @@ from banyan._native import SharedBytes
 from banyan.store.form import ValueForm
 from banyan.store.keyed import KeyedStore
 from banyan.store.values import Stretch, Transfer, Value
-from banyan.store.watch import Watch
 
 LAYER_BYTES = (4096, 8192)
 FRAME_BYTES = sum(LAYER_BYTES)
@@ -244,15 +243,6 @@ def test_writer_when_its_thread_fails_then_every_frame_comes_back_and_nothing_mo
     assert {outcome for _, outcome in done} == {"failed"} and "a fault on purpose" in caplog.text
     assert store.put(keys(2), None, memory, offsets(2)) == ["full"]
     assert store.sync() == 0
-
-
-def test_watch_when_its_thread_fails_then_said_and_the_store_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    lost: list[Exception] = []
-    watch = Watch(STALL_S, lost.append)
-    watch.begins("no feed")  # type: ignore[arg-type]
-    until(lambda: watch.is_stalled and bool(lost))
-    assert isinstance(lost[0], AttributeError)
-    watch.close()
 
 
 @pytest.mark.parametrize("at", [0, 20, 4096, 4096 + 5000, -1], ids=["magic", "sum", "first", "second", "last"])
