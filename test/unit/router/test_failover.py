@@ -9,6 +9,7 @@ import json
 import pytest
 from test.unit.router.fake_server import FakeServer, running, until
 
+from banyan.router import suspects
 from banyan.router.health import State
 
 
@@ -42,10 +43,10 @@ def outcomes(answers):
 
 async def ask_in_turn(rig, num_requests, **fields):
     """So many requests, each sent on before the next."""
-    asked = []
+    asked, num_before = [], sum(rig.num_seen())
     for number in range(num_requests):
         asked.append(asyncio.create_task(rig.ask(text=f"hi {number}", **fields)))
-        await until(lambda: sum(rig.num_seen()) >= len(asked))
+        await until(lambda: sum(rig.num_seen()) >= num_before + len(asked))
     return asked
 
 
@@ -95,7 +96,10 @@ def test_request_when_clients_send_it_again_and_again_then_two_servers_are_all_t
     asyncio.run(scenario())
 
 
-def test_requests_when_a_killer_is_among_them_then_it_is_found_and_all_but_the_last_are_answered():
+def test_requests_when_a_killer_is_among_them_then_it_is_found_and_all_but_the_last_are_answered(monkeypatch):
+    # On a busy machine an innocent one may take longer to answer.
+    monkeypatch.setattr(suspects, "TRIAL_S", 30.0)
+
     async def scenario():
         servers = [FakeServer(name) for name in "abc"]
         a, *others = servers
