@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import urllib.error
 
 import pytest
 from test.e2e.conftest import MOVE
@@ -55,15 +56,15 @@ def test_dispatch_when_the_client_names_a_rank_then_it_is_kept(banyan, prompt):
     assert placed(banyan, "pinned")[1] == before + 1
 
 
-def test_dispatch_when_the_policy_is_unknown_then_sglang_dispatches(banyan, prompt):
+def test_dispatch_when_the_policy_is_unknown_then_the_request_is_refused_and_names_those_that_there_are(banyan, prompt):
     body = {
         "input_ids": prompt("unknown", 64),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
         "kv_hints": policy_hints({"policy": "no such"}),
     }
-    before = sum(placed(banyan, "sglang").values())
-    assert len(banyan.post("/generate", body)["output_ids"]) == 1
-    assert sum(placed(banyan, "sglang").values()) >= before + 1
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        banyan.post("/generate", body)
+    assert refused.value.code == 400 and "lmetric" in refused.value.read().decode()
 
 
 def test_dispatch_when_measured_then_its_time_is_told_by_the_ranks(banyan, prompt):
