@@ -142,7 +142,7 @@ def _servers(tmp_path_factory):
 @pytest.fixture
 def banyan(_servers):
     client = _servers[0]
-    client.post("/flush_cache", {})
+    client.post("/flush_cache?timeout=30", {})
     return client
 
 

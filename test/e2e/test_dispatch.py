@@ -129,5 +129,5 @@ def test_detour_when_the_client_gives_up_then_both_requests_end(banyan, prompt):
         banyan.post("/abort_request", {"rid": "given-up"})
         asked.join(30)
         assert not asked.is_alive(), "the request is neither answered nor aborted"
-    banyan.post("/flush_cache", {})
+    banyan.post("/flush_cache?timeout=30", {})
     assert len(banyan.generate(prompt("after", 100), num_tokens=1)[0]) == 1

@@ -117,7 +117,7 @@ def test_request_when_its_name_was_another_prompts_then_it_has_its_own_tokens_an
         wait_ready([server])
         client = Client(server)
         expected, _ = client.generate(second, rank=0, num_tokens=NUM_TOKENS)
-        client.post("/flush_cache", {})
+        client.post("/flush_cache?timeout=30", {})
         client.generate(first, rank=0, num_tokens=1)
         time.sleep(0.5)
         # It is in no tree, so that nothing is published in between; and its lookup is not used up.

@@ -50,7 +50,7 @@ class InStep(Client):
         deadline_s = time.monotonic() + WITHIN_S
         while True:
             try:
-                self.post("/flush_cache", {})
+                self.post("/flush_cache?timeout=30", {})
                 return self.total("num_quarantined_pages")
             except urllib.error.HTTPError:
                 # A request is still at work.

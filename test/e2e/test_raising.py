@@ -100,7 +100,7 @@ def exercise(client):
     later = [client.generate(ids, rank=1, num_tokens=NUM_TOKENS)[0] for ids in asked]
     update = {"model_path": str(models.ensure(models.LLAMA)), "flush_cache": True}
     client.post("/update_weights_from_disk", update)
-    client.post("/flush_cache", {})
+    client.post("/flush_cache?timeout=30", {})
     assert fresh == again == later
     return fresh
 

@@ -91,7 +91,7 @@ def test_equal_tails_when_they_arrive_together_then_remote_bytes_are_read_once(b
 def test_flush_when_the_cache_is_flushed_then_nothing_is_fetched(banyan, prompt):
     ids = prompt("flush", 600)
     first, _ = banyan.generate(ids, rank=0)
-    banyan.post("/flush_cache", {})
+    banyan.post("/flush_cache?timeout=30", {})
     second, meta = banyan.generate(ids, rank=1)
     assert second == first
     assert meta["cached_tokens"] == 0

@@ -163,7 +163,7 @@ def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
     tiers.client.first_token(longer, rank=1)
     until(lambda: tiers.client.total("archived_pages") >= before + 600 // PAGE)
     for rank in (1, 0):
-        tiers.client.post("/flush_cache", {})
+        tiers.client.post("/flush_cache?timeout=30", {})
         assert store_survey([str(tiers.store)])["num_records"] == 0
         _, meta = tiers.client.generate(longer, rank=rank, num_tokens=1)
         assert meta["cached_tokens"] == 0
