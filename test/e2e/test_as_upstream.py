@@ -46,7 +46,7 @@ class TestPrefixesBetweenRanks(CustomTestCase):
         kill_process_tree(cls.process.pid)
 
     def setUp(self):
-        requests.post(f"{self.url}/flush_cache", timeout=30).raise_for_status()
+        requests.post(f"{self.url}/flush_cache?timeout=30", timeout=30).raise_for_status()
         self.ask = asking.tokens(self.url)
 
     def test_prompt_when_the_other_rank_has_computed_it_then_its_pages_are_fetched(self):
@@ -59,7 +59,7 @@ class TestPrefixesBetweenRanks(CustomTestCase):
     def test_prompt_when_the_cache_was_flushed_then_nothing_is_fetched(self):
         (prompt,) = asking.prompts(1)
         self.ask(prompt, 0)
-        requests.post(f"{self.url}/flush_cache", timeout=30).raise_for_status()
+        requests.post(f"{self.url}/flush_cache?timeout=30", timeout=30).raise_for_status()
         self.assertEqual(sum(self.ask(prompt, 1).cached.values()), 0)
 
 

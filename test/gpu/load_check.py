@@ -44,7 +44,7 @@ def waited_us(server: Server) -> int:
 
 def run(server: Server, num_conversations: int, *, seed: int, step: int) -> Run:
     """All conversations at once, of a server that has just been emptied."""
-    server.call("/flush_cache")
+    server.call("/flush_cache?timeout=30")
     before_us, began_s = waited_us(server), time.perf_counter()
     with ThreadPoolExecutor(num_conversations) as executor:
         spoken = list(executor.map(lambda number: talk(server, number, seed=seed, step=step), range(num_conversations)))

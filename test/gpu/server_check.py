@@ -138,9 +138,9 @@ class Check:
             prompt = turns(number, seed=2)[0]
             known = prompt + server.generate(prompt, 0).tokens
             output = server.generate(known, 0).tokens
-            server.call("/flush_cache")
+            server.call("/flush_cache?timeout=30")
             empty, _ = server.score(known, output, 0)
-            server.call("/flush_cache")
+            server.call("/flush_cache?timeout=30")
             server.generate(prompt, 0)
             hit, cached = server.score(known, output, hit_on)
             if hit_on and not cached.get("peer"):
