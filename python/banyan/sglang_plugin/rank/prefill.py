@@ -55,10 +55,9 @@ def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_token
     """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
     prefill is not given pages that peers still read."""
     global _lockstep
-    nothing = lambda: 0  # noqa: E731
     _lockstep = _Lockstep(
-        faults.quiet(most_moved_tokens, "prefill.most_moved_tokens", nothing),
-        faults.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", nothing),
+        faults.quiet(most_moved_tokens, "prefill.most_moved_tokens", int),
+        faults.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", int),
     )
 
 
