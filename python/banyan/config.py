@@ -140,17 +140,6 @@ class Config:
         is_open=True,
     )
     hot_rank_factor: float = hot_rank_knob("--banyan-hot-rank-factor", SHARING)
-    elastic_prefill_tokens: int | None = knob(
-        None,
-        "--banyan-elastic-prefill-tokens",
-        SHARING,
-        """A prompt with at least so many new tokens may be computed on an idle rank while its session's rank answers
-        others; that rank fetches the KV and answers.""",
-        metavar="TOKENS",
-        parse=int,
-        check=at_least(1, "token"),
-        unset="never",
-    )
     plan: str = knob(
         "measured",
         "--banyan-plan",
@@ -352,8 +341,6 @@ class Config:
                 policy=self.policy,
                 places=self.policy != SGLANG_POLICY,
                 looks_up=self.looks_up,
-                fetches=self.fetches,
-                detours=self.elastic_prefill_tokens is not None,
                 deals_with_nodes=self.deals_with_nodes,
                 has_secret=bool(self.secret_file),
                 has_quota=self.prefill_quota_ms is not None,

@@ -60,8 +60,7 @@ def status_of(client, body, path="/generate"):
 HARMFUL = [
     ({"kv_hints": hints(("banyan.prefix", FORGED))}, 200),
     ({"kv_hints": hints(("banyan.prefix", FORGED), NOPE)}, 400),
-    ({"kv_hints": hints(("banyan.policy", {"elastic_prefill_tokens": []}), ("banyan.prefix", FORGED))}, 400),
-    ({"kv_hints": hints(("banyan.detour", {"server": "x"}))}, 200),
+    ({"kv_hints": hints(("banyan.policy", {"policy": []}), ("banyan.prefix", FORGED))}, 400),
     ({"kv_hints": hints(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62}))}, 200),
     ({"kv_hints": hints(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000}))}, 200),
     ({"kv_hints": hints(("banyan.plan", {"action": "steal"}))}, 400),

@@ -54,26 +54,6 @@ def test_take_flags_when_the_quota_is_no_time_then_the_flag_is_named(quota):
         config.take_flags(parse("--enable-banyan", "--banyan-profile", "p", "--banyan-prefill-quota-ms", quota))
 
 
-def test_take_flags_when_elastic_prefill_is_asked_for_then_it_is_set_and_off_otherwise():
-    assert config.take_flags(parse("--enable-banyan")).elastic_prefill_tokens is None
-    args = parse("--enable-banyan", "--banyan-elastic-prefill-tokens", "20000")
-    assert config.take_flags(args).elastic_prefill_tokens == 20_000
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--banyan-elastic-prefill-tokens", "0"),
-        ("--banyan-elastic-prefill-tokens", "9", "--banyan-share", "index"),
-        ("--banyan-elastic-prefill-tokens", "9", "--banyan-policy", "sglang"),
-    ],
-    ids=" ".join,
-)
-def test_take_flags_when_elastic_prefill_cannot_work_then_the_flag_is_named(flags):
-    with pytest.raises(ValueError, match="--banyan-elastic-prefill-tokens"):
-        config.take_flags(parse("--enable-banyan", *flags))
-
-
 def test_take_flags_when_there_is_a_quota_but_no_profile_then_the_way_out_is_named():
     with pytest.raises(ValueError, match="banyan profile"):
         config.take_flags(parse("--enable-banyan", "--banyan-prefill-quota-ms", "100"))

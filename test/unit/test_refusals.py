@@ -8,7 +8,6 @@ import pytest
 from banyan.refusals import (
     ServerFacts,
     arena_room_refusal,
-    detour_refusal,
     door_seats_refusal,
     layout_refusal,
     memory_refusal,
@@ -87,11 +86,6 @@ def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     assert {field.name for field in fields(ServerFacts)} == covered
 
 
-def test_refusal_when_idle_ranks_step_with_the_others_then_detours_are_named_with_the_way_out():
-    line = detour_refusal("2 attention DP ranks of 1 shard(s)")
-    assert "--banyan-elastic-prefill-tokens" in line and "2 attention DP ranks" in line and "drop that flag" in line
-
-
 def test_refusal_when_processes_are_divided_in_another_way_then_both_ways_are_named():
     line = layout_refusal(asked="2 ranks of 4", resolved="8 ranks of 1")
     assert "2 ranks of 4" in line and "8 ranks of 1" in line and "--banyan-share off" in line
@@ -121,7 +115,6 @@ def test_quota_when_prefills_are_not_cut_then_refused(quota_ms, chunked_prefill_
 BAD_PAIR = {
     "disaggregation_transfer_backend": ("mooncake", "--disaggregation-transfer-backend mooncake", "nixl"),
     "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
-    "elastic_prefill": (True, "--banyan-elastic-prefill-tokens", "drop that flag"),
     "store_admit": ("second", "--banyan-store-admit second", "use first"),
 }
 BAD_DECODE = {

@@ -79,9 +79,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name=CORE, instead="Banyan is off, and SGLang serves as without it"),
     Feature(
         name="placement",
-        instead="SGLang's own method chooses ranks (--banyan-policy sglang), without detours",
+        instead="SGLang's own method chooses ranks (--banyan-policy sglang)",
         is_used=lambda asked: asked.config.looks_up,
-        without=lambda config: replace(config, policy=SGLANG_POLICY, prefix_hints=False, elastic_prefill_tokens=None),
+        without=lambda config: replace(config, policy=SGLANG_POLICY, prefix_hints=False),
     ),
     Feature(name="victims", instead="SGLang evicts by age, and does not know what peers hold"),
     Feature(

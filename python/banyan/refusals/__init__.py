@@ -50,7 +50,6 @@ class ServerFacts:
     dp_size: int = 2
     load_balance_method: str = "auto"
     policy: str = "sglang"
-    elastic_prefill: bool = False
     store_admit: str = "first"
     kv_cache_dtype: str = "auto"
     rust_server: bool = False
@@ -190,13 +189,6 @@ _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.elastic_prefill,
-        lambda f: (
-            f"--banyan-elastic-prefill-tokens with --disaggregation-mode {f.disaggregation_mode}: a prefill that "
-            "the dispatcher makes has no room to meet a decode server in: drop that flag"
-        ),
-    ),
-    Rule(
         lambda f: f.store_admit == "second",
         lambda f: (
             f"--banyan-store-admit second with --disaggregation-mode {f.disaggregation_mode}: an answer is seen "
@@ -306,14 +298,6 @@ def arena_room_refusal(*, flag: str, free_bytes: int) -> str:
     return (
         f"{flag}: of {free_bytes / (1 << 30):.2f} GiB that are free the host arena would get too little to "
         "hold a prefix: set --banyan-host-gb, or use no store"
-    )
-
-
-def detour_refusal(layout_words: str) -> str:
-    """The line for detours over idle ranks, where no rank is idle."""
-    return (
-        f"--banyan-elastic-prefill-tokens with {layout_words}: they step together, so an idle one takes nothing off a "
-        "busy one: drop that flag"
     )
 
 

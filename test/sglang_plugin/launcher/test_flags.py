@@ -340,13 +340,10 @@ def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_ask
 
 
 @pytest.mark.parametrize("spelling", [["--attn-dp-size", "2"], ["--dp", "2", "--enable-dp-attention"]])
-def test_start_when_ranks_step_together_then_the_fullest_decides_and_prompts_take_no_detour(spelling, capsys):
+def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     attention = ["--model-path", "nowhere", "--device", "cpu", "--tp", "2", *spelling, "--enable-banyan"]
     carried = runtime.bookkeeping(prepare_server_args(attention))
     assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1}
     assert carried["config"]["policy"] == "level"
     named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
     assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"
-    with pytest.raises(SystemExit):
-        prepare_server_args([*attention, "--banyan-elastic-prefill-tokens", "100"])
-    assert "--banyan-elastic-prefill-tokens" in capsys.readouterr().err

@@ -25,7 +25,6 @@ from banyan.planner import profile
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
-    detour_refusal,
     door_seats_refusal,
     environment_refusal,
     quota_refusal,
@@ -95,7 +94,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += _planning_refusals(wanted, args, layout)
+    reasons += _planning_refusals(wanted, args)
     reasons += _node_refusals(wanted, layout)
     if reasons:
         runtime.refuse(*reasons)
@@ -209,11 +208,9 @@ def _take_role(role: Role, args: Any, wanted: Config) -> None:
         logger.warning("banyan: %s", note)
 
 
-def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
-    """One line for each reason why times cannot be predicted, forwards not be cut or prompts take no detour."""
+def _planning_refusals(wanted: Config, args: Any) -> list[str]:
+    """One line for each reason why times cannot be predicted or forwards not be cut."""
     reasons = []
-    if layout.steps_together and wanted.elastic_prefill_tokens is not None:
-        reasons.append(detour_refusal(layout.words()))
     if wanted.profile is not None:
         try:
             profile.load(Path(wanted.profile))
@@ -276,7 +273,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         dp_size=args.dp_size,
         load_balance_method=args.load_balance_method,
         policy=wanted.policy,
-        elastic_prefill=wanted.elastic_prefill_tokens is not None,
         store_admit=wanted.store_admit if wanted.store else "first",
         kv_cache_dtype=args.kv_cache_dtype,
         rust_server=config.uses_rust_server(),
