@@ -147,25 +147,6 @@ class Config:
         "measured: move a prefix where that is expected to be faster than computing it. move: always.",
         choices=PLAN_CHOICES,
     )
-    profile: str | None = knob(
-        None,
-        "--banyan-profile",
-        SHARING,
-        "Prefill times of this model on this machine, written by `banyan profile`; without it each rank learns them.",
-        metavar="PATH",
-        parse=os.path.abspath,
-        unset="none",
-    )
-    prefill_quota_ms: float | None = knob(
-        None,
-        "--banyan-prefill-quota-ms",
-        SHARING,
-        "Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
-        metavar="MS",
-        parse=float,
-        check=above_zero("a time"),
-        unset="none",
-    )
     host_gb: float | None = knob(
         None,
         "--banyan-host-gb",
@@ -343,8 +324,6 @@ class Config:
                 looks_up=self.looks_up,
                 deals_with_nodes=self.deals_with_nodes,
                 has_secret=bool(self.secret_file),
-                has_quota=self.prefill_quota_ms is not None,
-                has_profile=self.profile is not None,
             )
         )
         if line is not None:

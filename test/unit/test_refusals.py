@@ -12,7 +12,6 @@ from banyan.refusals import (
     layout_refusal,
     memory_refusal,
     pool_refusal,
-    quota_refusal,
     refusals,
     secret_refusal,
 )
@@ -100,16 +99,6 @@ def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
     assert memory_refusal(need_bytes=1 << 30, available_bytes=1 << 30) is None
     line = memory_refusal(need_bytes=3 << 30, available_bytes=1 << 30)
     assert line is not None and "3.00 GiB" in line and "1.00 GiB" in line and "--max-total-tokens" in line
-
-
-@pytest.mark.parametrize(
-    ("quota_ms", "chunked_prefill_size", "is_refused"),
-    [(100.0, -1, True), (100.0, 0, True), (100.0, 2048, False), (100.0, None, False), (None, -1, False)],
-)
-def test_quota_when_prefills_are_not_cut_then_refused(quota_ms, chunked_prefill_size, is_refused):
-    line = quota_refusal(quota_ms=quota_ms, chunked_prefill_size=chunked_prefill_size)
-    assert (line is not None) is is_refused
-    assert line is None or "--chunked-prefill-size" in line
 
 
 BAD_PAIR = {

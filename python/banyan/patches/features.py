@@ -86,9 +86,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name="victims", instead="SGLang evicts by age, and does not know what peers hold"),
     Feature(
         name="planner",
-        instead="no forward is measured or cut: what is found is fetched, and there is no quota",
+        instead="no forward is measured: what is found is fetched",
         needed_by=lambda asked: "--enable-dp-attention" if asked.config.shares and asked.steps_together else "",
-        without=lambda config: replace(config, prefill_quota_ms=None),
     ),
     _needed("windows", _by_model(lambda model: model.has_window, "a sliding window")),
     _needed("states", _by_model(lambda model: model.has_states, "states")),

@@ -304,13 +304,3 @@ def arena_room_refusal(*, flag: str, free_bytes: int) -> str:
 def environment_refusal(variable: str) -> str:
     """The line for flags in the environment that turn nothing on."""
     return f"{variable} does not say --enable-banyan: say so, or unset it"
-
-
-def quota_refusal(*, quota_ms: float | None, chunked_prefill_size: int | None) -> str | None:
-    """The line for a compute quota on a server that does not cut prefills, or None. None as size: SGLang chooses."""
-    if quota_ms is None or chunked_prefill_size is None or chunked_prefill_size > 0:
-        return None
-    return (
-        f"--banyan-prefill-quota-ms with --chunked-prefill-size {chunked_prefill_size}: a prefill that is not cut into "
-        "chunks cannot be limited: drop one of the two"
-    )

@@ -25,8 +25,6 @@ class FlagFacts:
     looks_up: bool
     deals_with_nodes: bool
     has_secret: bool
-    has_quota: bool
-    has_profile: bool
 
 
 def combination_refusal(facts: FlagFacts) -> str | None:
@@ -49,10 +47,5 @@ def combination_refusal(facts: FlagFacts) -> str | None:
         return (
             f"--banyan-policy {facts.policy}: there is nothing to look up with --banyan-share off or "
             "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
-        )
-    if facts.has_quota and not facts.has_profile:
-        return (
-            "--banyan-prefill-quota-ms: needs prefill times: write them with `banyan profile` and pass "
-            "--banyan-profile PATH"
         )
     return None

@@ -79,12 +79,6 @@ def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up()
     assert not off.feature.is_used(replace(ASKED, config=without))
 
 
-def test_planner_when_it_is_off_then_there_is_no_quota():
-    (off,) = features.switched_off([unfit("planner")])
-    wanted = Config(policy="lmetric", profile="p", prefill_quota_ms=10.0)
-    assert off.feature.without(wanted) == replace(wanted, prefill_quota_ms=None)
-
-
 def test_cpu_engine_when_the_server_is_on_gpus_then_it_is_not_used():
     (off,) = features.switched_off([unfit("cpu_engine")])
     assert not off.feature.is_used(ASKED) and off.feature.is_used(replace(ASKED, is_on_cpu=True))
