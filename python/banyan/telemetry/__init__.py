@@ -10,12 +10,14 @@ from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
 from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
+from banyan.telemetry.series import SERIES
 from banyan.telemetry.stopwatch import Stopwatch
 from banyan.telemetry.threads import notice, noticed, num_ended, start_thread
 
 __all__ = [
     "DESCRIPTIONS",
     "GAUGES",
+    "SERIES",
     "STORE_GAUGES",
     "Copies",
     "CopySample",
