@@ -163,6 +163,13 @@ class Roster:
     def num_failures(self) -> int:
         """How often that has happened in all of them."""
 
+    def set_num_silent(self, num_ranks: int) -> None:
+        """Say how many ranks have work and have not reported for long; the server's dispatcher does."""
+
+    @property
+    def num_silent(self) -> int:
+        """What was last said so; 0 where nobody looks."""
+
     def set_reading(self, slot: int, num_pages: int) -> None:
         """Say how many pages the rank in a slot of this process is waiting for from the store."""
 

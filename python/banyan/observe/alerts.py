@@ -160,6 +160,14 @@ RULES = (
         held="1m",
     ),
     Rule(
+        "BanyanRankSilent",
+        WARNING,
+        Above("num_silent_ranks", 0),
+        "a rank has requests and has not reported for half a minute",
+        "Its process is stopped, or in a step that does not end: look at the rank's log, and at `py-spy dump`.",
+        held="1m",
+    ),
+    Rule(
         "BanyanFetchFailed",
         CRITICAL,
         Grown("fetches_failed"),

@@ -122,6 +122,11 @@ class Dispatcher:
         trail = _trail_of(prompt)
         self._count(prompt, trail, rank, now_s, self._cached(prompt, trail, rank))
 
+    def unheard_s(self, now_s: float) -> dict[int, float]:
+        """By rank, for how long something sent there has been in none of its reports, where anything has."""
+        waits = {rank: load.unheard_s(now_s) for rank, load in enumerate(self._loads)}
+        return {rank: wait_s for rank, wait_s in waits.items() if wait_s > 0}
+
     def ended(self, rank: int, num_tokens: int, placed_s: float) -> None:
         """A request of so many tokens that was counted at ``rank`` at ``placed_s`` has ended, however that was.
 

@@ -17,7 +17,7 @@ MICROSECONDS = "_us"
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Metric:
     """``name``: as queries have it. ``scale``: from the figure to what is shown."""
 
     name: str
@@ -26,11 +26,11 @@ class Series:
     scale: float = 1.0
 
 
-def _counter(name: str, text: str) -> Series:
+def _counter(name: str, text: str) -> Metric:
     stem = name.removeprefix("num_")
     if stem.endswith(MICROSECONDS):
-        return Series(f"{PREFIX}{stem.removesuffix(MICROSECONDS)}_seconds_total", text, True, 1e-6)
-    return Series(f"{PREFIX}{stem}_total", text, True)
+        return Metric(f"{PREFIX}{stem.removesuffix(MICROSECONDS)}_seconds_total", text, True, 1e-6)
+    return Metric(f"{PREFIX}{stem}_total", text, True)
 
 
 _COUNTERS = {**DESCRIPTIONS, **STATE_COUNTERS, **{STORE_PREFIX + name: text for name, text in STORE_COUNTERS.items()}}
@@ -38,6 +38,6 @@ _GAUGES = {**GAUGES, **{STORE_PREFIX + name: text for name, text in STORE_GAUGES
 
 SERIES = {
     **{name: _counter(name, text) for name, text in _COUNTERS.items()},
-    **{name: Series(PREFIX + name, text, False) for name, text in _GAUGES.items()},
+    **{name: Metric(PREFIX + name, text, False) for name, text in _GAUGES.items()},
 }
 """By the names that figures have in the code."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
+from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
 from banyan.sglang_plugin.dispatcher.scout import PrefixScout
 
 POLL_MS = 200
@@ -36,10 +38,12 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     """Put Banyan's placement in front of whichever dispatch method SGLang has chosen."""
     seams.verify("controller")
     controller.banyan_held = None
+    controller.banyan_watchdog = None
     config = runtime.config()
     if config is None or not config.looks_up or not runtime.is_on("placement"):
         return
-    placer = _placer(config, controller)
+    roster = _roster(controller)
+    placer = _placer(config, controller, roster)
     dispatch = controller.dispatching
     held_back = HeldBack(placer, dispatch)
     failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
@@ -58,17 +62,25 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
 
     controller.dispatching = dispatch_placed
     controller.banyan_held = held_back
+    controller.banyan_watchdog = RankWatchdog(placer.unheard_s, roster.set_num_silent)
+    faults.hush(controller.banyan_watchdog, "look")
 
 
-def _placer(config: Config, controller: Any) -> Placer:
+def _roster(controller: Any) -> _native.Roster:
+    carried = runtime.bookkeeping(controller.server_args)
+    assert carried is not None
+    roster = _native.Roster.open(carried["roster"])
+    faults.count_at(roster.count_failure)
+    return roster
+
+
+def _placer(config: Config, controller: Any, roster: _native.Roster) -> Placer:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
     dispatcher = None
     if config.policy != SGLANG_POLICY:
         guard = HotRankGuard(config.hot_rank_factor)
         dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
-    roster = _native.Roster.open(carried["roster"])
-    faults.count_at(roster.count_failure)
     scout = PrefixScout(
         roster,
         layout=Layout.from_dict(carried["layout"]),
@@ -116,6 +128,8 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
             _drain(controller, sock_recv)
         if is_holding:
             held.send_on(controller._active_workers)
+        if controller.banyan_watchdog is not None:
+            controller.banyan_watchdog.look(time.time())
 
 
 def _watch_ranks(controller: Any) -> None:

@@ -86,6 +86,14 @@ class Placer:
         if self._dispatcher is not None:
             self._read_loads(self._dispatcher)
 
+    def unheard_s(self, now_s: float) -> dict[int, float]:
+        """By rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then nobody
+        counts what was sent."""
+        if self._dispatcher is None or not self._dispatcher.unheard_s(now_s):
+            return {}
+        self._read_loads(self._dispatcher)
+        return self._dispatcher.unheard_s(now_s)
+
     def is_coming(self, req: Any, found: Found, wait: Wait) -> bool:
         """Whether the rank has still to compute what the request waits for, as far as was read."""
         assert self._dispatcher is not None
