@@ -240,7 +240,7 @@ RULES = (
         WARNING,
         Share("wait_us", ("forward_us",), 0.2, least=1e6),
         "forwards wait for pages: copies are not hidden",
-        "`banyan explain all` shows what the planner expected. Measure a profile (`banyan profile`).",
+        "`banyan explain all` shows what the planner expected.",
         held="5m",
     ),
     Rule(
