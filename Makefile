@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+CODE := python cpu_engine benchmark test
 .PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare ranks soak
 
 help: ## list the targets
@@ -22,8 +23,8 @@ test-fast: setup ## the pure tests: seconds
 	@$(PY) -m pytest test/unit test/property -q $(ARGS)
 
 check: setup ## format, lint, types, import contracts, pure tests
-	@.venv/bin/ruff format --check python benchmark test
-	@.venv/bin/ruff check python benchmark test
+	@.venv/bin/ruff format --check $(CODE)
+	@.venv/bin/ruff check $(CODE)
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all --check
@@ -31,7 +32,7 @@ check: setup ## format, lint, types, import contracts, pure tests
 	@$(PY) -m pytest test/unit test/property -q
 
 fmt: setup ## format Python and Rust
-	@.venv/bin/ruff check --fix -q python benchmark test; .venv/bin/ruff format -q python benchmark test
+	@.venv/bin/ruff check --fix -q $(CODE); .venv/bin/ruff format -q $(CODE)
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all
 
 bench: setup ## the published benchmark of sharing between ranks, half an hour: make bench DATA=sharegpt.jsonl.gz [ARGS="--num-prompts 500"]

@@ -43,7 +43,7 @@ def product_files():
 def user_files():
     """Whatever may use the product, tests aside."""
     yield from PACKAGE.rglob("*.py")
-    for folder, pattern in (("benchmark", "*.py"), ("scripts", "*"), (".ci", "*")):
+    for folder, pattern in (("cpu_engine", "*.py"), ("benchmark", "*.py"), ("scripts", "*"), (".ci", "*")):
         yield from (path for path in (ROOT / folder).rglob(pattern) if path.is_file() and path.suffix != ".pyc")
     yield from (PACKAGE / "patches").glob("*/*.toml")
     yield ROOT / "pyproject.toml"
