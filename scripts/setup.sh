@@ -120,10 +120,10 @@ if ! is_done native "$native" || [ ! -e python/banyan/_native.abi3.so ]; then
 fi
 
 # They are found by their entry points, so they are installed, too; their code is taken from here.
-beside=$(digest cpu_engine/pyproject.toml)
+beside=$(digest cpu_engine/pyproject.toml lab/pyproject.toml)
 if ! is_done beside "$beside"; then
-    timed "installing the CPU engine" \
-        .venv/bin/uv pip install -q --no-deps --no-build-isolation -e ./cpu_engine
+    timed "installing the CPU engine and the laboratory" \
+        .venv/bin/uv pip install -q --no-deps --no-build-isolation -e ./cpu_engine -e ./lab
     mark beside "$beside"
 fi
 
