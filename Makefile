@@ -28,7 +28,7 @@ check: setup ## format, lint, types, import contracts, pure tests
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all --check
-	@cargo clippy -q --manifest-path sgl-kernel/Cargo.toml --workspace --all-targets -- -D warnings
+	@cargo clippy -q --manifest-path sgl-kernel/Cargo.toml --workspace --all-targets --features banyan-py/ceiling -- -D warnings
 	@$(PY) -m pytest test/unit test/lab test/property -q
 
 fmt: setup ## format Python and Rust

@@ -115,7 +115,8 @@ fi
 native=$(digest pyproject.toml sgl-kernel/Cargo.toml sgl-kernel/Cargo.lock $(find sgl-kernel/crates -name '*.rs' -o -name Cargo.toml | sort))
 if ! is_done native "$native" || [ ! -e python/banyan/_native.abi3.so ]; then
     timed "building the native core" \
-        env PATH="$PWD/.venv/bin:$PATH" .venv/bin/uv pip install -q --no-deps --no-build-isolation -e .
+        env PATH="$PWD/.venv/bin:$PATH" .venv/bin/uv pip install -q --no-deps --no-build-isolation -e . \
+        --config-settings "build-args=--features pyo3/extension-module,ceiling"
     mark native "$native"
 fi
 

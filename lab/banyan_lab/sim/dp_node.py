@@ -18,7 +18,6 @@ from banyan.core import Run, SourceKind
 from banyan.layout import cacheable_tokens
 from banyan.planner import Tail
 from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots, Wait
-from banyan.routing.dualpath import decode_rank
 from banyan_lab.sim.caches import Arena, Page
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.dp_rank import CHUNK_TOKENS, DpSite, Evicts, Rank, Request
@@ -27,6 +26,7 @@ from banyan_lab.sim.hardware import node as node_spec
 from banyan_lab.sim.nodes import Join, Node
 from banyan_lab.sim.prompts import PagedPrompt
 from banyan_lab.sim.resources import Link
+from banyan_lab.sim.source_rules import decode_rank
 
 
 class DpNode:

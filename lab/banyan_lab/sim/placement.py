@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is taken there.
+"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is taken there, but for the two of
+``source_rules``.
 
 Ranks stand in groups, and a large cluster has hundreds of them. So the prefill policy is asked twice, first with the
 groups as if they were ranks (with thresholds times their size) and then with the ranks of the chosen group;
-``decode_rank`` does the same by design; it and ``read_side`` are called by no server, only from here. What a policy
-sees of a rank is made anew only when it has changed.
+``decode_rank`` does the same by design. What a policy sees of a rank is made anew only when it has changed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from banyan.routing import POLICIES, Query, RankState, Reason
-from banyan.routing.dualpath import DualPath, decode_rank
-from banyan.routing.reads import ReadQueue, ReadSide, read_side, split_read
+from banyan.routing.dualpath import DualPath
+from banyan.routing.reads import ReadQueue, split_read
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.prefill import PrefillGroup, PrefillRank
+from banyan_lab.sim.source_rules import decode_rank, is_read_by_decode
 from banyan_lab.sim.systems import Placement, Reads
 from banyan_lab.sim.turn import Turn
 
@@ -179,9 +180,7 @@ class ReadSides:
         if self._reads is Reads.IN_TURN:
             return turn.stored_tokens * self._sides.next(turn)
         # All nodes have the same storage NICs: their rates are equal, whatever they are.
-        near = ReadQueue(turn.prefill_rank.node.read_queue_tokens)
-        far = ReadQueue(turn.decode_rank.node.read_queue_tokens)
+        near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
         if self._reads is Reads.SPLIT:
-            return split_read(turn.stored_tokens, prefill=near, decode=far)
-        side = read_side(turn.stored_tokens, prefill=near, decode=far)
-        return turn.stored_tokens if side is ReadSide.DECODE else 0
+            return split_read(turn.stored_tokens, prefill=ReadQueue(near), decode=ReadQueue(far))
+        return turn.stored_tokens if is_read_by_decode(prefill_tokens=near, decode_tokens=far) else 0

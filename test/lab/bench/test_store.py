@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the store's benchmark holds against what."""
 
+from unittest.mock import Mock
+
 import pytest
 
+from banyan_lab.bench.store import _acts
+from banyan_lab.bench.store.ours import Ceiling
 from banyan_lab.bench.store.ratios import ratios
 
 
@@ -43,3 +47,10 @@ def test_ratio_when_nobody_else_was_measured_then_none():
 def test_paced_share_when_reads_are_slower_beside_writes_then_below_one():
     told = ratios({("banyan", "read_alone"): [1.0], ("banyan", "read_while_writes_wait"): [1.25]})
     assert told["paced_read_share"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("has_ceiling", [True, False])
+def test_round_when_the_core_was_built_without_plain_io_uring_then_the_rest_is_measured(has_ceiling):
+    ceiling = Mock(Ceiling, read_depths=(16, 64), write_depths=(2, 8)) if has_ceiling else None
+    names = {name for name, _, _ in _acts(ceiling, Mock(), [])}
+    assert "banyan" in names and ("ceiling, depth 2" in names) is has_ceiling

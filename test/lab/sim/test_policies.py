@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulator drives the policies of the product's packages. It would be worth nothing if it drove its own copies of
-them; where no server calls one of them, its page says so."""
+them; what no server decides lies in one file of its own, and its page says so."""
 
 import ast
 import importlib
@@ -14,12 +14,13 @@ import banyan.planner
 import banyan.routing
 import banyan_lab.sim
 from banyan.routing import dualpath, reads
-from banyan_lab.sim import batching, cluster, offline, placement, systems
+from banyan_lab.sim import batching, cluster, offline, placement, source_rules, systems
 from banyan_lab.sim.workload import agent_set
 
 SIM = Path(banyan_lab.sim.__file__).parent
 PACKAGE = Path(banyan.routing.__file__).parents[1]
 PAGE = Path(__file__).parents[3] / "docs" / "simulator.md"
+RULES = source_rules.__name__
 DECIDERS = ("banyan.routing", "banyan.planner", "banyan.pacing", "banyan.arena")
 SHIPPED = (banyan.routing, dualpath, reads, banyan.planner, banyan.pacing)
 
@@ -37,7 +38,7 @@ def test_sim_when_it_uses_a_shipped_name_then_it_imports_it():
         for name, value in vars(package).items()
         if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("banyan.")
     }
-    assert {"DualPath", "read_side", "decode_rank", "PrefillCost", "SlackTable"} <= shipped
+    assert {"DualPath", "split_read", "PrefillCost", "SlackTable"} <= shipped
     copies = [
         f"{path.name}:{node.lineno} {node.name}"
         for path, tree in trees()
@@ -60,9 +61,12 @@ def is_used_at_home(function):
     return any(isinstance(node, ast.Name) and node.id == function.__name__ for node in ast.walk(tree))
 
 
-def test_page_when_no_server_takes_a_decision_of_the_simulator_then_it_says_so():
-    servers = [path for path in PACKAGE.rglob("*.py") if "lab" not in path.relative_to(PACKAGE).parts]
-    taken_by_servers = {name for path in servers for _, name in imports(path)}
+def test_page_when_the_simulator_has_rules_of_its_own_then_it_names_them_and_servers_have_none_of_these():
+    rules = [name for name, value in vars(source_rules).items() if getattr(value, "__module__", "") == RULES]
+    assert rules == ["is_read_by_decode", "decode_rank"]
+    assert [name for name in rules if f"`{name}`" not in PAGE.read_text()] == []
+    taken_by_servers = {name for path in PACKAGE.rglob("*.py") for _, name in imports(path)}
+    # Whatever the simulator takes of the product, a server takes too, or the product itself.
     alone = {
         name
         for path in SIM.rglob("*.py")
@@ -70,16 +74,15 @@ def test_page_when_no_server_takes_a_decision_of_the_simulator_then_it_says_so()
         if inspect.isfunction(function := getattr(importlib.import_module(module), name))
         if name not in taken_by_servers and not is_used_at_home(function)
     }
-    assert {"decode_rank", "read_side"} <= alone, "a server takes it now: docs/simulator.md says that none does"
-    assert [name for name in sorted(alone) if f"`{name}`" not in PAGE.read_text()] == []
+    assert alone == set()
 
 
 def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_to_a_policy():
-    """Comparing loads is deciding. Loads are compared in ``banyan.routing`` only."""
+    """Comparing loads is deciding. Loads are compared in ``banyan.routing`` and in the rules of its own only."""
     loads = {"read_queue_tokens", "ongoing_tokens", "pending_tokens", "num_waiting", "free_tokens", "num_running"}
     caching = {"_prefill_state", "_decode_state", "_group_state", "_decode_group_state", "audit", "step_s"}
     found = []
-    for path, tree in trees():
+    for path, tree in ((path, tree) for path, tree in trees() if path.stem != "source_rules"):
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             for node in ast.walk(function):
                 names = {getattr(part, "attr", None) for part in ast.walk(node)} & loads
@@ -96,7 +99,7 @@ def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_t
     [
         (dualpath.DualPath, "choose"),
         (placement, "decode_rank"),
-        (placement, "read_side"),
+        (placement, "is_read_by_decode"),
         (batching.PrefillCost, "piece_us"),
     ],
 )
@@ -116,8 +119,6 @@ def test_dualpath_when_a_shipped_decision_is_taken_away_then_the_simulation_stop
 
 
 def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():
-    assert placement.decode_rank is dualpath.decode_rank
     assert placement.split_read is reads.split_read
-    assert placement.read_side is reads.read_side
     assert batching.PrefillCost is banyan.planner.PrefillCost
     assert cluster.DualPath is dualpath.DualPath

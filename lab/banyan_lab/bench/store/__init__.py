@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan_lab.bench.store.blocks import SHAPES, Blocks, Shape
-from banyan_lab.bench.store.ours import Ceiling, OurStore
+from banyan_lab.bench.store.ours import Ceiling, OurStore, has_ceiling
 from banyan_lab.bench.store.peers import Peer, open_peers
 from banyan_lab.bench.store.provenance import describe
 from banyan_lab.bench.store.ratios import BASES, CEILINGS, Times, is_nixl, is_ours, ratios
@@ -32,6 +32,10 @@ NUM_WRITE_ROUNDS = 21
 """And of Banyan's puts and plain durable writes, for the same reason."""
 NUM_GET_ROUNDS = 70
 """Still more of whole pages, Banyan's and NIXL's: they differ by less than their medians of a few rounds do."""
+
+
+Act = tuple[str, str, Callable[[], float]]
+"""Who, what, and the call that takes its seconds."""
 
 
 def run(path: str) -> dict[str, Any]:
@@ -54,9 +58,11 @@ def _least(values: Any) -> float | None:
 
 def _measure(shape: Shape, place: Path) -> dict[str, Any]:
     blocks = Blocks(shape)
-    ceiling = Ceiling(shape, place / "plain")
+    ceiling = Ceiling(shape, place / "plain") if has_ceiling() else None
     ours = OurStore(blocks, place / "store")
     peers, missing = open_peers(blocks, place)
+    if ceiling is None:
+        missing["ceiling"] = "the native core was built without it (in a checkout: make setup)"
     times: Times = {}
 
     def timed(name: str, what: str, act: Callable[[], float]) -> None:
@@ -98,14 +104,9 @@ def _measure(shape: Shape, place: Path) -> dict[str, Any]:
     }
 
 
-def _acts(ceiling: Ceiling, ours: OurStore, peers: Sequence[Peer]) -> list[tuple[str, str, Callable[[], float]]]:
-    """What a round measures: who, what, and the call that takes its seconds."""
-    acts: list[tuple[str, str, Callable[[], float]]] = []
-    for memory, name in CEILINGS.items():
-        for depth in ceiling.read_depths:
-            acts.append((f"{name}, depth {depth}", "layerwise_read", partial(ceiling.read_s, depth, memory)))
-        for depth in ceiling.write_depths:
-            acts.append((f"{name}, depth {depth}", "durable_write", partial(ceiling.write_s, depth, memory)))
+def _acts(ceiling: Ceiling | None, ours: OurStore, peers: Sequence[Peer]) -> list[Act]:
+    """What a round measures."""
+    acts = [] if ceiling is None else _ceiling_acts(ceiling)
     acts += [
         ("banyan", "put", ours.put_s),
         ("banyan", "layerwise_read", ours.layerwise_read_s),
@@ -115,6 +116,16 @@ def _acts(ceiling: Ceiling, ours: OurStore, peers: Sequence[Peer]) -> list[tuple
         # There has to be something to get.
         peer.put_s()
         acts += [(peer.name, "put", peer.put_s), (peer.name, "get", peer.get_s)]
+    return acts
+
+
+def _ceiling_acts(ceiling: Ceiling) -> list[Act]:
+    acts: list[Act] = []
+    for memory, name in CEILINGS.items():
+        for depth in ceiling.read_depths:
+            acts.append((f"{name}, depth {depth}", "layerwise_read", partial(ceiling.read_s, depth, memory)))
+        for depth in ceiling.write_depths:
+            acts.append((f"{name}, depth {depth}", "durable_write", partial(ceiling.write_s, depth, memory)))
     return acts
 
 

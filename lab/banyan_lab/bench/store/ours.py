@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from banyan._native import Store, store_ceiling
+from banyan import _native
+from banyan._native import Store
 from banyan_lab.bench.store.blocks import Blocks, Shape
 
 NUM_FILLS = 4
@@ -28,11 +29,17 @@ class Ceiling:
 
     def read_s(self, depth: int, memory: str) -> float:
         num_requests = self._shape.num_blocks * self._shape.num_layers
-        return store_ceiling(self._file, "read", self._shape.layer_bytes, num_requests, depth, memory)
+        return _native.store_ceiling(self._file, "read", self._shape.layer_bytes, num_requests, depth, memory)
 
     def write_s(self, depth: int, memory: str) -> float:
         shape = self._shape
-        return store_ceiling(self._file, "durable-write", shape.block_bytes, shape.num_blocks, depth, memory)
+        return _native.store_ceiling(self._file, "durable-write", shape.block_bytes, shape.num_blocks, depth, memory)
+
+
+def has_ceiling() -> bool:
+    """Whether the native core was built with plain io_uring to compare with: that of a checkout is, that of a wheel is
+    not."""
+    return hasattr(_native, "store_ceiling")
 
 
 class OurStore:

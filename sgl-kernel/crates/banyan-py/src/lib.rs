@@ -17,6 +17,8 @@ mod roster;
 mod shelf;
 mod store;
 mod store_check;
+#[cfg(feature = "ceiling")]
+mod store_ceiling;
 mod unlocked;
 mod write_gate;
 
@@ -54,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_evict, module)?)?;
-    module.add_function(wrap_pyfunction!(store_check::store_ceiling, module)?)?;
+    #[cfg(feature = "ceiling")]
+    module.add_function(wrap_pyfunction!(store_ceiling::store_ceiling, module)?)?;
     Ok(())
 }
