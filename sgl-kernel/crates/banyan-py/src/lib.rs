@@ -16,9 +16,9 @@ mod prompt;
 mod roster;
 mod shelf;
 mod store;
-mod store_check;
 #[cfg(feature = "ceiling")]
 mod store_ceiling;
+mod store_check;
 mod unlocked;
 mod write_gate;
 
