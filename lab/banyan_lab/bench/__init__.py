@@ -15,21 +15,18 @@ BENCHES = {
     "dispatch": ("banyan_lab.bench.dispatch", "placing one request of 2,000 pages, hashing included"),
     "evict": ("banyan_lab.bench.evict", "choosing the pages that leave a full pool"),
     "gpu": ("banyan_lab.bench.gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
-    "permits": ("banyan_lab.bench.permits", "reads beside what a prefill lets the store write (--path)"),
     "store": ("banyan_lab.bench.store", "the store against its file system and against other stores (--path)"),
     "stores": ("banyan_lab.bench.stores", "any store by its URL: puts and gets as a server makes them (--store)"),
     "directory": ("banyan_lab.bench.directory", "lookups, leases and publications on a directory of realistic size"),
 }
-
-ON_A_DRIVE = ("permits", "store")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one measurement and print its rows; the process exit status."""
     args = _parser().parse_args(argv)
     module, _ = BENCHES[args.what]
-    if (args.what in ON_A_DRIVE) != (args.path is not None):
-        raise SystemExit("banyan bench: --path DIR belongs to store and permits, which need it")
+    if (args.what == "store") != (args.path is not None):
+        raise SystemExit("banyan bench: --path DIR belongs to store, which needs it")
     if (args.what == "stores") != (args.store is not None):
         raise SystemExit("banyan bench: --store URL belongs to stores, which needs it")
     if args.path is not None and not os.path.isdir(args.path):
@@ -54,6 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan bench")
     parser.add_argument("what", choices=sorted(BENCHES), help="; ".join(f"{k}: {v[1]}" for k, v in BENCHES.items()))
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.add_argument("--path", help="store, permits: the directory to measure in")
+    parser.add_argument("--path", help="store: the directory to measure in")
     parser.add_argument("--store", metavar="URL", help="stores: as --banyan-store names it, with room for 2 GB")
     return parser

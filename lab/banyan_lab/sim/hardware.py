@@ -12,7 +12,7 @@ from typing import Any
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """One file of ``banyan/lab/sim/data``."""
+    """One file of ``banyan_lab/sim/data``."""
     return tomllib.loads((resources.files("banyan_lab.sim") / "data" / f"{name}.toml").read_text(encoding="utf-8"))
 
 

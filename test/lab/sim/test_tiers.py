@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 
 from banyan import _native
-from banyan.pacing import WritePermits
+from banyan.pacing import WritePause
 from banyan_lab.sim import tiers
 from banyan_lab.sim.drives import SharedDrive, read_share
 from banyan_lab.sim.engine import Simulation
@@ -70,7 +70,7 @@ def test_writes_when_paced_then_the_bubble_is_that_without_writes_and_all_is_wri
 
 
 def test_writes_when_paced_then_what_the_shipped_code_decides():
-    assert tiers.WriteGate is _native.WriteGate and tiers.WritePermits is WritePermits
+    assert tiers.WriteGate is _native.WriteGate and tiers.WritePause is WritePause
 
 
 def test_writes_when_every_forward_reads_then_they_wait_for_a_pause():

@@ -18,14 +18,11 @@ from banyan.disagg import Role, environment, notes
 from banyan.layout import Layout
 from banyan.nodes.secret import read_secret
 from banyan.patches import features
-from banyan.planner import profile
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
-    detour_refusal,
     door_seats_refusal,
     environment_refusal,
-    quota_refusal,
     refusals,
     secret_refusal,
 )
@@ -94,7 +91,6 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += _planning_refusals(wanted, args, layout)
     reasons += _node_refusals(wanted, layout)
     if reasons:
         runtime.refuse(*reasons)
@@ -168,9 +164,6 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     global _roster
     if args.page_size is None:
         args.page_size = config.DEFAULT_PAGE_TOKENS
-    if wanted.prefill_quota_ms is not None and args.prefill_decode_interval is None:
-        # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
-        args.prefill_decode_interval = 1
     role = Role(args.disaggregation_mode)
     marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
     config.inherit(environment(role, on_gpu=runtime.device_of(args) != "cpu", **marks))
@@ -202,20 +195,6 @@ def _take_role(role: Role, args: Any, wanted: Config) -> None:
         args.load_balance_method = "round_robin"
     for note in notes(role, has_store=bool(wanted.store), tp_size=args.tp_size):
         logger.warning("banyan: %s", note)
-
-
-def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
-    """One line for each reason why times cannot be predicted, forwards not be cut or prompts take no detour."""
-    reasons = []
-    if layout.steps_together and wanted.elastic_prefill_tokens is not None:
-        reasons.append(detour_refusal(layout.words()))
-    if wanted.profile is not None:
-        try:
-            profile.load(Path(wanted.profile))
-        except profile.BadProfile as error:
-            reasons.append(str(error))
-    line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
-    return reasons if line is None else [*reasons, line]
 
 
 def _node_refusals(wanted: Config, layout: Layout) -> list[str]:
@@ -266,7 +245,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         dp_size=args.dp_size,
         load_balance_method=args.load_balance_method,
         policy=wanted.policy,
-        elastic_prefill=wanted.elastic_prefill_tokens is not None,
         store_admit=wanted.store_admit if wanted.store else "first",
         kv_cache_dtype=args.kv_cache_dtype,
         rust_server=config.uses_rust_server(),
