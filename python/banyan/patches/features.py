@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from banyan.config import CPU_ATTENTION_BACKEND, SGLANG_POLICY, Config
+from banyan.config import SGLANG_POLICY, Config
 from banyan.patches import Misfit
 from banyan.refusals.misfit import misfit_refusal
 from banyan.refusals.models import ModelFacts
@@ -24,8 +24,6 @@ class Asked:
     """What a server was asked for, as far as a feature depends on it. ``model``: once SGLang has looked at it."""
 
     config: Config
-    is_on_cpu: bool = False
-    attention_backend: str | None = None
     algorithm: str | None = None
     has_adapters: bool = False
     disaggregation_mode: str = "null"
@@ -109,14 +107,6 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
     Feature(name="observe", instead="what it tells is missing", is_severable=True),
-    Feature(
-        name="cpu_engine",
-        instead="the CPU engine serves with SGLang's own attention",
-        is_used=lambda asked: asked.is_on_cpu,
-        needed_by=lambda asked: (
-            f"--attention-backend {CPU_ATTENTION_BACKEND}" if asked.attention_backend == CPU_ATTENTION_BACKEND else ""
-        ),
-    ),
 )
 _BY_NAME = {feature.name: feature for feature in FEATURES}
 
