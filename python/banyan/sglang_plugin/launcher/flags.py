@@ -26,11 +26,10 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
+from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
-from banyan.refusals.sliding import WindowFacts
 from banyan.refusals.speculation import DraftFacts
-from banyan.refusals.states import StateFacts
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine
 from banyan.store.location import MOONCAKE, NIXL_POSIX, StoreLocation
@@ -261,29 +260,15 @@ def _draft(args: Any, layout: Layout) -> DraftFacts:
     )
 
 
-def windows(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> WindowFacts:
-    """What decides whether a model's sliding windows can be shared."""
+def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindFacts:
+    """What decides whether a model's sliding windows, or its states, can be shared."""
     scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
-    return WindowFacts(
+    return KindFacts(
         architecture=model.architecture,
+        has_windows=model.has_window,
+        has_states=model.has_states,
         device=runtime.device_of(args),
         has_sinks=model.has_sinks,
-        algorithm=args.speculative_algorithm,
-        disaggregation_mode=args.disaggregation_mode,
-        steps_together=layout.steps_together,
-        deals_with_nodes=wanted.deals_with_nodes,
-        keeps_arena=bool(wanted.keep_host_arena),
-        asked_store=scheme if scheme in (MOONCAKE, NIXL_POSIX) else "",
-        num_slots=layout.num_slots_with_windows,
-    )
-
-
-def states(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> StateFacts:
-    """What decides whether a model's states can be shared."""
-    scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
-    return StateFacts(
-        architecture=model.architecture,
-        device=runtime.device_of(args),
         strategy=args.mamba_radix_cache_strategy,
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
         replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,

@@ -15,10 +15,9 @@ from banyan.config import Config
 from banyan.layout import Layout
 from banyan.patches import features
 from banyan.refusals import refusals
+from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
-from banyan.refusals.sliding import window_refusals
-from banyan.refusals.states import kept_states_refusal, state_refusals
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import flags
 from banyan.sglang_plugin.launcher.model import model_facts
@@ -69,11 +68,7 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     line = None if model is None else model_refusal(model)
     if line is not None:
         return [*reasons, line]
-    if model is not None and model.has_window:
-        reasons += window_refusals(flags.windows(view, wanted, layout, model))
-    if model is not None and model.has_states:
-        reasons += state_refusals(flags.states(view, wanted, layout, model))
-    return reasons
+    return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> features.Asked:
