@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 
@@ -125,7 +126,7 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
     parser.add_argument("--output", default="profile.json", metavar="PATH", help="default %(default)s")
     parser.add_argument("--rank", type=int, default=0, help="the data-parallel rank to measure; default %(default)s")
-    lengths = {"type": _lengths, "metavar": "N,N,..."}
+    lengths: dict[str, Any] = {"type": _lengths, "metavar": "N,N,..."}
     parser.add_argument("--extend", default=(16, 64, 256, 1024, 2048), help="new tokens of the grid", **lengths)
     parser.add_argument("--prefix", default=(0, 512, 2048, 4096), help="prefix tokens of the grid", **lengths)
     parser.add_argument("--held-out", type=int, default=12, metavar="N", help="points off the grid to test the fit on")

@@ -47,7 +47,7 @@ class Grid:
     def held_out(self, page_tokens: int) -> list[Piece]:
         """Points between the cells, evenly spread over the logarithm of the lengths."""
         rng = random.Random(self.seed)
-        points = set()
+        points: set[Piece] = set()
         while len(points) < self.num_held_out:
             extend = _between(rng, self.extend_tokens)
             prefix = _between(rng, self.prefix_tokens) // page_tokens * page_tokens

@@ -11,13 +11,12 @@ from banyan.planner.planner import Action, Planner
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost, mean_relative_error
 from banyan.planner.prefill_times import PrefillTimes
 from banyan.planner.profile import BadProfile, Profile
-from banyan.planner.request import FetchPlanner, RequestFacts
+from banyan.planner.request import RequestFacts
 
 __all__ = [
     "Action",
     "BadProfile",
     "Estimated",
-    "FetchPlanner",
     "ForwardSample",
     "MoveRates",
     "Piece",

@@ -23,12 +23,15 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from banyan import faults, patches
-from banyan.patches.features import CORE, Off, switched_off
+from banyan.feature_list import CORE, Off, absent, switched_off
 from banyan.sglang_plugin import runtime
 
 logger = logging.getLogger("banyan")
 
-_QUEUE = patches.load_queue()
+_ABSENT = absent()
+_QUEUE = [patch for patch in patches.load_queue() if patch.feature not in {off.name for off in _ABSENT}]
+"""Of the features that are installed."""
+
 _HOOK_TYPES = {"before": HookType.BEFORE, "after": HookType.AFTER, "around": HookType.AROUND}
 
 _broken: dict[str, ImportError | AttributeError] = {}
@@ -65,8 +68,8 @@ def _register(patch: patches.Patch, *, is_main: bool) -> None:
 
 def unfit() -> list[Off]:
     """What is off on this SGLang, for sources that are not those that Banyan was written against, or for hooks that the
-    main process lacks."""
-    return switched_off([*patches.changed(_QUEUE), *missing("main")])
+    main process lacks; and what is not installed."""
+    return [*switched_off([*patches.changed(_QUEUE), *missing("main")]), *_ABSENT]
 
 
 class NoHooks(RuntimeError):

@@ -12,9 +12,9 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan import SGLANG_VERSION, _native, patches
+from banyan import feature_list as features
 from banyan.config import OFF_VARIABLE
 from banyan.pacing import SlackTable
-from banyan.patches import features
 from banyan.planner import PrefillCost, Profile, profile
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import flags

@@ -13,7 +13,7 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
-from banyan.sglang_plugin.rank import linker as module
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
 
 FORWARD = "sglang.srt.managers.tp_worker.BaseTpWorker.forward_batch_embedding"
@@ -42,7 +42,7 @@ class Worker(tp_worker.TpModelWorker):
 
 @pytest.fixture(autouse=True)
 def _sharing(monkeypatch):
-    monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
 
 
 def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_copy(monkeypatch):
