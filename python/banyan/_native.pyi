@@ -164,6 +164,13 @@ class Roster:
     def num_failures(self) -> int:
         """How often that has happened in all of them."""
 
+    def set_num_silent(self, num_ranks: int) -> None:
+        """Say how many ranks have work and have not reported for long; the server's dispatcher does."""
+
+    @property
+    def num_silent(self) -> int:
+        """What was last said so; 0 where nobody looks."""
+
     def set_reading(self, slot: int, num_pages: int) -> None:
         """Say how many pages the rank in a slot of this process is waiting for from the store."""
 
@@ -682,10 +689,7 @@ class Store:
         """
 
     def pause_writes(self) -> None:
-        """Start no more writes until one of the next two is called."""
-
-    def set_write_budget(self, num_bytes: int) -> None:
-        """At most so many bytes may be written from now until the next call (the slack of the running batch)."""
+        """Start no more writes until `open_writes`."""
 
     def open_writes(self) -> None:
         """Write whenever nobody on this node reads (an idle server). The state after `open`."""
@@ -719,11 +723,9 @@ class WriteGate:
     """When the store starts a write: the rule itself, for those that simulate a store. Permits as the `Store`'s."""
 
     def pause_writes(self) -> None: ...
-    def set_write_budget(self, num_bytes: int) -> None: ...
     def open_writes(self) -> None: ...
-    def take(self, num_bytes: int, *, num_reads: int, num_writes: int) -> bool:
-        """Whether a write of `num_bytes` may start now, beside so many reads on the node and writes of this store.
-        If so, its bytes are taken from the budget."""
+    def may_write(self, *, num_reads: int, num_writes: int) -> bool:
+        """Whether a write may start now, beside so many reads on the node and writes of this store."""
 
 def store_check(paths: list[str]) -> dict[str, Any]:
     """Read every record and verify it (`banyan fsck`); changes nothing. Safe while the store is in use."""

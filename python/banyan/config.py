@@ -140,42 +140,12 @@ class Config:
         is_open=True,
     )
     hot_rank_factor: float = hot_rank_knob("--banyan-hot-rank-factor", SHARING)
-    elastic_prefill_tokens: int | None = knob(
-        None,
-        "--banyan-elastic-prefill-tokens",
-        SHARING,
-        """A prompt with at least so many new tokens may be computed on an idle rank while its session's rank answers
-        others; that rank fetches the KV and answers.""",
-        metavar="TOKENS",
-        parse=int,
-        check=at_least(1, "token"),
-        unset="never",
-    )
     plan: str = knob(
         "measured",
         "--banyan-plan",
         SHARING,
         "measured: move a prefix where that is expected to be faster than computing it. move: always.",
         choices=PLAN_CHOICES,
-    )
-    profile: str | None = knob(
-        None,
-        "--banyan-profile",
-        SHARING,
-        "Prefill times of this model on this machine, written by `banyan profile`; without it each rank learns them.",
-        metavar="PATH",
-        parse=os.path.abspath,
-        unset="none",
-    )
-    prefill_quota_ms: float | None = knob(
-        None,
-        "--banyan-prefill-quota-ms",
-        SHARING,
-        "Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
-        metavar="MS",
-        parse=float,
-        check=above_zero("a time"),
-        unset="none",
     )
     host_gb: float | None = knob(
         None,
@@ -352,12 +322,8 @@ class Config:
                 policy=self.policy,
                 places=self.policy != SGLANG_POLICY,
                 looks_up=self.looks_up,
-                fetches=self.fetches,
-                detours=self.elastic_prefill_tokens is not None,
                 deals_with_nodes=self.deals_with_nodes,
                 has_secret=bool(self.secret_file),
-                has_quota=self.prefill_quota_ms is not None,
-                has_profile=self.profile is not None,
             )
         )
         if line is not None:

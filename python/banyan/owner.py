@@ -12,6 +12,8 @@ from pathlib import Path
 WRITABLE_BY_OTHERS = 0o022
 OPEN_TO_OTHERS = 0o077
 PRIVATE = 0o600
+MOUNT_PARENTS = {Path("/"), Path("/mnt"), Path("/media")}  # where drives are mounted by hand
+FSTAB = Path("/etc/fstab")
 
 
 def claim_folder(folder: Path, flag: str) -> None:
@@ -23,7 +25,7 @@ def claim_folder(folder: Path, flag: str) -> None:
         OSError: when it cannot be made.
     """
     nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    if _looks_unmounted(nearest):
+    if _is_mount_point(nearest) and _is_empty_root(nearest):
         raise ValueError(
             f"{folder} cannot be used ({flag}): {nearest} is an empty directory of the root file system, as a mount "
             f"point is whose drive is not mounted: mount it, or if it is meant: mkdir -p {folder} && chmod 700 {folder}"
@@ -74,7 +76,16 @@ def _objection(found: os.stat_result) -> str:
     return ""
 
 
-def _looks_unmounted(folder: Path) -> bool:
+def _is_mount_point(folder: Path) -> bool:
+    if folder.parent in MOUNT_PARENTS:
+        return True
+    lines = FSTAB.read_text(errors="replace").splitlines() if FSTAB.exists() else []
+    points = [line.split()[1:2] for line in lines if not line.lstrip().startswith("#")]
+    return [str(folder)] in points
+
+
+def _is_empty_root(folder: Path) -> bool:
+    """An empty directory of the root file system that others may look into, as mount points are."""
     found = folder.stat()
     is_on_root = found.st_dev == os.stat("/").st_dev
     return is_on_root and bool(found.st_mode & OPEN_TO_OTHERS) and folder.is_dir() and not any(folder.iterdir())

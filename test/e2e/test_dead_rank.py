@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's process that is killed takes its server down at once and with a reason, instead of leaving requests without
-an answer."""
+an answer. One that stands still is named."""
 
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test.e2e.conftest import Client
@@ -28,3 +29,34 @@ def test_server_when_a_ranks_process_is_killed_then_it_ends_soon_and_says_which(
             time.sleep(0.1)
         assert not server.is_running()
         assert f"scheduler 2 of 2 (pid={pid}) crashed" in server.log_path.read_text()
+
+
+def test_server_when_a_rank_stands_still_then_the_log_and_the_other_ranks_metrics_say_so_and_it_serves(alone, tmp_path):
+    with serve(tmp_path, "on", "--enable-metrics") as server:
+        wait_ready([server])
+        client = Client(server)
+        client.generate(prompt(100, 1), rank=1)
+        (pid,) = [member["pid"] for member in client.ranks()[0]["peers"]]
+        with ThreadPoolExecutor(1) as pool:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                stuck = pool.submit(client.generate, prompt(100, 2), rank=1)
+                wait_until(lambda: "rank 1 has requests and has not reported" in server.log_path.read_text())
+                # A rank shows its figures when it has computed.
+                wait_until(lambda: client.generate(prompt(60, 3)) and num_silent(client) == 1.0)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert len(stuck.result(PATIENCE_S)[0]) == 12
+        wait_until(lambda: "rank 1 reports again" in server.log_path.read_text())
+
+
+def num_silent(client):
+    lines = [line for line in client.get("/metrics").splitlines() if line.startswith("banyan:num_silent_ranks{")]
+    return max((float(line.split()[-1]) for line in lines), default=None)
+
+
+def wait_until(holds, timeout_s=3 * PATIENCE_S):
+    until_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.5)

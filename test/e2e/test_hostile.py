@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test.e2e.conftest import Client
+from test.e2e.what_clients_say import BAD, GOOD, answers, hints
 
 from benchmark.modes import models
 from benchmark.modes.run import ENV
@@ -34,62 +35,22 @@ def prompt(num_tokens, seed):
     return [drawn.randrange(models.FIRST_PLAIN_TOKEN, models.VOCABULARY) for _ in range(num_tokens)]
 
 
-def hints(*actions):
-    listed = [
-        {"action_id": str(number), "action_type": kind, "action_version": "1", "payload": payload}
-        for number, (kind, payload) in enumerate(actions)
-    ]
-    return {"protocol_version": "1", "message_id": "m", "actions": listed}
-
-
-FORGED = {
-    **{"dp_max_kv_len": 2**63 - 1, "dp_max_kv_rank": 10**9, "policy": "x", "num_hot_ranks": 0},
-    **{"reason": "nonsense", "dispatch_us": -(10**15)},
-}
-NOPE = ("banyan.policy", {"policy": "nope"})
-
-
-def status_of(client, body, path="/generate"):
+def status_of(client, body, path="/generate", headers=None):
     try:
-        client.post(path, {"sampling_params": {"max_new_tokens": 1, "temperature": 0}, **body})
+        client.post(path, {"sampling_params": {"max_new_tokens": 1, "temperature": 0}, **body}, headers=headers)
     except urllib.error.HTTPError as error:
         return error.code
     return 200
 
 
-HARMFUL = [
-    ({"kv_hints": hints(("banyan.prefix", FORGED))}, 200),
-    ({"kv_hints": hints(("banyan.prefix", FORGED), NOPE)}, 400),
-    ({"kv_hints": hints(("banyan.policy", {"elastic_prefill_tokens": []}), ("banyan.prefix", FORGED))}, 400),
-    ({"kv_hints": hints(("banyan.detour", {"server": "x"}))}, 200),
-    ({"kv_hints": hints(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62}))}, 200),
-    ({"kv_hints": hints(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000}))}, 200),
-    ({"kv_hints": hints(("banyan.plan", {"action": "steal"}))}, 400),
-    ({"input_ids": [1, 2**40]}, 400),
-    ({"input_ids": [2**31]}, 400),
-    ({"input_ids": [-1]}, 400),
-    ({"input_ids": [[1, 2], [models.VOCABULARY]]}, 400),
-    ({"input_ids": [1, 2**63]}, 400),
-    ({"input_ids": [[]]}, 400),
-    ({"input_ids": [[], [5, 6]]}, 400),
-    ({"input_ids": None, "text": ""}, 400),
-    ({"input_ids": None, "text": ["", "a"]}, 400),
-    ({"lora_id": []}, 400),
-    ({"lora_id": "x"}, 400),
-    ({"extra_key": []}, 400),
-    ({"cache_salt": ["a", "b"]}, 400),
-    ({"bootstrap_room": [1]}, 400),
-    ({"sampling_params": [{}]}, 400),
-    ({"return_logprob": True, "top_logprobs_num": 1000}, 400),
-    ({"return_logprob": True, "token_ids_logprob": [2**31]}, 400),
-    ({"return_logprob": True, "logprob_start_len": -5}, 400),
-    ({"rid": "r" * 1_000_000}, 200),
-    ({"rid": "a#1"}, 200),
-    ({"session_id": "s" * 1_000_000}, 200),
-    ({"cache_salt": "\ud800"}, 400),
-    ({"routed_dp_rank": 99}, 400),
-    ({"priority": 2**70}, 400),
-]
+def statuses_of(client, rows):
+    """By row of the table, what each value got; what is refused by its kind."""
+    return {
+        row: [
+            min(status_of(client, {"input_ids": prompt(40, 2), **one.body}, headers=one.headers), 400) for one in said
+        ]
+        for row, said in rows.items()
+    }
 
 
 @pytest.mark.parametrize("dp", [1, 2])
@@ -98,14 +59,16 @@ def test_server_when_requests_mean_harm_then_it_refuses_or_serves_them_and_its_f
         wait_ready([server])
         client = Client(server)
         expected, _ = client.generate(prompt(300, 1), num_tokens=NUM_TOKENS)
-        for body, _ in HARMFUL:
-            status_of(client, {"input_ids": prompt(40, 2), **body})
-        statuses = [status_of(client, {"input_ids": prompt(40, 2), **body}) for body, _ in HARMFUL]
+        # Twice: what the first one leaves behind must not harm the second.
+        for said in (BAD, GOOD):
+            statuses_of(client, said)
+        bad, good = statuses_of(client, BAD), statuses_of(client, GOOD)
         assert [client.generate(prompt(300, 1), num_tokens=NUM_TOKENS)[0] for _ in range(4)] == 4 * [expected]
         states = client.ranks().values()
         assert sum(sum(state["hook_failures"].values()) for state in states) == 0
         assert all(0 <= state["dispatch_us"] < 10**9 for state in states)
-        assert [min(status, 400) for status in statuses] == [status for _, status in HARMFUL]
+        assert good == {row: len(said) * [200] for row, said in GOOD.items()}
+        assert bad == {row: len(BAD[row]) * [status] for row, status in answers().items()}
 
 
 def test_request_when_its_name_was_another_prompts_then_it_has_its_own_tokens_and_nobody_else_is_harmed(

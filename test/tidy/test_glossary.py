@@ -30,8 +30,8 @@ ORDINARY = set(
     ratio read reason recent reference refused remote removed report request rerun resolved result return route row
     run runtime seen sent server setting severity sglang shape shareable shared sighting size sizing space start stat
     state stopwatch stored stream subscription table telemetry time timer token too trans transport tried
-    unanswered unavailable unified unreached until upstream usage value verdict view wait waited waiting watch watched
-    wearing webpage whole wire write
+    unanswered unavailable unified unreached until upstream usage value verdict view wait waited waiting watch
+    watchdog watched wearing webpage whole wire write
     complaint counting folder option task thread
     """.split()
 )

@@ -31,7 +31,6 @@ CALLED_BY_OTHERS = {
 SAME_NAME_IN_TWO_FOLDERS = {
     "description": "router: what a server says of itself; cuda_ipc: what a rank says of its pool",
     "models": "router: which model a request wants; refusals: which models are refused",
-    "profile": "planner: the file; cli: the command that writes it",
 }
 """File names that two folders of the product share because the folders say which is which, with what they say."""
 

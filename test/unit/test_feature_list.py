@@ -13,7 +13,7 @@ from banyan.refusals.models import ModelFacts
 
 QUEUE = patches.load_queue()
 HIDING = Config(policy="lmetric", answer_details=False)
-ASKED = Asked(config=Config(policy="lmetric", elastic_prefill_tokens=64))
+ASKED = Asked(config=Config(policy="lmetric"))
 NEEDED_BY = {
     "planner": (replace(ASKED, steps_together=True), "--enable-dp-attention"),
     "windows": (
@@ -76,14 +76,8 @@ def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up()
     (off,) = features.switched_off([unfit("placement")])
     assert off.feature.is_used(ASKED)
     without = off.feature.without(ASKED.config)
-    assert (without.policy, without.looks_up, without.elastic_prefill_tokens) == ("sglang", False, None)
+    assert (without.policy, without.looks_up) == ("sglang", False)
     assert not off.feature.is_used(replace(ASKED, config=without))
-
-
-def test_planner_when_it_is_off_then_there_is_no_quota():
-    (off,) = features.switched_off([unfit("planner")])
-    wanted = Config(policy="lmetric", profile="p", prefill_quota_ms=10.0)
-    assert off.feature.without(wanted) == replace(wanted, prefill_quota_ms=None)
 
 
 def test_cpu_engine_when_the_server_is_on_gpus_then_it_is_not_used():

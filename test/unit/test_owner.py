@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from banyan import owner
 from banyan.owner import claim_folder, open_own
 
 FLAG = "--some-flag"
@@ -50,6 +51,9 @@ def test_folder_when_it_looks_like_a_mount_point_without_its_mount_then_refused_
     mount = tmp_path / "nvme0"
     mount.mkdir()
     mount.chmod(0o755)
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"# what is mounted at start\n\nUUID=1 / ext4 defaults 0 1\nUUID=2 {mount} xfs noauto 0 2\n")
+    monkeypatch.setattr(owner, "FSTAB", fstab)
     real = os.stat
     # Wherever the tests run: as if all of it were the root file system's.
     monkeypatch.setattr(os, "stat", lambda path, **how: real(mount if path == "/" else path, **how))
@@ -59,6 +63,20 @@ def test_folder_when_it_looks_like_a_mount_point_without_its_mount_then_refused_
     assert list(mount.iterdir()) == []
     mount.chmod(0o700)
     claim_folder(mount / "kv", FLAG)
+
+
+def test_folder_when_it_is_empty_and_no_drive_is_mounted_there_then_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "kv"
+    made.mkdir()
+    made.chmod(0o755)
+    real = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **how: real(made if path == "/" else path, **how))
+    claim_folder(made, FLAG)
+    monkeypatch.setattr(owner, "MOUNT_PARENTS", {tmp_path})
+    with pytest.raises(ValueError, match="not mounted"):
+        claim_folder(made, FLAG)
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "writable by others"])

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 
@@ -48,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     store.add_parsers(commands)
     config_file.add_parsers(commands)
     size.add_parser(commands)
-    _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
     route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
     settings.add_flags(route)
     route.set_defaults(run=_route)
@@ -120,45 +118,6 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         help="a store as --banyan-store names it: its library, whoever is to answer, its drives",
     )
     parser.set_defaults(run=_doctor)
-
-
-def _add_profile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
-    parser.add_argument("--output", default="profile.json", metavar="PATH", help="default %(default)s")
-    parser.add_argument("--rank", type=int, default=0, help="the data-parallel rank to measure; default %(default)s")
-    lengths: dict[str, Any] = {"type": _lengths, "metavar": "N,N,..."}
-    parser.add_argument("--extend", default=(16, 64, 256, 1024, 2048), help="new tokens of the grid", **lengths)
-    parser.add_argument("--prefix", default=(0, 512, 2048, 4096), help="prefix tokens of the grid", **lengths)
-    parser.add_argument("--held-out", type=int, default=12, metavar="N", help="points off the grid to test the fit on")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times each cell is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=_profile)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    """Ascending lengths, as ``16,64,256``."""
-    lengths = tuple(int(part) for part in text.split(","))
-    if list(lengths) != sorted(set(lengths)) or lengths[0] < 0:
-        raise argparse.ArgumentTypeError(f"{text}: ascending lengths, please")
-    return lengths
-
-
-def _profile(args: argparse.Namespace) -> int:
-    from banyan.cli import profile
-    from banyan.cli.engine import Engine, EngineError
-
-    grid = profile.Grid(args.extend, args.prefix, args.held_out, args.repeats, args.seed)
-    try:
-        measured = profile.measure(
-            Engine(args.url), grid, rank=args.rank, provenance=profile.provenance(sys.argv), progress=print
-        )
-    except EngineError as error:
-        print(f"banyan profile: {error}", file=sys.stderr)
-        return 1
-    profile.profile.save(measured, Path(args.output))
-    print(f"{args.output}: {measured.cost}")
-    print(f"mean error on {len(measured.held_out)} points that the fit has not seen: {measured.held_out_error:.1%}")
-    return 0
 
 
 def _completion(args: argparse.Namespace) -> int:

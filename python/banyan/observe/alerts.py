@@ -154,6 +154,14 @@ RULES = (
         held="1m",
     ),
     Rule(
+        "BanyanRankSilent",
+        WARNING,
+        Above("num_silent_ranks", 0),
+        "a rank has requests and has not reported for half a minute",
+        "Its process is stopped, or in a step that does not end: look at the rank's log, and at `py-spy dump`.",
+        held="1m",
+    ),
+    Rule(
         "BanyanFetchFailed",
         CRITICAL,
         Grown("fetches_failed"),
@@ -232,7 +240,7 @@ RULES = (
         WARNING,
         Share("wait_us", ("forward_us",), 0.2, least=1e6),
         "forwards wait for pages: copies are not hidden",
-        "`banyan explain all` shows what the planner expected. Measure a profile (`banyan profile`).",
+        "`banyan explain all` shows what the planner expected.",
         held="5m",
     ),
     Rule(

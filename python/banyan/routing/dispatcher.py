@@ -17,7 +17,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from banyan.routing.awaited import PromptTokens, Trail
-from banyan.routing.elastic import Detour, ElasticPrefill
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
@@ -86,12 +85,6 @@ class Dispatcher:
         self._count(prompt, trail, choice.rank, now_s, query.cached_on(choice.rank))
         return choice
 
-    def detour(self, prompt: Prompt, active: Collection[int], elastic: ElasticPrefill) -> Detour | None:
-        """Whether another rank than the session's should compute the prompt first. Counts nothing."""
-        query = self._query(prompt, _trail_of(prompt))
-        cool = self.guard.cool(query, [state for state in self.states(active) if state.is_active])
-        return elastic.detour(query, cool, self._lots)
-
     def wait(
         self, prompt: Prompt, active: Collection[int], now_s: float, *, policy: Policy | None = None
     ) -> Wait | None:
@@ -128,6 +121,11 @@ class Dispatcher:
         """Count a request that goes to ``rank``, whoever chose it."""
         trail = _trail_of(prompt)
         self._count(prompt, trail, rank, now_s, self._cached(prompt, trail, rank))
+
+    def unheard_s(self, now_s: float) -> dict[int, float]:
+        """By rank, for how long something sent there has been in none of its reports, where anything has."""
+        waits = {rank: load.unheard_s(now_s) for rank, load in enumerate(self._loads)}
+        return {rank: wait_s for rank, wait_s in waits.items() if wait_s > 0}
 
     def ended(self, rank: int, num_tokens: int, placed_s: float) -> None:
         """A request of so many tokens that was counted at ``rank`` at ``placed_s`` has ended, however that was.

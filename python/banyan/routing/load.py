@@ -151,6 +151,10 @@ class RankLoad:
         since = (now_s - self._computes_since_s) * (self.report.prefill_tokens_per_s or 0.0)
         return max(0, due_tokens - int(max(0.0, since)))
 
+    def unheard_s(self, now_s: float) -> float:
+        """For how long something sent to the rank has been in no report; 0 while all is."""
+        return max(0.0, now_s - self._on_its_way[0].at_s) if self._on_its_way else 0.0
+
     def ended(self, at_s: float, num_prompt_tokens: int) -> None:
         """A request that was placed then has ended. Where a report counts it already, a later one will not."""
         for sent in self._on_its_way:

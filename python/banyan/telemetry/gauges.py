@@ -13,6 +13,7 @@ GAUGES = {
     "num_quarantined_pages": "freed pages that a peer is still reading",
     "num_ranks": "data-parallel ranks of this server",
     "num_live_ranks": "of these, ranks that are there",
+    "num_silent_ranks": "of these, ranks that have requests and have not reported to the dispatcher for 30 s",
     "num_failures": "faults of Banyan's own in any process of this server, which SGLang was spared; please report them",
     "distinct_share": "distinct pages over pages held in all pools, by a sample; 1: no page is held twice",
     "duplicate_share": "share of this rank's pages that another pool or the arena holds too, by a sample",

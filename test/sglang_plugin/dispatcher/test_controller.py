@@ -23,8 +23,8 @@ from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
-from banyan.sglang_plugin.dispatcher.held import MAX_HELD
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer, is_plain, session_of
+from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
+from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer, session_of
 from banyan.sglang_plugin.dispatcher.scout import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
@@ -162,15 +162,6 @@ def test_scout_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids[:32]))
     sent.padded_input_ids = padded
     assert scout_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
-
-
-@pytest.mark.parametrize(
-    "content", [{"mm_inputs": image_prompt(1, num_tokens=120, image=PLACE)[1]}, {"need_wait_for_mm_inputs": True}]
-)
-def test_prompt_when_an_image_is_in_it_then_no_other_rank_computes_it_first(content):
-    """Its prefill there would have the tokens and not the image."""
-    ids, _ = image_prompt(1, num_tokens=120, image=PLACE)
-    assert is_plain(request(ids)) and not is_plain(request(ids, **content))
 
 
 @pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])
@@ -323,15 +314,14 @@ def dispatching(roster, monkeypatch, sent):
     return fake
 
 
-@pytest.mark.parametrize("full", [0, 1])
-def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(node, monkeypatch, full):
+def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(node, monkeypatch):
     sent = []
     fake = dispatching(node[0], monkeypatch, sent)
     fake._active_workers = [0, 1]
     monkeypatch.setattr(Placer, "place", lambda self, req, active: Wait(0, 16, 1.0))
     fake.dispatching(request(range(64)))
-    assert sent == [] and [held.num_held for held in fake.banyan_held] == [0, 1]
-    fake.banyan_held[full]._held.extend([None] * MAX_HELD)
+    assert sent == [] and fake.banyan_held.num_held == 1
+    fake.banyan_held._held.extend([None] * MAX_HELD)
     fake.dispatching(request(range(64)))
     assert len(sent) == 1 and sent[0] in (0, 1)
 
@@ -342,7 +332,7 @@ def test_dispatch_when_a_hook_of_placement_is_missing_in_this_process_then_sglan
     runtime.switch_off("placement")
     fake = dispatching(node[0], monkeypatch, sent)
     fake.dispatching(request(range(64)))
-    assert sent == [None] and fake.banyan_held == ()
+    assert sent == [None] and fake.banyan_held is None
 
 
 def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
@@ -413,7 +403,7 @@ def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypa
     watchdog = SimpleNamespace(feed=lambda: None)
     fake = SimpleNamespace(
         **{"recv_from_tokenizer": receiver, "soft_watchdog": watchdog, "_request_dispatcher": dispatch},
-        **{"banyan_held": (), "server_args": SimpleNamespace(elastic_ep_backend=None), "scheduler_procs": []},
+        **{"banyan_held": None, "server_args": SimpleNamespace(elastic_ep_backend=None), "scheduler_procs": []},
     )
     try:
         with pytest.raises(StopLoop):

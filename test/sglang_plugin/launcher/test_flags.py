@@ -14,8 +14,6 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 from banyan import SGLANG_VERSION, _native, patches
 from banyan import feature_list as features
 from banyan.config import OFF_VARIABLE
-from banyan.pacing import SlackTable
-from banyan.planner import PrefillCost, Profile, profile
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import flags
 
@@ -228,45 +226,6 @@ def test_hook_when_its_feature_is_switched_off_then_it_passes_through():
     assert hook(lambda: False) is False
 
 
-def saved_profile(folder):
-    path = folder / "profile.json"
-    cost = PrefillCost(1.0, 1.0, 0.0, 0.0)
-    slack = SlackTable((16,), (0,), ((1.0,),))
-    kept = Profile(
-        format=profile.FORMAT,
-        model="m",
-        num_layers=30,
-        provenance={},
-        samples=[],
-        held_out=[],
-        held_out_error=0.1,
-        cost=cost,
-        slack=slack,
-    )
-    profile.save(kept, path)
-    return str(path)
-
-
-def test_start_when_a_quota_is_given_then_decodes_get_their_turn_between_chunks(tmp_path):
-    quota = ["--banyan-profile", saved_profile(tmp_path), "--banyan-prefill-quota-ms", "100"]
-    assert prepare_server_args([*BASE, "--enable-banyan", *quota]).prefill_decode_interval == 1
-    chosen = ["--prefill-decode-interval", "3"]
-    assert prepare_server_args([*BASE, "--enable-banyan", *quota, *chosen]).prefill_decode_interval == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--banyan-profile", "/nowhere/profile.json"], "--banyan-profile /nowhere/profile.json"),
-        (["--banyan-prefill-quota-ms", "100"], "banyan profile"),
-    ],
-)
-def test_start_when_times_cannot_be_predicted_then_refused_with_the_way_out(flags, named, capsys):
-    with pytest.raises(SystemExit):
-        prepare_server_args([*BASE, "--enable-banyan", *flags])
-    assert named in capsys.readouterr().err
-
-
 @pytest.fixture
 def clean_environment(monkeypatch):
     """Variables that a start sets for its processes end with the test."""
@@ -340,13 +299,10 @@ def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_ask
 
 
 @pytest.mark.parametrize("spelling", [["--attn-dp-size", "2"], ["--dp", "2", "--enable-dp-attention"]])
-def test_start_when_ranks_step_together_then_the_fullest_decides_and_prompts_take_no_detour(spelling, capsys):
+def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     attention = ["--model-path", "nowhere", "--device", "cpu", "--tp", "2", *spelling, "--enable-banyan"]
     carried = runtime.bookkeeping(prepare_server_args(attention))
     assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1}
     assert carried["config"]["policy"] == "level"
     named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
     assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"
-    with pytest.raises(SystemExit):
-        prepare_server_args([*attention, "--banyan-elastic-prefill-tokens", "100"])
-    assert "--banyan-elastic-prefill-tokens" in capsys.readouterr().err

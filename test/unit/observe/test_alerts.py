@@ -14,6 +14,7 @@ DAY = 86_400
 
 WRONG = {
     "BanyanRankGone": {"num_live_ranks": 1},
+    "BanyanRankSilent": {"num_silent_ranks": 1},
     "BanyanFetchFailed": {"fetches_failed": 1},
     "BanyanThreadEnded": {"threads_ended": 1},
     "BanyanPageDamaged": {"read_failed_pages": 2},

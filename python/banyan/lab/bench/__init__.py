@@ -15,7 +15,6 @@ BENCHES = {
     "dispatch": ("banyan.lab.bench.dispatch", "placing one request of 2,000 pages, hashing included"),
     "evict": ("banyan.lab.bench.evict", "choosing the pages that leave a full pool"),
     "gpu": ("banyan.lab.bench.gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
-    "permits": ("banyan.lab.bench.permits", "reads beside what a prefill lets the store write (--path)"),
     "store": ("banyan.lab.bench.store", "the store against its file system and against other stores (--path)"),
     "stores": ("banyan.lab.bench.stores", "any store by its URL: puts and gets as a server makes them (--store)"),
     "directory": ("banyan.lab.bench.directory", "lookups, leases and publications on a directory of realistic size"),

@@ -3,8 +3,8 @@
 
 A request has ``prefix_tokens`` in the tier and computes ``new_tokens``. Layer-wise, the transfer of layer l runs ahead
 of the computation of layer l, which waits for it; otherwise everything is loaded first. New KV is written back: at
-once, in the layer that made it (``UNPACED``), or as a server does (``PACED``): ``banyan.pacing`` tells the store what a
-forward leaves room for, and the store's own gate lets writes start, reads first and at most two blocks deep.
+once, in the layer that made it (``UNPACED``), or as a server does (``PACED``): not while a prefill runs, and
+then as the store's own gate lets writes start, reads first and at most two blocks deep.
 
 The bubble is the time that the GPU waits for KV: the time of the forward pass less the time it computes.
 """
@@ -23,7 +23,7 @@ from banyan.lab.sim.drives import SharedDrive
 from banyan.lab.sim.engine import Simulation
 from banyan.lab.sim.hardware import Drive
 from banyan.lab.sim.resources import Link
-from banyan.pacing import ForwardShape, LayerTimes, SlackTable, WritePermits
+from banyan.pacing import WritePause
 
 READ_DEPTH = 8
 UNPACED_WRITE_DEPTH = 8
@@ -93,13 +93,7 @@ class TieredGpu:
         # Objects are read one after the other: as bandwidth, so that it is a resource like the others.
         self._control = Link(self._sim, "cpu.objects", 1 / tier.object_s) if tier.object_s else None
         self._gate = WriteGate()
-        self._permits = WritePermits(
-            self._gate,
-            times=LayerTimes(slack_table(cost)),
-            num_layers=self._num_layers,
-            block_bytes=WRITE_BLOCK_BYTES,
-            write_bytes_per_us=lambda: tier.drive.write_bytes_per_s / 1e6,
-        )
+        self._pause = WritePause(self._gate)
         self._backlog: deque[int] = deque()
         self.backlog_bytes = 0
         """What waits or is in flight."""
@@ -144,7 +138,7 @@ class TieredGpu:
         began_s = self._sim.now_s
         loaded = [False] * self._num_layers
         state = {"layer": 0, "computing": False}
-        self._permits.begin_prefill(ForwardShape(new, prefix), num_stored_tokens=prefix)
+        self._pause.begin_prefill()
 
         def arrive(layer: int) -> None:
             loaded[layer] = True
@@ -167,7 +161,7 @@ class TieredGpu:
             state["layer"] += 1
             self._write_layer(new)
             if state["layer"] == self._num_layers:
-                self._permits.end()
+                self._pause.end()
                 ended(Forward(self._sim.now_s - began_s, work_s))
             else:
                 advance()
@@ -218,7 +212,7 @@ class TieredGpu:
     def _pump(self) -> None:
         """What the I/O thread does: ask the gate, write what it allows, come back."""
         num_reads = self.drive.reads.num_flows
-        while self._backlog and self._gate.take(self._backlog[0], num_reads=num_reads, num_writes=self.num_writing):
+        while self._backlog and self._gate.may_write(num_reads=num_reads, num_writes=self.num_writing):
             block_bytes = self._backlog.popleft()
             self.num_writing += 1
             self.drive.write(block_bytes, self._written, block_bytes)
@@ -229,18 +223,3 @@ class TieredGpu:
     def _written(self, block_bytes: int) -> None:
         self.num_writing -= 1
         self.backlog_bytes -= block_bytes
-
-
-def slack_table(cost: PrefillModel) -> SlackTable:
-    """What ``banyan profile`` would have measured on this GPU."""
-    extends = tuple(1 << power for power in range(0, 18))
-    prefixes = (0, *(1 << power for power in range(8, 19)))
-    layers = cost.model.num_layers
-    rows = [
-        [
-            (cost.linear_s(new) + cost.attention_s(new_tokens=new, cached_tokens=prefix)) / layers * 1e6
-            for prefix in prefixes
-        ]
-        for new in extends
-    ]
-    return SlackTable.fit(extends, prefixes, rows)

@@ -16,8 +16,8 @@ from banyan.sglang_plugin.read_queue import read_queue_tokens
 
 LOOK_PERIOD_S = 0.5
 
-LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 14, 1 << 18
-"""At 16 tokens a page 50 MB and 8 M tokens of prompts, 800 MB and 134 M."""
+LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 10, 1 << 18
+"""At 16 tokens a page 3 MB and half a million tokens of prompts, 800 MB and 134 M."""
 
 
 def num_remembered_chunks(num_frames: int) -> int:

@@ -9,7 +9,6 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
@@ -20,13 +19,10 @@ from banyan import feature_list as features
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.feature import Asked
 from banyan.layout import Layout
-from banyan.planner import profile
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
-    detour_refusal,
     environment_refusal,
-    quota_refusal,
     refusals,
 )
 from banyan.refusals.models import ModelFacts
@@ -89,7 +85,6 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += _planning_refusals(wanted, args, layout)
     reasons += features.lines(asked_of(args, wanted, layout))
     if reasons:
         runtime.refuse(*reasons)
@@ -170,9 +165,6 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         args.attention_backend = config.CPU_ATTENTION_BACKEND
     if args.page_size is None:
         args.page_size = config.DEFAULT_PAGE_TOKENS
-    if wanted.prefill_quota_ms is not None and args.prefill_decode_interval is None:
-        # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
-        args.prefill_decode_interval = 1
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
@@ -191,20 +183,6 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["server"] = uuid.uuid4().hex
     logger.info("banyan: on, share=%s, %s, page size %d", wanted.share, layout.words(), args.page_size)
     return carried
-
-
-def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
-    """One line for each reason why times cannot be predicted, forwards not be cut or prompts take no detour."""
-    reasons = []
-    if layout.steps_together and wanted.elastic_prefill_tokens is not None:
-        reasons.append(detour_refusal(layout.words()))
-    if wanted.profile is not None:
-        try:
-            profile.load(Path(wanted.profile))
-        except profile.BadProfile as error:
-            reasons.append(str(error))
-    line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
-    return reasons if line is None else [*reasons, line]
 
 
 def device_of(args: Any) -> str:
@@ -247,7 +225,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         dp_size=args.dp_size,
         load_balance_method=args.load_balance_method,
         policy=wanted.policy,
-        elastic_prefill=wanted.elastic_prefill_tokens is not None,
         store_admit=wanted.store_admit if wanted.store else "first",
         kv_cache_dtype=args.kv_cache_dtype,
         rust_server=config.uses_rust_server(),

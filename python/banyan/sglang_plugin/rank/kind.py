@@ -291,6 +291,7 @@ class Kind:
             "num_quarantined_pages": self.pages.shelf.num_quarantined,
             "num_ranks": layout.num_ranks,
             "num_failures": self._roster.num_failures,
+            "num_silent_ranks": self._roster.num_silent,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
             "peers": [member for member in members if member["slot"] in self.seats.peers],
             **(self.tier.state() if self.tier is not None else {}),

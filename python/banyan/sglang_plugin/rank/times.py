@@ -44,13 +44,10 @@ def time_layers(
 
 
 def pace_writes(planner: RankPlanner, kinds: Kinds) -> None:
-    """Let the store write beside forwards, as the planner says; the stores of several kinds as one."""
-    stores = [(kind.store, kind.pools.share) for kind in kinds if kind.store is not None]
-    block_bytes = sum(kind.block.block_bytes for kind in kinds if kind.store is not None)
-    if len(stores) == 1:
-        planner.pace_writes(stores[0][0], block_bytes=block_bytes)
-    elif stores:
-        planner.pace_writes(BothStores(stores), block_bytes=block_bytes)
+    """Let the store write beside decodes, and not beside prefills; the stores of several kinds as one."""
+    stores = [kind.store for kind in kinds if kind.store is not None]
+    if stores:
+        planner.pace_writes(stores[0] if len(stores) == 1 else BothStores(stores))
 
 
 def step_together(

@@ -60,6 +60,15 @@ impl PyRoster {
         self.roster.num_failures()
     }
 
+    fn set_num_silent(&self, num_ranks: u64) {
+        self.roster.set_num_silent(num_ranks);
+    }
+
+    #[getter]
+    fn num_silent(&self) -> u64 {
+        self.roster.num_silent()
+    }
+
     fn set_reading(&self, slot: usize, num_pages: u64) -> PyResult<()> {
         self.roster.set_reading(slot, num_pages).map_err(to_py)
     }

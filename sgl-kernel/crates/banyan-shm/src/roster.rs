@@ -32,6 +32,7 @@ const FORMAT_WORD: usize = 1;
 const NUM_SLOTS_WORD: usize = 2;
 const PAGE_TOKENS_WORD: usize = 3;
 const FAILURES_WORD: usize = 4;
+const SILENT_WORD: usize = 5;
 const READERS_WORD: usize = 8;
 const SLOTS_WORD: usize = READERS_WORD + MAX_SLOTS;
 
@@ -246,6 +247,16 @@ impl Roster {
     /// How often that has happened.
     pub fn num_failures(&self) -> u64 {
         self.word(FAILURES_WORD).load(Ordering::Relaxed)
+    }
+
+    /// How many ranks have work and say nothing, as the server's dispatcher sees it.
+    pub fn set_num_silent(&self, num_ranks: u64) {
+        self.word(SILENT_WORD).store(num_ranks, Ordering::Relaxed);
+    }
+
+    /// What the dispatcher has said; 0 where none looks.
+    pub fn num_silent(&self) -> u64 {
+        self.word(SILENT_WORD).load(Ordering::Relaxed)
     }
 
     /// What the ranks have said; 0 before the first of them.

@@ -18,6 +18,8 @@ use crate::error::{Doing, Result, StoreError, invalid};
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const OPEN_TO_OTHERS: u32 = 0o077;
+/// Where drives are mounted by hand.
+const MOUNT_PARENTS: [&str; 3] = ["/", "/mnt", "/media"];
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +135,7 @@ pub fn remove(directory: &File, name: &std::ffi::OsStr) -> io::Result<()> {
 
 /// The real path of a directory that may become a store or is one; it is made where it is absent.
 pub fn claim_directory(path: &Path) -> Result<PathBuf> {
-    refuse_missing_mount(path)?;
+    refuse_missing_mount(path, &fs::read_to_string("/etc/fstab").unwrap_or_default())?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -161,14 +163,14 @@ pub fn real_directory(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// A mount point whose mount is missing: to be filled, it would be the root file system. Whoever makes a directory for a store there
-/// has made it private, or has put something into it.
-fn refuse_missing_mount(path: &Path) -> Result<()> {
+/// A mount point whose mount is missing: to be filled, it would be the root file system. Whoever means a directory of the root file
+/// system has made it private, or has put something into it.
+fn refuse_missing_mount(path: &Path, fstab: &str) -> Result<()> {
     let absolute = std::path::absolute(path).doing("find", path)?;
     let Some(nearest) = absolute.ancestors().find(|ancestor| ancestor.exists()) else {
         return Ok(());
     };
-    if looks_unmounted(nearest).doing("look at", nearest)? {
+    if is_mount_point(nearest, fstab) && is_empty_root(nearest).doing("look at", nearest)? {
         let (shown, nearest) = (path.display(), nearest.display());
         return invalid!(
             "{shown} cannot be a store (--banyan-store): {nearest} is an empty directory of the root file system, as a mount point \
@@ -178,7 +180,24 @@ fn refuse_missing_mount(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn looks_unmounted(directory: &Path) -> io::Result<bool> {
+/// Whether drives are mounted here: `fstab` says so, or it is a place where people mount by hand.
+fn is_mount_point(directory: &Path, fstab: &str) -> bool {
+    let is_by_hand = directory
+        .parent()
+        .is_some_and(|parent| MOUNT_PARENTS.iter().any(|known| parent == Path::new(known)));
+    let mut lines = fstab
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    is_by_hand
+        || lines.any(|line| {
+            line.split_whitespace()
+                .nth(1)
+                .is_some_and(|point| directory == Path::new(point))
+        })
+}
+
+/// An empty directory of the root file system that others may look into, as mount points are.
+fn is_empty_root(directory: &Path) -> io::Result<bool> {
     let found = fs::metadata(directory)?;
     Ok(found.is_dir()
         && found.dev() == fs::metadata("/")?.dev()
@@ -220,4 +239,62 @@ pub fn read_text(path: &Path) -> std::result::Result<String, StoreError> {
         .read_to_end(&mut bytes)
         .doing("read", path)?;
     Ok(String::from_utf8(bytes).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn path_when_a_drive_belongs_there_and_is_not_mounted_then_refused_and_nothing_is_made() {
+        let scratch = Scratch::new();
+        let mount = scratch.path("nvme0");
+        fs::create_dir(&mount).unwrap();
+        fs::set_permissions(&mount, fs::Permissions::from_mode(0o755)).unwrap();
+        let fstab = format!(
+            "# drives\n\nUUID=1 / ext4 defaults 0 1\nUUID=2 {} xfs noauto 0 2\n",
+            mount.display()
+        );
+        let is_on_root = fs::metadata(&mount).unwrap().dev() == fs::metadata("/").unwrap().dev();
+        for path in [mount.clone(), mount.join("kv"), mount.join("deep/kv")] {
+            refuse_missing_mount(&path, "").unwrap();
+            let outcome = refuse_missing_mount(&path, &fstab);
+            // What is not the root file system's is a mount.
+            assert_eq!(outcome.is_err(), is_on_root);
+            if let Err(error) = outcome {
+                let (words, shown) = (error.to_string(), path.display().to_string());
+                assert!(
+                    words.contains(&shown)
+                        && words.contains("not mounted")
+                        && words.contains("mkdir -p"),
+                    "{words}"
+                );
+            }
+            assert_eq!(fs::read_dir(&mount).unwrap().count(), 0);
+        }
+        fs::set_permissions(&mount, fs::Permissions::from_mode(0o700)).unwrap();
+        refuse_missing_mount(&mount, &fstab).unwrap();
+    }
+
+    #[test]
+    fn directory_when_people_mount_there_by_hand_or_fstab_names_it_then_a_mount_point() {
+        let fstab = "#UUID=1 /old ext4\nUUID=2\t/data/kv  xfs defaults\nshort\n";
+        for (directory, expected) in [
+            ("/scratch", true),
+            ("/mnt/nvme0", true),
+            ("/media/disk", true),
+            ("/data/kv", true),
+            ("/data/other", false),
+            ("/mnt/nvme0/kv", false),
+            ("/", false),
+        ] {
+            assert_eq!(
+                is_mount_point(Path::new(directory), fstab),
+                expected,
+                "{directory}"
+            );
+        }
+    }
 }

@@ -37,7 +37,7 @@ def test_sim_when_it_uses_a_shipped_name_then_it_imports_it():
         for name, value in vars(package).items()
         if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("banyan.")
     }
-    assert {"DualPath", "read_side", "decode_rank", "PrefillCost", "SlackTable"} <= shipped
+    assert {"DualPath", "read_side", "decode_rank", "PrefillCost", "WritePause"} <= shipped
     copies = [
         f"{path.name}:{node.lineno} {node.name}"
         for path, tree in trees()

@@ -11,7 +11,7 @@ from banyan.lab.sim.hardware import drive, write_weight
 from banyan.lab.sim.tiers import Prefill, TieredGpu, Writes
 from banyan.lab.sim.tutti import DRIVE, compute_s, prefill_cost, request
 from banyan.lab.sim.tutti import tiers as named_tiers
-from banyan.pacing import WritePermits
+from banyan.pacing import WritePause
 
 MEASURED = ((8, 32, 203 / 1232), (8, 2, 996 / 1232), (8, 1, 1027 / 1232), (1, 32, 33 / 1351), (1, 1, 637 / 1351))
 """Read depth, write depth, share of the read bandwidth that was left: fio on one drive."""
@@ -70,7 +70,7 @@ def test_writes_when_paced_then_the_bubble_is_that_without_writes_and_all_is_wri
 
 
 def test_writes_when_paced_then_what_the_shipped_code_decides():
-    assert tiers.WriteGate is _native.WriteGate and tiers.WritePermits is WritePermits
+    assert tiers.WriteGate is _native.WriteGate and tiers.WritePause is WritePause
 
 
 def test_writes_when_every_forward_reads_then_they_wait_for_a_pause():

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table "What clients may say" of docs/security.md, and values to try: of each row some that keep to its bound, and
+some that do not. What the latter get, the table says."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmark.modes import models
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+HEADING = "## What clients may say"
+
+
+@dataclass(frozen=True)
+class Said:
+    """Fields of a request's body, and its headers."""
+
+    body: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def hints(*actions: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    listed = [
+        {"action_id": str(number), "action_type": kind, "action_version": "1", "payload": payload}
+        for number, (kind, payload) in enumerate(actions)
+    ]
+    return {"protocol_version": "1", "message_id": "m", "actions": listed}
+
+
+def _asked(*actions: tuple[str, dict[str, Any]]) -> Said:
+    return Said({"kv_hints": hints(*actions)})
+
+
+def _logprobs(**fields: Any) -> Said:
+    return Said({"return_logprob": True, **fields})
+
+
+FORGED = {
+    **{"dp_max_kv_len": 2**63 - 1, "dp_max_kv_rank": 10**9, "policy": "x", "num_hot_ranks": 0},
+    **{"reason": "nonsense", "dispatch_us": -(10**15)},
+}
+NOPE = ("banyan.policy", {"policy": "nope"})
+
+GOOD: dict[str, tuple[Said, ...]] = {
+    "`kv_hints`, `banyan.policy`": (
+        _asked(("banyan.policy", {"policy": "round_robin"})),
+        _asked(("banyan.policy", {})),
+    ),
+    "`kv_hints`, `banyan.plan`": (_asked(("banyan.plan", {"action": "compute"})),),
+    "`kv_hints`, other actions of `banyan.`": (_asked(("someone.else", {"key": "value"})),),
+    "`kv_hints` in all": (_asked(*(("someone.else", {}) for _ in range(64))),),
+    "`input_ids`": (Said({"input_ids": [0, models.VOCABULARY - 1]}),),
+    "`input_ids`, `text`": (Said({"input_ids": [5]}), Said({"input_ids": [[5], [6, 7]]})),
+    "`top_logprobs_num`, `token_ids_logprob`, `logprob_start_len`": (
+        _logprobs(top_logprobs_num=5, token_ids_logprob=[3], logprob_start_len=0),
+    ),
+    "`lora_id`": (),
+    "`rid`": (Said({"rid": "r"}), Said({"rid": "r"})),
+    "`session_id`, `session_params.id`, `x-smg-routing-key`": (
+        Said({"session_id": "s"}),
+        Said(headers={"x-smg-routing-key": "k"}),
+    ),
+    "`cache_salt`": (Said({"cache_salt": "tenant"}),),
+    "`extra_key`": (Said({"extra_key": "tenant"}),),
+    "`routed_dp_rank`": (Said({"routed_dp_rank": 0}),),
+    "`priority`": (Said({"priority": 3}),),
+    "`bootstrap_host`, `bootstrap_port`, `bootstrap_room`": (Said({"bootstrap_host": "2.2.2.2"}),),
+    "`x-banyan-read`, `x-banyan-source`, `x-banyan-plan`": (),
+}
+
+BAD: dict[str, tuple[Said, ...]] = {
+    "`kv_hints`, `banyan.policy`": (
+        _asked(NOPE),
+        _asked(("banyan.prefix", FORGED), NOPE),
+        _asked(("banyan.policy", {"policy": []}), ("banyan.prefix", FORGED)),
+    ),
+    "`kv_hints`, `banyan.plan`": (_asked(("banyan.plan", {"action": "steal"})),),
+    "`kv_hints`, other actions of `banyan.`": (
+        _asked(("banyan.prefix", FORGED)),
+        _asked(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62})),
+        _asked(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000})),
+    ),
+    "`kv_hints` in all": (_asked(*(("someone.else", {}) for _ in range(65))),),
+    "`input_ids`": (
+        *(Said({"input_ids": ids}) for ids in ([1, 2**40], [2**31], [-1], [1, 2**63])),
+        Said({"input_ids": [[1, 2], [models.VOCABULARY]]}),
+    ),
+    "`input_ids`, `text`": (
+        Said({"input_ids": [[]]}),
+        Said({"input_ids": [[], [5, 6]]}),
+        Said({"input_ids": None, "text": ""}),
+        Said({"input_ids": None, "text": ["", "a"]}),
+        Said({"cache_salt": ["a", "b"]}),
+        Said({"bootstrap_room": [1]}),
+        Said({"sampling_params": [{}]}),
+    ),
+    "`top_logprobs_num`, `token_ids_logprob`, `logprob_start_len`": (
+        _logprobs(top_logprobs_num=1000),
+        _logprobs(token_ids_logprob=[2**31]),
+        _logprobs(logprob_start_len=-5),
+    ),
+    "`lora_id`": (Said({"lora_id": []}), Said({"lora_id": "x"})),
+    "`rid`": (Said({"rid": "r" * 1_000_000}), Said({"rid": "a#1"})),
+    "`session_id`, `session_params.id`, `x-smg-routing-key`": (
+        Said({"session_id": "s" * 1_000_000}),
+        Said(headers={"x-smg-routing-key": "k" * 5000}),
+    ),
+    "`cache_salt`": (Said({"cache_salt": "\ud800"}),),
+    "`extra_key`": (Said({"extra_key": []}),),
+    "`routed_dp_rank`": (Said({"routed_dp_rank": 99}),),
+    "`priority`": (Said({"priority": 2**70}),),
+    "`bootstrap_host`, `bootstrap_port`, `bootstrap_room`": (),
+    "`x-banyan-read`, `x-banyan-source`, `x-banyan-plan`": (
+        Said(headers={"x-banyan-read": "127.0.0.1:1"}),
+        Said(headers={"x-banyan-source": "127.0.0.1:1 99999999999999999999 -1"}),
+        Said(headers={"x-banyan-plan": "{" * 3000}),
+    ),
+}
+
+
+def answers() -> dict[str, int]:
+    """Of each row, the status that a bad value gets."""
+    return {row: 400 if gets.startswith("400") else 200 for row, gets in _rows()}
+
+
+def _rows() -> list[tuple[str, str]]:
+    """``(field, what a bad value gets)`` of each row of the page's table."""
+    table = PAGE.read_text().split(HEADING)[1].split("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [(row[0], row[2]) for row in cells]
