@@ -15,7 +15,7 @@ from test.unit.directory.rig import NAMESPACE, frames, ids, keys
 from test.unit.features.nodes.rig import BLOCK, NUM_LAYERS, Node, whole
 
 from banyan import _native
-from banyan.arena.source import Wanted
+from banyan.arena.page_source import Wanted
 from banyan.core import Address
 from banyan.features.nodes.lending import Lending
 from banyan.features.nodes.loans import TERM_S

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from banyan.arena.page_source import Worth
 from banyan.arena.read_rate import ReadRate
 from banyan.arena.residency import Residency
-from banyan.arena.source import Worth
 from banyan.core import Run, SourceKind
 from banyan.ports import Frames, PageStore, Peers, StoreFound, StoreRead
 from banyan.telemetry import Counters

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.prefetch import Prefetch
-from banyan.arena.source import Source, Wanted, Worth
 from banyan.ports import Asked, StoreFound
 from banyan.telemetry import Counters
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from banyan.arena.archive import Archive
 from banyan.arena.lineage import Lineage
+from banyan.arena.page_source import Source, Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
-from banyan.arena.source import Source, Wanted
 from banyan.layout import BlockGeometry
 from banyan.pacing import WriteAdmission
 from banyan.ports import PageStore

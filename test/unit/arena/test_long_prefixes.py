@@ -12,7 +12,7 @@ from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 
 from banyan._native import Roster
-from banyan.arena.source import Wanted
+from banyan.arena.page_source import Wanted
 from banyan.core import Run, SourceKind
 
 PROMPT = keys(1, 2, 3, 4, 5, 6)

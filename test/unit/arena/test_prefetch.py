@@ -14,8 +14,8 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan._native import Roster, Store
+from banyan.arena.page_source import Wanted
 from banyan.arena.prefetch import Prefetch
-from banyan.arena.source import Wanted
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Run, SourceKind
 from banyan.layout import BlockGeometry

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from banyan.arena.page_source import Wanted
 from banyan.arena.remote_tier import PATIENCE_S, RemoteTier
-from banyan.arena.source import Wanted
 from banyan.telemetry import Counters
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.prefetch import Prefetch
-from banyan.arena.source import Source, Wanted, Worth
 from banyan.arena.store_tier import StoreTier
 from banyan.core import SourceKind
 from banyan.features.nodes.node_tier import NodeTier

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from banyan.arena.page_source import Source
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
-from banyan.arena.source import Source
 from banyan.core import SourceKind
 from banyan.features.nodes.errands import Errand, Errands
 from banyan.ports import Peers

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from banyan.arena.page_source import Wanted, Worth
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.remote_tier import RemoteTier
-from banyan.arena.source import Wanted, Worth
 from banyan.ports import Asked, Frames, StoreFound, StoreRead
 from banyan.telemetry import Counters
 

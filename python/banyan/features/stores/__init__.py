@@ -10,9 +10,9 @@ NIXL_POSIX = "nixl+posix"
 PARTS = Parts(
     page="operations.md",
     stores={
-        MOONCAKE: StoreScheme("banyan.features.stores.opening:MOONCAKE", is_hosted=True, must_be_asked=True),
+        MOONCAKE: StoreScheme("banyan.features.stores.store_backends:MOONCAKE", is_hosted=True, must_be_asked=True),
         NIXL_POSIX: StoreScheme(
-            "banyan.features.stores.opening:NIXL_POSIX",
+            "banyan.features.stores.store_backends:NIXL_POSIX",
             must_be_asked=True,
             near=("nixl:", "nixl+"),
             near_line=f"of NIXL's plugins POSIX is served: use {NIXL_POSIX}:///folder",

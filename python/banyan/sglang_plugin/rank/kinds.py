@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from banyan.arena.source import Worth
+from banyan.arena.page_source import Worth
 from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.pools.quarantine import OwnPages
 from banyan.sglang_plugin.rank.kind import Kind, Places, RankSetup

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from banyan import faults
-from banyan.arena.source import Worth
+from banyan.arena.page_source import Worth
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
 from banyan.planner import RequestFacts

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from banyan import _native, feature_list
+from banyan.arena.page_source import Source
 from banyan.arena.partner import Partner
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
-from banyan.arena.source import Source
 from banyan.arena.store_tier import StoreTier
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Seats

@@ -17,11 +17,11 @@ from functools import partial
 from banyan import _native
 from banyan.arena.backup import Backup
 from banyan.arena.keeping import Keeping
+from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.partner import Partner
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
-from banyan.arena.source import Source, Wanted, Worth
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
 from banyan.layout.seats import Seats

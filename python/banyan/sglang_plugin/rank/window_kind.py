@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from banyan.arena.source import Worth
+from banyan.arena.page_source import Worth
 from banyan.core import SourceKind
 from banyan.ports import OwnShelf
 from banyan.restorable import WindowPages, longest_restorable, window_of

@@ -14,8 +14,8 @@ from test.unit.cache_rig import LAYOUT, make_cache
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan import _native
+from banyan.arena.page_source import Wanted, Worth
 from banyan.arena.prefetch import Prefetch
-from banyan.arena.source import Wanted, Worth
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from test.unit.arena.test_remote_tier import FakeNodes, FakePrefetch
 
-from banyan.arena.source import Wanted
+from banyan.arena.page_source import Wanted
 from banyan.features.nodes.node_tier import NodeTier
 from banyan.telemetry import Counters
 

@@ -15,7 +15,7 @@ from test.unit.cache_rig import request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 from test.unit.features.nodes.rig import KEYS, Node, free_address, until, whole
 
-from banyan.arena.source import Wanted
+from banyan.arena.page_source import Wanted
 from banyan.core import Run, SourceKind
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.wire import Ask, encode, pack_keys

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from banyan import _native
-from banyan.arena.source import Source
+from banyan.arena.page_source import Source
 from banyan.config import Config
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower

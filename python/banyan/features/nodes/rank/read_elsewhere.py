@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from banyan.arena.source import Wanted
+from banyan.arena.page_source import Wanted
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.rank import said
 from banyan.features.nodes.rank.node_access import NodeAccess
