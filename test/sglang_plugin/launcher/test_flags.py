@@ -162,7 +162,7 @@ def test_start_when_the_source_of_a_core_patch_has_changed_then_stock_with_a_rea
     assert "banyan: off" in line and "core/20-kv-pool" in line and "(0000 ->" in line
 
 
-@pytest.mark.parametrize("name", [feature.name for feature in features.FEATURES if feature.name != features.CORE])
+@pytest.mark.parametrize("name", sorted({patch.feature for patch in patches.load_queue()} - {features.CORE}))
 def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with_one_line_and_sharing_is_on(
     name, monkeypatch, capsys
 ):

@@ -84,9 +84,9 @@ def test_last_layer_when_a_draft_runs_behind_it_then_it_waits_for_the_drafts_row
     assert reader.load("r", transfer(keys(1), own_pages.alloc(own.page_size)))
     batch = reader.start_layer_wise_loading()
     waited = []
-    copy = reader._cache.moving(batch)
+    copy = reader.cache.moving(batch)
     monkeypatch.setattr(
-        reader._cache, "moving", lambda index: SimpleNamespace(wait_layer=lambda n: waited.append(n) or 0.0)
+        reader.cache, "moving", lambda index: SimpleNamespace(wait_layer=lambda n: waited.append(n) or 0.0)
     )
     reader.layer_done_counter.set_consumer(batch)
     for layer in range(own.layer_num):
