@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STRATEGY = "extra_buffer"
+"""SGLang's way to keep states at the ends of pages of several tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -29,8 +32,8 @@ SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
 
 
 def model_refusal(facts: ModelFacts) -> str | None:
-    """The line for a model that caches more than the KV of attention, or None. Of windows alone see
-    ``sliding``, of states alone ``states``."""
+    """The line for a model that caches more than the KV of attention, or None. Windows alone,
+    and states alone, have features of their own."""
     if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (
             f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "
@@ -67,3 +70,12 @@ def index_refusal(*, tokens_per_key: int, num_without: int, is_divided: bool) ->
     else:
         return None
     return f"this model's KV pool keeps index keys in a way that is not shared ({why}): use --banyan-share off"
+
+
+def kept_states_refusal(reason: str) -> str:
+    """The line for a model of which SGLang keeps no states at the ends of pages; ``reason``: in its words."""
+    return (
+        f"SGLang keeps no states of this model for pages of several tokens ({reason}): use "
+        f"--mamba-radix-cache-strategy {STRATEGY} where the model and its backend have it, or start without "
+        "--enable-banyan"
+    )

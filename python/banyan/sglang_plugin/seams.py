@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 
 from banyan import patches
-from banyan.patches.features import CORE, Off, switched_off
+from banyan.feature_list import CORE, Off, absent, switched_off
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.hook_queue import Hooks
 
 logger = logging.getLogger("banyan")
 
-HOOKS = Hooks(patches.load_queue(), is_on=runtime.is_on)
+_ABSENT = absent()
+_INSTALLED = [patch for patch in patches.load_queue() if patch.feature not in {off.name for off in _ABSENT}]
+HOOKS = Hooks(_INSTALLED, is_on=runtime.is_on)
 
 
 def register() -> None:
@@ -32,8 +34,8 @@ def register() -> None:
 
 def unfit() -> list[Off]:
     """What is off on this SGLang, for sources that are not those that Banyan was written against, or for hooks that the
-    main process lacks."""
-    return switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")])
+    main process lacks; and what is not installed."""
+    return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *_ABSENT]
 
 
 class NoHooks(RuntimeError):
