@@ -14,8 +14,9 @@ from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from banyan.config import Config
 from banyan.features.pairs import Role
 from banyan.planner import asked
+from banyan.routing.conversation import conversation_of
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.launcher import rerun
@@ -169,6 +170,35 @@ def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_secon
         engine = Engine([DAMAGED], ["right"])
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: "10.0.0.2:7400"})) == ["right"]
         assert [actions(hints) for hints in engine.seen] == [[SOURCE_ACTION], [asked.ACTION_TYPE]]
+
+
+class Said:
+    """A request as SGLang has read it."""
+
+    def __init__(self, fields, kind="application/json", **headers):
+        self.fields, self.headers = fields, {"content-type": kind, **headers}
+
+    async def json(self):
+        assert self.headers["content-type"] == "application/json", "nothing is left to read"
+        return self.fields
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_named"),
+    [
+        (Said({"prompt_cache_key": "k"}), True),
+        (Said({}, **{"x-session-id": "k"}), True),
+        (Said(None, "multipart/form-data", **{"x-session-id": "k"}), True),
+        (Said(["k"]), False),
+        (Said({"prompt": "k"}), False),
+        (SimpleNamespace(headers={}), False),
+    ],
+)
+def test_request_when_its_client_names_a_conversation_by_the_way_then_the_dispatcher_is_told_a_hash(request_, is_named):
+    engine = Engine(["right"])
+    assert ask(engine, request_) == ["right"]
+    name = payload_of(engine.seen[0], SESSION_ACTION, ACTION_VERSION)
+    assert name == ({"name": conversation_of({"prompt_cache_key": "k"}, {})} if is_named else None)
 
 
 LOADED = LoRARef(lora_name="later", lora_path="/adapters/later")
