@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from banyan import knob_file, knobs
+from banyan import knobs
 from banyan.core import Address
-from banyan.knob_file import KnobTable
 from banyan.knobs import above_zero, at_least, check, from_zero_to, knob, zero_or_more
 from banyan.refusals.combinations import FlagFacts, combination_refusal
 
@@ -49,7 +48,6 @@ DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
 KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
-CONFIG_FLAG = "--banyan-config"
 FLAGS_VARIABLE = "BANYAN_FLAGS"
 OFF_VARIABLE = "BANYAN_FEATURES_OFF"
 CPU_ATTENTION_BACKEND = "banyan_cpu"
@@ -391,10 +389,6 @@ class Config:
         return cls(**values)
 
 
-FILE_TABLE = KnobTable("server", Config, "--banyan-")
-"""Where a file of ``--banyan-config`` holds these knobs."""
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add Banyan's flags to SGLang's parser."""
     group = parser.add_argument_group("banyan", "One prefix cache over all data-parallel ranks.")
@@ -402,12 +396,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-banyan",
         action="store_true",
         help="Share cached prefixes between the data-parallel ranks of this node.",
-    )
-    group.add_argument(
-        CONFIG_FLAG,
-        type=Path,
-        metavar="FILE",
-        help="Take flags from table [server] of this TOML file; those of the command line win. See `banyan config`.",
     )
     knobs.add_to(group, Config)
 
@@ -418,13 +406,12 @@ def take_flags(args: argparse.Namespace, *, default_policy: str = DEFAULT_POLICY
     ``default_policy`` chooses ranks where neither the user nor SGLang's own flag says who does.
 
     Raises:
-        ValueError: for a value out of range, naming the flag, or the line of the file.
+        ValueError: for a value out of range, naming the flag.
     """
     values = {name: vars(args).pop(name) for name in list(vars(args)) if name.startswith("banyan_")}
     if not vars(args).pop("enable_banyan", False):
         return None
-    path = values.pop("banyan_config")
-    taken = knobs.take_from(values, Config, file=None if path is None else knob_file.read(path, FILE_TABLE))
+    taken = knobs.take_from(values, Config)
     looks_up = taken["share"] != "off" and taken["prefix_hints"]
     leaves_it_open = vars(args).get("load_balance_method", AUTO_LOAD_BALANCE) == AUTO_LOAD_BALANCE
     is_paired = vars(args).get("disaggregation_mode", "null") != "null"

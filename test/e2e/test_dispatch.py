@@ -36,7 +36,7 @@ def test_dispatch_when_the_client_names_a_policy_then_it_is_followed(banyan, pro
     }
     ranks = [banyan.post("/generate", body)["meta_info"]["dp_rank"] for _ in range(4)]
     assert ranks[0] != ranks[1] and ranks[:2] == ranks[2:]
-    assert "banyan:placed_turn" in banyan.get("/metrics")
+    assert "banyan:placed_turn_total{" in banyan.get("/metrics")
 
 
 def test_dispatch_when_the_client_names_a_rank_then_it_is_kept(banyan, prompt):

@@ -38,16 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import config_file, size, store, trace
+    from banyan.cli import size, store, trace
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
     _add_doctor(doctor)
     store.add_parsers(commands)
-    config_file.add_parsers(commands)
     size.add_parser(commands)
-    route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
+    route = commands.add_parser(
+        "route",
+        help="one address for several servers, each request where its prefix is",
+        fromfile_prefix_chars="@",
+        epilog="@FILE stands for the arguments in FILE, one a line; those behind it win.",
+    )
     settings.add_flags(route)
     route.set_defaults(run=_route)
     _add_top(commands.add_parser("top", help="watch a running server: hits by source, ranks, store, alerts"))

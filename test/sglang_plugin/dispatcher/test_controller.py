@@ -2,6 +2,7 @@
 """The dispatcher's placement and its loop, with SGLang's own messages and hashes; two ranks in one process."""
 
 from array import array
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from test.sglang_plugin.image_prompts import image_prompt
 from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import Rank, frames
 
+from banyan import faults
 from banyan._native import PageKeys, Roster
 from banyan.config import Config
 from banyan.layout import Layout
@@ -24,7 +26,7 @@ from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer, session_of
+from banyan.sglang_plugin.dispatcher.placement import Placer, session_of
 from banyan.sglang_plugin.dispatcher.scout import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
@@ -283,15 +285,6 @@ def test_session_of_when_the_client_names_one_then_it_is_found(fields, session):
     assert session_of(request(range(4), **fields)) == session
 
 
-def test_failures_when_they_go_on_then_every_tenfold_is_said(caplog):
-    failures = FailureLog("dispatched by SGLang")
-    for _ in range(150):
-        failures.note(ValueError("why"))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"dispatched by SGLang ({number} so far): ValueError: why" for number in (1, 10, 100)
-    ]
-
-
 def dispatching(roster, monkeypatch, sent):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     roster.agree_on_page_tokens(PAGE)
@@ -335,14 +328,25 @@ def test_dispatch_when_a_hook_of_placement_is_missing_in_this_process_then_sglan
     assert sent == [None] and fake.banyan_held is None
 
 
-def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
-    sent = []
+def test_dispatch_when_no_rank_is_active_then_sglangs_own_method_dispatches_and_nothing_is_a_fault(node, monkeypatch):
+    sent, before = [], faults.counts()
     fake = dispatching(node[0], monkeypatch, sent)
     fake.dispatching(request(range(64)))
     fake._active_workers = []
     fake.dispatching(request(range(64)))
-    assert sent == [1, None]
-    assert "NoActiveRank" in caplog.text
+    assert sent == [1, None] and faults.counts() == before
+
+
+def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches_and_the_fault_is_counted(
+    node, monkeypatch, caplog
+):
+    sent = []
+    fake = dispatching(node[0], monkeypatch, sent)
+    monkeypatch.setattr(faults, "_counts", Counter())
+    monkeypatch.setattr(Placer, "place", lambda self, req, active: 1 / 0)
+    fake.dispatching(request(range(64)))
+    assert sent == [None] and faults.counts() == {"dispatcher.place": 1}
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])

@@ -226,6 +226,26 @@ def test_hook_when_its_feature_is_switched_off_then_it_passes_through():
     assert hook(lambda: False) is False
 
 
+def test_start_when_flags_stand_in_a_file_of_sglangs_then_they_are_taken_and_the_command_line_wins(tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "model-path: nowhere\ndevice: cpu\ndp: 2\nenable-banyan: true\nbanyan-host-gb: 3\nbanyan-plan: move\n"
+        "banyan-no-prefix-hints: true\nbanyan-store: /nvme0/kv,/nvme1/kv\n"
+    )
+    taken = runtime.bookkeeping(prepare_server_args(["--config", str(file), "--banyan-plan", "measured"]))["config"]
+    assert (taken["host_gb"], taken["plan"], taken["prefix_hints"]) == (3.0, "measured", False)
+    assert taken["store"] == ("/nvme0/kv", "/nvme1/kv")
+
+
+@pytest.mark.parametrize("line", ["banyan-host-gb: -1", "banyan-hots-gb: 3"])
+def test_start_when_a_file_of_sglangs_holds_a_wrong_flag_then_it_is_refused_by_its_name(tmp_path, capsys, line):
+    file = tmp_path / "server.yaml"
+    file.write_text(f"model-path: nowhere\ndevice: cpu\nenable-banyan: true\n{line}\n")
+    with pytest.raises(SystemExit):
+        prepare_server_args(["--config", str(file)])
+    assert line.partition(":")[0] in capsys.readouterr().err
+
+
 @pytest.fixture
 def clean_environment(monkeypatch):
     """Variables that a start sets for its processes end with the test."""

@@ -9,6 +9,7 @@ import pytest
 
 from banyan import cli
 from banyan.cli import doctor
+from banyan.router import settings
 
 
 def test_laboratory_when_a_command_is_named_then_its_module_gets_the_rest(monkeypatch):
@@ -42,3 +43,20 @@ def test_doctor_when_a_finding_is_bad_then_advice_and_exit_1(monkeypatch, capsys
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "BAD  x: broken" in out and "mend it" in out
+
+
+def test_route_when_arguments_stand_in_a_file_then_they_are_taken_and_those_behind_it_win(tmp_path):
+    file = tmp_path / "router.flags"
+    file.write_text("--server=http://a:1/\n--server=http://b:1\n--port=5\n--no-tokenize\n")
+    taken = settings.take_flags(cli._parser().parse_args(["route", f"@{file}", "--port", "6"]))
+    assert (taken.servers, taken.port, taken.tokenize) == (("http://a:1", "http://b:1"), 6, False)
+
+
+def test_route_when_the_file_is_missing_or_holds_something_else_then_it_is_refused_by_name(tmp_path, capsys):
+    file = tmp_path / "router.flags"
+    for text, named in ((None, "router.flags"), ("--prot=5\n", "--prot"), ("--port=x\n", "--port")):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(SystemExit):
+            cli.main(["route", f"@{file}"])
+        assert named in capsys.readouterr().err

@@ -16,11 +16,11 @@ from sglang.srt.utils.watchdog import SubprocessWatchdog
 from banyan import _native, faults
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
-from banyan.routing import POLICIES, Dispatcher, HotRankGuard, Policy
+from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
 from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
+from banyan.sglang_plugin.dispatcher.placement import Placer
 from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
 from banyan.sglang_plugin.dispatcher.scout import PrefixScout
 
@@ -46,7 +46,6 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     placer = _placer(config, controller, roster)
     dispatch = controller.dispatching
     held_back = HeldBack(placer, dispatch)
-    failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
 
     def dispatch_placed(req: Any) -> None:
         if isinstance(req, TokenizedGenerateReqInput):
@@ -56,8 +55,11 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
                 if wait is not None:
                     held_back.begin(req, wait)
                     return
+            except NoActiveRank:
+                # SGLang's own method says so to the client.
+                pass
             except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
-                failures.note(error)
+                faults.note("dispatcher.place", error)
         dispatch(req)
 
     controller.dispatching = dispatch_placed

@@ -22,9 +22,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from banyan.routing import Wait
+from banyan import faults
+from banyan.routing import NoActiveRank, Wait
 from banyan.routing.hint import Until
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
+from banyan.sglang_plugin.dispatcher.placement import Placer
 
 PATIENCE = 2.0
 IDLE_S = 0.5
@@ -53,7 +54,6 @@ class HeldBack:
         self._placer = placer
         self._send = send
         self._clock = clock
-        self._failures = FailureLog("banyan: SGLang's own method dispatches a request that has waited")
         self._held: deque[_Held] = deque()
 
     @property
@@ -75,7 +75,7 @@ class HeldBack:
         try:
             self._placer.read_loads()
         except Exception as error:  # noqa: BLE001 - what was read last has to do: each wait has an end by itself
-            self._failures.note(error)
+            faults.note("dispatcher.read_loads", error)
         for _ in range(min(MAX_LOOKS, len(self._held))):
             held = self._held.popleft()
             until = self._checked(held, active)
@@ -95,7 +95,7 @@ class HeldBack:
         try:
             return self._until(held, active)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request is served
-            self._failures.note(error)
+            faults.note("dispatcher.is_over", error)
             return Until.FAILED
 
     def _until(self, held: _Held, active: Collection[int]) -> Until | None:
@@ -119,8 +119,11 @@ class HeldBack:
         try:
             held_us = int((self._clock() - held.since_s) * 1e6)
             self._placer.place_anew(held.req, active, held_us=held_us, held_until=until.value)
+        except NoActiveRank:
+            # SGLang's own method says so to the client.
+            pass
         except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
-            self._failures.note(error)
+            faults.note("dispatcher.place_held", error)
         # As SGLang does before it sends.
         held.req.wrap_pickle_fields()
         self._send(held.req)

@@ -7,7 +7,6 @@ still refuses ranks that are not active. A request that a client has pinned keep
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -25,8 +24,6 @@ from banyan.routing import (
 from banyan.routing.hint import Decision
 from banyan.sglang_plugin.dispatcher.scout import Found, PrefixScout
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
-
-logger = logging.getLogger("banyan")
 
 
 class Placer:
@@ -188,18 +185,3 @@ def _tell(req: Any, found: Found, decision: Decision | None) -> None:
         action_version=hint.ACTION_VERSION,
         payload=PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision).payload(),
     )
-
-
-class FailureLog:
-    """Says that something went wrong once, then at every tenfold number of times."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._num_failures = 0
-        self._next_said = 1
-
-    def note(self, error: Exception) -> None:
-        self._num_failures += 1
-        if self._num_failures >= self._next_said:
-            self._next_said *= 10
-            logger.warning("%s (%d so far): %s: %s", self._what, self._num_failures, type(error).__name__, error)
