@@ -745,7 +745,8 @@ def store_ceiling(path: str, kind: str, request_bytes: int, num_requests: int, d
     `memory` is "shared", as the pages of ranks, or "private", as the buffers of one process.
 
     `kind` is "read" (each place once, in a shuffled order) or "durable-write" (in order, with fdatasync as often as
-    the store does it). No index, no checksums: what the file system gives. For `banyan bench store`.
+    the store does it). No index, no checksums: what the file system gives. For `banyan bench store`, and only where the
+    core was built with the feature `ceiling`.
     """
 
 def store_survey(paths: list[str]) -> dict[str, Any]:

@@ -50,7 +50,6 @@ KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
 FLAGS_VARIABLE = "BANYAN_FLAGS"
 OFF_VARIABLE = "BANYAN_FEATURES_OFF"
-CPU_ATTENTION_BACKEND = "banyan_cpu"
 CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
 """In the words of ONEDNN_MAX_CPU_ISA, oneDNN's own variable."""
 CPU_FEATURE_FOR_BFLOAT16 = "avx512bw"
@@ -90,7 +89,7 @@ class Config:
         "--banyan-share",
         SHARING,
         """peer: fetch pages from other ranks. index: ranks tell the dispatcher what they hold, and fetch nothing. off:
-        no sharing, only the CPU engine's attention backend and the dispatcher's poller.""",
+        no sharing: what else Banyan does, it does.""",
         choices=SHARE_CHOICES,
     )
     min_fetch_tokens: int = knob(

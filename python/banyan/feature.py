@@ -29,9 +29,7 @@ class Asked:
     """
 
     config: Config
-    is_on_cpu: bool = False
     device: str = "cpu"
-    attention_backend: str | None = None
     algorithm: str | None = None
     has_adapters: bool = False
     disaggregation_mode: str = "null"

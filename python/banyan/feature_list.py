@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from banyan.config import CPU_ATTENTION_BACKEND, SGLANG_POLICY, Config
+from banyan.config import SGLANG_POLICY, Config
 from banyan.feature import Asked, Feature, Parts, StoreScheme
 from banyan.patches import Misfit
 from banyan.refusals.misfit import misfit_refusal
@@ -100,14 +100,6 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
     Feature(name="observe", instead="what it tells is missing", is_severable=True),
-    Feature(
-        name="cpu_engine",
-        instead="the CPU engine serves with SGLang's own attention",
-        is_used=lambda asked: asked.is_on_cpu,
-        needed_by=lambda asked: (
-            f"--attention-backend {CPU_ATTENTION_BACKEND}" if asked.attention_backend == CPU_ATTENTION_BACKEND else ""
-        ),
-    ),
 )
 _BY_NAME = {feature.name: feature for feature in FEATURES}
 

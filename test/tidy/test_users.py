@@ -15,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "banyan"
-LABORATORY = PACKAGE / "lab"
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 CALLED_BY_OTHERS = {
@@ -36,14 +35,16 @@ SAME_NAME_IN_TWO_FOLDERS = {
 
 
 def product_files():
-    return sorted(path for path in PACKAGE.rglob("*.py") if LABORATORY not in path.parents)
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def user_files():
     """Whatever may use the product, tests aside."""
     yield from PACKAGE.rglob("*.py")
-    for folder, pattern in (("benchmark", "*.py"), ("scripts", "*"), (".ci", "*")):
-        yield from (path for path in (ROOT / folder).rglob(pattern) if path.is_file() and path.suffix != ".pyc")
+    for folder in ("cpu_engine", "lab", "benchmark"):
+        yield from (ROOT / folder).rglob("*.py")
+    for folder in ("scripts", ".ci"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc")
     yield from (PACKAGE / "patches").glob("*/*.toml")
     yield ROOT / "pyproject.toml"
     yield ROOT / "Makefile"

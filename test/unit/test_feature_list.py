@@ -26,7 +26,6 @@ NEEDED_BY = {
     "adapters": (replace(ASKED, has_adapters=True), "--lora-paths"),
     "pairs": (replace(ASKED, disaggregation_mode="decode"), "--disaggregation-mode decode"),
     "answers": (replace(ASKED, config=HIDING), "--banyan-no-answer-details"),
-    "cpu_engine": (replace(ASKED, attention_backend="banyan_cpu"), "--attention-backend banyan_cpu"),
 }
 WITH_PATCHES = {patch.feature for patch in QUEUE}
 NAMES = [feature.name for feature in features.FEATURES if feature.name in WITH_PATCHES]
@@ -65,7 +64,7 @@ def test_server_when_a_feature_is_off_then_it_is_refused_only_where_it_cannot_do
     assert features.refusals({}, asked) == []
 
 
-@pytest.mark.parametrize("name", sorted(NEEDED_BY.keys() - {"cpu_engine"}))
+@pytest.mark.parametrize("name", sorted(NEEDED_BY))
 def test_server_when_it_shares_nothing_then_nothing_of_sharing_is_needed(name):
     asked = NEEDED_BY[name][0]
     alone = replace(asked, config=Config(share="off", policy="sglang", answer_details=asked.config.answer_details))
@@ -78,8 +77,3 @@ def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up()
     without = off.feature.without(ASKED.config)
     assert (without.policy, without.looks_up) == ("sglang", False)
     assert not off.feature.is_used(replace(ASKED, config=without))
-
-
-def test_cpu_engine_when_the_server_is_on_gpus_then_it_is_not_used():
-    (off,) = features.switched_off([unfit("cpu_engine")])
-    assert not off.feature.is_used(ASKED) and off.feature.is_used(replace(ASKED, is_on_cpu=True))

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.metadata
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -15,25 +16,33 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 SHELLS = ("bash", "zsh", "tcsh")
 
 LABORATORY = {
-    "bench": ("banyan.lab.bench", "measure the native core here"),
-    "sim": ("banyan.lab.sim.command", "simulate clusters that run the shipped policies; check published figures"),
+    "bench": "measure the native core here (banyan-lab)",
+    "sim": "simulate clusters that run the shipped policies; check published figures (banyan-lab)",
 }
-"""Commands that measure and simulate, by the module whose ``main`` runs them. The product reaches the laboratory only
-through these names; no other command needs it, and these need no other."""
+"""Commands of a distribution of its own, which enters their functions as entry points of the group ``COMMANDS``."""
+
+COMMANDS = "banyan.commands"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in LABORATORY:
-        module, _ = LABORATORY[words[0]]
-        status: int = importlib.import_module(module).main(words[1:])
-        return status
+        return _run_in_laboratory(words[0], words[1:])
     words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
     args.launch = launch
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
+
+
+def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
+    for entry in importlib.metadata.entry_points(group=COMMANDS, name=name):
+        if importlib.util.find_spec(entry.module.partition(".")[0]) is not None:
+            status: int = entry.load()(words)
+            return status
+    print(f"banyan {name}: not installed: pip install banyan-lab (in a checkout: make setup)", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     completion = commands.add_parser("completion", help="print what makes a shell complete these commands")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
-    for name, (_, purpose) in LABORATORY.items():
+    for name, purpose in LABORATORY.items():
         commands.add_parser(name, help=purpose)
     return parser
 

@@ -134,7 +134,7 @@ def test_start_when_a_store_finds_no_places_for_its_arena_then_refused(capsys):
     assert "80 places" in capsys.readouterr().err
 
 
-def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
+def test_start_when_sharing_is_off_then_only_the_cpu_engine_is_on():
     args = prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off"])
     assert not args.enable_unified_cache_external_linker
     assert args.attention_backend == "banyan_cpu"
@@ -143,17 +143,18 @@ def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
 
 def misfit(name):
     """One patch of a feature, unfit."""
-    patch = next(patch for patch in seams._QUEUE if patch.feature == name)
+    patch = next(patch for patch in seams.HOOKS.queue if patch.feature == name)
     return patches.Misfit(patch, patch.places[0], "it has changed")
 
 
 def make_unfit(monkeypatch, *names):
-    monkeypatch.setattr(patches, "changed", lambda queue: [misfit(name) for name in names])
+    unfit = [misfit(name) for name in names]
+    monkeypatch.setattr(patches, "changed", lambda queue: unfit if queue is seams.HOOKS.queue else [])
 
 
 def test_start_when_the_source_of_a_core_patch_has_changed_then_stock_with_a_reason(monkeypatch, capsys):
-    queue = [replace(patch, fingerprint="0000") if patch.name == "20-kv-pool" else patch for patch in seams._QUEUE]
-    monkeypatch.setattr(seams, "_QUEUE", queue)
+    queue = [replace(one, fingerprint="0000") if one.name == "20-kv-pool" else one for one in seams.HOOKS.queue]
+    monkeypatch.setattr(seams.HOOKS, "queue", queue)
     args = prepare_server_args([*BASE, "--enable-banyan"])
     assert runtime.bookkeeping(args) is None
     assert not args.enable_unified_cache_external_linker
@@ -171,8 +172,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     monkeypatch.setattr(flags, "logger", told)
     args = prepare_server_args([*BASE, "--enable-banyan"])
     carried = pickle.loads(pickle.dumps(runtime.bookkeeping(args)))
-    # Once the CPU engine's attention is chosen, the ranks cannot do without.
-    assert carried["needed"] == (["core"] if name == "cpu_engine" else ["core", "cpu_engine"])
+    assert carried["needed"] == ["core"]
     assert args.enable_unified_cache_external_linker
     (off,) = carried["off"]
     assert off == (misfit(name).patch.name if name in ("guards", "observe") else name)
@@ -183,7 +183,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     is_unused = name in ("windows", "states", "index_keys", "drafts", "adapters", "pairs")
     assert told.log.call_args.args[0] == (logging.INFO if is_unused else logging.WARNING)
     assert carried["config"]["policy"] == ("sglang" if name == "placement" else "lmetric")
-    assert args.attention_backend == (None if name == "cpu_engine" else "banyan_cpu")
+    assert args.attention_backend == "banyan_cpu"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,6 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
         ("pairs", [*PAIRED, "decode"]),
         ("planner", ["--tp-size", "2", "--enable-dp-attention"]),
         ("answers", ["--banyan-no-answer-details"]),
-        ("cpu_engine", ["--attention-backend", "banyan_cpu"]),
     ],
 )
 def test_start_when_the_flags_need_a_feature_that_is_off_then_refused_by_name(name, asked, monkeypatch, capsys):
@@ -214,15 +213,15 @@ def test_start_when_features_fit_again_then_the_processes_to_come_hear_of_none_t
 
 
 def test_hook_when_its_feature_is_switched_off_then_it_passes_through():
-    (patch,) = [patch for patch in seams._QUEUE if patch.name == "52-openai-cached-tokens"]
-    hook = seams._while_on(patch, lambda result, details: ("ours", result))
+    (patch,) = [patch for patch in seams.HOOKS.queue if patch.name == "52-openai-cached-tokens"]
+    hook = seams.HOOKS.while_on(patch, lambda result, details: ("ours", result))
     assert hook("theirs", None) == ("ours", "theirs")
     runtime.switch_off("answers")
     assert hook("theirs", None) is None
-    (patch,) = [patch for patch in seams._QUEUE if patch.name == "12-kept-states"]
-    hook = seams._while_on(patch, lambda original: not original())
+    (patch,) = [patch for patch in seams.HOOKS.queue if patch.name == "41-event-loop"]
+    hook = seams.HOOKS.while_on(patch, lambda original: not original())
     assert hook(lambda: False) is True
-    runtime.switch_off("cpu_engine")
+    runtime.switch_off("placement")
     assert hook(lambda: False) is False
 
 

@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from banyan import cli
 from banyan.cli import doctor
 from banyan.router import settings
+from banyan_lab import bench
 
 
 def test_laboratory_when_a_command_is_named_then_its_module_gets_the_rest(monkeypatch):
     asked = []
-    module = SimpleNamespace(main=lambda words: asked.append(words) or 3)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: {"banyan.lab.bench": module}[name])
+    monkeypatch.setattr(bench, "main", lambda words: asked.append(words) or 3)
     assert cli.main(["bench", "copy", "--json"]) == 3
     assert asked == [["copy", "--json"]]
 
 
-@pytest.mark.parametrize("module", [module for module, _ in cli.LABORATORY.values()])
-def test_laboratory_when_its_table_is_followed_then_every_command_is_there(module):
-    assert callable(importlib.import_module(module).main)
+def test_laboratory_when_it_is_installed_then_every_command_of_the_table_is_an_entry_point():
+    entries = importlib.metadata.entry_points(group=cli.COMMANDS)
+    assert {entry.name for entry in entries} == set(cli.LABORATORY)
+    assert all(callable(entry.load()) for entry in entries)
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["no entry point", "no module"])
+def test_laboratory_when_it_is_missing_then_one_line_says_how_to_have_it(is_broken, monkeypatch, capsys):
+    entry = importlib.metadata.EntryPoint("sim", "no_such_module.command:main", cli.COMMANDS)
+    monkeypatch.setattr(cli.importlib.metadata, "entry_points", lambda **_: [entry] if is_broken else [])
+    assert cli.main(["sim", "dp"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("banyan sim: not installed: pip install banyan-lab")
 
 
 def test_help_when_asked_for_then_the_laboratory_is_listed_and_not_imported(capsys):
     script = "import sys\nfrom banyan import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
-    script += "sys.exit(any(name.startswith('banyan.lab') for name in sys.modules))"
+    script += "sys.exit(any(name.startswith('banyan_lab') for name in sys.modules))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and "bench" in ended.stdout and "sim" in ended.stdout, ended.stderr
 

@@ -17,7 +17,7 @@ logger = logging.getLogger("banyan")
 def launched(asked: Asked) -> None:
     role, wanted = Role(asked.disaggregation_mode), asked.config
     marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
-    config.inherit(environment(role, on_gpu=not asked.is_on_cpu, **marks))
+    config.inherit(environment(role, on_gpu=asked.device != "cpu", **marks))
     if wanted.shares:
         _take_role(role, asked.args, wanted)
 

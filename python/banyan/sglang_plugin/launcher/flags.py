@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
-from sglang.srt.utils import is_cpu
-
 from banyan import SGLANG_VERSION, _native, config, faults
 from banyan import feature_list as features
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
@@ -30,6 +27,7 @@ from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
 from banyan.sglang_plugin import runtime, seams
+from banyan.sglang_plugin.launcher import cpu_engine
 from banyan.store.location import asked_scheme
 
 logger = logging.getLogger("banyan")
@@ -39,8 +37,6 @@ _roster: _native.Roster | None = None
 
 
 def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
-    if config.CPU_ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([config.CPU_ATTENTION_BACKEND])
     config.add_flags(parser)
 
 
@@ -71,8 +67,11 @@ def take_environment(server_args: Any) -> None:
 
 
 def _carry(server_args: Any, carried: dict[str, Any] | None) -> None:
-    if carried is not None:
-        setattr(server_args, runtime.BOOKKEEPING, carried)
+    if carried is None:
+        return
+    setattr(server_args, runtime.BOOKKEEPING, carried)
+    if runtime.device_of(server_args) == "cpu":
+        cpu_engine.start_with(server_args)
 
 
 def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
@@ -122,9 +121,7 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
     """What features depend on, of arguments as they were given or as SGLang has resolved them."""
     return Asked(
         config=wanted,
-        is_on_cpu=device_of(args) == "cpu",
-        device=device_of(args),
-        attention_backend=args.attention_backend,
+        device=runtime.device_of(args),
         algorithm=args.speculative_algorithm,
         has_adapters=bool(args.lora_paths),
         disaggregation_mode=args.disaggregation_mode,
@@ -163,8 +160,6 @@ def layout_of(args: Any) -> Layout:
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
     global _roster
-    if device_of(args) == "cpu" and args.attention_backend is None and runtime.is_on("cpu_engine"):
-        args.attention_backend = config.CPU_ATTENTION_BACKEND
     if args.page_size is None:
         args.page_size = config.DEFAULT_PAGE_TOKENS
     for name, parts in features.installed().items():
@@ -187,16 +182,11 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     return carried
 
 
-def device_of(args: Any) -> str:
-    """What SGLang runs on."""
-    return args.device or ("cpu" if is_cpu() else "cuda")
-
-
 def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     """What the refusals depend on, of arguments as they were given or as SGLang has resolved them."""
     return ServerFacts(
         sglang_version=importlib.metadata.version("sglang"),
-        device=device_of(args),
+        device=runtime.device_of(args),
         num_seats=layout.num_seats,
         pp_size=args.pp_size,
         num_nodes=args.nnodes,
@@ -249,7 +239,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         architecture=model.architecture,
         has_windows=model.has_window,
         has_states=model.has_states,
-        device=device_of(args),
+        device=runtime.device_of(args),
         has_sinks=model.has_sinks,
         strategy=args.mamba_radix_cache_strategy,
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,

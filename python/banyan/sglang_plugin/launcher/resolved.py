@@ -20,22 +20,14 @@ from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import cpu_states, flags
+from banyan.sglang_plugin.launcher import flags
 from banyan.sglang_plugin.launcher.model import model_facts
 
 
 def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
     flags.take_environment(server_args)
     carried = runtime.bookkeeping(server_args)
-    if carried is None:
-        original(server_args)
-        return
-    with cpu_states.resolved_for_banyan():
-        _resolve(original, server_args, carried)
-
-
-def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[str, Any]) -> None:
-    if not Config.from_dict(carried["config"]).shares:
+    if carried is None or not Config.from_dict(carried["config"]).shares:
         original(server_args)
         return
     try:
@@ -63,7 +55,7 @@ def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:
     view, layout = resolved_view(server_args), Layout.from_dict(carried["layout"])
     if _has_no_model(view):
         return None
-    steps_on_cpu = layout.steps_together and flags.device_of(view) == "cpu"
+    steps_on_cpu = layout.steps_together and runtime.device_of(view) == "cpu"
     return model_facts(model_config_of(view), steps_together_on_cpu=steps_on_cpu)
 
 
