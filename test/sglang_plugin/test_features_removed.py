@@ -25,7 +25,7 @@ COMMANDS = ("banyan.cli.", "banyan.router")
 """They may use any feature. `banyan route` needs what it is to know of pairs."""
 
 NEEDING = {
-    "nodes": Asked(config=Config(listen="127.0.0.1:7400", secret_file="/run/secret")),
+    "nodes": Asked(config=Config(listen="127.0.0.1:7400", secret_file="secret")),
     "pairs": Asked(config=Config(), disaggregation_mode="prefill"),
     "stores": Asked(config=Config(store=("nixl+posix:///store",))),
     "windows": Asked(config=Config(), model=ModelFacts(architecture="Gemma", has_window=True)),
@@ -38,7 +38,7 @@ import banyan
 from banyan import feature_list
 gone = []
 for module in pkgutil.walk_packages(banyan.__path__, "banyan."):
-    if module.name.endswith("__main__") or module.name.startswith(("banyan.features." + sys.argv[1])):
+    if module.name.endswith("__main__") or module.name.startswith("banyan.features." + sys.argv[1]):
         continue
     try:
         importlib.import_module(module.name)
@@ -59,7 +59,7 @@ SHARING = (
 @pytest.fixture(params=FOLDERS)
 def without(request, tmp_path):
     """The name of a feature, and how to run Python where its folder is not there."""
-    shutil.copytree(PACKAGE, tmp_path / "banyan", ignore=shutil.ignore_patterns("__pycache__", "lab"))
+    shutil.copytree(PACKAGE, tmp_path / "banyan", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(tmp_path / "banyan" / "features" / request.param)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
 

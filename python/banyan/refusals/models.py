@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STRATEGY = "extra_buffer"
-"""SGLang's way to keep states at the ends of pages of several tokens."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -70,12 +67,3 @@ def index_refusal(*, tokens_per_key: int, num_without: int, is_divided: bool) ->
     else:
         return None
     return f"this model's KV pool keeps index keys in a way that is not shared ({why}): use --banyan-share off"
-
-
-def kept_states_refusal(reason: str) -> str:
-    """The line for a model of which SGLang keeps no states at the ends of pages; ``reason``: in its words."""
-    return (
-        f"SGLang keeps no states of this model for pages of several tokens ({reason}): use "
-        f"--mamba-radix-cache-strategy {STRATEGY} where the model and its backend have it, or start without "
-        "--enable-banyan"
-    )

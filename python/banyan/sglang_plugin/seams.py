@@ -20,9 +20,10 @@ from banyan.sglang_plugin.hook_queue import Hooks
 
 logger = logging.getLogger("banyan")
 
-_ABSENT = absent()
-_INSTALLED = [patch for patch in patches.load_queue() if patch.feature not in {off.name for off in _ABSENT}]
-HOOKS = Hooks(_INSTALLED, is_on=runtime.is_on)
+ABSENT = {off.name: off for off in absent()}
+"""Features that are not installed."""
+
+HOOKS = Hooks([patch for patch in patches.load_queue() if patch.feature not in ABSENT], is_on=runtime.is_on)
 
 
 def register() -> None:
@@ -35,7 +36,7 @@ def register() -> None:
 def unfit() -> list[Off]:
     """What is off on this SGLang, for sources that are not those that Banyan was written against, or for hooks that the
     main process lacks; and what is not installed."""
-    return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *_ABSENT]
+    return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *ABSENT.values()]
 
 
 class NoHooks(RuntimeError):

@@ -22,11 +22,13 @@ from banyan.refusals import (
     environment_refusal,
     refusals,
 )
+from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine
+from banyan.store.location import asked_scheme
 
 logger = logging.getLogger("banyan")
 
@@ -228,6 +230,28 @@ def _draft(args: Any, layout: Layout) -> DraftFacts:
         steps_together=layout.steps_together,
         disaggregation_mode=args.disaggregation_mode,
         skips_draft_extend=config.skips_draft_extend(),
+    )
+
+
+def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindFacts:
+    """What decides whether a model's sliding windows, or its states, can be shared."""
+    return KindFacts(
+        architecture=model.architecture,
+        has_windows=model.has_window,
+        has_states=model.has_states,
+        device=runtime.device_of(args),
+        has_sinks=model.has_sinks,
+        strategy=args.mamba_radix_cache_strategy,
+        has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
+        replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,
+        has_side_states=model.has_side_states,
+        algorithm=args.speculative_algorithm,
+        disaggregation_mode=args.disaggregation_mode,
+        steps_together=layout.steps_together,
+        deals_with_nodes=wanted.deals_with_nodes,
+        keeps_arena=bool(wanted.keep_host_arena),
+        asked_store=asked_scheme(wanted),
+        num_slots=layout.num_slots_with_windows,
     )
 
 

@@ -25,10 +25,9 @@ from sglang.srt.configs.model_config import (
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils import is_cpu
 
-from banyan import feature_list
-from banyan.config import DEFAULT_PAGE_TOKENS, Config
-from banyan.feature import Asked
+from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.layout import PageLayout
+from banyan.refusals.kinds import KindFacts, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 
 INDEXED_PAGE_TOKENS = 64
@@ -106,7 +105,7 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     facts = model_facts(model_config, steps_together_on_cpu=False)
     drafts = [] if draft_path is None else [ModelConfig(draft_path, is_draft_model=True)]
     lines = [model_refusal(facts), *(model_refusal(model_facts(one, steps_together_on_cpu=False)) for one in drafts)]
-    lines += feature_list.lines(_asked(facts, has_draft=bool(drafts)))
+    lines += kind_refusals(_of_machine(facts, has_draft=bool(drafts)))
     line = next((line for line in lines if line is not None), None)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:
@@ -126,11 +125,17 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     return said
 
 
-def _asked(facts: ModelFacts, *, has_draft: bool) -> Asked:
+def _of_machine(facts: ModelFacts, *, has_draft: bool) -> KindFacts:
     """On this machine, with nothing else asked for."""
-    device = "cpu" if is_cpu() else "cuda"
-    algorithm = "of a draft model" if has_draft else None
-    return Asked(config=Config(), device=device, algorithm=algorithm, model=facts)
+    return KindFacts(
+        architecture=facts.architecture,
+        has_windows=facts.has_window,
+        has_states=facts.has_states,
+        device="cpu" if is_cpu() else "cuda",
+        has_sinks=facts.has_sinks,
+        has_side_states=facts.has_side_states,
+        algorithm="of a draft model" if has_draft else None,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from banyan.config import Config
 from banyan.feature import Asked
 from banyan.layout import Layout
 from banyan.refusals import refusals
-from banyan.refusals.models import ModelFacts, kept_states_refusal, model_refusal
+from banyan.refusals.kinds import kept_states_refusal, kind_refusals
+from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import flags
@@ -68,7 +69,7 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     line = None if model is None else model_refusal(model)
     if line is not None:
         return [*reasons, line]
-    return reasons if model is None else [*reasons, *features.lines(_asked_of(server_args, carried, model))]
+    return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:

@@ -19,9 +19,9 @@ from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.kind_pools import RankPools
 from banyan.sglang_plugin.rank import points, prefill, requests, times
+from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.kind import RankSetup
-from banyan.sglang_plugin.rank.kinds import Kinds
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.one_rank import RankParts
 from banyan.sglang_plugin.rank.planning import RankPlanner

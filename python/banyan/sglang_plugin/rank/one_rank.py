@@ -24,9 +24,9 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.kind_pools import RankPools
 from banyan.sglang_plugin.rank import requests
+from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.kind import RankSetup
-from banyan.sglang_plugin.rank.kinds import Kinds
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.points import Attachment

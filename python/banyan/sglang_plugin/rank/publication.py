@@ -20,7 +20,7 @@ from banyan.cache import PrefixCache
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank import requests
-from banyan.sglang_plugin.rank.kinds import Kinds
+from banyan.sglang_plugin.rank.all_kinds import Kinds
 
 logger = logging.getLogger("banyan")
 

@@ -15,8 +15,8 @@ from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.both_stores import BothStores
-from banyan.sglang_plugin.rank.kinds import Kinds
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.telemetry import Counters, LayerClock, Stopwatch

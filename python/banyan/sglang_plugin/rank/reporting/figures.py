@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
-from banyan.sglang_plugin.rank.kinds import Kinds
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.telemetry import Counters, Dropped, Pseudonyms, num_ended
 
