@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent))
 import watching
 
 from banyan import config, knobs, patches
-from banyan.patches import index
+from banyan.cli import patch_index as index
 from banyan.router import paths, settings
 from benchmark import carriers_page, pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented

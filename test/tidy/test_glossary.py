@@ -32,6 +32,7 @@ ORDINARY = set(
     unanswered unavailable unified unreached until upstream usage value verdict view wait waited waiting watch
     watchdog watched wearing webpage whole wire write
     complaint counting endpoint everywhere folder option task thread
+    assemble evicting filled launched paired reporting scheme seating setup site
     """.split()
 )
 

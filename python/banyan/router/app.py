@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from banyan.disagg import Role
+from banyan.features.pairs import Role
 from banyan.observe import Reading
 from banyan.observe.asking import look
 from banyan.observe.webpage import Page, is_ours

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from banyan import _native
-from banyan.disagg import Role
+from banyan.features.pairs import Role
 from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MemoryBlocks, RankBlocks, ServerBlocks, leading_blocks, salt_digest

@@ -20,7 +20,6 @@ import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from banyan.disagg.pairs import SOURCE_HEADER
 from banyan.router.asked_prompt import Asked
 from banyan.router.call import Call
 from banyan.router.fleet import Fleet, Place, Server
@@ -44,6 +43,7 @@ from banyan.router.verdict import (
     retry_after_s,
 )
 from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
+from banyan.routing.headers import SOURCE_HEADER
 
 logger = logging.getLogger("banyan.router")
 

@@ -34,7 +34,8 @@ from banyan.sglang_plugin.dispatcher.scout import (
     num_remembered_chunks,
     unused_by_rank,
 )
-from banyan.sglang_plugin.rank import hooks, linker, load_report, requests
+from banyan.sglang_plugin.rank import hooks, linker, requests
+from banyan.sglang_plugin.rank.reporting import load_report
 from banyan.telemetry import Counters
 
 PLACE = range(32, 72)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.disagg.pairs import Meeting, address, has_broken
+from banyan.features.pairs.meeting import Meeting, address, has_broken
 from banyan.router import prompt
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MAX_MEDIA, RankBlocks

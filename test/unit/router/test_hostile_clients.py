@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from test.unit.router.fake_server import FakeServer, Served, running, until
 
-from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.router import prompt
 from banyan.router.bodies import Bodies, Refused
 from banyan.router.connections import Bounded
 from banyan.router.paths import GENERATE
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import TooLong, WholeEvents
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 
 DEEP = b'{"a":' * 3000 + b"1" + b"}" * 3000
 

@@ -97,7 +97,7 @@ async def _serve(raw_request: Any, path: str, body: bytes) -> None:
     """Give a request to SGLang's routes, whose middleware the question itself has passed. Nobody reads the answer."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope: MutableMapping[str, Any] = {name: raw_request.scope[name] for name in _COPIED if name in raw_request.scope}
-    scope |= {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    scope.update(type="http", method="POST", path=path, raw_path=path.encode(), query_string=b"")
     scope["headers"] = headers
     has_read = False
 

@@ -22,9 +22,10 @@ from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.core import LOAD_FAILED
 from banyan.planner import Action, asked
 from banyan.routing.conversation import conversation_of
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
@@ -47,7 +48,7 @@ async def around_generate_request(
         async for answer in original(manager, obj, request):
             yield answer
         return
-    if runtime.role().is_paired:
+    if runtime.disaggregation_mode() != "null":
         async for answer in original(manager, _as_asked(obj, request), request):
             yield answer
         return
