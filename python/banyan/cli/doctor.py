@@ -40,6 +40,7 @@ def examine(
         _huge_pages,
         _kept_arena,
         _sgl_kernel,
+        doctor_processor.architecture,
         doctor_processor.rounding,
         doctor_processor.bfloat16,
     )

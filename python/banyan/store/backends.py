@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
+from banyan import _native
 from banyan._native import Store
 from banyan.core import Address
 from banyan.ports import PageStore, TellingStore
@@ -132,6 +133,11 @@ def look(location: StoreLocation) -> str:
     return "" if found is None else found(location)
 
 
+def _look_files(location: StoreLocation) -> str:
+    _native.store_preview(list(location.paths))
+    return ""
+
+
 def _look_hf3fs(location: StoreLocation) -> str:
     lines = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
     points = [point for _, point, kind, *_ in lines if kind in HF3FS_TYPES]
@@ -139,6 +145,7 @@ def _look_hf3fs(location: StoreLocation) -> str:
         real = os.path.realpath(path)
         if not any(real == point or real.startswith(point.rstrip("/") + "/") for point in points):
             raise ValueError(f"{path} is on no mounted 3FS: mount it, or name the folder without {HF3FS}://")
+    _look_files(location)
     return "on a mounted 3FS, by its POSIX side"
 
 
@@ -155,7 +162,7 @@ def _look_nixl_posix(location: StoreLocation) -> str:
 
 
 LOOKS: Mapping[str, Callable[[StoreLocation], str]] = MappingProxyType(
-    {HF3FS: _look_hf3fs, MOONCAKE: _look_mooncake, NIXL_POSIX: _look_nixl_posix}
+    {FILE: _look_files, HF3FS: _look_hf3fs, MOONCAKE: _look_mooncake, NIXL_POSIX: _look_nixl_posix}
 )
 Backend = Callable[[StoreLocation, bytes, Sequence[int], Space], PageStore]
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
