@@ -36,9 +36,11 @@ from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.sliding import WindowFacts
 from banyan.refusals.speculation import DraftFacts
+from banyan.refusals.start import store_refusal
 from banyan.refusals.states import StateFacts
-from banyan.sglang_plugin import runtime, seams
-from banyan.store.location import MOONCAKE, NIXL_POSIX, StoreLocation
+from banyan.sglang_plugin import last_words, runtime, seams
+from banyan.store import look
+from banyan.store.location import FILE, HF3FS, MOONCAKE, NIXL_POSIX, StoreLocation
 
 logger = logging.getLogger("banyan")
 
@@ -96,7 +98,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += _planning_refusals(wanted, args, layout)
-    reasons += _node_refusals(wanted, layout)
+    reasons += [*_store_refusals(wanted), *_node_refusals(wanted, layout)]
     if reasons:
         runtime.refuse(*reasons)
     off = seams.unfit()
@@ -171,15 +173,13 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     global _roster
     if device_of(args) == "cpu" and args.attention_backend is None and runtime.is_on("cpu_engine"):
         args.attention_backend = config.CPU_ATTENTION_BACKEND
-    if args.page_size is None:
-        args.page_size = config.DEFAULT_PAGE_TOKENS
     if wanted.prefill_quota_ms is not None and args.prefill_decode_interval is None:
         # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
         args.prefill_decode_interval = 1
     role = Role(args.disaggregation_mode)
     marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
     config.inherit(environment(role, on_gpu=device_of(args) != "cpu", **marks))
-    carried: dict[str, Any] = {"config": wanted.as_dict()}
+    carried: dict[str, Any] = {"config": wanted.as_dict(), "ear": last_words.listen()}
     if wanted.shares:
         _take_role(role, args, wanted)
         args.enable_unified_cache_external_linker = True
@@ -193,7 +193,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["roster"] = _roster.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
-    logger.info("banyan: on, share=%s, %s, page size %d", wanted.share, layout.words(), args.page_size)
+    logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
 
 
@@ -221,6 +221,19 @@ def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
             reasons.append(str(error))
     line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
     return reasons if line is None else [*reasons, line]
+
+
+def _store_refusals(wanted: Config) -> list[str]:
+    """What the ranks would refuse the store for, of what can be told before there are any."""
+    if not (wanted.store and wanted.shares):
+        return []
+    try:
+        location = StoreLocation.parse(wanted.store)
+        if location.scheme in (FILE, HF3FS):
+            look(location)
+    except (OSError, ValueError) as error:
+        return [store_refusal(paths=wanted.store, error=error)]
+    return []
 
 
 def _node_refusals(wanted: Config, layout: Layout) -> list[str]:

@@ -5,6 +5,7 @@ model. Nothing has been started yet, and no weights have been read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,10 @@ from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.refusals.sliding import window_refusals
 from banyan.refusals.states import kept_states_refusal, state_refusals
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import cpu_states, flags
+from banyan.sglang_plugin.launcher import cpu_states, flags, page_size
 from banyan.sglang_plugin.launcher.model import model_facts
+
+logger = logging.getLogger("banyan")
 
 
 def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
@@ -31,7 +34,13 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
         original(server_args)
         return
     with cpu_states.resolved_for_banyan():
+        # The CPU engine's attention is Banyan's own, with pages of any size.
+        expected = None if flags.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
+        page_size.settle(original, server_args, expected)
         _resolve(original, server_args, carried)
+    found = page_size.choice_of(server_args)
+    carried["choices"] = page_size.compared(found, expected)
+    logger.info("banyan: %s", found.words())
 
 
 def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[str, Any]) -> None:

@@ -159,7 +159,7 @@ class Membership:
         except ValueError as error:
             runtime.refuse(disagreement_refusal(error))
         asked = self._server_args.page_size
-        if self._page_tokens != asked and self.seats.own == 0:
+        if asked is not None and self._page_tokens != asked and self.seats.own == 0:
             logger.info("banyan: pages have %d tokens, the flags said %s", self._page_tokens, asked)
 
     def _open_arena(self) -> arena_memory.Arena | None:
