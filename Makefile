@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+CODE := python cpu_engine lab benchmark test
 .PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak
 
 help: ## list the targets
@@ -19,19 +20,19 @@ test: setup ## all tests: style, unit, property, native, the real engine
 	@$(PY) -m pytest $(ARGS)
 
 test-fast: setup ## the pure tests: seconds
-	@$(PY) -m pytest test/unit test/property -q $(ARGS)
+	@$(PY) -m pytest test/unit test/lab test/property -q $(ARGS)
 
 check: setup ## format, lint, types, import contracts, pure tests
-	@.venv/bin/ruff format --check python benchmark test
-	@.venv/bin/ruff check python benchmark test
+	@.venv/bin/ruff format --check $(CODE)
+	@.venv/bin/ruff check $(CODE)
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all --check
-	@cargo clippy -q --manifest-path sgl-kernel/Cargo.toml --workspace --all-targets -- -D warnings
-	@$(PY) -m pytest test/unit test/property -q
+	@cargo clippy -q --manifest-path sgl-kernel/Cargo.toml --workspace --all-targets --features banyan-py/ceiling -- -D warnings
+	@$(PY) -m pytest test/unit test/lab test/property -q
 
 fmt: setup ## format Python and Rust
-	@.venv/bin/ruff check --fix -q python benchmark test; .venv/bin/ruff format -q python benchmark test
+	@.venv/bin/ruff check --fix -q $(CODE); .venv/bin/ruff format -q $(CODE)
 	@cargo fmt --manifest-path sgl-kernel/Cargo.toml --all
 
 bench: setup ## the published benchmark of sharing between ranks, half an hour: make bench DATA=sharegpt.jsonl.gz [ARGS="--num-prompts 500"]
@@ -64,7 +65,7 @@ loom: setup ## model-check the lease protocol
 
 fuzz: setup ## draw anew what every property test draws, then requests to a running server: make fuzz EXAMPLES=1000 FUZZ_SECONDS=300
 	@EXAMPLES=$(or $(EXAMPLES),1000) $(PY) -m pytest -q --hypothesis-profile=fuzz --hypothesis-seed=random --timeout=0 \
-	    $$(grep -rl '^from hypothesis' test/property test/native test/sglang_plugin test/unit --include='test_*.py')
+	    $$(grep -rl '^from hypothesis' test/property test/native test/sglang_plugin test/unit test/lab --include='test_*.py')
 	@$(PY) -m benchmark.http_fuzz --seconds $(or $(FUZZ_SECONDS),300) $(ARGS)
 
 gpu-check: ## prove the GPU path on a machine with a CUDA GPU, in steps: make gpu-check [STEPS='tests bench']; results in build/gpu

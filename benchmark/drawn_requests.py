@@ -22,7 +22,7 @@ NUMBERS = (0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**53, 2**63, -(2**6
 TEXTS = ("", "x", "0", "-1", "null", "\x00", "\ud800", "é" * 7, "../../etc", "{}", "[]", "a" * 5000, "\U0001f333" * 50)
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], [{}], {"a": 1}, [0] * 300)
 ACTIONS = (
-    *("banyan.prefix", "banyan.policy", "banyan.plan", "banyan.detour", "banyan.read", "banyan.source", "banyan."),
+    *("banyan.prefix", "banyan.policy", "banyan.plan", "banyan.read", "banyan.source", "banyan."),
     "other",
 )
 FIELDS = (
@@ -37,7 +37,7 @@ SAMPLING = (
     *("presence_penalty", "repetition_penalty", "ignore_eos", "skip_special_tokens", "max_new_tokens", "seed"),
 )
 HEADERS = (
-    *("x-banyan-node", "x-banyan-detour", "x-banyan-anything", "x-smg-routing-key", "x-data-parallel-rank"),
+    *("x-banyan-node", "x-banyan-anything", "x-smg-routing-key", "x-data-parallel-rank"),
     *(
         "x-override-routed-dp-rank",
         "x-session-id",
@@ -108,7 +108,6 @@ def _valid(rng: random.Random, ids: list[int]) -> tuple[str, dict[str, Any]]:
 def _hints(rng: random.Random) -> dict[str, Any]:
     payload_fields = (
         "policy",
-        "elastic_prefill_tokens",
         "action",
         "reason",
         "doors",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawn bodies and headers against one server of two ranks: each is answered with a status, the server lives, no rank
-and no hook has failed, no traceback ends in Banyan, and a known prompt keeps its tokens.
+"""Drawn bodies and headers against one server of two ranks, or a router in front of it: each is answered with a status,
+the server lives, no rank and no hook has failed, no traceback ends in Banyan, and a known prompt keeps its tokens.
 
     make fuzz FUZZ_SECONDS=600
+    make fuzz FUZZ_SECONDS=600 ARGS=--router
 
 Each request is made by a number alone, so that a finding is repeated by ``--from NUMBER --requests 1``. Numbers that
 found something are kept in test/e2e/drawn_requests.txt, which a test plays.
@@ -18,10 +19,12 @@ import random
 import re
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ import banyan
 from benchmark import drawn_requests
 from benchmark.modes import models
 from benchmark.modes.asking import post
+from benchmark.router_failover import router
 from benchmark.servers import Server, unwind_on_sigterm, wait_ready
 from benchmark.soak import rig
 from benchmark.warm import ForkedServer
@@ -53,13 +57,15 @@ class Played:
 
 
 class Fuzz:
-    """One server, and what it said to the probe before anything was drawn."""
+    """One server, and what it said to the probe before anything was drawn. `url`: where the requests go, if not there;
+    `log`: of what answers there."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, url: str | None = None, log: Path | None = None) -> None:
         self._server = server
+        self._port = urllib.parse.urlsplit(url or server.url).port
+        self._logs = {server.log_path: 0} if log is None else {server.log_path: 0, log: 0}
         self._probe = models.random_prompt(random.Random(0), PROBE_TOKENS)
         self._expected = self._said(0)
-        self._num_log_bytes = 0
 
     def play(self, numbers: Sequence[int]) -> Played:
         """The requests of these numbers, some at once; then a look at the server."""
@@ -75,7 +81,7 @@ class Fuzz:
 
     def _status(self, number: int) -> int | str:
         drawn = drawn_requests.request(random.Random(number), self._probe)
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
             connection.request("POST", drawn.path, drawn.body, drawn.headers)
             answer = connection.getresponse()
@@ -106,12 +112,15 @@ class Fuzz:
             return list(json.load(response)["internal_states"])
 
     def _own_tracebacks(self) -> list[str]:
-        """Those of what the log has more."""
-        with open(self._server.log_path, "rb") as log:
-            log.seek(self._num_log_bytes)
-            new = log.read()
-        self._num_log_bytes += len(new)
-        return own_tracebacks(new.decode(errors="replace"))
+        """Those of what the logs have more."""
+        found = []
+        for path, num_bytes in self._logs.items():
+            with open(path, "rb") as log:
+                log.seek(num_bytes)
+                new = log.read()
+            self._logs[path] += len(new)
+            found += own_tracebacks(new.decode(errors="replace"))
+        return found
 
     def _said(self, rank: int) -> list[int]:
         sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -144,9 +153,13 @@ def main() -> int:
     unwind_on_sigterm()
     statuses: Counter[int] = Counter()
     wrong: list[str] = []
-    with rig.sharing(args.out, args.cores, ForkedServer) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(rig.sharing(args.out, args.cores, ForkedServer))
         wait_ready([server])
         fuzz = Fuzz(server)
+        if args.router:
+            log = args.out / "router.log"
+            fuzz = Fuzz(server, stack.enter_context(router([server.url], "lmetric", log)), log)
         for numbers in batches(args.first, args.requests, args.seconds):
             played = fuzz.play(numbers)
             statuses += played.statuses
@@ -165,6 +178,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--from", dest="first", type=int, default=time.time_ns() % 10**12, help="default: others each time"
     )
+    parser.add_argument("--router", action="store_true", help="send them to `banyan route` in front of the server")
     parser.add_argument("--cores", type=int, default=2, help="cores that the ranks share")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"))
     return parser

@@ -14,7 +14,7 @@ other half. Servers are told to move what they find (`--banyan-plan move`): a ti
 * `read_balance_max_over_mean`: bytes that the two servers have read in the rounds with both limited, dual path on.
 * `dual_outputs_identical`: eight greedy tokens of each prompt, through both routers, in every setting.
 * `sim_error`: how far the simulator's ratio is from `dual_ttft_ratio`, as a part of it; for the other settings beside
-  their rows. The simulator (`banyan.lab.sim.pair`) decides as the router does. It is given what was measured before the
+  their rows. The simulator (`banyan_lab.sim.pair`) decides as the router does. It is given what was measured before the
   rounds: the rates that the servers report, the time of a request whose prefix is in the pool, and, where the decode
   server read all of a prompt, what that took beside its read.
 """
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine
-from banyan.lab.sim.pair import Asked, PairRates, times_s
+from banyan_lab.sim.pair import Asked, PairRates, times_s
 from benchmark.metrics import spread
 from benchmark.pd_servers import Pair
 from benchmark.provenance import provenance

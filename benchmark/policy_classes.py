@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from banyan.lab.replay import RequestClass
+from banyan_lab.replay import RequestClass
 
 CLASSES = tuple(name.value for name in RequestClass)
 MOVES = ("stayed", "moved")

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from banyan._native import SharedBytes, Store
-from banyan.lab.bench.store.blocks import SHAPES, Blocks, Shape
-from banyan.lab.bench.store.ours import OurStore
-from banyan.lab.sim.compute import PrefillModel, deepseek_rates
-from banyan.lab.sim.llms import llm
+from banyan_lab.bench.store.blocks import SHAPES, Blocks, Shape
+from banyan_lab.bench.store.ours import OurStore
+from banyan_lab.sim.compute import PrefillModel, deepseek_rates
+from banyan_lab.sim.llms import llm
 from benchmark.results import write_report
 
 GIB = 1 << 30

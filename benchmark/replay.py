@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from banyan.lab.replay import (
+from banyan_lab.replay import (
     Pace,
     RequestClass,
     Sharing,

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from banyan.lab.replay import Pace, Sampling, Scale, Skew, Trace, Vocabulary, load, sampled, scaled, skewed_trace
-from banyan.lab.replay.formats import LOADERS
+from banyan_lab.replay import Pace, Sampling, Scale, Skew, Trace, Vocabulary, load, sampled, scaled, skewed_trace
+from banyan_lab.replay.formats import LOADERS
 from benchmark.replay import Workload
 
 SKEWED = "skewed"

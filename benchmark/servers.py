@@ -28,11 +28,12 @@ from typing import Literal, Protocol
 from banyan.config import CPU_ISA_WITHOUT_AMX
 from benchmark.processes import ProcessSession, send
 
-Share = Literal["on", "index", "off", "stock"]
+Share = Literal["on", "index", "off", "engine", "stock"]
 SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
     "on": ("--enable-banyan",),
     "index": ("--enable-banyan", "--banyan-share", "index"),
     "off": ("--enable-banyan", "--banyan-share", "off"),
+    "engine": ("--enable-banyan-cpu-engine",),
     "stock": (),
 }
 STOP_GRACE_S = 15.0
@@ -89,9 +90,9 @@ def cpu_env(
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What to start. `share`: Banyan on, dispatching without fetching, Banyan with sharing off, or plain
-    stock; `env` is added to the inherited; `cores`: the only ones that its processes run on, as taskset(1) lists
-    them; None for all that this program has."""
+    """What to start. `share`: Banyan on, dispatching without fetching, Banyan with sharing off, stock with
+    the CPU engine that Banyan's servers have, or plain stock; `env` is added to the inherited; `cores`: the only ones
+    that its processes run on, as taskset(1) lists them; None for all that this program has."""
 
     label: str
     dp: int

@@ -21,6 +21,8 @@ from banyan import SGLANG_VERSION, patches
 from banyan.patches.features import FEATURES
 from banyan.patches.source import text_of
 
+ENGINE_PATCHES = Path(__file__).parents[1] / "cpu_engine" / "banyan_cpu_engine" / "patches"
+
 
 def fetch(release: str, folder: Path) -> Path:
     """The wheel of a release, in ``folder``. Raises CalledProcessError when the package index has none."""
@@ -46,11 +48,11 @@ def report(
 ) -> list[str]:
     """The lines to print of a release."""
     lines = []
-    for feature in FEATURES:
-        own = [patch for patch in queue if patch.feature == feature.name]
-        found = [misfit for misfit in misfits if misfit.patch.feature == feature.name]
+    for feature in dict.fromkeys([*(feature.name for feature in FEATURES), *(patch.feature for patch in queue)]):
+        own = [patch for patch in queue if patch.feature == feature]
+        found = [misfit for misfit in misfits if misfit.patch.feature == feature]
         names = _names(found)
-        lines.append(f"{feature.name}: " + (f"{len(names)} of {len(own)} to read again" if names else "fits"))
+        lines.append(f"{feature}: " + (f"{len(names)} of {len(own)} to read again" if names else "fits"))
         for misfit in found:
             lines += [f"  {misfit.patch.name}: {misfit.reason}", *_hook(misfit.patch), *_indented(diff(misfit.source))]
     num_sources = sum(len(patch.sources) for patch in queue)
@@ -94,7 +96,7 @@ def main(argv: list[str], *, fetched: Callable[[str, Path], Path] = fetch) -> in
     parser.add_argument("release", metavar="SGLANG")
     parser.add_argument("--no-diff", action="store_true", help="leave the upstream changes out")
     asked = parser.parse_args(argv)
-    queue = patches.load_queue()
+    queue = [*patches.load_queue(), *patches.load_queue(ENGINE_PATCHES)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / asked.release
         folder.mkdir()

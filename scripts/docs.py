@@ -18,15 +18,17 @@ sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import watching
 
-from banyan import config, knobs
+from banyan import config, knobs, patches
 from banyan.patches import index
 from banyan.router import settings
 from benchmark import carriers_page, pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented
 
 ROOT = Path(__file__).parents[1]
+ENGINE_PATCHES = ROOT / "cpu_engine" / "banyan_cpu_engine" / "patches"
 PARTS: dict[str, Callable[[], str]] = {
     "features": index.feature_table,
+    "engine patches": lambda: index.table(patches.load_queue(ENGINE_PATCHES)),
     "knobs sharing": lambda: knobs.table(config.Config, config.SHARING),
     "knobs tiers": lambda: knobs.table(config.Config, config.TIERS),
     "knobs nodes": lambda: knobs.table(config.Config, config.NODES),

@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || command -v python3)}
-export PYTHONPATH="$PWD:$PWD/python${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/python:$PWD/lab${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "${CUDA_STAND_IN:-}" ]; then
     # The check of this check: torch computes, kernels are interpreted, nothing is captured.
     export PYTHONPATH="$PWD/test/cuda_stand_in:$PYTHONPATH" SGLANG_USE_CPU_ENGINE=0 OMP_NUM_THREADS=1

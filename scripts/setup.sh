@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv: the locked packages, the stand-in for sgl_kernel, Banyan with its native core, and the demo's model.
+# Makes .venv: the locked packages, the stand-in for sgl_kernel, Banyan with its native core, the distributions beside
+# it, and the demo's model.
 # Does nothing where nothing has changed. Needs python3.11 (PYTHON=... to choose one), a C++ compiler, the
 # headers of OpenSSL and cargo.
 set -euo pipefail
@@ -104,18 +105,27 @@ if ! is_done compiled "$compiled"; then
     mark compiled "$compiled"
 fi
 
-stand_in=$(digest sgl-kernel/sgl_kernel_cpu/pyproject.toml sgl-kernel/sgl_kernel_cpu/sgl_kernel/*.py)
+stand_in=$(digest cpu_engine/sgl_kernel_cpu/pyproject.toml cpu_engine/sgl_kernel_cpu/sgl_kernel/*.py)
 if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1 && ! is_done stand_in "$stand_in"; then
     timed "no CUDA driver: installing the CPU stand-in for sgl_kernel" \
-        .venv/bin/uv pip install -q --no-deps --no-build-isolation --reinstall ./sgl-kernel/sgl_kernel_cpu
+        .venv/bin/uv pip install -q --no-deps --no-build-isolation --reinstall ./cpu_engine/sgl_kernel_cpu
     mark stand_in "$stand_in"
 fi
 
 native=$(digest pyproject.toml sgl-kernel/Cargo.toml sgl-kernel/Cargo.lock $(find sgl-kernel/crates -name '*.rs' -o -name Cargo.toml | sort))
 if ! is_done native "$native" || [ ! -e python/banyan/_native.abi3.so ]; then
     timed "building the native core" \
-        env PATH="$PWD/.venv/bin:$PATH" .venv/bin/uv pip install -q --no-deps --no-build-isolation -e .
+        env PATH="$PWD/.venv/bin:$PATH" .venv/bin/uv pip install -q --no-deps --no-build-isolation -e . \
+        --config-settings "build-args=--features pyo3/extension-module,ceiling"
     mark native "$native"
+fi
+
+# They are found by their entry points, so they are installed, too; their code is taken from here.
+beside=$(digest cpu_engine/pyproject.toml lab/pyproject.toml)
+if ! is_done beside "$beside"; then
+    timed "installing the CPU engine and the laboratory" \
+        .venv/bin/uv pip install -q --no-deps --no-build-isolation -e ./cpu_engine -e ./lab
+    mark beside "$beside"
 fi
 
 if [ ! -f build/models/smollm2-135m-instruct/banyan-model.json ]; then

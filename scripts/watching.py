@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan.observe.alerts import PLACED, RULES
+from banyan.telemetry import SERIES
 
 ROUTER_RULES = (
     (
@@ -41,6 +42,7 @@ ROUTER_RULES = (
 )
 RANK = "rank {{dp_rank}}"
 EVERY = "$__rate_interval"
+WRITTEN = SERIES["store_written_bytes"].name
 
 
 def alert_rules() -> str:
@@ -88,15 +90,15 @@ class Panel:
 
 def rate(name: str, by: str = "dp_rank") -> str:
     selector = '{instance=~"$instance"}'
-    return f"sum by ({by}) (rate(banyan:{name}{selector}[{EVERY}]))"
+    return f"sum by ({by}) (rate({SERIES[name].name}{selector}[{EVERY}]))"
 
 
 def total(name: str) -> str:
-    return f'sum(rate(banyan:{name}{{instance=~"$instance"}}[{EVERY}]))'
+    return f'sum(rate({SERIES[name].name}{{instance=~"$instance"}}[{EVERY}]))'
 
 
 def gauge(name: str) -> str:
-    return f'banyan:{name}{{instance=~"$instance"}}'
+    return f'{SERIES[name].name}{{instance=~"$instance"}}'
 
 
 CACHED = " + ".join(total(f"{source}_tokens") for source in ("own", "peer", "host", "store"))
@@ -151,7 +153,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel("Forwards that wait for pages", [(f"{rate('wait_us')} / {rate('forward_us')}", RANK)], "percentunit"),
             Panel("Scheduler time in Banyan", [(f"{rate('control_us')} / {rate('forward_us')}", RANK)], "percentunit"),
-            Panel("Allocations that wait", [(f"{rate('alloc_wait_us')} / 1e6", RANK)], "percentunit"),
+            Panel("Allocations that wait", [(rate("alloc_wait_us"), RANK)], "percentunit"),
             Panel(
                 "Fetches",
                 [
@@ -168,7 +170,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "ops",
                 stacked=True,
             ),
-            Panel("Dispatcher time", [(f"{total('dispatch_us')} / 1e6", "share of a core")], "percentunit"),
+            Panel("Dispatcher time", [(total("dispatch_us"), "share of a core")], "percentunit"),
         ),
     ),
     (
@@ -190,7 +192,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Wear: written of the day's allowance",
                 [
                     (
-                        f"rate(banyan:store_written_bytes[6h]) * 86400 / ({gauge('store_write_bytes_per_day')} > 0)",
+                        f"rate({WRITTEN}[6h]) * 86400 / ({gauge('store_write_bytes_per_day')} > 0)",
                         RANK,
                     )
                 ],

@@ -60,7 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=Path, help="folder of recorded traces; without it they are generated")
     parser.add_argument("--trace", action="append", choices=NAMES, help="default: all")
-    parser.add_argument("--system", action="append", help=f"default: {', '.join(DEFAULT_SYSTEMS)}; or stock_again")
+    parser.add_argument(
+        "--system", action="append", help=f"default: {', '.join(DEFAULT_SYSTEMS)}; or stock_engine, stock_again"
+    )
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--max-minutes", type=float, default=float("inf"), help="start no system after so long")
     parser.add_argument("--num-requests", type=int, help="of each workload at most, the earliest")

@@ -12,9 +12,10 @@ from benchmark.metrics import paired_ratio, spread
 REFERENCE = "stock"
 OURS = ("banyan", "banyan_store", "banyan_route")
 OTHERS = ("stock", "stock_again", "router", "hicache", "lmcache")
-ATTENTION = {name: "banyan_cpu" if name in OURS else "torch_native" for name in (*OURS, *OTHERS)}
+SAME_ATTENTION = (*OURS, "stock_engine")
+ATTENTION = {name: "banyan_cpu" if name in SAME_ATTENTION else "torch_native" for name in (*SAME_ATTENTION, *OTHERS)}
 """The attention backend that a system takes on a CPU. It differs between ours and the others, so their times do not
-compare; hits do."""
+compare; hits do. `stock_engine` has ours."""
 
 QUANTILES = ("mean", "p50", "p90", "p99")
 SOURCES = ("device", "peer", "host", "storage", "untold")

@@ -14,6 +14,7 @@ from benchmark.report import STYLE, number, percent
 
 COLORS = {
     "stock": "#a9a49a",
+    "stock_engine": "#b7b2a8",
     "stock_again": "#c4c0b6",
     "router": "#7d93ad",
     "hicache": "#b58a6a",

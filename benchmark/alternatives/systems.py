@@ -87,6 +87,7 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
     HiCache's server finds the plugin that lets it run without a GPU."""
     made = (
         System("stock", "stock SGLang, dp 2", (_one("stock", budget, "stock"),)),
+        System("stock_engine", "stock SGLang with the CPU engine, dp 2", (_one("stock_engine", budget, "engine"),)),
         System("stock_again", "the same once more", (_one("stock_again", budget, "stock"),)),
         System("router", "SGLang's router, cache_aware", _two("router", budget, _plain), "cache_aware"),
         _hicache(budget, disk / "hicache", hicache_path),

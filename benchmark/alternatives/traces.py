@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from banyan.lab.replay import Pace, Trace, TraceRequest
+from banyan_lab.replay import Pace, Trace, TraceRequest
 from benchmark import trace_replay
 from benchmark.policy_table import TRACES as POLICY_TRACES
 from benchmark.replay import Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from banyan.lab.sim.tree import Page
+from banyan_lab.sim.tree import Page
 
 LEAST_SHARE = 0.3
 """Its ``--cache-threshold``: of a prompt, that must be known for affinity to decide."""

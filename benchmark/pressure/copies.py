@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from banyan.lab.sim.tree import Page, Tree
+from banyan_lab.sim.tree import Page, Tree
 
 
 def distinct_share(trees: Sequence[Tree], holders: Mapping[Page, int]) -> float:

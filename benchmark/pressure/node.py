@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 
 from banyan._native import Demand
 from banyan.core import SourceKind
-from banyan.lab.sim.prompts import PagedPrompt
-from banyan.lab.sim.tree import Page, Tree, Victims, page_number, page_numbers
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
+from banyan_lab.sim.prompts import PagedPrompt
+from banyan_lab.sim.tree import Page, Tree, Victims, page_number, page_numbers
 from benchmark.pressure.approximate import ApproximateTrees
 from benchmark.pressure.copies import distinct_share, spare_share
 from benchmark.pressure.setting import BY_LOSS, ROUTER, Outcome, Setting

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from banyan.lab.replay import formats
-from banyan.lab.sim.tree import Page
+from banyan_lab.replay import formats
+from banyan_lab.sim.tree import Page
 
 LEAST_TOKENS, MOST_TOKENS = 1_500, 3_200
 """Of the prompts that are drawn: long enough to matter, short enough for eight of them in a rank's pool."""

@@ -7,10 +7,9 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmark.modes import models
 from benchmark.processes import send
 from benchmark.soak import traffic
 from benchmark.soak.asking import Client
@@ -83,18 +82,6 @@ async def crowd(grounds: Grounds) -> None:
     await asyncio.gather(*(kind(grounds.client) for kind in kinds))
 
 
-async def another_adapter(grounds: Grounds) -> None:
-    """An adapter comes, is asked, and goes again."""
-    client, name = grounds.client, f"adapter {grounds.client.tally.disturbances['another_adapter']}"
-    path = str(models.ensure_adapter())
-    if await client.post("adapter", "/load_lora_adapter", {"lora_name": name, "lora_path": path}) is None:
-        return
-    for known in client.rng.sample(client.adapted, 5):
-        again = replace(known, adapter=name)
-        client.judge("adapter", again, await client.post("adapter", "/generate", traffic.asked(client, again)))
-    await client.post("adapter", "/unload_lora_adapter", {"lora_name": name})
-
-
 DISTURBANCES: dict[Disturbance, int] = {
     busy_flush: 4,
     quiet_flush: 2,
@@ -103,6 +90,5 @@ DISTURBANCES: dict[Disturbance, int] = {
     pause: 2,
     stop_a_rank: 3,
     crowd: 4,
-    another_adapter: 3,
 }
 """How often each is drawn, of the sum."""

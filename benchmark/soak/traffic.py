@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiohttp
+
 from benchmark import drawn_requests
 from benchmark.modes.models import random_prompt
 from benchmark.soak.asking import Client, is_aborted
@@ -232,6 +234,10 @@ async def harmful(client: Client) -> None:
     try:
         async with client.http.post(client.url + request.path, data=request.body, headers=request.headers) as response:
             await response.read()
+    except aiohttp.ClientPayloadError:
+        # SGLang breaks a stream off, behind its status, whose request turns out to be none.
+        client.tally.answered("harmful", "broken off")
+        return
     except (TimeoutError, OSError) as error:
         client.tally.answered("harmful", "broken")
         client.failed("harmful", f"{type(error).__name__}: {error}: {request.path} {request.body[:300]!r}")

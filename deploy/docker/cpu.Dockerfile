@@ -8,7 +8,8 @@ RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir "maturin>=1.9,
 WORKDIR /src
 COPY . .
 ENV PATH=/venv/bin:$PATH
-RUN maturin build --release --strip --zig --compatibility manylinux_2_28 --out /dist
+RUN maturin build --release --strip --zig --compatibility manylinux_2_28 --out /dist && \
+    pip wheel --no-cache-dir --no-deps --wheel-dir /dist ./cpu_engine ./cpu_engine/sgl_kernel_cpu
 
 FROM python:3.11-slim-bookworm
 # SGLang compiles its page hash at its first start.
@@ -16,11 +17,10 @@ FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY requirements/cpu.lock /tmp/cpu.lock
 RUN pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps -r /tmp/cpu.lock
-COPY sgl-kernel/sgl_kernel_cpu /tmp/sgl_kernel_cpu
 COPY --from=wheel /dist /tmp/dist
-RUN uv pip install --system --no-cache --no-deps --no-build-isolation /tmp/sgl_kernel_cpu /tmp/dist/*.whl && \
+RUN uv pip install --system --no-cache --no-deps /tmp/dist/*.whl && \
     banyan --help && \
-    rm -rf /tmp/dist /tmp/sgl_kernel_cpu /tmp/cpu.lock && \
+    rm -rf /tmp/dist /tmp/cpu.lock && \
     useradd --uid 1000 --create-home banyan
 USER 1000
 ENV SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1

@@ -691,10 +691,7 @@ class Store:
         """
 
     def pause_writes(self) -> None:
-        """Start no more writes until one of the next two is called."""
-
-    def set_write_budget(self, num_bytes: int) -> None:
-        """At most so many bytes may be written from now until the next call (the slack of the running batch)."""
+        """Start no more writes until `open_writes`."""
 
     def open_writes(self) -> None:
         """Write whenever nobody on this node reads (an idle server). The state after `open`."""
@@ -728,11 +725,9 @@ class WriteGate:
     """When the store starts a write: the rule itself, for those that simulate a store. Permits as the `Store`'s."""
 
     def pause_writes(self) -> None: ...
-    def set_write_budget(self, num_bytes: int) -> None: ...
     def open_writes(self) -> None: ...
-    def take(self, num_bytes: int, *, num_reads: int, num_writes: int) -> bool:
-        """Whether a write of `num_bytes` may start now, beside so many reads on the node and writes of this store.
-        If so, its bytes are taken from the budget."""
+    def may_write(self, *, num_reads: int, num_writes: int) -> bool:
+        """Whether a write may start now, beside so many reads on the node and writes of this store."""
 
 def store_preview(paths: list[str]) -> None:
     """ValueError or OSError for what a server would refuse these paths of a store, as far as it can be told. Makes
@@ -756,7 +751,8 @@ def store_ceiling(path: str, kind: str, request_bytes: int, num_requests: int, d
     `memory` is "shared", as the pages of ranks, or "private", as the buffers of one process.
 
     `kind` is "read" (each place once, in a shuffled order) or "durable-write" (in order, with fdatasync as often as
-    the store does it). No index, no checksums: what the file system gives. For `banyan bench store`.
+    the store does it). No index, no checksums: what the file system gives. For `banyan bench store`, and only where the
+    core was built with the feature `ceiling`.
     """
 
 def store_survey(paths: list[str]) -> dict[str, Any]:

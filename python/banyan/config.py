@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from banyan import knob_file, knobs
+from banyan import knobs
 from banyan.core import Address
-from banyan.knob_file import KnobTable
 from banyan.knobs import above_zero, at_least, check, from_zero_to, knob, zero_or_more
 from banyan.refusals.combinations import FlagFacts, combination_refusal
 
@@ -50,10 +49,8 @@ DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
 KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
-CONFIG_FLAG = "--banyan-config"
 FLAGS_VARIABLE = "BANYAN_FLAGS"
 OFF_VARIABLE = "BANYAN_FEATURES_OFF"
-CPU_ATTENTION_BACKEND = "banyan_cpu"
 CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
 """In the words of ONEDNN_MAX_CPU_ISA, oneDNN's own variable."""
 CPU_FEATURE_FOR_BFLOAT16 = "avx512bw"
@@ -93,7 +90,7 @@ class Config:
         "--banyan-share",
         SHARING,
         """peer: fetch pages from other ranks. index: ranks tell the dispatcher what they hold, and fetch nothing. off:
-        no sharing, only the CPU engine's attention backend and the dispatcher's poller.""",
+        no sharing: what else Banyan does, it does.""",
         choices=SHARE_CHOICES,
     )
     min_fetch_tokens: int = knob(
@@ -141,42 +138,12 @@ class Config:
         is_open=True,
     )
     hot_rank_factor: float = hot_rank_knob("--banyan-hot-rank-factor", SHARING)
-    elastic_prefill_tokens: int | None = knob(
-        None,
-        "--banyan-elastic-prefill-tokens",
-        SHARING,
-        """A prompt with at least so many new tokens may be computed on an idle rank while its session's rank answers
-        others; that rank fetches the KV and answers.""",
-        metavar="TOKENS",
-        parse=int,
-        check=at_least(1, "token"),
-        unset="never",
-    )
     plan: str = knob(
         "measured",
         "--banyan-plan",
         SHARING,
         "measured: move a prefix where that is expected to be faster than computing it. move: always.",
         choices=PLAN_CHOICES,
-    )
-    profile: str | None = knob(
-        None,
-        "--banyan-profile",
-        SHARING,
-        "Prefill times of this model on this machine, written by `banyan profile`; without it each rank learns them.",
-        metavar="PATH",
-        parse=os.path.abspath,
-        unset="none",
-    )
-    prefill_quota_ms: float | None = knob(
-        None,
-        "--banyan-prefill-quota-ms",
-        SHARING,
-        "Cut prefills so that one forward is predicted to take no longer. Needs --banyan-profile.",
-        metavar="MS",
-        parse=float,
-        check=above_zero("a time"),
-        unset="none",
     )
     host_gb: float | None = knob(
         None,
@@ -353,12 +320,8 @@ class Config:
                 policy=self.policy,
                 places=self.policy != SGLANG_POLICY,
                 looks_up=self.looks_up,
-                fetches=self.fetches,
-                detours=self.elastic_prefill_tokens is not None,
                 deals_with_nodes=self.deals_with_nodes,
                 has_secret=bool(self.secret_file),
-                has_quota=self.prefill_quota_ms is not None,
-                has_profile=self.profile is not None,
             )
         )
         if line is not None:
@@ -426,10 +389,6 @@ class Config:
         return cls(**values)
 
 
-FILE_TABLE = KnobTable("server", Config, "--banyan-")
-"""Where a file of ``--banyan-config`` holds these knobs."""
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add Banyan's flags to SGLang's parser."""
     group = parser.add_argument_group("banyan", "One prefix cache over all data-parallel ranks.")
@@ -437,12 +396,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-banyan",
         action="store_true",
         help="Share cached prefixes between the data-parallel ranks of this node.",
-    )
-    group.add_argument(
-        CONFIG_FLAG,
-        type=Path,
-        metavar="FILE",
-        help="Take flags from table [server] of this TOML file; those of the command line win. See `banyan config`.",
     )
     knobs.add_to(group, Config)
 
@@ -453,13 +406,12 @@ def take_flags(args: argparse.Namespace, *, default_policy: str = DEFAULT_POLICY
     ``default_policy`` chooses ranks where neither the user nor SGLang's own flag says who does.
 
     Raises:
-        ValueError: for a value out of range, naming the flag, or the line of the file.
+        ValueError: for a value out of range, naming the flag.
     """
     values = {name: vars(args).pop(name) for name in list(vars(args)) if name.startswith("banyan_")}
     if not vars(args).pop("enable_banyan", False):
         return None
-    path = values.pop("banyan_config")
-    taken = knobs.take_from(values, Config, file=None if path is None else knob_file.read(path, FILE_TABLE))
+    taken = knobs.take_from(values, Config)
     looks_up = taken["share"] != "off" and taken["prefix_hints"]
     leaves_it_open = vars(args).get("load_balance_method", AUTO_LOAD_BALANCE) == AUTO_LOAD_BALANCE
     is_paired = vars(args).get("disaggregation_mode", "null") != "null"

@@ -17,6 +17,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ _DELIBERATE: list[type[BaseException]] = [
     asyncio.CancelledError,
 ]
 _counts: Counter[str] = Counter()
+_lock = threading.Lock()
 _tell: Callable[[], None] | None = None
 _stop: Callable[[], None] | None = None
 
@@ -59,17 +61,21 @@ def stop_with(stop: Callable[[], None]) -> None:
     _stop = stop
 
 
-def note(where: str, error: BaseException, *, stops: bool = False) -> None:
+def note(
+    where: str, error: BaseException, *, stops: bool = False, consequence: str = "SGLang goes on without it"
+) -> None:
     """Something of Banyan's failed at ``where``. Raises ``error`` again when it is meant to end something."""
     if isinstance(error, tuple(_DELIBERATE)):
         raise error
-    _counts[where] += 1
+    with _lock:
+        _counts[where] += 1
+        number = _counts[where]
     if _tell is not None:
         _tell()
-    if _is_power_of_ten(_counts[where]):
-        consequence = "this process shares nothing from now on" if stops else "SGLang goes on without it"
+    if _is_power_of_ten(number):
+        consequence = "this process shares nothing from now on" if stops else consequence
         logger.error(
-            "banyan: %s failed (%d so far): %s; please report this", where, _counts[where], consequence, exc_info=error
+            "banyan: %s failed (%d so far): %s; please report this", where, number, consequence, exc_info=error
         )
     if stops:
         stop_sharing()

@@ -100,25 +100,22 @@ def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
         if one.const is not None:
             more |= {"nargs": "?", "const": one.const}
         shown = "" if one.is_open else f" Default: {_shown(default, one)}."
-        # No default here: what the user has not given is missing, and a file may give it.
+        # No default here: what the user has not given is missing, and the class may choose it.
         parser.add_argument(one.flag, help=text + shown, default=argparse.SUPPRESS, **more)
 
 
-def take_from(values: Mapping[str, Any], settings: type, *, file: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Field values: from what argparse has parsed, else from ``file``, else the default; those that the user left open
-    and the class decides are missing."""
-    given = file or {}
+def take_from(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """Field values: from what argparse has parsed, else the default; those that the user left open and the class
+    decides are missing."""
     taken = {}
     for name, default, one in knobs_of(settings):
         if not one.flag:
             continue
         word = one.flag.lstrip("-").replace("-", "_")
         if one.switches_to is not None:
-            taken[name] = one.switches_to if values[word] else given.get(name, default)
+            taken[name] = one.switches_to if values[word] else default
         elif word in values:
             taken[name] = values[word]
-        elif name in given:
-            taken[name] = given[name]
         elif not one.is_open:
             taken[name] = default
     return taken

@@ -233,15 +233,11 @@ class PageStore(Protocol):
         ...
 
     def pause_writes(self) -> None:
-        """Start no write until one of the next two is called."""
+        """Start no write until ``open_writes``."""
         ...
 
     def open_writes(self) -> None:
         """Write whenever nobody reads."""
-        ...
-
-    def set_write_budget(self, num_bytes: int) -> None:
-        """Write so many bytes at most until the next call."""
         ...
 
     def evict(self, num_pages: int) -> int:

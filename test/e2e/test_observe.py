@@ -15,7 +15,7 @@ from banyan import cli
 from banyan.cli import web
 from banyan.router.app import build
 from banyan.router.settings import Settings
-from banyan.telemetry import DESCRIPTIONS, GAUGES, rid_pseudonym
+from banyan.telemetry import SERIES, rid_pseudonym
 
 pytestmark = pytest.mark.e2e
 
@@ -99,7 +99,8 @@ def test_page_when_a_running_server_is_asked_something_then_its_figures_go_on_wi
 
 def test_metrics_when_a_server_runs_then_each_that_is_described_is_there(banyan, prompt):
     banyan.first_token(prompt("counted", 300), rank=0)
-    expected = {f"banyan:{name}" for name in (*DESCRIPTIONS, *GAUGES)} - {"banyan:store_write_bytes_per_day"}
+    own = [name for name in SERIES if not name.startswith("store_") or name == "store_tokens"]
+    expected = {SERIES[name].name for name in own}
     deadline = time.monotonic() + 30
     while True:
         lines = banyan.get("/metrics").splitlines()
@@ -109,4 +110,4 @@ def test_metrics_when_a_server_runs_then_each_that_is_described_is_there(banyan,
         time.sleep(0.5)
     assert expected <= there, sorted(expected - there)
     for rank in ("0", "1"):
-        assert any(line.startswith("banyan:prompt_tokens{") and f'dp_rank="{rank}"' in line for line in lines)
+        assert any(line.startswith("banyan:prompt_tokens_total{") and f'dp_rank="{rank}"' in line for line in lines)

@@ -171,5 +171,5 @@ def test_metrics_when_ranks_have_fetched_then_both_report(banyan, prompt):
     banyan.generate(ids, rank=0)
     text = banyan.get("/metrics")
     for rank in (0, 1):
-        assert f'banyan:published_pages{{dp_rank="{rank}",tp_rank="0"}}' in text
+        assert f'banyan:published_pages_total{{dp_rank="{rank}",tp_rank="0"}}' in text
     assert all(rank["peers"][0]["alive"] for rank in banyan.ranks().values())

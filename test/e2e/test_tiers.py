@@ -12,7 +12,7 @@ import pytest
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
 from banyan._native import store_survey
-from banyan.telemetry import STORE_GAUGES
+from banyan.telemetry import SERIES
 from benchmark.servers import ServerSpec, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -126,7 +126,7 @@ def test_metrics_when_there_is_a_store_then_what_it_tells_is_there(tiers):
     def there():
         return {line.split("{")[0] for line in tiers.client.get("/metrics").splitlines() if line.startswith("banyan:")}
 
-    expected = {f"banyan:store_{name}" for name in (*STORE_GAUGES, "write_bytes_per_day")}
+    expected = {series.name for name, series in SERIES.items() if name.startswith("store_") and name != "store_tokens"}
     until(lambda: expected <= there())
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel in an environment that does not know the repository: SGLang as it was published, and Banyan beside it.
+"""The wheels in an environment that does not know the repository: SGLang as it was published, and Banyan beside it,
+alone and with the distributions that are packed beside it.
 
 The environment is fresh; what the wheel depends on is not copied into it but found where this environment has it, which
 saves ten gigabytes. Whatever of Banyan is installed there is hidden by the wheel, and a test makes sure of that.
@@ -29,8 +30,9 @@ FLAGS = ("--device", "cpu", "--max-total-tokens", "8000", "--sleep-on-idle", "--
 class Installed:
     """An environment with the wheel in it, and an empty folder to run things in."""
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
-        self.wheel = wheel
+    def __init__(self, folder: Path, *wheels: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.wheel = wheels[0]
         self.venv = folder / "venv"
         self.folder = folder / "elsewhere"
         self.folder.mkdir()
@@ -40,7 +42,7 @@ class Installed:
         # A path in a .pth file is searched last, and the .pth files in it (Banyan's own is one) are not read.
         (site / "others.pth").write_text(f"{HERE}\n")
         uv = Path(sys.executable).parent / "uv"
-        subprocess.run([uv, "pip", "install", "-q", "--no-deps", "--python", self.bin / "python", wheel], check=True)
+        subprocess.run([uv, "pip", "install", "-q", "--no-deps", "--python", self.bin / "python", *wheels], check=True)
 
     def env(self):
         path = os.pathsep.join((str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -53,13 +55,24 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def built(tmp_path_factory):
+    """The wheels by their names."""
     folder = tmp_path_factory.mktemp("wheel")
     # Against the glibc of this machine: what was compiled for the tests is used again.
     env = os.environ | {"WHEEL": "here"}
-    subprocess.run([ROOT / "scripts/wheel.sh", folder / "dist"], check=True, env=env, timeout=800)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    return Installed(folder, wheel)
+    subprocess.run([ROOT / "scripts/wheel.sh", folder], check=True, env=env, timeout=800)
+    return {wheel.name.partition("-")[0]: wheel for wheel in folder.glob("*.whl")}
+
+
+@pytest.fixture(scope="module")
+def alone_installed(built, tmp_path_factory):
+    """Banyan without what is beside it."""
+    return Installed(tmp_path_factory.mktemp("alone"), built["banyan"])
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    return Installed(tmp_path_factory.mktemp("all"), built["banyan"], built["banyan_cpu_engine"], built["banyan_lab"])
 
 
 def test_wheel_when_it_is_opened_then_it_is_for_every_python_and_holds_the_package_only(installed):
@@ -70,6 +83,31 @@ def test_wheel_when_it_is_opened_then_it_is_for_every_python_and_holds_the_packa
     assert sum(name.startswith("banyan/patches/") and name.endswith(".toml") for name in names) == len(
         list((ROOT / "python/banyan/patches").glob("*/*.toml"))
     )
+
+
+def test_wheels_beside_it_when_they_are_opened_then_each_holds_its_package_and_what_that_reads(built):
+    assert set(built) == {"banyan", "banyan_cpu_engine", "banyan_lab"}
+    for name, folder, pattern in (
+        ("banyan_cpu_engine", "cpu_engine", "patches/*/*.toml"),
+        ("banyan_lab", "lab", "sim/data/*.toml"),
+    ):
+        names = zipfile.ZipFile(built[name]).namelist()
+        assert {one.split("/")[0].split("-")[0] for one in names} == {name}
+        packed = [one for one in names if one.endswith((".py", ".toml"))]
+        source = ROOT / folder / name
+        assert len(packed) == len([*source.rglob("*.py"), *source.glob(pattern)])
+
+
+def test_laboratory_when_it_is_not_installed_then_one_line_says_how_to_have_it(alone_installed):
+    done = alone_installed.run("banyan", "sim", "dp")
+    assert done.returncode == 2 and done.stderr.startswith("banyan sim: not installed: pip install banyan-lab")
+
+
+def test_server_when_no_cpu_engine_is_installed_then_its_dry_run_says_what_is_missing(alone_installed):
+    model = models.ensure(models.LLAMA, ROOT / models.FOLDER)
+    arguments = ("--model-path", str(model), "--device", "cpu", "--dp", "2", "--enable-banyan")
+    done = alone_installed.run("banyan", "doctor", "--json", "--", *arguments)
+    assert "no CPU engine" in done.stdout and "install banyan-cpu-engine" in done.stdout, done.stdout + done.stderr
 
 
 def test_wheel_when_it_is_installed_then_python_finds_it_and_not_the_repository(installed):

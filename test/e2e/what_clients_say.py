@@ -73,12 +73,11 @@ BAD: dict[str, tuple[Said, ...]] = {
     "`kv_hints`, `banyan.policy`": (
         _asked(NOPE),
         _asked(("banyan.prefix", FORGED), NOPE),
-        _asked(("banyan.policy", {"elastic_prefill_tokens": []}), ("banyan.prefix", FORGED)),
+        _asked(("banyan.policy", {"policy": []}), ("banyan.prefix", FORGED)),
     ),
     "`kv_hints`, `banyan.plan`": (_asked(("banyan.plan", {"action": "steal"})),),
     "`kv_hints`, other actions of `banyan.`": (
         _asked(("banyan.prefix", FORGED)),
-        _asked(("banyan.detour", {"server": "x"})),
         _asked(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62})),
         _asked(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000})),
     ),

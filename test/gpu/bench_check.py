@@ -14,8 +14,8 @@ from typing import Any
 
 from server_check import verdict_line
 
-from banyan.lab.bench import gpu
 from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
+from banyan_lab.bench import gpu
 
 LEAST_OF_DEVICE_COPY = 0.1
 """A grid of 64: well above what a link between GPUs moves."""

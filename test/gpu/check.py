@@ -93,7 +93,7 @@ def run(step: Step, facts: Facts, out: Path) -> int:
     command = [sys.executable, *step.arguments(facts, str(out))]
     if step.tool:
         command = ["compute-sanitizer", "--tool", step.tool, "--error-exitcode", "1", *command]
-    paths = [str(ROOT), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(ROOT / "python"), str(ROOT / "lab"), os.environ.get("PYTHONPATH", "")]
     environment = {QUEUES: "8", **os.environ, "PYTHONPATH": ":".join(paths), "PYTHONUNBUFFERED": "1"}
     with (out / f"{step.name}.txt").open("w") as printed:
         process = subprocess.Popen(

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from banyan import _native
-from banyan.lab.bench.gpu_pools import Shape, device_place
 from banyan.layout import BlockGeometry
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
@@ -25,6 +24,7 @@ from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
+from banyan_lab.bench.gpu_pools import Shape, device_place
 
 SHAPE = Shape("check", 4, (32768, 32768))
 BLOCK = BlockGeometry(((32768, 32768),) * SHAPE.num_layers)

@@ -144,7 +144,7 @@ def _measure_held_up(driver: Any, opened: CopyStreams) -> list[HeldUp]:
 
 def _measure_starts(torch: Any, driver: Any, opened: CopyStreams) -> dict[bool, list[Start]]:
     """8,192 tokens of an 8B model, in groups of four layers, behind and beside matrix products."""
-    from banyan.lab.bench.gpu_pools import Lists, Pools, device_place, model_shapes
+    from banyan_lab.bench.gpu_pools import Lists, Pools, device_place, model_shapes
 
     shape, num_pages = model_shapes(16)[0], 512
     pools = Pools(shape, [device_place(shape, num_pages) for _ in range(2)])

@@ -26,7 +26,10 @@ HEARTBEAT_S = 1.0
 @pytest.fixture
 def node():
     roster = _native.Roster.create(2)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}:{ROOT / 'lab'}:{os.environ.get('PYTHONPATH', '')}",
+    }
     owner = subprocess.Popen(
         [sys.executable, str(ROOT / "test/gpu/gpu_ranks.py"), roster.path],
         stdout=subprocess.PIPE,

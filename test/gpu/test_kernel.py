@@ -6,8 +6,8 @@ import torch
 from test.kernels.kv_pools import GEOMETRIES, arena, launch, pool
 from test.kernels.reference import kv_trans_reference
 
-from banyan.lab.bench.gpu_pools import model_shapes
 from banyan.transport.kv_trans.launch import on_torch_stream
+from banyan_lab.bench.gpu_pools import model_shapes
 
 SHAPES = {
     **{name: tuple(sizes) for name, sizes in GEOMETRIES.items()},

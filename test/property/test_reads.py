@@ -12,9 +12,7 @@ from banyan.routing.reads import (
     LEAST_PART_TOKENS,
     MOST_PART_S,
     ReadQueue,
-    ReadSide,
     decode_part,
-    read_side,
     split_read,
 )
 
@@ -55,8 +53,3 @@ def test_split_when_it_is_made_then_no_other_ends_earlier(num_tokens, percent, n
     a_token_s = 1 / near.tokens_per_s + 1 / far.tokens_per_s
     other_s = end_s(num_tokens, num_tokens * percent // 100, near, far, detour_s)
     assert found_s <= other_s * (1 + 1e-9) + a_token_s
-
-
-@given(tokens, queues)
-def test_side_when_both_are_alike_then_prefill_reads(num_tokens, queue):
-    assert read_side(num_tokens, prefill=queue, decode=queue) is ReadSide.PREFILL

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.lab.replay import Synthesis, TraceRequest, Vocabulary
-from banyan.lab.replay.trace import runs_of
+from banyan_lab.replay import Synthesis, TraceRequest, Vocabulary
+from banyan_lab.replay.trace import runs_of
 
 BLOCK = 8
 VOCABULARY = Vocabulary(1_000, 48_999)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import kubernetes_validate
@@ -16,8 +16,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from banyan import SGLANG_VERSION, __version__
-from banyan.cli import config_file
+from banyan import SGLANG_VERSION, __version__, config
+from banyan.router import settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -96,16 +96,22 @@ def test_chart_when_its_version_is_read_then_it_is_the_product_s():
     assert chart["appVersion"] == __version__
 
 
-def test_configuration_when_it_is_read_as_a_server_would_then_it_is_well(tmp_path):
-    path = tmp_path / "banyan.toml"
-    path.write_text(one("ConfigMap")["data"]["banyan.toml"])
-    assert config_file.problems(path) == []
+def test_configuration_when_it_is_read_as_a_server_and_a_router_would_then_it_is_well():
+    files = one("ConfigMap")["data"]
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    words = [word for key, value in yaml.safe_load(files["server.yaml"]).items() for word in (f"--{key}", str(value))]
+    taken = config.take_flags(parser.parse_args(["--enable-banyan", *words]))
+    assert (taken.host_gb, taken.store, taken.store_gb) == (32.0, ("/store/kv",), 200.0)
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
     servers = one("StatefulSet")
     names = [
         f"http://{servers['metadata']['name']}-{number}.{servers['spec']['serviceName']}:30000"
         for number in range(servers["spec"]["replicas"])
     ]
-    assert tomllib.loads(path.read_text())["router"]["server"] == names and len(names) == 2
+    routed = settings.take_flags(parser.parse_args(files["router.flags"].splitlines()))
+    assert list(routed.servers) == names and len(names) == 2 and routed.port == 30100
 
 
 def test_servers_when_they_are_placed_then_one_on_each_node_in_no_namespace_of_the_host():

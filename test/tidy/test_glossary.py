@@ -14,7 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "banyan"
-LABORATORY = ("lab",)
 
 ORDINARY = set(
     """
@@ -48,8 +47,6 @@ def names():
     """``(word, where)`` for each word in the name of a package, file or public class of the product."""
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE)
-        if relative.parts[0] in LABORATORY:
-            continue
         for part in relative.with_suffix("").parts:
             for word in part.strip("_").split("_"):
                 yield singular(word), str(relative)

@@ -10,14 +10,16 @@ import pytest
 
 from banyan import patches
 
-PACKAGE = Path(__file__).parents[2] / "python" / "banyan"
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "python" / "banyan", ROOT / "cpu_engine" / "banyan_cpu_engine", ROOT / "lab" / "banyan_lab")
 ROOMS = {"launcher": {"main"}, "dispatcher": {"controller"}, "rank": {"scheduler"}, "pools": {"scheduler"}}
 
 
 def modules():
-    """Every module of the package by its dotted name."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = ("banyan", *path.relative_to(PACKAGE).with_suffix("").parts)
+    """Every module of the packages by its dotted name."""
+    for path in (path for package in PACKAGES for path in sorted(package.rglob("*.py"))):
+        (package,) = (package for package in PACKAGES if package in path.parents)
+        parts = path.relative_to(package.parent).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 

@@ -16,7 +16,7 @@ from banyan import cli
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "benchmark/README.md")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "benchmark/README.md", "cpu_engine/README.md", "lab/README.md")
 
 
 def test_site_when_it_is_built_strictly_then_no_warning_and_every_page(tmp_path):

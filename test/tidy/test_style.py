@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-CODE = ("python", "benchmark", "test")
+CODE = ("python", "cpu_engine", "lab", "benchmark", "test")
 MAX_FUNCTION_LINES = 70
 BANNED_WORDS = ("Manager", "Helper", "Util", "Handler", "Impl", "V2")
 
@@ -67,10 +67,11 @@ def test_classes_when_named_then_without_empty_words():
 
 
 def test_environment_when_read_then_only_by_config():
-    """The names are looked for in Banyan's package; tests and benchmarks pass environments to what they start."""
+    """The names are looked for in what is packaged; tests and benchmarks pass environments to what they start."""
     reading = [
         f"{path.relative_to(ROOT)}:{number}"
-        for path in sorted((ROOT / "python").rglob("*.py"))
+        for folder in ("python", "cpu_engine", "lab")
+        for path in sorted((ROOT / folder).rglob("*.py"))
         if path.name != "config.py"
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if "os.environ" in line or "getenv(" in line

@@ -15,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "banyan"
-LABORATORY = PACKAGE / "lab"
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 CALLED_BY_OTHERS = {
@@ -31,20 +30,21 @@ CALLED_BY_OTHERS = {
 SAME_NAME_IN_TWO_FOLDERS = {
     "description": "router: what a server says of itself; cuda_ipc: what a rank says of its pool",
     "models": "router: which model a request wants; refusals: which models are refused",
-    "profile": "planner: the file; cli: the command that writes it",
 }
 """File names that two folders of the product share because the folders say which is which, with what they say."""
 
 
 def product_files():
-    return sorted(path for path in PACKAGE.rglob("*.py") if LABORATORY not in path.parents)
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def user_files():
     """Whatever may use the product, tests aside."""
     yield from PACKAGE.rglob("*.py")
-    for folder, pattern in (("benchmark", "*.py"), ("scripts", "*"), (".ci", "*")):
-        yield from (path for path in (ROOT / folder).rglob(pattern) if path.is_file() and path.suffix != ".pyc")
+    for folder in ("cpu_engine", "lab", "benchmark"):
+        yield from (ROOT / folder).rglob("*.py")
+    for folder in ("scripts", ".ci"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc")
     yield from (PACKAGE / "patches").glob("*/*.toml")
     yield ROOT / "pyproject.toml"
     yield ROOT / "Makefile"

@@ -28,8 +28,6 @@ def test_take_flags_when_all_are_given_then_config_holds_them_and_no_flag_is_lef
         *("--banyan-min-fetch-tokens", "64"),
         "--banyan-no-prefix-hints",
         *("--banyan-plan", "move"),
-        *("--banyan-profile", "/p/profile.json"),
-        *("--banyan-prefill-quota-ms", "250"),
     )
     assert config.take_flags(args) == Config(
         share="off",
@@ -37,8 +35,6 @@ def test_take_flags_when_all_are_given_then_config_holds_them_and_no_flag_is_lef
         prefix_hints=False,
         policy="sglang",
         plan="move",
-        profile="/p/profile.json",
-        prefill_quota_ms=250.0,
     )
     assert vars(args) == {}
 
@@ -46,43 +42,6 @@ def test_take_flags_when_all_are_given_then_config_holds_them_and_no_flag_is_lef
 def test_take_flags_when_a_value_is_out_of_range_then_the_flag_is_named():
     with pytest.raises(ValueError, match="--banyan-min-fetch-tokens 0"):
         config.take_flags(parse("--enable-banyan", "--banyan-min-fetch-tokens", "0"))
-
-
-@pytest.mark.parametrize("quota", ["0", "-5", "nan", "inf"])
-def test_take_flags_when_the_quota_is_no_time_then_the_flag_is_named(quota):
-    with pytest.raises(ValueError, match="--banyan-prefill-quota-ms"):
-        config.take_flags(parse("--enable-banyan", "--banyan-profile", "p", "--banyan-prefill-quota-ms", quota))
-
-
-def test_take_flags_when_elastic_prefill_is_asked_for_then_it_is_set_and_off_otherwise():
-    assert config.take_flags(parse("--enable-banyan")).elastic_prefill_tokens is None
-    args = parse("--enable-banyan", "--banyan-elastic-prefill-tokens", "20000")
-    assert config.take_flags(args).elastic_prefill_tokens == 20_000
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--banyan-elastic-prefill-tokens", "0"),
-        ("--banyan-elastic-prefill-tokens", "9", "--banyan-share", "index"),
-        ("--banyan-elastic-prefill-tokens", "9", "--banyan-policy", "sglang"),
-    ],
-    ids=" ".join,
-)
-def test_take_flags_when_elastic_prefill_cannot_work_then_the_flag_is_named(flags):
-    with pytest.raises(ValueError, match="--banyan-elastic-prefill-tokens"):
-        config.take_flags(parse("--enable-banyan", *flags))
-
-
-def test_take_flags_when_there_is_a_quota_but_no_profile_then_the_way_out_is_named():
-    with pytest.raises(ValueError, match="banyan profile"):
-        config.take_flags(parse("--enable-banyan", "--banyan-prefill-quota-ms", "100"))
-
-
-def test_take_flags_when_the_profile_is_a_relative_path_then_other_processes_find_it(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    taken = config.take_flags(parse("--enable-banyan", "--banyan-profile", "profile.json"))
-    assert taken.profile == str(tmp_path / "profile.json")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ import pytest
 from banyan.refusals import (
     ServerFacts,
     arena_room_refusal,
-    detour_refusal,
     door_seats_refusal,
     layout_refusal,
     memory_refusal,
     pool_refusal,
-    quota_refusal,
     refusals,
     secret_refusal,
 )
@@ -87,11 +85,6 @@ def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     assert {field.name for field in fields(ServerFacts)} == covered
 
 
-def test_refusal_when_idle_ranks_step_with_the_others_then_detours_are_named_with_the_way_out():
-    line = detour_refusal("2 attention DP ranks of 1 shard(s)")
-    assert "--banyan-elastic-prefill-tokens" in line and "2 attention DP ranks" in line and "drop that flag" in line
-
-
 def test_refusal_when_processes_are_divided_in_another_way_then_both_ways_are_named():
     line = layout_refusal(asked="2 ranks of 4", resolved="8 ranks of 1")
     assert "2 ranks of 4" in line and "8 ranks of 1" in line and "--banyan-share off" in line
@@ -108,20 +101,9 @@ def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
     assert line is not None and "3.00 GiB" in line and "1.00 GiB" in line and "--max-total-tokens" in line
 
 
-@pytest.mark.parametrize(
-    ("quota_ms", "chunked_prefill_size", "is_refused"),
-    [(100.0, -1, True), (100.0, 0, True), (100.0, 2048, False), (100.0, None, False), (None, -1, False)],
-)
-def test_quota_when_prefills_are_not_cut_then_refused(quota_ms, chunked_prefill_size, is_refused):
-    line = quota_refusal(quota_ms=quota_ms, chunked_prefill_size=chunked_prefill_size)
-    assert (line is not None) is is_refused
-    assert line is None or "--chunked-prefill-size" in line
-
-
 BAD_PAIR = {
     "disaggregation_transfer_backend": ("mooncake", "--disaggregation-transfer-backend mooncake", "nixl"),
     "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
-    "elastic_prefill": (True, "--banyan-elastic-prefill-tokens", "drop that flag"),
     "store_admit": ("second", "--banyan-store-admit second", "use first"),
 }
 BAD_DECODE = {

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.metadata
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -15,20 +16,19 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 SHELLS = ("bash", "zsh", "tcsh")
 
 LABORATORY = {
-    "bench": ("banyan.lab.bench", "measure the native core here"),
-    "sim": ("banyan.lab.sim.command", "simulate clusters that run the shipped policies; check published figures"),
+    "bench": "measure the native core here (banyan-lab)",
+    "sim": "simulate clusters that run the shipped policies; check published figures (banyan-lab)",
 }
-"""Commands that measure and simulate, by the module whose ``main`` runs them. The product reaches the laboratory only
-through these names; no other command needs it, and these need no other."""
+"""Commands of a distribution of its own, which enters their functions as entry points of the group ``COMMANDS``."""
+
+COMMANDS = "banyan.commands"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in LABORATORY:
-        module, _ = LABORATORY[words[0]]
-        status: int = importlib.import_module(module).main(words[1:])
-        return status
+        return _run_in_laboratory(words[0], words[1:])
     words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
     args.launch = launch
@@ -36,19 +36,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(args)
 
 
+def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
+    for entry in importlib.metadata.entry_points(group=COMMANDS, name=name):
+        if importlib.util.find_spec(entry.module.partition(".")[0]) is not None:
+            status: int = entry.load()(words)
+            return status
+    print(f"banyan {name}: not installed: pip install banyan-lab (in a checkout: make setup)", file=sys.stderr)
+    return 2
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import config_file, size, store, trace
+    from banyan.cli import size, store, trace
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="say what Banyan can do on this machine, and what it would refuse")
     _add_doctor(doctor)
     store.add_parsers(commands)
-    config_file.add_parsers(commands)
     size.add_parser(commands)
-    _add_profile(commands.add_parser("profile", help="measure the prefill times of a running server"))
-    route = commands.add_parser("route", help="one address for several servers, each request where its prefix is")
+    route = commands.add_parser(
+        "route",
+        help="one address for several servers, each request where its prefix is",
+        fromfile_prefix_chars="@",
+        epilog="@FILE stands for the arguments in FILE, one a line; those behind it win.",
+    )
     settings.add_flags(route)
     route.set_defaults(run=_route)
     _add_top(commands.add_parser("top", help="watch a running server: hits by source, ranks, store, alerts"))
@@ -62,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     completion = commands.add_parser("completion", help="print what makes a shell complete these commands")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
-    for name, (_, purpose) in LABORATORY.items():
+    for name, purpose in LABORATORY.items():
         commands.add_parser(name, help=purpose)
     return parser
 
@@ -119,45 +131,6 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         help="a store as --banyan-store names it: its library, whoever is to answer, its drives",
     )
     parser.set_defaults(run=_doctor)
-
-
-def _add_profile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
-    parser.add_argument("--output", default="profile.json", metavar="PATH", help="default %(default)s")
-    parser.add_argument("--rank", type=int, default=0, help="the data-parallel rank to measure; default %(default)s")
-    lengths = {"type": _lengths, "metavar": "N,N,..."}
-    parser.add_argument("--extend", default=(16, 64, 256, 1024, 2048), help="new tokens of the grid", **lengths)
-    parser.add_argument("--prefix", default=(0, 512, 2048, 4096), help="prefix tokens of the grid", **lengths)
-    parser.add_argument("--held-out", type=int, default=12, metavar="N", help="points off the grid to test the fit on")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times each cell is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=_profile)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    """Ascending lengths, as ``16,64,256``."""
-    lengths = tuple(int(part) for part in text.split(","))
-    if list(lengths) != sorted(set(lengths)) or lengths[0] < 0:
-        raise argparse.ArgumentTypeError(f"{text}: ascending lengths, please")
-    return lengths
-
-
-def _profile(args: argparse.Namespace) -> int:
-    from banyan.cli import profile
-    from banyan.cli.engine import Engine, EngineError
-
-    grid = profile.Grid(args.extend, args.prefix, args.held_out, args.repeats, args.seed)
-    try:
-        measured = profile.measure(
-            Engine(args.url), grid, rank=args.rank, provenance=profile.provenance(sys.argv), progress=print
-        )
-    except EngineError as error:
-        print(f"banyan profile: {error}", file=sys.stderr)
-        return 1
-    profile.profile.save(measured, Path(args.output))
-    print(f"{args.output}: {measured.cost}")
-    print(f"mean error on {len(measured.held_out)} points that the fit has not seen: {measured.held_out_error:.1%}")
-    return 0
 
 
 def _completion(args: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ def examine(
         _huge_pages,
         _kept_arena,
         _sgl_kernel,
+        _cpu_engine,
         doctor_processor.architecture,
         doctor_processor.rounding,
         doctor_processor.bfloat16,
@@ -149,3 +150,12 @@ def _sgl_kernel() -> Finding:
     except importlib.metadata.PackageNotFoundError:
         return Finding("sgl_kernel", True, "SGLang's own (GPU)")
     return Finding("sgl_kernel", True, f"CPU stand-in {version}")
+
+
+def _cpu_engine() -> Finding:
+    try:
+        version = importlib.metadata.version("banyan-cpu-engine")
+    except importlib.metadata.PackageNotFoundError:
+        hint = "for servers with --device cpu install banyan-cpu-engine: SGLang's own attention is slow behind a prefix"
+        return Finding("CPU engine", True, "not installed; a GPU needs none", hint=hint)
+    return Finding("CPU engine", True, f"banyan-cpu-engine {version}")

@@ -14,12 +14,17 @@ from typing import Protocol
 
 from banyan.observe.rates import Rates
 from banyan.observe.reading import RankReading
-from banyan.telemetry import DESCRIPTIONS
+from banyan.telemetry import DESCRIPTIONS, SERIES
 
 WINDOW = "5m"
 DAY_S = 86_400
 PLACED = tuple(name for name in DESCRIPTIONS if name.startswith("placed_") and name != "placed_hot_avoided")
 """Counters of requests that were placed, one for each reason."""
+
+
+def _shown(name: str) -> str:
+    """What a query calls it."""
+    return SERIES[name].name
 
 
 class Severity(StrEnum):
@@ -47,7 +52,7 @@ class Grown:
         return rates.grown(rank, self.counter) > 0
 
     def promql(self) -> str:
-        return f"increase(banyan:{self.counter}[{WINDOW}]) > 0"
+        return f"increase({_shown(self.counter)}[{WINDOW}]) > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,9 @@ class Share:
         return part >= self.least and part > self.limit * sum(rates.grown(rank, name) for name in self.of)
 
     def promql(self) -> str:
-        whole = " + ".join(f"increase(banyan:{name}[{WINDOW}])" for name in self.of)
-        part = f"increase(banyan:{self.counter}[{WINDOW}])"
-        return f"{part} > {self.limit:g} * ({whole}) and {part} >= {self.least:g}"
+        whole = " + ".join(f"increase({_shown(name)}[{WINDOW}])" for name in self.of)
+        part = f"increase({_shown(self.counter)}[{WINDOW}])"
+        return f"{part} > {self.limit:g} * ({whole}) and {part} >= {self.least * SERIES[self.counter].scale:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Busy:
         return rates.per_s(rank, self.counter) / 1e6 > self.limit
 
     def promql(self) -> str:
-        return f"rate(banyan:{self.counter}[{WINDOW}]) / 1e6 > {self.limit:g}"
+        return f"rate({_shown(self.counter)}[{WINDOW}]) > {self.limit:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,8 @@ class Above:
         return rank.has(self.gauge) and rank.value(self.gauge) > self.limit * (rank.value(self.of) if self.of else 1.0)
 
     def promql(self) -> str:
-        whole = f"{self.limit:g} * banyan:{self.of}" if self.of else f"{self.limit:g}"
-        return f"banyan:{self.gauge} > {whole}"
+        whole = f"{self.limit:g} * {_shown(self.of)}" if self.of else f"{self.limit:g}"
+        return f"{_shown(self.gauge)} > {whole}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ class Below:
         return rank.has(self.gauge) and rank.value(self.gauge) < rank.value(self.of)
 
     def promql(self) -> str:
-        return f"banyan:{self.gauge} < banyan:{self.of}"
+        return f"{_shown(self.gauge)} < {_shown(self.of)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,8 @@ class Wearing:
         return is_long and 0 < allowed < rates.per_s(rank, self.written) * DAY_S
 
     def promql(self) -> str:
-        return f"rate(banyan:{self.written}[6h]) * {DAY_S} > 1.05 * banyan:{self.allowed} and banyan:{self.allowed} > 0"
+        allowed = _shown(self.allowed)
+        return f"rate({_shown(self.written)}[6h]) * {DAY_S} > 1.05 * {allowed} and {allowed} > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +246,7 @@ RULES = (
         WARNING,
         Share("wait_us", ("forward_us",), 0.2, least=1e6),
         "forwards wait for pages: copies are not hidden",
-        "`banyan explain all` shows what the planner expected. Measure a profile (`banyan profile`).",
+        "`banyan explain all` shows what the planner expected.",
         held="5m",
     ),
     Rule(

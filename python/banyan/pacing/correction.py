@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile is wrong by today: measured over predicted time, followed for each class of forward.
+"""What a fit is wrong by today: measured over predicted time, followed for each class of forward.
 
-A profile grows old: another clock rate, a neighbour on the machine. Decode steps, short and long prefills err
+A fit grows old: another clock rate, a neighbour on the machine. Decode steps, short and long prefills err
 differently, so each class of lengths (1, 2-7, 8-31, 32-127, ...) has a ratio of its own. Called by one thread.
-
-What a short forward takes beyond its prediction may grow with the length, or be the same for every forward. A ratio
-takes it to grow. Whoever chooses lengths by that alone would never see a longer forward that shows the contrary, so
-``allowance_us`` assumes the other for lengths not seen yet.
 """
 
 from __future__ import annotations
@@ -26,37 +22,23 @@ class Correction:
 
     def __init__(self) -> None:
         self._ratios: dict[int, Estimate] = {}
-        self._excesses_us: dict[int, Estimate] = {}
 
     def observe(self, extend_tokens: int, *, predicted_us: float, measured_us: float) -> None:
         """A forward of so many new tokens was predicted and is measured. Times that are not positive are ignored."""
         if predicted_us > 0 and measured_us > 0:
             ratio = min(max(measured_us / predicted_us, MIN_RATIO), MAX_RATIO)
-            seen = length_class(extend_tokens)
-            self._ratios.setdefault(seen, Estimate()).observe(ratio)
-            self._excesses_us.setdefault(seen, Estimate()).observe((ratio - 1) * predicted_us)
+            self._ratios.setdefault(length_class(extend_tokens), Estimate()).observe(ratio)
 
     def ratio(self, extend_tokens: int) -> tuple[float, float]:
-        """Mean and deviation of the ratio; of the nearest class that was seen, else 1 and 0: the profile's word."""
+        """Mean and deviation of the ratio; of the nearest class that was seen, else 1 and 0: the fit's word."""
         if not self._ratios:
             return 1.0, 0.0
         estimate = self._ratios[nearest(length_class(extend_tokens), self._ratios)]
         return estimate.mean, estimate.deviation
 
-    def allowance_us(self, extend_tokens: int, limit_us: float) -> float:
-        """What a forward of so many new tokens may be predicted to take, to end within ``limit_us``.
-
-        A length of a class that was not seen yet may exceed it; then that class was seen.
-        """
-        allowance_us = limit_us / self.ratio(extend_tokens)[0]
-        wanted = length_class(extend_tokens)
-        seen = nearest(wanted, self._ratios) if self._ratios else wanted
-        return max(allowance_us, limit_us - self._excesses_us[seen].mean) if seen < wanted else allowance_us
-
     def forget(self) -> None:
         """The predictions are about to change."""
         self._ratios.clear()
-        self._excesses_us.clear()
 
 
 def length_class(num_tokens: int) -> int:

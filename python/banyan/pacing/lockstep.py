@@ -28,7 +28,6 @@ Nobody waits for long
   4. Pages in quarantine are not counted on for a prefill, and loading waits ``LOAD_PATIENCE_S`` for them, then the
      tail is computed. Nor for a decode: SGLang retracts a request instead, but for the last one, which waits. (Where a
      rank has several shards, their quarantines differ and no shard may decide alone: they wait as long as replicas do.)
-  5. A prompt takes no detour over an idle rank: it steps with the others.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from banyan.config import CPU_ATTENTION_BACKEND, SGLANG_POLICY, Config
+from banyan.config import SGLANG_POLICY, Config
 from banyan.patches import Misfit
 from banyan.refusals.misfit import misfit_refusal
 from banyan.refusals.models import ModelFacts
@@ -24,8 +24,6 @@ class Asked:
     """What a server was asked for, as far as a feature depends on it. ``model``: once SGLang has looked at it."""
 
     config: Config
-    is_on_cpu: bool = False
-    attention_backend: str | None = None
     algorithm: str | None = None
     has_adapters: bool = False
     disaggregation_mode: str = "null"
@@ -79,16 +77,15 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name=CORE, instead="Banyan is off, and SGLang serves as without it"),
     Feature(
         name="placement",
-        instead="SGLang's own method chooses ranks (--banyan-policy sglang), without detours",
+        instead="SGLang's own method chooses ranks (--banyan-policy sglang)",
         is_used=lambda asked: asked.config.looks_up,
-        without=lambda config: replace(config, policy=SGLANG_POLICY, prefix_hints=False, elastic_prefill_tokens=None),
+        without=lambda config: replace(config, policy=SGLANG_POLICY, prefix_hints=False),
     ),
     Feature(name="victims", instead="SGLang evicts by age, and does not know what peers hold"),
     Feature(
         name="planner",
-        instead="no forward is measured or cut: what is found is fetched, and there is no quota",
+        instead="no forward is measured: what is found is fetched",
         needed_by=lambda asked: "--enable-dp-attention" if asked.config.shares and asked.steps_together else "",
-        without=lambda config: replace(config, prefill_quota_ms=None),
     ),
     _needed("windows", _by_model(lambda model: model.has_window, "a sliding window")),
     _needed("states", _by_model(lambda model: model.has_states, "states")),
@@ -110,14 +107,6 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
     Feature(name="observe", instead="what it tells is missing", is_severable=True),
-    Feature(
-        name="cpu_engine",
-        instead="the CPU engine serves with SGLang's own attention",
-        is_used=lambda asked: asked.is_on_cpu,
-        needed_by=lambda asked: (
-            f"--attention-backend {CPU_ATTENTION_BACKEND}" if asked.attention_backend == CPU_ATTENTION_BACKEND else ""
-        ),
-    ),
 )
 _BY_NAME = {feature.name: feature for feature in FEATURES}
 

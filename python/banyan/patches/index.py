@@ -17,7 +17,8 @@ Every place where Banyan touches sglang=={SGLANG_VERSION}. Generated from `patch
 A patch is a record and changes no file: a TOML file with the place (`target`), the kind, the processes, the hook that
 is installed there, why, and when it can go. Its folder is the feature that it belongs to. Of each upstream definition
 that it depends on it has a fingerprint: of the `signature`, where the hook only receives, or of the `body`.
-`banyan.patches` reads the files and compares fingerprints; `sglang_plugin/seams.py` installs the hooks in each process.
+`banyan.patches` reads the files and compares fingerprints; `sglang_plugin/hook_queue.py` installs the hooks in each
+process. The CPU engine is a plugin of its own with a queue of its own ([cpu-engine.md](cpu-engine.md)).
 Where a fingerprint differs, the feature of the patch is off, and says so; without one of `core` Banyan is off
 ([releases.md](releases.md)).
 """
@@ -32,6 +33,11 @@ def page() -> str:
     return "\n".join([HEAD, *parts])
 
 
+def table(queue: Sequence[patches.Patch]) -> str:
+    """A row for each patch."""
+    return "\n".join([COLUMNS, *map(_row, queue)])
+
+
 def feature_table() -> str:
     """What each feature is when it is off."""
     queue = patches.load_queue()
@@ -44,8 +50,7 @@ def feature_table() -> str:
 
 def _section(feature: Feature, queue: Sequence[patches.Patch]) -> str:
     severable = " Each patch by itself." if feature.is_severable else ""
-    rows = "\n".join(map(_row, queue))
-    return f"## {feature.name}\n\nOff: {feature.instead}.{severable}\n\n{COLUMNS}\n{rows}\n"
+    return f"## {feature.name}\n\nOff: {feature.instead}.{severable}\n\n{table(queue)}\n"
 
 
 def _row(patch: patches.Patch) -> str:

@@ -125,17 +125,6 @@ class PrefillCost:
         return cls(*best)
 
 
-def mean_relative_error(cost: PrefillCost, samples: Sequence[ForwardSample]) -> float:
-    """Mean of |predicted - measured| / measured.
-
-    Raises:
-        ValueError: without samples.
-    """
-    if not samples:
-        raise ValueError("an error needs samples")
-    return sum(abs(cost.time_us(s.pieces) - s.forward_us) / s.forward_us for s in samples) / len(samples)
-
-
 def _terms(pieces: Sequence[Piece]) -> list[float]:
     """The factors of the four weights, in the order of the fields."""
     return [

@@ -50,7 +50,6 @@ class ServerFacts:
     dp_size: int = 2
     load_balance_method: str = "auto"
     policy: str = "sglang"
-    elastic_prefill: bool = False
     store_admit: str = "first"
     kv_cache_dtype: str = "auto"
     rust_server: bool = False
@@ -190,13 +189,6 @@ _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.elastic_prefill,
-        lambda f: (
-            f"--banyan-elastic-prefill-tokens with --disaggregation-mode {f.disaggregation_mode}: a prefill that "
-            "the dispatcher makes has no room to meet a decode server in: drop that flag"
-        ),
-    ),
-    Rule(
         lambda f: f.store_admit == "second",
         lambda f: (
             f"--banyan-store-admit second with --disaggregation-mode {f.disaggregation_mode}: an answer is seen "
@@ -309,24 +301,6 @@ def arena_room_refusal(*, flag: str, free_bytes: int) -> str:
     )
 
 
-def detour_refusal(layout_words: str) -> str:
-    """The line for detours over idle ranks, where no rank is idle."""
-    return (
-        f"--banyan-elastic-prefill-tokens with {layout_words}: they step together, so an idle one takes nothing off a "
-        "busy one: drop that flag"
-    )
-
-
 def environment_refusal(variable: str) -> str:
     """The line for flags in the environment that turn nothing on."""
     return f"{variable} does not say --enable-banyan: say so, or unset it"
-
-
-def quota_refusal(*, quota_ms: float | None, chunked_prefill_size: int | None) -> str | None:
-    """The line for a compute quota on a server that does not cut prefills, or None. None as size: SGLang chooses."""
-    if quota_ms is None or chunked_prefill_size is None or chunked_prefill_size > 0:
-        return None
-    return (
-        f"--banyan-prefill-quota-ms with --chunked-prefill-size {chunked_prefill_size}: a prefill that is not cut into "
-        "chunks cannot be limited: drop one of the two"
-    )

@@ -23,12 +23,8 @@ class FlagFacts:
     policy: str
     places: bool
     looks_up: bool
-    fetches: bool
-    detours: bool
     deals_with_nodes: bool
     has_secret: bool
-    has_quota: bool
-    has_profile: bool
 
 
 def combination_refusal(facts: FlagFacts) -> str | None:
@@ -51,15 +47,5 @@ def combination_refusal(facts: FlagFacts) -> str | None:
         return (
             f"--banyan-policy {facts.policy}: there is nothing to look up with --banyan-share off or "
             "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
-        )
-    if facts.detours and not (facts.fetches and facts.places):
-        return (
-            "--banyan-elastic-prefill-tokens: the dispatcher sends the request where the KV is fetched: use "
-            "--banyan-share peer and a --banyan-policy other than sglang"
-        )
-    if facts.has_quota and not facts.has_profile:
-        return (
-            "--banyan-prefill-quota-ms: needs prefill times: write them with `banyan profile` and pass "
-            "--banyan-profile PATH"
         )
     return None

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from banyan import knob_file, knobs
+from banyan import knobs
 from banyan.config import DEFAULT_POLICY, hot_rank_knob
-from banyan.knob_file import KnobTable
 from banyan.knobs import above_zero, at_least, check, knob
 from banyan.routing import POLICIES
 
@@ -168,20 +167,10 @@ class Settings:
         return (*self.servers, *self.prefills, *self.decodes)
 
 
-FILE_TABLE = KnobTable("router", Settings, lists=tuple(flag.removeprefix("--") for flag in SERVER_FLAGS))
-"""Where a file of ``--config`` holds these knobs."""
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``banyan route``."""
     for flag, what in SERVER_FLAGS.items():
         parser.add_argument(flag, action="append", default=[], metavar="URL", help=what)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="Take flags from table [router] of this TOML file; those of the command line win. See `banyan config`.",
-    )
     knobs.add_to(parser, Settings)
     parser.add_argument(
         "--api-key-file",
@@ -192,18 +181,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def take_flags(args: argparse.Namespace) -> Settings:
-    """Raises ValueError for a value out of range, naming the flag or the line of the file, and OSError for a file that
-    cannot be read."""
-    file = knob_file.read(args.config, FILE_TABLE) if args.config is not None else {}
-    asked = {flag: getattr(args, flag.removeprefix("--")) for flag in SERVER_FLAGS}
-    if not any(asked.values()):
-        asked = {flag: file.get(flag.removeprefix("--"), []) for flag in SERVER_FLAGS}
+    """Raises ValueError for a value out of range, naming the flag, and OSError for a file that cannot be read."""
     return Settings(
-        servers=_urls(asked["--server"]),
-        prefills=_urls(asked["--prefill"]),
-        decodes=_urls(asked["--decode"]),
+        servers=_urls(args.server),
+        prefills=_urls(args.prefill),
+        decodes=_urls(args.decode),
         api_key=args.api_key_file.read_text().strip() if args.api_key_file is not None else None,
-        **knobs.take_from(vars(args), Settings, file=file),
+        **knobs.take_from(vars(args), Settings),
     )
 
 

@@ -6,7 +6,6 @@ And the prefix hint, which carries what the dispatcher saw and decided to the ra
 """
 
 from banyan.routing.dispatcher import Dispatcher, Prompt
-from banyan.routing.elastic import Detour, ElasticPrefill
 from banyan.routing.guard import UNGUARDED, HotRankGuard
 from banyan.routing.hint import PrefixHint
 from banyan.routing.load import LoadReport, report_of
@@ -19,9 +18,7 @@ __all__ = [
     "POLICIES",
     "UNGUARDED",
     "Choice",
-    "Detour",
     "Dispatcher",
-    "ElasticPrefill",
     "HotRankGuard",
     "LoadReport",
     "Lots",

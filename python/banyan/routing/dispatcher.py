@@ -17,7 +17,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from banyan.routing.awaited import PromptTokens, Trail
-from banyan.routing.elastic import Detour, ElasticPrefill
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
@@ -85,12 +84,6 @@ class Dispatcher:
         choice = place(policy or self.policy, query, self.states(active), guard=self.guard, lots=self._lots)
         self._count(prompt, trail, choice.rank, now_s, query.cached_on(choice.rank))
         return choice
-
-    def detour(self, prompt: Prompt, active: Collection[int], elastic: ElasticPrefill) -> Detour | None:
-        """Whether another rank than the session's should compute the prompt first. Counts nothing."""
-        query = self._query(prompt, _trail_of(prompt))
-        cool = self.guard.cool(query, [state for state in self.states(active) if state.is_active])
-        return elastic.detour(query, cool, self._lots)
 
     def wait(
         self, prompt: Prompt, active: Collection[int], now_s: float, *, policy: Policy | None = None

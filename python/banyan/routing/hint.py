@@ -5,8 +5,7 @@ A hint is advice. The rank looks again before it promises anything, because page
 
 A router may add which node's arena has more of the prompt (``SOURCE_ACTION``), and one of pairs which node reads the
 last part of it from its store (``READ_ACTION``). In the other direction a client may name a policy for its request
-(``POLICY_ACTION``): that is how policies are compared on one running server. And ``DETOUR_ACTION`` marks what the
-dispatcher itself sends: a prompt to be computed for another rank, with no answer to anybody.
+(``POLICY_ACTION``): that is how policies are compared on one running server.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ ACTION_TYPE = "banyan.prefix"
 ACTION_VERSION = "1"
 
 POLICY_ACTION = "banyan.policy"
-"""Action type of a client's wish; its payload is ``{"policy": NAME}``, ``{"elastic_prefill_tokens": N}``, or both."""
-
-DETOUR_ACTION = "banyan.detour"
-"""Action type of a prompt's prefill elsewhere. It has no payload."""
-
+"""Action type of a client's wish; its payload is ``{"policy": NAME}``."""
 
 READ_ACTION = "banyan.read"
 """Action type of ``ReadHint``."""
@@ -36,7 +31,7 @@ READ_ACTION = "banyan.read"
 SOURCE_ACTION = "banyan.source"
 """Action type of ``SourceHint``."""
 
-OWN_ACTIONS = frozenset({ACTION_TYPE, DETOUR_ACTION, READ_ACTION, SOURCE_ACTION})
+OWN_ACTIONS = frozenset({ACTION_TYPE, READ_ACTION, SOURCE_ACTION})
 """What only a server's own processes say to each other. The seam marks it with what no client knows."""
 
 NOBODY = "none"
@@ -47,7 +42,7 @@ MAX_HEADER_BYTES = 4000
 
 
 class Until(StrEnum):
-    """What ended the wait of a request that the dispatcher held back, during a detour or for a prefix under way."""
+    """What ended the wait of a request that the dispatcher held back for a prefix that a rank was computing."""
 
     LANDED = "landed"
     """Its rank can fetch what was waited for."""
@@ -65,8 +60,8 @@ class Until(StrEnum):
 class Decision:
     """Why the request went where it went.
 
-    ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took. After a detour (reason ``detour``) or a wait
-    ``held_us`` is how long the dispatcher held the request back, and ``held_until`` what ended that.
+    ``policy`` is a name of ``POLICIES``; ``dispatch_us`` what it took. After a wait ``held_us`` is
+    how long the dispatcher held the request back, and ``held_until`` what ended that.
     """
 
     policy: str

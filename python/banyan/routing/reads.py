@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 DETOUR_S = 0.05
 """What the way through the decode side costs beside its read: two messages, and a pull that begins when the read has
@@ -25,13 +24,6 @@ MOST_PART_S = 5.0
 """A prefill server waits twice as long for what another node reads, and then reads it itself."""
 
 
-class ReadSide(StrEnum):
-    """Who reads a request's KV from storage."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
     """What one side still has to read, and how fast it has been reading; None while that is not known. ``most_tokens``:
@@ -40,14 +32,6 @@ class ReadQueue:
     num_tokens: int = 0
     tokens_per_s: float | None = None
     most_tokens: int | None = None
-
-
-def read_side(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue, detour_s: float = 0.0) -> ReadSide:
-    """The side that would have read ``num_tokens`` first; a tie goes to prefill, whose path is one transfer shorter."""
-    prefill_rate, decode_rate, lead_tokens = _paces(prefill, decode, detour_s)
-    prefill_s = (prefill.num_tokens + num_tokens) / prefill_rate
-    decode_s = (decode.num_tokens + lead_tokens + num_tokens) / decode_rate
-    return ReadSide.DECODE if decode_s < prefill_s else ReadSide.PREFILL
 
 
 def split_read(num_tokens: int, *, prefill: ReadQueue, decode: ReadQueue, detour_s: float = 0.0) -> int:

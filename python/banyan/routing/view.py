@@ -90,8 +90,6 @@ class Reason(StrEnum):
     """No other candidate holds a longer prefix of the prompt."""
     LOAD = "load"
     """It has the lowest cost, though another candidate holds a longer prefix or nobody holds any."""
-    DETOUR = "detour"
-    """It is the session's rank; an idle one has computed the prompt (elastic prefill, before any policy)."""
     SHORT_QUEUE = "short_queue"
     """Its node's storage reads are about to run dry."""
     LONG_QUEUE = "long_queue"

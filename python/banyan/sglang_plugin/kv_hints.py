@@ -42,8 +42,3 @@ def payload_of(hints: KvHintsEnvelope | None, action_type: str, action_version: 
 
 def _is_meant(action: KvHintAction) -> bool:
     return action.action_type not in hint.OWN_ACTIONS or action.payload.get(MARK) == runtime.server_id()
-
-
-def is_detour(hints: KvHintsEnvelope | None) -> bool:
-    """Whether a request is a prefill that the dispatcher sent for another rank's request."""
-    return payload_of(hints, hint.DETOUR_ACTION, hint.ACTION_VERSION) is not None

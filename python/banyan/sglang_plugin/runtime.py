@@ -14,6 +14,7 @@ import sys
 from typing import Any, NoReturn
 
 from sglang.srt.runtime_context import get_device, get_server_args
+from sglang.srt.utils import is_cpu
 
 from banyan import config as environment
 from banyan import faults
@@ -59,7 +60,7 @@ def server_id() -> str:
 
 
 def is_sharing() -> bool:
-    """Whether this process shares pages (as opposed to: off, or only the CPU engine's fixes)."""
+    """Whether this process shares pages (as opposed to: off, or on without sharing)."""
     active = config()
     return active is not None and active.shares and not _is_off
 
@@ -107,6 +108,11 @@ def needed() -> list[str]:
 def role() -> Role:
     """What this server does in a pair, if it is of one."""
     return Role(get_server_args().disaggregation_mode)
+
+
+def device_of(server_args: Any) -> str:
+    """What SGLang runs on, of arguments as they were given or as it has resolved them."""
+    return server_args.device or ("cpu" if is_cpu() else "cuda")
 
 
 def is_on_gpu() -> bool:

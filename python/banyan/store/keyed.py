@@ -237,9 +237,6 @@ class KeyedStore:
     def open_writes(self) -> None:
         self._writes.open()
 
-    def set_write_budget(self, num_bytes: int) -> None:
-        self._writes.allow(num_bytes)
-
     # ---- leave -------------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> int:

@@ -116,11 +116,6 @@ class Writes:
             self._gate.open_writes()
             self._changed.notify_all()
 
-    def allow(self, num_bytes: int) -> None:
-        with self._changed:
-            self._gate.set_write_budget(num_bytes)
-            self._changed.notify_all()
-
     def flush(self, stall_s: float, within_s: float | None = None) -> int:
         """Write out everything, whatever the gate says; how many pages failed meanwhile. Blocks.
 
@@ -208,7 +203,7 @@ class Writes:
             return most
         num_reads = self._num_reads()
         for number in range(most):
-            if not self._gate.take(self._form.value_bytes, num_reads=num_reads, num_writes=0):
+            if not self._gate.may_write(num_reads=num_reads, num_writes=0):
                 return number
         return most
 

@@ -8,6 +8,7 @@ from banyan.telemetry.estimate import Estimate
 from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, gauges_of
 from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
+from banyan.telemetry.metric_table import SERIES
 from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
@@ -16,6 +17,7 @@ from banyan.telemetry.threads import notice, noticed, num_ended, start_thread
 __all__ = [
     "DESCRIPTIONS",
     "GAUGES",
+    "SERIES",
     "STORE_GAUGES",
     "Copies",
     "CopySample",

@@ -82,7 +82,6 @@ class Counters:
     placed_session: int = 0
     placed_cache: int = 0
     placed_load: int = 0
-    placed_detour: int = 0
     placed_short_queue: int = 0
     placed_long_queue: int = 0
     placed_all_over: int = 0
@@ -90,9 +89,8 @@ class Counters:
     placed_sglang: int = 0
     placed_hot_avoided: int = 0
     dispatch_us: int = 0
-    detours: int = 0
-    detours_late: int = 0
-    detour_us: int = 0
+    held_us: int = 0
+    held_in_vain: int = 0
 
     def count_placed(self, reason: str) -> None:
         """Count a request that came here for ``reason``, one of ``banyan.routing.Reason``.
@@ -200,7 +198,6 @@ DESCRIPTIONS = {
     "placed_session": "requests sent here because their session's last request went here",
     "placed_cache": "requests sent here where no other candidate held a longer prefix",
     "placed_load": "requests sent here for its load, though another rank held a longer prefix or none held any",
-    "placed_detour": "requests of a session of this rank whose prompt another rank computed first",
     "placed_short_queue": "requests sent here because the node's storage read queue was short",
     "placed_long_queue": "requests sent here though the read queue was long: that of every rank was",
     "placed_all_over": "requests sent here though above the token ceiling: every rank was",
@@ -208,7 +205,6 @@ DESCRIPTIONS = {
     "placed_sglang": "requests that SGLang's own method sent here",
     "placed_hot_avoided": "requests that came here while some other rank was left out as hot",
     "dispatch_us": "time the dispatcher spent on the requests that its policy sent here",
-    "detours": "prompts of other ranks' sessions that this rank computed",
-    "detours_late": "of placed_detour, requests that came here before their prompt's KV could be fetched",
-    "detour_us": "time that the dispatcher held the requests of placed_detour back",
+    "held_us": "time that the dispatcher held requests back until a rank had computed what they begin with",
+    "held_in_vain": "of the requests held back, those that came here before it could be fetched",
 }

@@ -14,21 +14,30 @@ GAUGES = {
     "num_ranks": "data-parallel ranks of this server",
     "num_live_ranks": "of these, ranks that are there",
     "num_silent_ranks": "of these, ranks that have requests and have not reported to the dispatcher for 30 s",
-    "num_failures": "faults of Banyan's own in any process of this server, which SGLang was spared; please report them",
     "distinct_share": "distinct pages over pages held in all pools, by a sample; 1: no page is held twice",
     "duplicate_share": "share of this rank's pages that another pool or the arena holds too, by a sample",
     "num_arena_frames": "pages that this rank's part of the host arena has room for",
     "num_arena_pages": "pages that it holds",
-    "num_arena_evicted_pages": "pages that it has evicted since the start",
     "store_write_bytes_per_day": "bytes that this rank may write to the store in a day; 0: no limit",
 }
 """By their names in /server_info, with their meaning for /metrics."""
+
+STATE_COUNTERS = {
+    "num_failures": "faults of Banyan's own in any process of this server, which SGLang was spared; please report them",
+    "num_arena_evicted_pages": "pages that it has evicted since the start",
+}
+"""Of the same state, what only grows."""
 
 STORE_GAUGES = {
     "backlog_pages": "pages that wait to be written to the store",
     "num_records": "pages that the store holds, by whichever server",
     "own_places": "places in this rank's files of the store",
     "free_places": "of these, places that hold nothing",
+    "is_stopped": "1: the store takes no writes any more",
+}
+"""The same for what a store tells; its figures have names that begin with ``STORE_PREFIX``."""
+
+STORE_COUNTERS = {
     "written_bytes": "bytes written to the store since the start",
     "written_pages": "pages written to the store since the start",
     "put_full": "pages that the store did not take: its back-log was full, or it took no writes",
@@ -41,14 +50,16 @@ STORE_GAUGES = {
     "lost_threads": "threads of the store that have failed; nothing is looked up or stored there any more",
     "no_space_pauses": "times writes paused because the file system was full",
     "untold_moves": "pages of the store of which routers were not told that they came or went: too many at once",
-    "is_stopped": "1: the store takes no writes any more",
 }
-"""The same for what a store tells; in /metrics their names begin with ``store_``."""
+"""Of a store's, what only grows."""
+
+STORE_PREFIX = "store_"
 
 
 def gauges_of(state: Mapping[str, Any]) -> dict[str, float]:
-    """The gauges in a rank's state, by their names in /metrics; of an arena or a store that it has not, none."""
+    """The gauges in a rank's state, and what counts beside its counters, by their names in ``SERIES``; of an arena or a
+    store that it has not, none."""
     store = state.get("store", {})
-    return {name: float(state[name]) for name in GAUGES if name in state} | {
-        f"store_{name}": float(store[name]) for name in STORE_GAUGES if name in store
+    return {name: float(state[name]) for name in (*GAUGES, *STATE_COUNTERS) if name in state} | {
+        STORE_PREFIX + name: float(store[name]) for name in (*STORE_GAUGES, *STORE_COUNTERS) if name in store
     }

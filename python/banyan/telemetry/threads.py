@@ -3,7 +3,7 @@
 
 Invariants
   1. A thread that ends by a fault is named in the log with what it did, and counted. What it did ends with it:
-     ``ended`` lets go of whoever waits for it. The log says so once for each name, however often it happens.
+     ``ended`` lets go of whoever waits for it. ``banyan.faults`` says so, and how often, by its name.
   2. A fault is whatever the thread raises, panics of native code included.
 """
 
@@ -15,11 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from banyan import faults
+
 logger = logging.getLogger("banyan")
 
 _lock = threading.Lock()
 _num_ended = 0
-_said: set[str] = set()
 
 
 def num_ended() -> int:
@@ -63,16 +64,13 @@ def notice(error: BaseException, *, name: str, feature: str, ended: Callable[[],
     global _num_ended
     with _lock:
         _num_ended += 1
-        is_news = name not in _said
-        _said.add(name)
-    if is_news:
-        logger.error(
-            "banyan: the thread %s has ended by a fault, and with it %s (more are only counted: threads_ended in "
-            "/server_info)",
-            name,
-            feature,
-            exc_info=error,
-        )
+    try:
+        faults.note(f"the thread {name}", error, consequence=f"{feature} has ended with it")
+    finally:
+        _tell_end(name, ended)
+
+
+def _tell_end(name: str, ended: Callable[[], None]) -> None:
     try:
         ended()
     except Exception:

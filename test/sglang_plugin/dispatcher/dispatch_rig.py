@@ -33,11 +33,10 @@ def scout_of(roster, *, num_ranks=2, fetches=True, tokens_ahead=0, page_tokens=P
     return PrefixScout(roster, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
 
 
-def placer_of(roster, *, dispatcher=None, snapshots=(), elastic=None):
+def placer_of(roster, *, dispatcher=None, snapshots=()):
     return Placer(
         scout_of(roster),
         dispatcher,
         policy_name="lmetric",
         read_snapshots=lambda: list(snapshots),
-        elastic=elastic,
     )

@@ -2,6 +2,7 @@
 """The dispatcher's placement and its loop, with SGLang's own messages and hashes; two ranks in one process."""
 
 from array import array
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from test.sglang_plugin.image_prompts import image_prompt
 from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import Rank, frames
 
+from banyan import faults
 from banyan._native import PageKeys, Roster
 from banyan.config import Config
 from banyan.layout import Layout
@@ -23,8 +25,8 @@ from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
-from banyan.sglang_plugin.dispatcher.held import MAX_HELD
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer, is_plain, session_of
+from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
+from banyan.sglang_plugin.dispatcher.placement import Placer, session_of
 from banyan.sglang_plugin.dispatcher.scout import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
@@ -163,15 +165,6 @@ def test_scout_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_
     assert scout_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
 
 
-@pytest.mark.parametrize(
-    "content", [{"mm_inputs": image_prompt(1, num_tokens=120, image=PLACE)[1]}, {"need_wait_for_mm_inputs": True}]
-)
-def test_prompt_when_an_image_is_in_it_then_no_other_rank_computes_it_first(content):
-    """Its prefill there would have the tokens and not the image."""
-    ids, _ = image_prompt(1, num_tokens=120, image=PLACE)
-    assert is_plain(request(ids)) and not is_plain(request(ids, **content))
-
-
 @pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])
 def test_remembered_when_ranks_hold_many_pages_then_twice_as_many_have_room_up_to_a_bound(num_frames):
     chunks = num_remembered_chunks(num_frames)
@@ -291,15 +284,6 @@ def test_session_of_when_the_client_names_one_then_it_is_found(fields, session):
     assert session_of(request(range(4), **fields)) == session
 
 
-def test_failures_when_they_go_on_then_every_tenfold_is_said(caplog):
-    failures = FailureLog("dispatched by SGLang")
-    for _ in range(150):
-        failures.note(ValueError("why"))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"dispatched by SGLang ({number} so far): ValueError: why" for number in (1, 10, 100)
-    ]
-
-
 def dispatching(roster, monkeypatch, sent):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     roster.agree_on_page_tokens(PAGE)
@@ -322,15 +306,14 @@ def dispatching(roster, monkeypatch, sent):
     return fake
 
 
-@pytest.mark.parametrize("full", [0, 1])
-def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(node, monkeypatch, full):
+def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(node, monkeypatch):
     sent = []
     fake = dispatching(node[0], monkeypatch, sent)
     fake._active_workers = [0, 1]
     monkeypatch.setattr(Placer, "place", lambda self, req, active: Wait(0, 16, 1.0))
     fake.dispatching(request(range(64)))
-    assert sent == [] and [held.num_held for held in fake.banyan_held] == [0, 1]
-    fake.banyan_held[full]._held.extend([None] * MAX_HELD)
+    assert sent == [] and fake.banyan_held.num_held == 1
+    fake.banyan_held._held.extend([None] * MAX_HELD)
     fake.dispatching(request(range(64)))
     assert len(sent) == 1 and sent[0] in (0, 1)
 
@@ -341,17 +324,28 @@ def test_dispatch_when_a_hook_of_placement_is_missing_in_this_process_then_sglan
     runtime.switch_off("placement")
     fake = dispatching(node[0], monkeypatch, sent)
     fake.dispatching(request(range(64)))
-    assert sent == [None] and fake.banyan_held == ()
+    assert sent == [None] and fake.banyan_held is None
 
 
-def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches(node, monkeypatch, caplog):
-    sent = []
+def test_dispatch_when_no_rank_is_active_then_sglangs_own_method_dispatches_and_nothing_is_a_fault(node, monkeypatch):
+    sent, before = [], faults.counts()
     fake = dispatching(node[0], monkeypatch, sent)
     fake.dispatching(request(range(64)))
     fake._active_workers = []
     fake.dispatching(request(range(64)))
-    assert sent == [1, None]
-    assert "NoActiveRank" in caplog.text
+    assert sent == [1, None] and faults.counts() == before
+
+
+def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches_and_the_fault_is_counted(
+    node, monkeypatch, caplog
+):
+    sent = []
+    fake = dispatching(node[0], monkeypatch, sent)
+    monkeypatch.setattr(faults, "_counts", Counter())
+    monkeypatch.setattr(Placer, "place", lambda self, req, active: 1 / 0)
+    fake.dispatching(request(range(64)))
+    assert sent == [None] and faults.counts() == {"dispatcher.place": 1}
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])
@@ -412,7 +406,7 @@ def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypa
     watchdog = SimpleNamespace(feed=lambda: None)
     fake = SimpleNamespace(
         **{"recv_from_tokenizer": receiver, "soft_watchdog": watchdog, "_request_dispatcher": dispatch},
-        **{"banyan_held": (), "server_args": SimpleNamespace(elastic_ep_backend=None), "scheduler_procs": []},
+        **{"banyan_held": None, "server_args": SimpleNamespace(elastic_ep_backend=None), "scheduler_procs": []},
     )
     try:
         with pytest.raises(StopLoop):

@@ -10,9 +10,7 @@ from test.unit.directory.rig import Rank, frames
 from banyan._native import Roster
 from banyan.routing import Dispatcher, Wait
 from banyan.routing.lmetric import LMetric
-from banyan.sglang_plugin.dispatcher.detours import IDLE_S, PATIENCE
-from banyan.sglang_plugin.dispatcher.held import MAX_HELD, MAX_LOOKS
-from banyan.sglang_plugin.dispatcher.held_back import HeldBack
+from banyan.sglang_plugin.dispatcher.held_back import IDLE_S, MAX_HELD, MAX_LOOKS, PATIENCE, HeldBack
 
 FIRST = list(range(640))
 SECOND = [*FIRST[:480], *range(10_000, 10_160)]

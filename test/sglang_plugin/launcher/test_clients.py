@@ -56,11 +56,6 @@ def test_hints_when_each_prompt_of_a_batch_has_its_own_then_each_is_stripped():
         {"policy": "nope"},
         {"policy": ["lmetric"]},
         {"policy": 7},
-        {"elastic_prefill_tokens": []},
-        {"elastic_prefill_tokens": 0},
-        {"elastic_prefill_tokens": -1},
-        {"elastic_prefill_tokens": True},
-        {"elastic_prefill_tokens": 10**30},
     ],
 )
 def test_wish_when_it_cannot_be_granted_then_the_request_is_refused(payload):
@@ -75,10 +70,7 @@ def test_plan_when_it_is_no_plan_then_the_request_is_refused():
 
 def test_wish_when_it_is_one_then_it_goes_on():
     wishes = [action(hint.POLICY_ACTION, {"policy": name}) for name in POLICIES]
-    wishes += [
-        action(hint.POLICY_ACTION, {"elastic_prefill_tokens": 512}),
-        action(asked.ACTION_TYPE, {"action": "move"}),
-    ]
+    wishes.append(action(asked.ACTION_TYPE, {"action": "move"}))
     assert len(admitted(kv_hints=hints(*wishes)).kv_hints.actions) == len(wishes)
 
 
@@ -190,7 +182,7 @@ KINDS = st.sampled_from([*sorted(hint.OWN_ACTIONS), hint.POLICY_ACTION, asked.AC
 ACTIONS = st.builds(
     lambda kind, payload: action(kind, payload),
     KINDS,
-    st.dictionaries(st.sampled_from(["policy", "elastic_prefill_tokens", "action", "reason"]), JSON, max_size=3),
+    st.dictionaries(st.sampled_from(["policy", "action", "reason"]), JSON, max_size=3),
 )
 
 

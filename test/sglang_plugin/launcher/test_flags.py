@@ -13,9 +13,7 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan import SGLANG_VERSION, _native, patches
 from banyan.config import OFF_VARIABLE
-from banyan.pacing import SlackTable
 from banyan.patches import features
-from banyan.planner import PrefillCost, Profile, profile
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import flags
 
@@ -136,7 +134,7 @@ def test_start_when_a_store_finds_no_places_for_its_arena_then_refused(capsys):
     assert "80 places" in capsys.readouterr().err
 
 
-def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
+def test_start_when_sharing_is_off_then_only_the_cpu_engine_is_on():
     args = prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off"])
     assert not args.enable_unified_cache_external_linker
     assert args.attention_backend == "banyan_cpu"
@@ -145,17 +143,18 @@ def test_start_when_sharing_is_off_then_only_the_cpu_fixes_are_on():
 
 def misfit(name):
     """One patch of a feature, unfit."""
-    patch = next(patch for patch in seams._QUEUE if patch.feature == name)
+    patch = next(patch for patch in seams.HOOKS.queue if patch.feature == name)
     return patches.Misfit(patch, patch.places[0], "it has changed")
 
 
 def make_unfit(monkeypatch, *names):
-    monkeypatch.setattr(patches, "changed", lambda queue: [misfit(name) for name in names])
+    unfit = [misfit(name) for name in names]
+    monkeypatch.setattr(patches, "changed", lambda queue: unfit if queue is seams.HOOKS.queue else [])
 
 
 def test_start_when_the_source_of_a_core_patch_has_changed_then_stock_with_a_reason(monkeypatch, capsys):
-    queue = [replace(patch, fingerprint="0000") if patch.name == "20-kv-pool" else patch for patch in seams._QUEUE]
-    monkeypatch.setattr(seams, "_QUEUE", queue)
+    queue = [replace(one, fingerprint="0000") if one.name == "20-kv-pool" else one for one in seams.HOOKS.queue]
+    monkeypatch.setattr(seams.HOOKS, "queue", queue)
     args = prepare_server_args([*BASE, "--enable-banyan"])
     assert runtime.bookkeeping(args) is None
     assert not args.enable_unified_cache_external_linker
@@ -173,8 +172,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     monkeypatch.setattr(flags, "logger", told)
     args = prepare_server_args([*BASE, "--enable-banyan"])
     carried = pickle.loads(pickle.dumps(runtime.bookkeeping(args)))
-    # Once the CPU engine's attention is chosen, the ranks cannot do without.
-    assert carried["needed"] == (["core"] if name == "cpu_engine" else ["core", "cpu_engine"])
+    assert carried["needed"] == ["core"]
     assert args.enable_unified_cache_external_linker
     (off,) = carried["off"]
     assert off == (misfit(name).patch.name if name in ("guards", "observe") else name)
@@ -185,7 +183,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     is_unused = name in ("windows", "states", "index_keys", "drafts", "adapters", "pairs")
     assert told.log.call_args.args[0] == (logging.INFO if is_unused else logging.WARNING)
     assert carried["config"]["policy"] == ("sglang" if name == "placement" else "lmetric")
-    assert args.attention_backend == (None if name == "cpu_engine" else "banyan_cpu")
+    assert args.attention_backend == "banyan_cpu"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +194,6 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
         ("pairs", [*PAIRED, "decode"]),
         ("planner", ["--tp-size", "2", "--enable-dp-attention"]),
         ("answers", ["--banyan-no-answer-details"]),
-        ("cpu_engine", ["--attention-backend", "banyan_cpu"]),
     ],
 )
 def test_start_when_the_flags_need_a_feature_that_is_off_then_refused_by_name(name, asked, monkeypatch, capsys):
@@ -216,55 +213,36 @@ def test_start_when_features_fit_again_then_the_processes_to_come_hear_of_none_t
 
 
 def test_hook_when_its_feature_is_switched_off_then_it_passes_through():
-    (patch,) = [patch for patch in seams._QUEUE if patch.name == "52-openai-cached-tokens"]
-    hook = seams._while_on(patch, lambda result, details: ("ours", result))
+    (patch,) = [patch for patch in seams.HOOKS.queue if patch.name == "52-openai-cached-tokens"]
+    hook = seams.HOOKS.while_on(patch, lambda result, details: ("ours", result))
     assert hook("theirs", None) == ("ours", "theirs")
     runtime.switch_off("answers")
     assert hook("theirs", None) is None
-    (patch,) = [patch for patch in seams._QUEUE if patch.name == "12-kept-states"]
-    hook = seams._while_on(patch, lambda original: not original())
+    (patch,) = [patch for patch in seams.HOOKS.queue if patch.name == "41-event-loop"]
+    hook = seams.HOOKS.while_on(patch, lambda original: not original())
     assert hook(lambda: False) is True
-    runtime.switch_off("cpu_engine")
+    runtime.switch_off("placement")
     assert hook(lambda: False) is False
 
 
-def saved_profile(folder):
-    path = folder / "profile.json"
-    cost = PrefillCost(1.0, 1.0, 0.0, 0.0)
-    slack = SlackTable((16,), (0,), ((1.0,),))
-    kept = Profile(
-        format=profile.FORMAT,
-        model="m",
-        num_layers=30,
-        provenance={},
-        samples=[],
-        held_out=[],
-        held_out_error=0.1,
-        cost=cost,
-        slack=slack,
+def test_start_when_flags_stand_in_a_file_of_sglangs_then_they_are_taken_and_the_command_line_wins(tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "model-path: nowhere\ndevice: cpu\ndp: 2\nenable-banyan: true\nbanyan-host-gb: 3\nbanyan-plan: move\n"
+        "banyan-no-prefix-hints: true\nbanyan-store: /nvme0/kv,/nvme1/kv\n"
     )
-    profile.save(kept, path)
-    return str(path)
+    taken = runtime.bookkeeping(prepare_server_args(["--config", str(file), "--banyan-plan", "measured"]))["config"]
+    assert (taken["host_gb"], taken["plan"], taken["prefix_hints"]) == (3.0, "measured", False)
+    assert taken["store"] == ("/nvme0/kv", "/nvme1/kv")
 
 
-def test_start_when_a_quota_is_given_then_decodes_get_their_turn_between_chunks(tmp_path):
-    quota = ["--banyan-profile", saved_profile(tmp_path), "--banyan-prefill-quota-ms", "100"]
-    assert prepare_server_args([*BASE, "--enable-banyan", *quota]).prefill_decode_interval == 1
-    chosen = ["--prefill-decode-interval", "3"]
-    assert prepare_server_args([*BASE, "--enable-banyan", *quota, *chosen]).prefill_decode_interval == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--banyan-profile", "/nowhere/profile.json"], "--banyan-profile /nowhere/profile.json"),
-        (["--banyan-prefill-quota-ms", "100"], "banyan profile"),
-    ],
-)
-def test_start_when_times_cannot_be_predicted_then_refused_with_the_way_out(flags, named, capsys):
+@pytest.mark.parametrize("line", ["banyan-host-gb: -1", "banyan-hots-gb: 3"])
+def test_start_when_a_file_of_sglangs_holds_a_wrong_flag_then_it_is_refused_by_its_name(tmp_path, capsys, line):
+    file = tmp_path / "server.yaml"
+    file.write_text(f"model-path: nowhere\ndevice: cpu\nenable-banyan: true\n{line}\n")
     with pytest.raises(SystemExit):
-        prepare_server_args([*BASE, "--enable-banyan", *flags])
-    assert named in capsys.readouterr().err
+        prepare_server_args(["--config", str(file)])
+    assert line.partition(":")[0] in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -340,13 +318,10 @@ def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_ask
 
 
 @pytest.mark.parametrize("spelling", [["--attn-dp-size", "2"], ["--dp", "2", "--enable-dp-attention"]])
-def test_start_when_ranks_step_together_then_the_fullest_decides_and_prompts_take_no_detour(spelling, capsys):
+def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     attention = ["--model-path", "nowhere", "--device", "cpu", "--tp", "2", *spelling, "--enable-banyan"]
     carried = runtime.bookkeeping(prepare_server_args(attention))
     assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1}
     assert carried["config"]["policy"] == "level"
     named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
     assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"
-    with pytest.raises(SystemExit):
-        prepare_server_args([*attention, "--banyan-elastic-prefill-tokens", "100"])
-    assert "--banyan-elastic-prefill-tokens" in capsys.readouterr().err

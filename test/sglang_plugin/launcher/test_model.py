@@ -6,10 +6,11 @@ import json
 import pytest
 import torch
 from sglang.srt.configs.model_config import ModelConfig
+from test.sglang_plugin.rank.index_keys_pool import SharedDSAPool
 
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model, page_tokens_of
-from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from benchmark.modes import models, pictures
 
 LLAMA = {

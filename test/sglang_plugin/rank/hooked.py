@@ -4,12 +4,12 @@
 from sglang.srt.plugins.hook_registry import _wrap_fn
 
 from banyan import patches
-from banyan.sglang_plugin import seams
+from banyan.sglang_plugin import hook_queue
 
 
-def hooked(target, original):
+def hooked(target, original, queue=None):
     """``original`` in the place of the upstream function ``target``, wrapped as SGLang would wrap that."""
-    for patch in patches.load_queue():
+    for patch in patches.load_queue() if queue is None else queue:
         if patch.hook is not None and target in {place.target for place in patch.places}:
-            original = _wrap_fn(original, seams._resolve(patch.hook), seams._HOOK_TYPES[patch.kind])
+            original = _wrap_fn(original, hook_queue.resolved(patch.hook), hook_queue.HOOK_TYPES[patch.kind])
     return original

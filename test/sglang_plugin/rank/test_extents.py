@@ -12,6 +12,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool
 from test.sglang_plugin.rank import test_linker as rig
+from test.sglang_plugin.rank.index_keys_pool import SharedDSAPool
 from test.sglang_plugin.rank.test_linker import transfer
 from test.unit.directory.rig import keys
 
@@ -20,7 +21,7 @@ from banyan.config import Config
 from banyan.layout import namespace
 from banyan.layout.namespace import FORMAT_VERSION
 from banyan.sglang_plugin.pools import drafts
-from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.rank import identity
 
 NUM_PAGES = 6

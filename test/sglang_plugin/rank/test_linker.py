@@ -28,7 +28,7 @@ from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import identity, membership
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
-from banyan.telemetry import DESCRIPTIONS, GAUGES, Pseudonyms, rid_pseudonym
+from banyan.telemetry import GAUGES, SERIES, Pseudonyms, rid_pseudonym
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
 POOL = {
@@ -318,21 +318,38 @@ def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_whe
     assert (rank.counters.heard_prompts, peer.counters.heard_prompts) == (2, 0)
 
 
-def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_a_gauge_and_is_kept_up(ranks, monkeypatch):
+def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept_up(ranks, monkeypatch):
     _, ((owner, _, pages), _) = ranks
     registry = prometheus_client.CollectorRegistry()
-    monkeypatch.setattr(prometheus_client, "Gauge", partial(prometheus_client.Gauge, registry=registry))
+    for kind in ("Counter", "Gauge"):
+        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
     exporter = module.report._Exporter(owner, {"dp_rank": "0", "tp_rank": "0"})
     owner.offload(transfer(keys(1), pages.alloc(PAGE)))
     owner.num_completed_offloads()
     owner.counters.count_prompt(9, own=4, peer=0, host=0, store=0)
     exporter.flush_if_due(1.0)
     labels = {"dp_rank": "0", "tp_rank": "0"}
-    told = {name: registry.get_sample_value(f"banyan:{name}", labels) for name in (*DESCRIPTIONS, *GAUGES)}
+    own = [name for name in SERIES if not name.startswith("store_") or name == "store_tokens"]
+    told = {name: registry.get_sample_value(SERIES[name].name, labels) for name in own}
     assert (told["prompt_tokens"], told["own_tokens"], told["published_pages"]) == (9, 4, 1)
     assert (told["num_published_pages"], told["num_live_ranks"], told["num_free_pages"]) == (1, 2, TOKENS // PAGE - 1)
     missing = {name for name, value in told.items() if value is None}
-    assert missing <= {"store_write_bytes_per_day", *(name for name in GAUGES if name.startswith("num_arena"))}
+    assert missing <= {"num_arena_evicted_pages", *(name for name in GAUGES if name.startswith("num_arena"))}
+
+
+def test_metrics_when_a_counter_grows_then_so_does_its_series_and_when_it_has_begun_anew_it_goes_on(ranks, monkeypatch):
+    _, ((owner, _, _), _) = ranks
+    registry = prometheus_client.CollectorRegistry()
+    for kind in ("Counter", "Gauge"):
+        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
+    values = {"copy_us": 1_500_000, "store_written_bytes": 10}
+    monkeypatch.setattr(module.report._Exporter, "_values", lambda self: values)
+    exporter = module.report._Exporter(owner, {"dp_rank": "0"})
+    exporter.flush_if_due(1.0)
+    values["store_written_bytes"] = 4
+    exporter.flush_if_due(9.0)
+    shown = {name: registry.get_sample_value(SERIES[name].name, {"dp_rank": "0"}) for name in values}
+    assert shown == {"copy_us": 1.5, "store_written_bytes": 14}
 
 
 def polled_until(linker, condition):

@@ -9,10 +9,9 @@ from test.sglang_plugin.rank.matched import Matched
 
 from banyan.config import Config
 from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run, SourceKind
-from banyan.pacing import SlackTable
-from banyan.planner import Action, PrefillCost, PrefillTimes, Profile, asked, profile
+from banyan.planner import Action, PrefillCost, PrefillTimes, asked
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import hooks, learned_times, linker, planning, prefill, requests
+from banyan.sglang_plugin.rank import hooks, linker, planning, prefill, requests
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.telemetry import Counters
 
@@ -21,32 +20,16 @@ COST = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.0, context_us=0.0)
 FOUND = [Run(SourceKind.PEER, 20)]
 
 
-def saved(cost, num_layers=LAYERS):
-    return Profile(
-        format=profile.FORMAT,
-        model="m",
-        num_layers=num_layers,
-        provenance={},
-        samples=[],
-        held_out=[],
-        held_out_error=0.1,
-        cost=cost,
-        slack=SlackTable((16,), (0,), ((1.0,),)),
-    )
-
-
 class Rank:
     """A planner, and the requests that it is asked about."""
 
-    def __init__(self, monkeypatch, *, plan="measured", profiled=None):
+    def __init__(self, monkeypatch, *, plan="measured", cost=None):
         monkeypatch.setattr(runtime, "config", lambda: Config(plan=plan))
         monkeypatch.setattr(runtime, "is_sharing", lambda: True)
         monkeypatch.setattr(
             linker, "installed", lambda: SimpleNamespace(arrive=lambda request: None, counters=Counters())
         )
-        monkeypatch.setattr(learned_times, "loaded_profile", lambda: profiled)
-        times = PrefillTimes(None if profiled is None else profiled.cost)
-        monkeypatch.setattr(learned_times, "times", lambda: times)
+        monkeypatch.setattr(planning, "PrefillTimes", lambda: PrefillTimes(cost))
         self.pieces = ()
         monkeypatch.setattr(prefill, "pieces_of_this_pass", lambda: self.pieces)
         self.planner = RankPlanner(num_layers=LAYERS, page_tokens=PAGE, min_pages=1)
@@ -91,7 +74,7 @@ class FakeReq(Matched):
 
 @pytest.fixture
 def rank(monkeypatch):
-    return Rank(monkeypatch, profiled=saved(COST))
+    return Rank(monkeypatch, cost=COST)
 
 
 def test_plan_when_nothing_was_measured_then_all_is_moved_and_own_pages_are_told(rank):
@@ -131,7 +114,7 @@ def test_forward_when_it_was_timed_after_others_had_begun_then_its_own_pieces_ar
 def test_decode_window_when_moves_and_forwards_were_measured_then_both_are_told(monkeypatch):
     fresh = Rank(monkeypatch)
     assert (fresh.planner.decode_us(), fresh.planner.token_us()) == (None, None)
-    rank = Rank(monkeypatch, profiled=saved(COST))
+    rank = Rank(monkeypatch, cost=COST)
     rank.arrive("r", 330)
     rank.move("r", per_token_us=7.0)
     assert rank.planner.decode_us() == pytest.approx(COST.fixed_us + COST.token_us)
@@ -139,7 +122,7 @@ def test_decode_window_when_moves_and_forwards_were_measured_then_both_are_told(
 
 
 def test_plan_when_the_server_always_moves_then_moved_but_a_request_may_still_ask(monkeypatch):
-    rank = Rank(monkeypatch, plan="move", profiled=saved(COST))
+    rank = Rank(monkeypatch, plan="move", cost=COST)
     rank.arrive("r", 330)
     rank.move("r", per_token_us=9e6)
     rank.arrive("again", 330)
@@ -214,36 +197,21 @@ class Store:
     def pause_writes(self):
         self.told.append("pause")
 
-    def set_write_budget(self, num_bytes):
-        self.told.append("limit")
-
     def open_writes(self):
         self.told.append("open")
 
-    def stats(self):
-        return {"written_bytes": 0, "writing_us": 0}
 
-
-def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes_and_within_prefills(rank):
+def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes_only(rank):
     store = Store()
-    rank.planner.pace_writes(store, block_bytes=1)
-    rank.arrive("reads", 330)
-    rank.plan("reads")
-    for fetches in ([], [Fetch("reads", (Run(SourceKind.STORE, 20),), PAGE)]):
+    rank.planner.pace_writes(store)
+    for _ in range(2):
         rank.pieces = ((16, 320),)
-        rank.planner.started(fetches)
+        rank.planner.started([])
         # A prefill, then a decode step.
         for _ in range(2):
             rank.planner.forward_begins()
             rank.planner.forward_ended(10.0)
-    assert store.told == ["limit", "open", "pause", "open"]
-
-
-def test_start_when_the_profile_is_of_another_model_then_refused_with_the_way_out(monkeypatch, capsys):
-    monkeypatch.setattr(runtime, "is_main_process", lambda: True)
-    with pytest.raises(SystemExit):
-        Rank(monkeypatch, profiled=saved(COST, num_layers=28))
-    assert "banyan profile" in capsys.readouterr().err
+    assert store.told == ["pause", "open", "pause", "open"]
 
 
 def test_shown_forwards_when_there_were_many_then_the_newest_with_their_numbers(rank, monkeypatch):

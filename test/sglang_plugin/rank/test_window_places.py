@@ -255,21 +255,18 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_full_and_window
     second.linker.close()
 
 
-def test_writes_when_there_are_two_stores_then_each_gets_its_share_and_both_stop_and_go():
+def test_writes_when_there_are_two_stores_then_both_stop_and_go():
     told = []
 
     class Told:
         def __init__(self, name):
             self.pause_writes = lambda: told.append((name, "pause"))
-            self.set_write_budget = lambda num_bytes: told.append((name, num_bytes))
             self.open_writes = lambda: told.append((name, "open"))
 
-    both = BothStores([(Told("full"), 0.25), (Told("window"), 0.75)])
+    both = BothStores((Told("full"), Told("window")))
     both.pause_writes()
-    both.set_write_budget(1000)
     both.open_writes()
-    words = [("pause", "pause"), (250, 750), ("open", "open")]
-    assert told == [(name, word) for pair in words for name, word in zip(("full", "window"), pair, strict=True)]
+    assert told == [(name, word) for word in ("pause", "open") for name in ("full", "window")]
 
 
 @pytest.mark.parametrize("most, read", [(3, 3), (10, 8), (0, 0), (-2, 0)])

@@ -207,8 +207,9 @@ class TestFigures:
 
     def test_attention_when_a_system_is_listed_then_it_is_what_its_servers_take(self):
         for name, system in systems_of(BUDGET, Path("disk"), "p").items():
-            has_banyan = {"--enable-banyan" in spec.flags(Path("model"), 1) for spec in system.specs}
-            assert has_banyan == {figures.ATTENTION[name] == "banyan_cpu"}, name
+            flags = [set(spec.flags(Path("model"), 1)) for spec in system.specs]
+            has_engine = {bool(given & {"--enable-banyan", "--enable-banyan-cpu-engine"}) for given in flags}
+            assert has_engine == {figures.ATTENTION[name] == "banyan_cpu"}, name
             assert not any("--attention-backend" in spec.args for spec in system.specs), name
 
     def test_against_when_a_repetition_lacks_one_then_only_pairs_count(self):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from banyan.lab.sim.pair import PairRates
+from banyan_lab.sim.pair import PairRates
 from benchmark import pd_dual
 
 

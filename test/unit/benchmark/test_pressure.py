@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from banyan.lab.sim.tree import Tree, Victims
 from banyan.planner.victims import Leaf, Looks
+from banyan_lab.sim.tree import Tree, Victims
 from benchmark.pressure.approximate import ApproximateTrees
 from benchmark.pressure.copies import distinct_share, most_distinct_share, spare_share
 from benchmark.pressure.node import Node

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from bench_fakes import record
 
-from banyan.lab.replay import Pace, Skew, Trace, TraceRequest, Vocabulary, skewed_trace
+from banyan_lab.replay import Pace, Skew, Trace, TraceRequest, Vocabulary, skewed_trace
 from benchmark import policy_table, replay, trace_replay
 from benchmark.records import Answer
 from benchmark.replay import WarmStart, Workload, follow_ups, imbalance, play, play_cold, summary

@@ -106,6 +106,13 @@ def test_sgl_kernel_when_it_is_missing_then_the_way_out_and_else_which_it_is(mon
     assert is_there or "make setup" in finding.advice
 
 
+@pytest.mark.parametrize("version", [None, "0.1.0"])
+def test_cpu_engine_when_it_is_missing_then_who_needs_it(monkeypatch, version):
+    versions(monkeypatch, {"banyan-cpu-engine": version})
+    finding = doctor._cpu_engine()
+    assert finding.is_ok and ("install banyan-cpu-engine" in finding.hint) is (version is None)
+
+
 def test_store_when_its_name_cannot_be_read_then_where_it_is_explained():
     finding = doctor.examine(store=("tape://x",))[-1]
     assert (finding.what, finding.is_ok) == ("store", False) and "docs/operations.md" in finding.advice

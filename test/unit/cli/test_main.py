@@ -1,32 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from banyan import cli
 from banyan.cli import doctor
+from banyan.router import settings
+from banyan_lab import bench
 
 
 def test_laboratory_when_a_command_is_named_then_its_module_gets_the_rest(monkeypatch):
     asked = []
-    module = SimpleNamespace(main=lambda words: asked.append(words) or 3)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: {"banyan.lab.bench": module}[name])
+    monkeypatch.setattr(bench, "main", lambda words: asked.append(words) or 3)
     assert cli.main(["bench", "copy", "--json"]) == 3
     assert asked == [["copy", "--json"]]
 
 
-@pytest.mark.parametrize("module", [module for module, _ in cli.LABORATORY.values()])
-def test_laboratory_when_its_table_is_followed_then_every_command_is_there(module):
-    assert callable(importlib.import_module(module).main)
+def test_laboratory_when_it_is_installed_then_every_command_of_the_table_is_an_entry_point():
+    entries = importlib.metadata.entry_points(group=cli.COMMANDS)
+    assert {entry.name for entry in entries} == set(cli.LABORATORY)
+    assert all(callable(entry.load()) for entry in entries)
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["no entry point", "no module"])
+def test_laboratory_when_it_is_missing_then_one_line_says_how_to_have_it(is_broken, monkeypatch, capsys):
+    entry = importlib.metadata.EntryPoint("sim", "no_such_module.command:main", cli.COMMANDS)
+    monkeypatch.setattr(cli.importlib.metadata, "entry_points", lambda **_: [entry] if is_broken else [])
+    assert cli.main(["sim", "dp"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("banyan sim: not installed: pip install banyan-lab")
 
 
 def test_help_when_asked_for_then_the_laboratory_is_listed_and_not_imported(capsys):
     script = "import sys\nfrom banyan import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
-    script += "sys.exit(any(name.startswith('banyan.lab') for name in sys.modules))"
+    script += "sys.exit(any(name.startswith('banyan_lab') for name in sys.modules))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and "bench" in ended.stdout and "sim" in ended.stdout, ended.stderr
 
@@ -42,3 +52,20 @@ def test_doctor_when_a_finding_is_bad_then_advice_and_exit_1(monkeypatch, capsys
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "BAD  x: broken" in out and "mend it" in out
+
+
+def test_route_when_arguments_stand_in_a_file_then_they_are_taken_and_those_behind_it_win(tmp_path):
+    file = tmp_path / "router.flags"
+    file.write_text("--server=http://a:1/\n--server=http://b:1\n--port=5\n--no-tokenize\n")
+    taken = settings.take_flags(cli._parser().parse_args(["route", f"@{file}", "--port", "6"]))
+    assert (taken.servers, taken.port, taken.tokenize) == (("http://a:1", "http://b:1"), 6, False)
+
+
+def test_route_when_the_file_is_missing_or_holds_something_else_then_it_is_refused_by_name(tmp_path, capsys):
+    file = tmp_path / "router.flags"
+    for text, named in ((None, "router.flags"), ("--prot=5\n", "--prot"), ("--port=x\n", "--port")):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(SystemExit):
+            cli.main(["route", f"@{file}"])
+        assert named in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_size_when_it_cannot_be_told_then_exit_2_and_why(words, capsys):
 def test_completion_when_it_is_printed_then_it_knows_the_commands(shell, capsys, tmp_path):
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for word in ("doctor", "route", "config", "size", "--max-in-flight"):
+    for word in ("doctor", "route", "size", "--max-in-flight"):
         assert word in script
     if shell == "bash":
         (tmp_path / "banyan").write_text(

@@ -24,24 +24,6 @@ def test_correction_when_nothing_or_nonsense_was_seen_then_the_prediction_stands
     assert correction.ratio(10) == (1.0, 0.0)
 
 
-def test_allowance_when_only_shorter_forwards_were_seen_then_their_excess_is_taken_for_a_fixed_one():
-    correction = Correction()
-    assert correction.allowance_us(1000, 200.0) == 200.0
-    correction.observe(16, predicted_us=30.0, measured_us=150.0)
-    assert correction.allowance_us(16, 200.0) == 40.0
-    assert correction.allowance_us(1000, 200.0) == 80.0
-    correction.observe(1000, predicted_us=80.0, measured_us=240.0)
-    assert correction.allowance_us(1000, 240.0) == 80.0
-    # Longer ones were seen, the short ones were not.
-    assert correction.allowance_us(300, 240.0) == 80.0
-
-
-def test_allowance_when_short_forwards_were_faster_then_longer_ones_are_taken_to_be_as_well():
-    correction = Correction()
-    correction.observe(16, predicted_us=30.0, measured_us=15.0)
-    assert correction.allowance_us(1000, 200.0) == 400.0
-
-
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 31, 32, 100, 4096, 131_072])
 def test_class_when_a_length_is_in_it_then_it_starts_at_most_a_factor_of_four_below(length):
     shortest = shortest_of_class(length_class(length))

@@ -13,7 +13,7 @@ from banyan.refusals.models import ModelFacts
 
 QUEUE = patches.load_queue()
 HIDING = Config(policy="lmetric", answer_details=False)
-ASKED = Asked(config=Config(policy="lmetric", elastic_prefill_tokens=64))
+ASKED = Asked(config=Config(policy="lmetric"))
 NEEDED_BY = {
     "planner": (replace(ASKED, steps_together=True), "--enable-dp-attention"),
     "windows": (
@@ -26,7 +26,6 @@ NEEDED_BY = {
     "adapters": (replace(ASKED, has_adapters=True), "--lora-paths"),
     "pairs": (replace(ASKED, disaggregation_mode="decode"), "--disaggregation-mode decode"),
     "answers": (replace(ASKED, config=HIDING), "--banyan-no-answer-details"),
-    "cpu_engine": (replace(ASKED, attention_backend="banyan_cpu"), "--attention-backend banyan_cpu"),
 }
 NAMES = [feature.name for feature in features.FEATURES]
 
@@ -64,7 +63,7 @@ def test_server_when_a_feature_is_off_then_it_is_refused_only_where_it_cannot_do
     assert features.refusals({}, asked) == []
 
 
-@pytest.mark.parametrize("name", sorted(NEEDED_BY.keys() - {"cpu_engine"}))
+@pytest.mark.parametrize("name", sorted(NEEDED_BY))
 def test_server_when_it_shares_nothing_then_nothing_of_sharing_is_needed(name):
     asked = NEEDED_BY[name][0]
     alone = replace(asked, config=Config(share="off", policy="sglang", answer_details=asked.config.answer_details))
@@ -75,16 +74,5 @@ def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up()
     (off,) = features.switched_off([unfit("placement")])
     assert off.feature.is_used(ASKED)
     without = off.feature.without(ASKED.config)
-    assert (without.policy, without.looks_up, without.elastic_prefill_tokens) == ("sglang", False, None)
+    assert (without.policy, without.looks_up) == ("sglang", False)
     assert not off.feature.is_used(replace(ASKED, config=without))
-
-
-def test_planner_when_it_is_off_then_there_is_no_quota():
-    (off,) = features.switched_off([unfit("planner")])
-    wanted = Config(policy="lmetric", profile="p", prefill_quota_ms=10.0)
-    assert off.feature.without(wanted) == replace(wanted, prefill_quota_ms=None)
-
-
-def test_cpu_engine_when_the_server_is_on_gpus_then_it_is_not_used():
-    (off,) = features.switched_off([unfit("cpu_engine")])
-    assert not off.feature.is_used(ASKED) and off.feature.is_used(replace(ASKED, is_on_cpu=True))

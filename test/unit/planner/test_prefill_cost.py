@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.planner import ForwardSample, PrefillCost, mean_relative_error
+from banyan.planner import ForwardSample, PrefillCost
 
 TRUE = PrefillCost(fixed_us=9000.0, token_us=400.0, pair_us=0.2, context_us=1.5, masked_us=0.1)
 GRID = list(itertools.product((16, 64, 256, 1024), (0, 512, 2048, 6144)))
@@ -25,7 +25,9 @@ def test_fit_when_forwards_follow_the_terms_then_their_weights_are_found():
 
 def test_fit_when_times_are_noisy_then_other_lengths_are_predicted_within_the_noise():
     cost = PrefillCost.fit(measured(GRID, noise=0.1))
-    assert mean_relative_error(cost, measured([(100, 300), (700, 5000), (32, 4000), (900, 0)])) < 0.1
+    others = measured([(100, 300), (700, 5000), (32, 4000), (900, 0)])
+    errors = [abs(cost.time_us(one.pieces) - one.forward_us) / one.forward_us for one in others]
+    assert sum(errors) / len(errors) < 0.1
 
 
 def test_fit_when_forwards_of_one_shape_are_all_there_is_then_that_shape_is_predicted():
@@ -68,8 +70,3 @@ def test_largest_extend_when_asked_then_it_fits_and_one_more_does_not(prefix, bu
 def test_cost_when_weights_are_none_then_refused(weights):
     with pytest.raises(ValueError, match="weights"):
         PrefillCost(*weights)
-
-
-def test_error_when_there_is_nothing_to_compare_then_refused():
-    with pytest.raises(ValueError, match="samples"):
-        mean_relative_error(TRUE, [])

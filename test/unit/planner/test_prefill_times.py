@@ -12,23 +12,17 @@ def forward(extend, prefix=0, *, factor=1.0):
     return ForwardSample(((extend, prefix),), COST.time_us([(extend, prefix)]) * factor)
 
 
-def test_times_when_nothing_is_known_then_they_say_so_and_limit_nothing():
-    times = PrefillTimes()
-    assert times.expected((100, 0)) is None
-    assert times.largest_extend(0, quota_us=1.0, taken=[], at_most=512) == 512
+def test_times_when_nothing_is_known_then_they_say_so():
+    assert PrefillTimes().expected((100, 0)) is None
 
 
-def test_times_when_the_server_is_slower_than_profiled_then_expectation_and_quota_follow():
+def test_times_when_forwards_take_longer_than_known_then_what_is_expected_follows():
     times = PrefillTimes(COST)
-    before = times.largest_extend(0, quota_us=20_000.0, taken=[], at_most=8192)
     for _ in range(20):
         times.observe(forward(200, factor=2.0))
     time_us, error_us = times.expected((200, 0))
     assert time_us == pytest.approx(2 * COST.time_us([(200, 0)]))
     assert error_us == 0.0
-    after = times.largest_extend(0, quota_us=20_000.0, taken=[], at_most=8192)
-    assert after < before
-    assert times.expected((after, 0))[0] <= 20_000.0 < times.expected((after + 1, 0))[0]
 
 
 def test_times_when_forwards_scatter_then_the_error_tells():
@@ -39,7 +33,7 @@ def test_times_when_forwards_scatter_then_the_error_tells():
     assert error_us == pytest.approx(0.2 * time_us, rel=0.3)
 
 
-def test_times_when_there_is_no_profile_then_the_first_forwards_make_a_fit_and_later_ones_renew_it():
+def test_times_when_no_cost_is_known_then_the_first_forwards_make_a_fit_and_later_ones_renew_it():
     times, rng = PrefillTimes(), random.Random(0)
     for number in range(64):
         times.observe(forward(rng.randrange(16, 1000), rng.randrange(0, 4000)))
@@ -49,12 +43,3 @@ def test_times_when_there_is_no_profile_then_the_first_forwards_make_a_fit_and_l
         times.observe(forward(rng.randrange(16, 1000), rng.randrange(0, 4000), factor=3.0))
     assert times.expected((300, 1000))[0] == pytest.approx(3 * COST.time_us([(300, 1000)]), rel=0.01)
     assert len(times.samples) == 128 and times.num_observed == 464
-
-
-def test_largest_extend_when_pieces_are_taken_then_they_use_the_quota_up():
-    times = PrefillTimes(COST)
-    alone = times.largest_extend(0, quota_us=30_000.0, taken=[], at_most=8192)
-    beside = times.largest_extend(0, quota_us=30_000.0, taken=[(100, 0)], at_most=8192)
-    assert COST.time_us([(alone, 0)]) <= 30_000.0
-    assert COST.time_us([(100, 0), (beside, 0)]) <= 30_000.0 < COST.time_us([(100, 0), (beside + 1, 0)])
-    assert times.largest_extend(0, quota_us=30_000.0, taken=[(1000, 0)], at_most=8192) == 0

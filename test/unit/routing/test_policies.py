@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededLots, place
 from banyan.routing.affinity import Affinity
-from banyan.routing.dualpath import DualPath, decode_rank
+from banyan.routing.dualpath import DualPath
 from banyan.routing.hybrid import Hybrid
 from banyan.routing.level import Level
 from banyan.routing.linear import Linear
@@ -164,21 +164,6 @@ def test_dualpath_when_queues_differ_then_three_classes():
     assert choose(policy, ask(), [over, long, short]) == (2, Reason.SHORT_QUEUE)
     assert choose(policy, ask(), [over, long]) == (1, Reason.LONG_QUEUE)
     assert choose(policy, ask(), [over]) == (0, Reason.ALL_OVER)
-
-
-def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_rank_with_room():
-    groups = {
-        0: [RankState(rank=0, ongoing_tokens=10, free_tokens=99), RankState(rank=1, ongoing_tokens=90, free_tokens=99)],
-        1: [RankState(rank=2, ongoing_tokens=30, free_tokens=9), RankState(rank=3, ongoing_tokens=40, free_tokens=50)],
-        2: [RankState(rank=4, is_active=False)],
-    }
-    assert decode_rank(ask(), groups, 10, SeededLots()) == 3
-    assert decode_rank(ask(), groups, 9, SeededLots()) == 2
-
-
-def test_decode_rank_when_nobody_is_active_then_it_says_so():
-    with pytest.raises(ValueError, match="no group"):
-        decode_rank(ask(), {0: [RankState(rank=0, is_active=False)]}, 1, SeededLots())
 
 
 def test_guard_when_a_difference_is_smaller_than_the_prompt_then_nobody_is_hot():

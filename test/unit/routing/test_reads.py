@@ -5,22 +5,9 @@ from banyan.routing.reads import (
     DETOUR_S,
     LEAST_PART_TOKENS,
     ReadQueue,
-    ReadSide,
     decode_part,
-    read_side,
     split_read,
 )
-
-
-@pytest.mark.parametrize(("prefill", "decode", "side"), [(5, 4, "decode"), (4, 4, "prefill"), (0, 9, "prefill")])
-def test_side_when_queues_differ_then_the_shorter_one_reads(prefill, decode, side):
-    assert read_side(10, prefill=ReadQueue(prefill), decode=ReadQueue(decode)) is ReadSide(side)
-
-
-def test_side_when_its_queue_is_longer_but_it_reads_faster_then_it_reads():
-    slow, fast = ReadQueue(0, 1_000.0), ReadQueue(5_000, 100_000.0)
-    assert read_side(2_000, prefill=slow, decode=fast) is ReadSide.DECODE
-    assert read_side(2_000, prefill=fast, decode=slow) is ReadSide.PREFILL
 
 
 @pytest.mark.parametrize(

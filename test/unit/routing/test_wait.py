@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from banyan.lab.sim.prompts import PagedPrompt
 from banyan.routing import Dispatcher, LoadReport, Prompt, Wait
 from banyan.routing.lmetric import LMetric
 from banyan.routing.view import Query, RankState
 from banyan.routing.wait import LEAST_GAIN_TOKENS, Coming, short_of_room, wait_for
+from banyan_lab.sim.prompts import PagedPrompt
 
 PAGE = 16
 BUSY = RankState(rank=0, unused_tokens=0, pending_prefill_tokens=1_000, prefill_tokens_per_s=500.0)

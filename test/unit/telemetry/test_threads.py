@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from banyan import faults
 from banyan.telemetry import noticed, num_ended, start_thread, threads
 
 PACKAGE = Path(threads.__file__).parents[1]
@@ -18,7 +20,7 @@ WITHOUT = {"lab", "cli"}
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(threads, "_said", set())
+    monkeypatch.setattr(faults, "_counts", Counter())
 
 
 def fail():

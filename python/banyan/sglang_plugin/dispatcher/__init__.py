@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data-parallel controller: which rank a request goes to, and requests held back for another rank's prefill."""
+"""The data-parallel controller: which rank a request goes to, and requests held back for what another rank computes."""

@@ -16,12 +16,11 @@ from sglang.srt.utils.watchdog import SubprocessWatchdog
 from banyan import _native, faults
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
-from banyan.routing import POLICIES, Detour, Dispatcher, ElasticPrefill, HotRankGuard, Policy
+from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
 from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
-from banyan.sglang_plugin.dispatcher.detours import Detours
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
-from banyan.sglang_plugin.dispatcher.placement import FailureLog, Placer
+from banyan.sglang_plugin.dispatcher.placement import Placer
 from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
 from banyan.sglang_plugin.dispatcher.scout import PrefixScout
 
@@ -38,7 +37,7 @@ MAX_DRAIN = 64
 def after_init_dispatcher(result: None, controller: Any) -> None:
     """Put Banyan's placement in front of whichever dispatch method SGLang has chosen."""
     seams.verify("controller")
-    controller.banyan_held = ()
+    controller.banyan_held = None
     controller.banyan_watchdog = None
     config = runtime.config()
     if config is None or not config.looks_up or not runtime.is_on("placement"):
@@ -46,26 +45,25 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     roster = _roster(controller)
     placer = _placer(config, controller, roster)
     dispatch = controller.dispatching
-    detours, held_back = Detours(placer, dispatch), HeldBack(placer, dispatch)
-    failures = FailureLog("banyan: SGLang's own method dispatches a request that Banyan could not place")
+    held_back = HeldBack(placer, dispatch)
 
     def dispatch_placed(req: Any) -> None:
         if isinstance(req, TokenizedGenerateReqInput):
             try:
-                has_room = detours.has_room and held_back.has_room
-                first = (placer.place if has_room else placer.place_anew)(req, controller._active_workers)
-                if isinstance(first, Detour):
-                    detours.begin(req, first)
+                place = placer.place if held_back.has_room else placer.place_anew
+                wait = place(req, controller._active_workers)
+                if wait is not None:
+                    held_back.begin(req, wait)
                     return
-                if first is not None:
-                    held_back.begin(req, first)
-                    return
+            except NoActiveRank:
+                # SGLang's own method says so to the client.
+                pass
             except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
-                failures.note(error)
+                faults.note("dispatcher.place", error)
         dispatch(req)
 
     controller.dispatching = dispatch_placed
-    controller.banyan_held = (detours, held_back)
+    controller.banyan_held = held_back
     controller.banyan_watchdog = RankWatchdog(placer.unheard_s, roster.set_num_silent)
     faults.hush(controller.banyan_watchdog, "look")
 
@@ -96,7 +94,6 @@ def _placer(config: Config, controller: Any, roster: _native.Roster) -> Placer:
         dispatcher,
         policy_name=config.policy,
         read_snapshots=controller.load_snapshot_reader.read_all,
-        elastic=None if config.elastic_prefill_tokens is None else ElasticPrefill(config.elastic_prefill_tokens),
     )
 
 
@@ -125,14 +122,14 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
     _watch_ranks(controller)
     poller = zmq.Poller()
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
+    held: HeldBack | None = controller.banyan_held
     while True:
         controller.soft_watchdog.feed()
-        is_holding = any(held.num_held for held in controller.banyan_held)
+        is_holding = held is not None and held.num_held > 0
         if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
             _drain(controller, sock_recv)
         if is_holding:
-            for held in controller.banyan_held:
-                held.send_on(controller._active_workers)
+            held.send_on(controller._active_workers)
         if controller.banyan_watchdog is not None:
             controller.banyan_watchdog.look(time.time())
 
@@ -156,7 +153,6 @@ def _drain(controller: Any, receive: Callable[..., Any]) -> None:
             if error.errno != zmq.EAGAIN:
                 raise
             return
-        if isinstance(message, AbortReq):
-            for held in controller.banyan_held:
-                held.abort(message, controller._active_workers)
+        if isinstance(message, AbortReq) and controller.banyan_held is not None:
+            controller.banyan_held.abort(message, controller._active_workers)
         controller._request_dispatcher(message)

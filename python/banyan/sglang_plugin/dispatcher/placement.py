@@ -7,20 +7,16 @@ still refuses ranks that are not active. A request that a client has pinned keep
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from banyan.routing import (
     POLICIES,
-    Detour,
     Dispatcher,
-    ElasticPrefill,
     Policy,
     PrefixHint,
     Prompt,
-    Reason,
     Wait,
     hint,
     report_of,
@@ -29,14 +25,11 @@ from banyan.routing.hint import Decision
 from banyan.sglang_plugin.dispatcher.scout import Found, PrefixScout
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
 
-logger = logging.getLogger("banyan")
-
 
 class Placer:
     """Gives every generation request a hint and, unless SGLang is to choose, a rank.
 
     ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots.
-    ``elastic`` is the gate of detours; None: there are none, unless a request asks.
     """
 
     def __init__(
@@ -46,17 +39,15 @@ class Placer:
         *,
         policy_name: str,
         read_snapshots: Callable[[], Sequence[Any]],
-        elastic: ElasticPrefill | None = None,
     ) -> None:
         self._scout = scout
         self._dispatcher = dispatcher
         self._policy_name = policy_name
         self._read_snapshots = read_snapshots
-        self._elastic = elastic
         self._named: dict[str, Policy] = {}
 
-    def place(self, req: Any, active: Collection[int]) -> Detour | Wait | None:
-        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return what comes first.
+    def place(self, req: Any, active: Collection[int]) -> Wait | None:
+        """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return what it is to wait for.
 
         Raises:
             NoActiveRank: when there is nobody to choose; the request is as it was.
@@ -68,12 +59,11 @@ class Placer:
             _tell(req, found, None)
             return None
         self._read_loads(self._dispatcher)
-        policy_name, elastic = self._wished(req)
-        detour = None if elastic is None else self._detour(self._dispatcher, req, found, active, elastic)
-        first = detour or self._wait(self._dispatcher, req, found, active, policy_name)
-        if first is None:
+        policy_name = self._wished(req)
+        wait = self._wait(self._dispatcher, req, found, active, policy_name)
+        if wait is None:
             self._choose(self._dispatcher, req, found, active, policy_name, start_ns)
-        return first
+        return wait
 
     def place_anew(self, req: Any, active: Collection[int], *, held_us: int = 0, held_until: str = "") -> None:
         """As ``place``, for a request that was held back: it is not held back again. Raises the same."""
@@ -81,23 +71,8 @@ class Placer:
         start_ns = time.perf_counter_ns()
         found = self._scout.look_up(req)
         self._read_loads(self._dispatcher)
-        name = self._wished(req)[0]
+        name = self._wished(req)
         self._choose(self._dispatcher, req, found, active, name, start_ns, held_us=held_us, held_until=held_until)
-
-    def place_after(self, req: Any, detour: Detour, *, held_us: int, held_until: str) -> None:
-        """Name the rank that a detour leads to, and add the hint."""
-        assert self._dispatcher is not None
-        start_ns = time.perf_counter_ns()
-        found = self._scout.look_up(req)
-        self._dispatcher.count(_prompt_of(req, found, session_of(req)), detour.decode_rank, time.time())
-        req.routed_dp_rank = detour.decode_rank
-        name, elapsed_us = self._wished(req)[0], (time.perf_counter_ns() - start_ns) // 1000
-        _tell(req, found, Decision(name, Reason.DETOUR, 0, elapsed_us, held_us, held_until))
-
-    def has_landed(self, req: Any, rank: int) -> bool:
-        """Whether the rank holds all pages of the prompt that a cache may supply."""
-        found = self._scout.look_up(req)
-        return bool(found.tokens_by_rank) and found.held_by(rank) >= self._scout.most_cached_tokens(req)
 
     def look_up(self, req: Any) -> Found:
         """What the ranks hold of its prompt now."""
@@ -120,25 +95,6 @@ class Placer:
         """Whether the rank has still to compute what the request waits for, as far as was read."""
         assert self._dispatcher is not None
         return self._dispatcher.is_awaited(_prompt_of(req, found, None), wait)
-
-    def is_idle(self, rank: int) -> bool:
-        """Whether the rank has said, after all that was sent there, that it has nothing to do, as far as was read."""
-        assert self._dispatcher is not None
-        return self._dispatcher.states((rank,))[rank].num_requests == 0
-
-    def _detour(
-        self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], elastic: ElasticPrefill
-    ) -> Detour | None:
-        if not self._scout.fetches or req.routed_dp_rank is not None or not is_plain(req):
-            return None
-        if self._scout.layout.steps_together:
-            # A request may ask for one; an idle rank would take nothing off a busy one.
-            return None
-        detour = dispatcher.detour(_prompt_of(req, found, session_of(req)), active, elastic)
-        if detour is not None:
-            # The session stays where it is.
-            dispatcher.count(_prompt_of(req, found, None), detour.prefill_rank, time.time())
-        return detour
 
     def _wait(
         self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], policy_name: str
@@ -183,14 +139,10 @@ class Placer:
         for rank, num_tokens in enumerate(self._scout.read_queue_tokens()):
             dispatcher.waits_for_reads(rank, num_tokens)
 
-    def _wished(self, req: Any) -> tuple[str, ElasticPrefill | None]:
-        """The policy's name and the gate of detours: what the client names for this request, else the server's."""
+    def _wished(self, req: Any) -> str:
+        """The policy that the client names for this request, else the server's."""
         wish = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION) or {}
-        name, elastic = str(wish.get("policy", self._policy_name)), self._elastic
-        if "elastic_prefill_tokens" in wish:
-            min_new_tokens = wish["elastic_prefill_tokens"]
-            elastic = ElasticPrefill(int(min_new_tokens)) if min_new_tokens is not None else None
-        return name, elastic
+        return str(wish.get("policy", self._policy_name))
 
     def _policy(self, name: str) -> Policy | None:
         """The policy of that name; None for the dispatcher's own."""
@@ -222,24 +174,6 @@ def session_of(req: Any) -> str | None:
     return str(req.routing_key) if req.routing_key is not None else None
 
 
-def is_plain(req: Any) -> bool:
-    """Whether the KV of the prompt's tokens is all that another rank's prefill could spare this request."""
-    return bool(req.input_ids) and not (
-        req.mm_inputs is not None
-        or req.need_wait_for_mm_inputs
-        or req.input_embeds is not None
-        or req.session_params is not None
-        or req.return_logprob
-        or req.return_hidden_states
-        or req.return_routed_experts
-        or req.return_indexer_topk
-        or req.positional_embed_overrides is not None
-        or req.token_type_ids is not None
-        or req.multi_item_delimiter_indices is not None
-        or req.token_indices_to_pool is not None
-    )
-
-
 def _tell(req: Any, found: Found, decision: Decision | None) -> None:
     """Add the hint to what the client may have sent, unless there is nothing to say."""
     if not found.tokens_by_rank and decision is None:
@@ -251,18 +185,3 @@ def _tell(req: Any, found: Found, decision: Decision | None) -> None:
         action_version=hint.ACTION_VERSION,
         payload=PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision).payload(),
     )
-
-
-class FailureLog:
-    """Says that something went wrong once, then at every tenfold number of times."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._num_failures = 0
-        self._next_said = 1
-
-    def note(self, error: Exception) -> None:
-        self._num_failures += 1
-        if self._num_failures >= self._next_said:
-            self._next_said *= 10
-            logger.warning("%s (%d so far): %s: %s", self._what, self._num_failures, type(error).__name__, error)

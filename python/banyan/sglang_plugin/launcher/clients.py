@@ -27,7 +27,6 @@ from banyan.sglang_plugin.launcher import adapters
 
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
-MAX_ELASTIC_TOKENS = 2**31
 ONE_FOR_A_PROMPT = (
     *("sampling_params", "rid", "lora_path", "lora_id", "extra_key", "cache_salt", "return_logprob", "decode_tp_size"),
     *("logprob_start_len", "top_logprobs_num", "return_sampling_mask", "custom_logit_processor"),
@@ -150,8 +149,6 @@ def _is_allowed(action: KvHintAction) -> bool:
 
 
 def _check_wished_policy(wish: dict[str, Any]) -> None:
-    name, num_tokens = wish.get("policy"), wish.get("elastic_prefill_tokens")
+    name = wish.get("policy")
     if name is not None and not (isinstance(name, str) and name in POLICIES):
         raise BadRequest(f"kv_hints: policy {str(name)[:64]!r} is none of {', '.join(POLICIES)}")
-    if num_tokens is not None and not (type(num_tokens) is int and 0 < num_tokens < MAX_ELASTIC_TOKENS):
-        raise BadRequest("kv_hints: elastic_prefill_tokens is a number of tokens above 0")

@@ -12,33 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
-from sglang.srt.utils import is_cpu
-
 from banyan import SGLANG_VERSION, _native, config, faults
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.disagg import Role, environment, notes
 from banyan.layout import Layout
 from banyan.nodes.secret import read_secret
 from banyan.patches import features
-from banyan.planner import profile
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
-    detour_refusal,
     door_seats_refusal,
     environment_refusal,
-    quota_refusal,
     refusals,
     secret_refusal,
 )
+from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
-from banyan.refusals.sliding import WindowFacts
 from banyan.refusals.speculation import DraftFacts
 from banyan.refusals.start import store_refusal
-from banyan.refusals.states import StateFacts
 from banyan.sglang_plugin import last_words, runtime, seams
+from banyan.sglang_plugin.launcher import cpu_engine
 from banyan.store import look
 from banyan.store.location import FILE, HF3FS, MOONCAKE, NIXL_POSIX, StoreLocation
 
@@ -49,8 +43,6 @@ _roster: _native.Roster | None = None
 
 
 def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
-    if config.CPU_ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([config.CPU_ATTENTION_BACKEND])
     config.add_flags(parser)
 
 
@@ -81,8 +73,11 @@ def take_environment(server_args: Any) -> None:
 
 
 def _carry(server_args: Any, carried: dict[str, Any] | None) -> None:
-    if carried is not None:
-        setattr(server_args, runtime.BOOKKEEPING, carried)
+    if carried is None:
+        return
+    setattr(server_args, runtime.BOOKKEEPING, carried)
+    if runtime.device_of(server_args) == "cpu":
+        cpu_engine.start_with(server_args)
 
 
 def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
@@ -97,7 +92,6 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += _planning_refusals(wanted, args, layout)
     reasons += [*_store_refusals(wanted), *_node_refusals(wanted, layout)]
     if reasons:
         runtime.refuse(*reasons)
@@ -133,8 +127,6 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
     """What features depend on, of arguments as they were given or as SGLang has resolved them."""
     return features.Asked(
         config=wanted,
-        is_on_cpu=device_of(args) == "cpu",
-        attention_backend=args.attention_backend,
         algorithm=args.speculative_algorithm,
         has_adapters=bool(args.lora_paths),
         disaggregation_mode=args.disaggregation_mode,
@@ -171,14 +163,9 @@ def layout_of(args: Any) -> Layout:
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
     global _roster
-    if device_of(args) == "cpu" and args.attention_backend is None and runtime.is_on("cpu_engine"):
-        args.attention_backend = config.CPU_ATTENTION_BACKEND
-    if wanted.prefill_quota_ms is not None and args.prefill_decode_interval is None:
-        # SGLang runs all chunks of a prompt before the next decode; the quota is to bound what decodes wait for.
-        args.prefill_decode_interval = 1
     role = Role(args.disaggregation_mode)
     marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
-    config.inherit(environment(role, on_gpu=device_of(args) != "cpu", **marks))
+    config.inherit(environment(role, on_gpu=runtime.device_of(args) != "cpu", **marks))
     carried: dict[str, Any] = {"config": wanted.as_dict(), "ear": last_words.listen()}
     if wanted.shares:
         _take_role(role, args, wanted)
@@ -209,20 +196,6 @@ def _take_role(role: Role, args: Any, wanted: Config) -> None:
         logger.warning("banyan: %s", note)
 
 
-def _planning_refusals(wanted: Config, args: Any, layout: Layout) -> list[str]:
-    """One line for each reason why times cannot be predicted, forwards not be cut or prompts take no detour."""
-    reasons = []
-    if layout.steps_together and wanted.elastic_prefill_tokens is not None:
-        reasons.append(detour_refusal(layout.words()))
-    if wanted.profile is not None:
-        try:
-            profile.load(Path(wanted.profile))
-        except profile.BadProfile as error:
-            reasons.append(str(error))
-    line = quota_refusal(quota_ms=wanted.prefill_quota_ms, chunked_prefill_size=args.chunked_prefill_size)
-    return reasons if line is None else [*reasons, line]
-
-
 def _store_refusals(wanted: Config) -> list[str]:
     """What the ranks would refuse the store for, of what can be told before there are any."""
     if not (wanted.store and wanted.shares):
@@ -249,16 +222,11 @@ def _node_refusals(wanted: Config, layout: Layout) -> list[str]:
     return [*reasons, seats] if wanted.listen and seats is not None else reasons
 
 
-def device_of(args: Any) -> str:
-    """What SGLang runs on."""
-    return args.device or ("cpu" if is_cpu() else "cuda")
-
-
 def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     """What the refusals depend on, of arguments as they were given or as SGLang has resolved them."""
     return ServerFacts(
         sglang_version=importlib.metadata.version("sglang"),
-        device=device_of(args),
+        device=runtime.device_of(args),
         num_seats=layout.num_seats,
         pp_size=args.pp_size,
         num_nodes=args.nnodes,
@@ -289,7 +257,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         dp_size=args.dp_size,
         load_balance_method=args.load_balance_method,
         policy=wanted.policy,
-        elastic_prefill=wanted.elastic_prefill_tokens is not None,
         store_admit=wanted.store_admit if wanted.store else "first",
         kv_cache_dtype=args.kv_cache_dtype,
         rust_server=config.uses_rust_server(),
@@ -306,29 +273,15 @@ def _draft(args: Any, layout: Layout) -> DraftFacts:
     )
 
 
-def windows(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> WindowFacts:
-    """What decides whether a model's sliding windows can be shared."""
+def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindFacts:
+    """What decides whether a model's sliding windows, or its states, can be shared."""
     scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
-    return WindowFacts(
+    return KindFacts(
         architecture=model.architecture,
-        device=device_of(args),
+        has_windows=model.has_window,
+        has_states=model.has_states,
+        device=runtime.device_of(args),
         has_sinks=model.has_sinks,
-        algorithm=args.speculative_algorithm,
-        disaggregation_mode=args.disaggregation_mode,
-        steps_together=layout.steps_together,
-        deals_with_nodes=wanted.deals_with_nodes,
-        keeps_arena=bool(wanted.keep_host_arena),
-        asked_store=scheme if scheme in (MOONCAKE, NIXL_POSIX) else "",
-        num_slots=layout.num_slots_with_windows,
-    )
-
-
-def states(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> StateFacts:
-    """What decides whether a model's states can be shared."""
-    scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
-    return StateFacts(
-        architecture=model.architecture,
-        device=device_of(args),
         strategy=args.mamba_radix_cache_strategy,
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
         replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,

@@ -27,9 +27,8 @@ from sglang.srt.utils import is_cpu
 
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.layout import PageLayout
+from banyan.refusals.kinds import KindFacts, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
-from banyan.refusals.sliding import WindowFacts, window_refusals
-from banyan.refusals.states import StateFacts, state_refusals
 
 INDEXED_PAGE_TOKENS = 64
 """What SGLang makes of every page size where an indexer has keys."""
@@ -106,10 +105,7 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     facts = model_facts(model_config, steps_together_on_cpu=False)
     drafts = [] if draft_path is None else [ModelConfig(draft_path, is_draft_model=True)]
     lines = [model_refusal(facts), *(model_refusal(model_facts(one, steps_together_on_cpu=False)) for one in drafts)]
-    if facts.has_window:
-        lines += window_refusals(_of_windows(facts, has_draft=bool(drafts)))
-    if facts.has_states:
-        lines += state_refusals(_of_states(facts, has_draft=bool(drafts)))
+    lines += kind_refusals(_of_machine(facts, has_draft=bool(drafts)))
     line = next((line for line in lines if line is not None), None)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:
@@ -129,21 +125,14 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     return said
 
 
-def _of_windows(facts: ModelFacts, *, has_draft: bool) -> WindowFacts:
+def _of_machine(facts: ModelFacts, *, has_draft: bool) -> KindFacts:
     """On this machine, with nothing else asked for."""
-    return WindowFacts(
+    return KindFacts(
         architecture=facts.architecture,
+        has_windows=facts.has_window,
+        has_states=facts.has_states,
         device="cpu" if is_cpu() else "cuda",
         has_sinks=facts.has_sinks,
-        algorithm="of a draft model" if has_draft else None,
-    )
-
-
-def _of_states(facts: ModelFacts, *, has_draft: bool) -> StateFacts:
-    """As well."""
-    return StateFacts(
-        architecture=facts.architecture,
-        device="cpu" if is_cpu() else "cuda",
         has_side_states=facts.has_side_states,
         algorithm="of a draft model" if has_draft else None,
     )

@@ -16,12 +16,11 @@ from banyan.config import Config
 from banyan.layout import Layout
 from banyan.patches import features
 from banyan.refusals import refusals
+from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
-from banyan.refusals.sliding import window_refusals
-from banyan.refusals.states import kept_states_refusal, state_refusals
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import cpu_states, flags, page_size
+from banyan.sglang_plugin.launcher import flags, page_size
 from banyan.sglang_plugin.launcher.model import model_facts
 
 logger = logging.getLogger("banyan")
@@ -33,11 +32,10 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
     if carried is None:
         original(server_args)
         return
-    with cpu_states.resolved_for_banyan():
-        # The CPU engine's attention is Banyan's own, with pages of any size.
-        expected = None if flags.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
-        page_size.settle(original, server_args, expected)
-        _resolve(original, server_args, carried)
+    # The CPU engine's attention is Banyan's own, with pages of any size.
+    expected = None if runtime.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
+    page_size.settle(original, server_args, expected)
+    _resolve(original, server_args, carried)
     found = page_size.choice_of(server_args)
     carried["choices"] = page_size.compared(found, expected)
     logger.info("banyan: %s", found.words())
@@ -72,7 +70,7 @@ def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:
     view, layout = resolved_view(server_args), Layout.from_dict(carried["layout"])
     if _has_no_model(view):
         return None
-    steps_on_cpu = layout.steps_together and flags.device_of(view) == "cpu"
+    steps_on_cpu = layout.steps_together and runtime.device_of(view) == "cpu"
     return model_facts(model_config_of(view), steps_together_on_cpu=steps_on_cpu)
 
 
@@ -86,11 +84,7 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     line = None if model is None else model_refusal(model)
     if line is not None:
         return [*reasons, line]
-    if model is not None and model.has_window:
-        reasons += window_refusals(flags.windows(view, wanted, layout, model))
-    if model is not None and model.has_states:
-        reasons += state_refusals(flags.states(view, wanted, layout, model))
-    return reasons
+    return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> features.Asked:

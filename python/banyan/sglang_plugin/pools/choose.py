@@ -17,11 +17,11 @@ from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceDSAPool, DeviceMHAPool, DeviceMLAPool
 from banyan.sglang_plugin.pools.host_access import HostAccess
-from banyan.sglang_plugin.pools.host_pool import SharedDSAPool, SharedMHAPool, SharedMLAPool
+from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
 
-HOST_POOLS = (SharedMHAPool, SharedMLAPool, SharedDSAPool)
+HOST_POOLS = (SharedMHAPool, SharedMLAPool)
 POOLS = (*HOST_POOLS, DeviceMHAPool, DeviceMLAPool, DeviceDSAPool)
 
 
@@ -38,7 +38,7 @@ def around_get_kv_pool_cls(original: Callable[..., Any], platform: Any, *, kind:
 
 def _pool_classes() -> dict[str, type]:
     if not runtime.is_on_gpu():
-        return {"mha": SharedMHAPool, "mla": SharedMLAPool, "dsa": SharedDSAPool}
+        return {"mha": SharedMHAPool, "mla": SharedMLAPool}
     return {"mha": DeviceMHAPool, "mla": DeviceMLAPool, "dsa": DeviceDSAPool}
 
 

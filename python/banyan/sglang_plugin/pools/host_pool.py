@@ -12,15 +12,13 @@ from collections.abc import Iterator
 
 import psutil
 import torch
-from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from banyan import _native
 from banyan.layout import PageLayout, PoolGeometry
 from banyan.refusals import memory_refusal, pool_refusal
 from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.index_keys import KeysOfEachToken
 from banyan.sglang_plugin.pools.pages import page_of_heads, page_of_latents
 
 _front: _native.SharedBytes | None = None
@@ -93,37 +91,3 @@ class SharedMLAPool(MLATokenToKVPool):
             for (extent,) in geometry.layers
         ]
         self.banyan_bytes, self.banyan_geometry = shared, geometry
-
-
-class SharedDSAPool(KeysOfEachToken, DSATokenToKVPool):
-    """Latent pool with the keys of an indexer: two adjacent extents for each layer."""
-
-    banyan_bytes: _native.SharedBytes
-    banyan_geometry: PoolGeometry
-
-    def _create_buffers(self) -> None:
-        shape = (self.size + self.page_size, 1, self.kv_cache_dim)
-        page = page_of_latents(self, index_dim=self.index_head_dim)
-        shared, geometry = _allocate(page, -(-shape[0] // self.page_size))
-        self.kv_buffer = [
-            _view(shared, base_bytes=latents.base_bytes, shape=shape, dtype=self.store_dtype)
-            for latents, _ in geometry.layers
-        ]
-        self.banyan_bytes, self.banyan_geometry = shared, geometry
-
-    def _create_index_key_cache(self) -> IndexKeyCache:
-        return SharedIndexKeys(self, self.index_buf_size)
-
-
-class SharedIndexKeys(IndexKeyCache):
-    """Upstream's index keys, in the memory of the pool."""
-
-    def __init__(self, pool: SharedDSAPool, index_buf_size: int) -> None:
-        self.pool = pool
-        num_pages = (index_buf_size + pool.page_size + 1) // pool.page_size
-        dtype, shape = pool.index_k_with_scale_buffer_dtype, self._buffer_shape(num_pages)
-        self.buffer = []
-        for _, keys in pool.banyan_geometry.layers:
-            if num_pages > keys.num_pages or shape[1] * dtype.itemsize != keys.page_bytes:
-                raise ValueError(f"index keys of shape {shape} do not fit into {keys}")
-            self.buffer.append(_view(pool.banyan_bytes, base_bytes=keys.base_bytes, shape=shape, dtype=dtype))

@@ -9,7 +9,7 @@ from banyan.planner import Action, asked
 from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint, Until
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.kv_hints import is_detour, payload_of
+from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.rank import linker, requests, spans
 from banyan.telemetry import Counters
 
@@ -21,16 +21,10 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
     seen = _hint_of(req.kv_hints)
     _introduce(req, seen, _asked_of(req.kv_hints))
     req.banyan_reads, req.banyan_source = _reads_of(req.kv_hints), _source_of(req.kv_hints)
-    counters = linker.installed().counters
     if recv_req.mm_inputs is None:
         _arrive(req)
-    if is_detour(req.kv_hints):
-        # Another rank answers: SGLang takes the one token of this prefill for delivered.
-        req.finished_output = True
-        counters.detours += 1
-    else:
-        spans.placed(req, req.banyan_decision)
-        _count_placement(counters, req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
+    spans.placed(req, req.banyan_decision)
+    _count_placement(linker.installed().counters, req.banyan_decision, is_pinned=recv_req.routed_dp_rank is not None)
 
 
 def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
@@ -84,8 +78,8 @@ def _count_placement(counters: Counters, decision: Decision | None, *, is_pinned
     counters.count_placed(decision.reason)
     counters.placed_hot_avoided += decision.num_hot_ranks > 0
     counters.dispatch_us += decision.dispatch_us
-    counters.detour_us += decision.held_us
-    counters.detours_late += decision.held_until not in ("", Until.LANDED)
+    counters.held_us += decision.held_us
+    counters.held_in_vain += decision.held_until not in ("", Until.LANDED)
 
 
 def _hint_of(hints: Any) -> PrefixHint | None:

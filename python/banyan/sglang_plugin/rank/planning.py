@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
-from banyan.pacing import CountingStore, ForwardShape, LayerTimes, WritePermits, WriteRate
-from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, RequestFacts, profile
+from banyan.pacing import StoreWrites, WritePause
+from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import learned_times, prefill
+from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.spans import Spans
 from banyan.telemetry import Counters
 
 NUM_SHOWN_FORWARDS = 64
-"""Forwards in /server_info: more than `banyan profile` causes between two looks."""
+"""Forwards in /server_info."""
 
 TYPICAL_TOKENS = 512
 """Of a leaf that an eviction takes: what the planner is asked for to compare copies with computations."""
@@ -29,14 +29,11 @@ class RankPlanner:
         self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1, fixed_tokens: float = 0.0
     ) -> None:
         """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state."""
-        config, profiled = runtime.config(), learned_times.loaded_profile()
-        line = None if profiled is None else profile.mismatch(profiled, num_layers=num_layers)
-        if line is not None:
-            runtime.refuse(line)
+        config = runtime.config()
         self._num_layers = num_layers
         self._page_tokens = page_tokens
         self._default_action = Action.MOVE if config is not None and config.plan == "move" else None
-        self._times = learned_times.times()
+        self._times = PrefillTimes()
         self._rates = MoveRates()
         self._planner = Planner(
             times=self._times,
@@ -49,25 +46,12 @@ class RankPlanner:
         self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
         self._pieces_running: tuple[Piece, ...] = ()
-        self._stored_tokens_prepared = 0
-        self._layer_times = None if profiled is None else LayerTimes(profiled.slack)
-        self._permits: WritePermits | None = None
+        self._writes: WritePause | None = None
         self.spans = Spans()
 
-    def pace_writes(self, store: CountingStore, *, block_bytes: int) -> None:
-        """From now on, tell ``store`` before each prefill what it may write. A second store replaces the first."""
-
-        def counted() -> tuple[int, int]:
-            figures = store.stats()
-            return figures["written_bytes"], figures["writing_us"]
-
-        self._permits = WritePermits(
-            store,
-            times=self._layer_times,
-            num_layers=self._num_layers,
-            block_bytes=block_bytes,
-            write_bytes_per_us=WriteRate(counted).bytes_per_us,
-        )
+    def pace_writes(self, store: StoreWrites) -> None:
+        """From now on ``store`` writes nothing while a prefill runs. A second store replaces the first."""
+        self._writes = WritePause(store)
 
     # ---- plan --------------------------------------------------------------------------------------------------
 
@@ -94,7 +78,7 @@ class RankPlanner:
         return self._planner.move_share(kind, TYPICAL_TOKENS)
 
     def decode_us(self) -> float | None:
-        """What a forward over a single token takes, as profile and forwards tell; None while nothing is known."""
+        """What a forward over a single token takes, as forwards tell; None while nothing is known."""
         told = self._times.expected((1, 0))
         return None if told is None else told[0]
 
@@ -115,7 +99,6 @@ class RankPlanner:
     def started(self, fetches: Sequence[Fetch]) -> None:
         self.spans.started(fetches, prefill.requests_of_this_pass())
         self._pieces_prepared = prefill.pieces_of_this_pass()
-        self._stored_tokens_prepared = sum(fetch.tokens[SourceKind.STORE] for fetch in fetches)
 
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         if copy_s > 0:
@@ -130,13 +113,12 @@ class RankPlanner:
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
         self._pieces_running, self._pieces_prepared = self._pieces_prepared, ()
-        if self._permits is None:
+        if self._writes is None:
             return
         if self._pieces_running:
-            shape = ForwardShape.of_batch(self._pieces_running)
-            self._permits.begin_prefill(shape, num_stored_tokens=self._stored_tokens_prepared)
+            self._writes.begin_prefill()
         else:
-            self._permits.end()
+            self._writes.end()
 
     @property
     def pieces_running(self) -> tuple[Piece, ...]:
@@ -147,15 +129,13 @@ class RankPlanner:
         """The forward that had begun has taken so long for each layer."""
         self.forward_took(self._pieces_running, layer_us)
         self._pieces_running = ()
-        if self._permits is not None:
-            self._permits.end()
+        if self._writes is not None:
+            self._writes.end()
 
     def forward_took(self, pieces: tuple[Piece, ...], layer_us: float) -> None:
         """A forward over ``pieces`` has taken so long for each layer. On a GPU others have begun meanwhile."""
         if pieces and layer_us > 0:
             self._times.observe(ForwardSample(pieces, layer_us * self._num_layers))
-            if self._layer_times is not None:
-                self._layer_times.observe(ForwardShape.of_batch(pieces), layer_us)
 
     # ---- tell --------------------------------------------------------------------------------------------------
 
@@ -165,7 +145,7 @@ class RankPlanner:
         counters.plans_computed = self._planner.num_computed
 
     def state(self) -> dict[str, Any]:
-        """What `banyan explain` and `banyan profile` read from /server_info."""
+        """What `banyan explain` reads from /server_info."""
         shown = self._times.samples[-NUM_SHOWN_FORWARDS:]
         first = self._times.num_observed - len(shown)
         return {

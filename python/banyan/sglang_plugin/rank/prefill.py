@@ -1,31 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's prefill scheduling, watched and limited: which pieces a forward computes, and no more than the quota allows.
+"""SGLang's prefill scheduling, watched: which pieces a forward computes, who has to wait, and what a step moves.
 
-SGLang makes one adder for each scheduling pass. The subclass lowers the adder's own chunk budget around each request,
-so that SGLang itself cuts the request that would exceed the quota, with everything that this entails.
+SGLang makes one adder for each scheduling pass.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult
-from sglang.srt.runtime_context import get_parallel
 
 from banyan import faults
 from banyan.pacing.lockstep import MoveBudget
 from banyan.planner import Piece
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import learned_times, requests
-
-logger = logging.getLogger("banyan")
+from banyan.sglang_plugin.rank import requests
 
 _lockstep: _Lockstep | None = None
 """The limits of a rank that steps together with others."""
@@ -97,8 +91,6 @@ class WatchedAdder:
     """In front of ``PrefillAdder``: the base of a class made by ``_watched``."""
 
     can_run_list: list[Any]
-    page_size: int
-    rem_chunk_tokens: int | None
     memory_budget: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -111,25 +103,6 @@ class WatchedAdder:
             num_tokens = _lockstep.num_quarantined_tokens()
             self.memory_budget.total_offset += num_tokens
             self.memory_budget.current_offset += num_tokens
-        self._meter = learned_times.meter(page_tokens=self.page_size, tp_size=get_parallel().attn_tp_size)
-        if self._meter is not None and self.rem_chunk_tokens is None:
-            _warn_no_chunks()
-            self._meter = None
-
-    def budget_state(self) -> AddReqResult:
-        if self._meter is not None and self._meter.is_spent:
-            return AddReqResult.OTHER
-        return super().budget_state()  # type: ignore[misc]
-
-    def add_chunked_req(self, req: Any) -> Any:
-        """Go on with a request that was cut; SGLang puts it first. Returns it while it is not done."""
-        if self._meter is None:
-            return super().add_chunked_req(req)  # type: ignore[misc]
-        wanted = len(req.full_untruncated_fill_ids) - req.prefix_len
-        with self._at_most(self._meter.allow(req.prefix_len, wanted)):
-            rest = super().add_chunked_req(req)  # type: ignore[misc]
-        self._count(req)
-        return rest
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         if _is_awaited is not None and _is_awaited(requests.id_of(req)):
@@ -138,7 +111,7 @@ class WatchedAdder:
             return AddReqResult.CONTINUE
         if self._moves is not None and not self._moves.has_room(req.host_hit_length):
             return AddReqResult.OTHER
-        verdict = self._add_within_quota(req, has_chunked_req, truncation_align_size)
+        verdict = super().add_one_req(req, has_chunked_req, truncation_align_size)  # type: ignore[misc]
         if self._was_added(req):
             if self._moves is not None:
                 self._moves.take(req.host_loaded_length)
@@ -146,45 +119,5 @@ class WatchedAdder:
                 _has_begun(requests.id_of(req))
         return verdict
 
-    def _add_within_quota(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
-        if self._meter is None:
-            return super().add_one_req(req, has_chunked_req, truncation_align_size)  # type: ignore[misc]
-        prefix_tokens = req.prefix_len + req.host_hit_length
-        allowed = self._meter.allow(prefix_tokens, len(req.full_untruncated_fill_ids) - prefix_tokens)
-        if allowed == 0:
-            return AddReqResult.OTHER
-        with self._at_most(allowed):
-            verdict = super().add_one_req(req, has_chunked_req, truncation_align_size)  # type: ignore[misc]
-        # The verdict on the next request was formed under this one's limit.
-        return self.budget_state() if self._count(req) else verdict
-
-    @contextlib.contextmanager
-    def _at_most(self, num_tokens: int) -> Iterator[None]:
-        """SGLang's chunk budget, lowered for one request. It charges whole pages."""
-        assert self.rem_chunk_tokens is not None
-        charged = -(-num_tokens // self.page_size) * self.page_size
-        hidden = max(0, self.rem_chunk_tokens - charged)
-        self.rem_chunk_tokens -= hidden
-        try:
-            yield
-        finally:
-            self.rem_chunk_tokens += hidden
-
     def _was_added(self, req: Any) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req
-
-    def _count(self, req: Any) -> bool:
-        """Whether the request was added; if so, it is charged."""
-        if not self._was_added(req):
-            return False
-        assert self._meter is not None
-        self._meter.take(_piece(req))
-        return True
-
-
-@functools.cache
-def _warn_no_chunks() -> None:
-    logger.warning(
-        "banyan: --banyan-prefill-quota-ms has no effect, SGLang does not cut prefills of this model "
-        "(chunked_prefill_size is off)"
-    )

@@ -11,7 +11,7 @@ from typing import Any
 from banyan.core import PrefixSpan
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
-from banyan.telemetry import DESCRIPTIONS, GAUGES, STORE_GAUGES, gauges_of
+from banyan.telemetry import SERIES, gauges_of
 
 _linker: weakref.ref[Any] | None = None
 _exporter: _Exporter | None = None
@@ -145,17 +145,20 @@ class _Exporter:
 
     def __init__(self, linker: Any, labels: dict[str, str]) -> None:
         # Not at the top: the library chooses its storage on import, from what SGLang has put into the environment.
-        from prometheus_client import Gauge
+        from prometheus_client import Counter, Gauge
 
-        def gauge(name: str) -> Any:
-            made = Gauge(f"banyan:{name}", texts[name], labelnames=list(labels), multiprocess_mode="mostrecent")
-            return made.labels(**labels)
+        def made(name: str) -> Any:
+            series = SERIES[name]
+            if series.is_counter:
+                return Counter(series.name, series.text, labelnames=list(labels)).labels(**labels)
+            gauge = Gauge(series.name, series.text, labelnames=list(labels), multiprocess_mode="mostrecent")
+            return gauge.labels(**labels)
 
-        texts = {**DESCRIPTIONS, **GAUGES, **{f"store_{name}": text for name, text in STORE_GAUGES.items()}}
         self._linker = weakref.proxy(linker)
         self._next_s = 0.0
         # One for each value that this rank has: without a store there is nothing to say of one.
-        self._gauges = {name: gauge(name) for name in self._values()}
+        self._series = {name: made(name) for name in self._values()}
+        self._counted = dict.fromkeys(self._series, 0.0)
 
     def _values(self) -> dict[str, float]:
         return {**self._linker.counters_now().as_dict(), **gauges_of(self._linker.figures())}
@@ -165,7 +168,17 @@ class _Exporter:
             return
         self._next_s = now_s + FLUSH_PERIOD_S
         values = self._values()
-        for name, gauge in self._gauges.items():
+        for name, shown in self._series.items():
             # What has gone since, as a tier while the weights change, keeps its last value.
-            if name in values:
-                gauge.set(values[name])
+            if name not in values:
+                continue
+            if SERIES[name].is_counter:
+                self._count(name, shown, values[name])
+            else:
+                shown.set(values[name])
+
+    def _count(self, name: str, shown: Any, value: float) -> None:
+        """A counter goes on by what has come; one that is below what it was has begun anew, as that of a tier that was
+        opened again."""
+        before, self._counted[name] = self._counted[name], value
+        shown.inc((value - before if value >= before else value) * SERIES[name].scale)

@@ -44,16 +44,10 @@ def time_layers(
 
 
 def pace_writes(planner: RankPlanner, member: Membership, windows: RankWindows | None) -> None:
-    """Let the store write beside forwards, as the planner says; both stores as one, where there are window pages."""
-    store, block_bytes = member.store, member.block.block_bytes
-    if store is None:
-        return
-    if windows is None or windows.member.store is None:
-        planner.pace_writes(store, block_bytes=block_bytes)
-        return
-    beside = windows.member
-    shares = ((store, member.share), (beside.store, beside.share))
-    planner.pace_writes(BothStores(shares), block_bytes=block_bytes + beside.block.block_bytes)
+    """Let the store write beside decodes, and not beside prefills; both stores, where there are window pages."""
+    beside = None if windows is None else windows.member.store
+    if member.store is not None:
+        planner.pace_writes(member.store if beside is None else BothStores((member.store, beside)))
 
 
 def step_together(

@@ -132,27 +132,18 @@ def _capped(worth: Worth, most: int, num_missing: int, num_found: int, kind: Sou
 
 
 class BothStores:
-    """The stores of full pages and of window pages, told what they may write as one; each gets its share."""
+    """The stores of full pages and of window pages, told as one when to write."""
 
-    def __init__(self, stores: Sequence[tuple[PageStore, float]]) -> None:
+    def __init__(self, stores: Sequence[PageStore]) -> None:
         self._stores = stores
 
     def pause_writes(self) -> None:
-        for store, _ in self._stores:
+        for store in self._stores:
             store.pause_writes()
 
-    def set_write_budget(self, num_bytes: int) -> None:
-        for store, share in self._stores:
-            store.set_write_budget(int(num_bytes * share))
-
     def open_writes(self) -> None:
-        for store, _ in self._stores:
+        for store in self._stores:
             store.open_writes()
-
-    def stats(self) -> dict[str, int]:
-        """What `WriteRate` reads, of both: they write to one drive, mostly one after the other."""
-        figures = [store.stats() for store, _ in self._stores]
-        return {name: sum(of[name] for of in figures) for name in ("written_bytes", "writing_us")}
 
 
 def portions(beside: Windows | States) -> tuple[Portion, Portion]:

@@ -16,6 +16,8 @@ mod prompt;
 mod roster;
 mod shelf;
 mod store;
+#[cfg(feature = "ceiling")]
+mod store_ceiling;
 mod store_check;
 mod unlocked;
 mod write_gate;
@@ -56,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_evict, module)?)?;
-    module.add_function(wrap_pyfunction!(store_check::store_ceiling, module)?)?;
+    #[cfg(feature = "ceiling")]
+    module.add_function(wrap_pyfunction!(store_ceiling::store_ceiling, module)?)?;
     Ok(())
 }

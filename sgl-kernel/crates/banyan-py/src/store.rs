@@ -366,10 +366,6 @@ impl PyStore {
         self.store.set_permit(Permit::Paused);
     }
 
-    fn set_write_budget(&self, num_bytes: u64) {
-        self.store.set_permit(Permit::Budget(num_bytes));
-    }
-
     fn open_writes(&self) {
         self.store.set_permit(Permit::Open);
     }

@@ -22,25 +22,17 @@ impl PyWriteGate {
         self.permit = Permit::Paused;
     }
 
-    fn set_write_budget(&mut self, num_bytes: u64) {
-        self.permit = Permit::Budget(num_bytes);
-    }
-
     fn open_writes(&mut self) {
         self.permit = Permit::Open;
     }
 
-    #[pyo3(signature = (num_bytes, *, num_reads, num_writes))]
-    fn take(&mut self, num_bytes: u64, num_reads: usize, num_writes: usize) -> bool {
+    #[pyo3(signature = (*, num_reads, num_writes))]
+    fn may_write(&self, num_reads: usize, num_writes: usize) -> bool {
         let load = Load {
             reads_here: num_reads,
             writes_here: num_writes,
             ..Load::default()
         };
-        let may_write = pacing::may_write(self.permit, load, num_bytes);
-        if may_write {
-            self.permit = pacing::spend(self.permit, num_bytes);
-        }
-        may_write
+        pacing::may_write(self.permit, load)
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod buffer;
 pub mod catalog;
+#[cfg(feature = "ceiling")]
 pub mod ceiling;
 pub mod check;
 mod clock;

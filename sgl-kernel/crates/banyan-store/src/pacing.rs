@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a write may start. Pure: the slack comes from the caller, the load from the traffic words.
+//! When a write may start. Pure: the permit comes from the caller, the load from the traffic words.
 //!
 //! A writer at depth 32 was seen to cut a reader to a tenth; at depth 2 the reader keeps about 0.8, with no writer beside it all. So
 //! reads go first, a write starts only while nobody on the node reads, and never more than two at a time.
@@ -11,8 +11,6 @@ pub const MAX_WRITE_DEPTH: usize = 2;
 pub enum Permit {
     /// Whenever nobody reads.
     Open,
-    /// So many bytes more, whenever nobody reads.
-    Budget(u64),
     Paused,
     /// Somebody waits for the back-log to be durable: readers have to bear it.
     Draining,
@@ -32,8 +30,8 @@ impl Load {
     }
 }
 
-/// Whether a write of `num_bytes` may start now.
-pub fn may_write(permit: Permit, load: Load, num_bytes: u64) -> bool {
+/// Whether a write may start now.
+pub fn may_write(permit: Permit, load: Load) -> bool {
     if load.writes_here >= MAX_WRITE_DEPTH {
         return false;
     }
@@ -41,21 +39,12 @@ pub fn may_write(permit: Permit, load: Load, num_bytes: u64) -> bool {
         Permit::Paused => false,
         Permit::Draining => true,
         Permit::Open => !load.is_read(),
-        Permit::Budget(left) => !load.is_read() && left >= num_bytes,
     }
 }
 
 /// Whether written records may be made durable now: a sync empties the drive's cache, which readers feel as well.
 pub fn may_commit(permit: Permit, load: Load) -> bool {
     permit == Permit::Draining || !load.is_read()
-}
-
-/// The permit after a write has started.
-pub fn spend(permit: Permit, num_bytes: u64) -> Permit {
-    match permit {
-        Permit::Budget(left) => Permit::Budget(left.saturating_sub(num_bytes)),
-        other => other,
-    }
 }
 
 #[cfg(test)]
@@ -80,12 +69,11 @@ mod tests {
                 ..IDLE
             },
         ] {
-            assert!(!may_write(Permit::Open, load, 1));
-            assert!(!may_write(Permit::Budget(9), load, 1));
+            assert!(!may_write(Permit::Open, load));
             assert!(!may_commit(Permit::Open, load));
-            assert!(may_write(Permit::Draining, load, 1));
+            assert!(may_write(Permit::Draining, load));
         }
-        assert!(may_write(Permit::Open, IDLE, 1));
+        assert!(may_write(Permit::Open, IDLE));
     }
 
     #[test]
@@ -94,18 +82,13 @@ mod tests {
             writes_here: MAX_WRITE_DEPTH,
             ..IDLE
         };
-        for permit in [Permit::Open, Permit::Budget(9), Permit::Draining] {
-            assert!(!may_write(permit, load, 1));
+        for permit in [Permit::Open, Permit::Draining] {
+            assert!(!may_write(permit, load));
         }
     }
 
     #[test]
-    fn budget_when_spent_then_no_more_writes() {
-        let permit = spend(Permit::Budget(10), 6);
-        assert!(!may_write(permit, IDLE, 6));
-        assert!(may_write(permit, IDLE, 4));
-        assert_eq!(spend(permit, 9), Permit::Budget(0));
-        assert_eq!(spend(Permit::Open, 9), Permit::Open);
-        assert!(!may_write(Permit::Paused, IDLE, 1));
+    fn write_when_paused_then_waits_though_nobody_reads() {
+        assert!(!may_write(Permit::Paused, IDLE));
     }
 }

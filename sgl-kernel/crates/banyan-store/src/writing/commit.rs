@@ -28,7 +28,7 @@ impl Writer {
             .own
             .as_ref()
             .is_some_and(|own| own.places.num_free() == 0);
-        let can_write = pacing::may_write(state.permit, load, self.header.geometry.record_bytes());
+        let can_write = pacing::may_write(state.permit, load);
         let is_idle =
             self.num_running == 0 && (state.backlog.queue.is_empty() || !can_write || is_starved);
         let is_old = self

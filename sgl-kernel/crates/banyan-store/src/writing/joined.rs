@@ -38,14 +38,14 @@ impl Writer {
         pacing::MAX_WRITE_DEPTH * self.max_joined() as usize
     }
 
-    /// The record that has been ready longest, and those after it that lie before or behind it, as far as the permit goes; in the order
+    /// The record that has been ready longest, and those after it that lie before or behind it, in the order
     /// of the file. Pages come from the front of a prefix, places from evictions that begin at its end: so both directions happen.
     pub(super) fn take_joined(&mut self, around: &Surroundings<'_>) -> VecDeque<Ready> {
         let mut joined: VecDeque<Ready> = VecDeque::new();
-        for num_records in 1..=self.max_joined() {
-            if !self.may_write(around, self.num_running, num_records) {
-                break;
-            }
+        if !self.may_write(around, self.num_running) {
+            return joined;
+        }
+        for _ in 0..self.max_joined() {
             let Some(next) = self.ready.pop_front() else {
                 break;
             };

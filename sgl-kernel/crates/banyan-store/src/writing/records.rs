@@ -40,27 +40,19 @@ impl Writer {
         !matches!(self.commit, Commit::Resting(_)) && self.stopped_until.is_none()
     }
 
-    pub(super) fn may_write(
-        &self,
-        around: &Surroundings<'_>,
-        writes_here: usize,
-        num_records: u64,
-    ) -> bool {
+    pub(super) fn may_write(&self, around: &Surroundings<'_>, writes_here: usize) -> bool {
         let load = Load {
             writes_here,
             ..around.load
         };
         let permit = around.shared.lock().permit;
-        let num_bytes = num_records * self.header.geometry.record_bytes();
-        pacing::may_write(permit, load, num_bytes)
+        pacing::may_write(permit, load)
     }
 
     /// Gives the next page its place and computes its checksums, unless enough are ready. Call it while the device works: then it
     /// costs no time. Whether anything has changed: then there may be more to do and to tell.
     pub fn make_ready(&mut self, around: &mut Surroundings<'_>) -> bool {
-        if !self.is_writing()
-            || self.ready.len() >= self.max_ready()
-            || !self.may_write(around, 0, 1)
+        if !self.is_writing() || self.ready.len() >= self.max_ready() || !self.may_write(around, 0)
         {
             return false;
         }
@@ -144,12 +136,7 @@ impl Writer {
     }
 
     fn start(&mut self, around: &mut Surroundings<'_>, joined: VecDeque<Ready>) {
-        {
-            let mut state = around.shared.lock();
-            let num_bytes = joined.len() as u64 * self.header.geometry.record_bytes();
-            state.permit = pacing::spend(state.permit, num_bytes);
-            state.counters.write_operations += 1;
-        }
+        around.shared.lock().counters.write_operations += 1;
         let (file, offset) = (joined[0].writing.file, joined[0].offset);
         let action = Action::Write(Spans::of(joined.iter().flat_map(Ready::spans)));
         let records = joined.into_iter().map(|ready| ready.writing).collect();

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrival times and lengths as Azure publishes them: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
+
+Nothing is known of what prompts have in common, so nothing is shared: each request is a session of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+from pathlib import Path
+
+from banyan_lab.replay.lines import open_text
+from banyan_lab.replay.trace import Trace, TraceError, TraceRequest
+
+MICROSECOND_DIGITS = 6
+
+
+def load(path: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        TraceError: for a file without these columns, or a row that they do not fit.
+    """
+    requests = []
+    with open_text(path) as lines:
+        start = None
+        for number, row in enumerate(csv.DictReader(lines), 2):
+            try:
+                at = _moment(row["TIMESTAMP"])
+                num_input_tokens, num_output_tokens = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path.name}:{number}: not a length trace: {error!r}") from error
+            start = start or at
+            at_s = (at - start).total_seconds()
+            requests.append(TraceRequest(f"s{number}", 0, at_s, num_input_tokens, max(1, num_output_tokens)))
+    requests.sort(key=lambda request: request.at_s)
+    return Trace(path.name.partition(".")[0], 1, tuple(requests))
+
+
+def _moment(text: str) -> datetime:
+    """A time stamp; digits beyond the microsecond are more than ``datetime`` holds."""
+    whole, _, fraction = text.partition(".")
+    return datetime.fromisoformat(f"{whole}.{(fraction + '0' * MICROSECOND_DIGITS)[:MICROSECOND_DIGITS]}")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two decisions of "DualPath" (arXiv 2602.21548) that no server takes, for the figures that its authors published.
+
+In servers the router's ordinary policy chooses the decode rank, and a read is divided between both sides
+(``banyan.routing.reads``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from banyan.routing import Lots, Query, RankState
+from banyan.routing.cost import cheapest
+
+
+def is_read_by_decode(*, prefill_tokens: int, decode_tokens: int) -> bool:
+    """Whether the decode side reads all of a request: the side with fewer tokens in its queue does. A tie goes to
+    prefill, whose path is one transfer shorter."""
+    return decode_tokens < prefill_tokens
+
+
+def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tokens: int, lots: Lots) -> int:
+    """The decode rank of a request that will hold ``num_tokens``: the group with the fewest ongoing tokens, then in it.
+
+    In the group, a rank whose pool has room comes before one that must evict; then the fewest ongoing tokens. Groups
+    without an active rank are passed over.
+
+    Raises:
+        ValueError: when no group has an active rank.
+    """
+    active = {group: [state for state in ranks if state.is_active] for group, ranks in groups.items()}
+    totals = {group: sum(state.ongoing_tokens for state in ranks) for group, ranks in active.items() if ranks}
+    if not totals:
+        raise ValueError("no group has an active decode rank")
+    lowest = min(totals.values())
+    tied = [group for group, total in totals.items() if total == lowest]
+    group = tied[0]
+    if len(tied) > 1:
+        group = min(tied, key=lambda group: min(lots(query.turn, state.rank) for state in active[group]))
+    return cheapest(
+        lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, active[group], lots
+    ).rank

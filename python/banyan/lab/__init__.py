@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The laboratory: what measures and simulates. Nothing that serves a request is here, and nothing of it imports this.
-
-``bench`` measures the native core, ``sim`` simulates clusters around the shipped policies, ``replay`` reads recorded
-workloads. ``banyan.cli`` starts the commands by name; experiments on running servers are in the repository's
-``benchmark/`` folder, which uses this package and is not packaged.
-"""

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be shared of a model that keeps something beside its pages, sliding windows or states: pure, one line for
+each reason, with the way out.
+
+With ``--disable-hybrid-swa-memory`` SGLang keeps the windows' KV in full, in the ordinary pool: then the model is one
+of full attention here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from banyan.refusals import MAX_SLOTS
+
+STRATEGY = "extra_buffer"
+"""SGLang's way to keep states at the ends of pages of several tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindFacts:
+    """What the decision depends on. Defaults are a server that can share what its model keeps.
+
+    Attributes:
+        replays: steps are kept beside a state that has not taken them yet.
+        has_side_states: more than a state goes with a slot.
+        algorithm: of speculation.
+        asked_store: the scheme of a store that has to be asked what it holds.
+    """
+
+    architecture: str = ""
+    has_windows: bool = False
+    has_states: bool = False
+    device: str = "cpu"
+    has_sinks: bool = False
+    strategy: str = STRATEGY
+    has_int8_checkpoints: bool = False
+    replays: bool = False
+    has_side_states: bool = False
+    algorithm: str | None = None
+    disaggregation_mode: str = "null"
+    steps_together: bool = False
+    deals_with_nodes: bool = False
+    keeps_arena: bool = False
+    asked_store: str = ""
+    num_slots: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A kind of what is kept, and what the table says of it."""
+
+    keeps: str
+    drafts: str
+    awaited: str
+    slots: str
+    way_out: str
+
+
+_WINDOWS = _Kind(
+    keeps="keeps its sliding windows in a pool of their own",
+    drafts="drafts of such a model are not verified over two pools yet",
+    awaited="for two pools' pages",
+    slots="with two pools each",
+    way_out="use --disable-hybrid-swa-memory (which takes more memory), or --banyan-share off",
+)
+_STATES = _Kind(
+    keeps="keeps states beside its pages",
+    drafts="drafts beside states are not shared",
+    awaited="for states too",
+    slots="with states",
+    way_out="use --banyan-share off",
+)
+_BOTH = (_WINDOWS, _STATES)
+
+_Row = tuple[tuple[_Kind, ...], Callable[[KindFacts], bool], Callable[[KindFacts, _Kind], str]]
+
+_TABLE: tuple[_Row, ...] = (
+    (
+        (_WINDOWS,),
+        lambda f: f.device == "cpu" and f.has_sinks,
+        lambda f, kind: "SGLang's attention sinks have no kernel for the CPU:",
+    ),
+    (
+        (_STATES,),
+        lambda f: f.device != "cpu",
+        lambda f, kind: f"on --device {f.device} states are not copied yet:",
+    ),
+    (
+        (_STATES,),
+        lambda f: f.strategy != STRATEGY,
+        lambda f, kind: (
+            f"--mamba-radix-cache-strategy {f.strategy}: only with {STRATEGY} are states kept at the ends of pages, in "
+            f"slots that are there from the start: use {STRATEGY}, where the model and its backend have it, or"
+        ),
+    ),
+    (
+        (_STATES,),
+        lambda f: f.has_int8_checkpoints,
+        lambda f, kind: (
+            "--enable-int8-mamba-checkpoint: what is kept in int8 lies in a pool that is not shared: drop that flag, or"
+        ),
+    ),
+    (
+        (_STATES,),
+        lambda f: f.replays,
+        lambda f, kind: (
+            "--enable-linear-replayssm, --enable-linear-replayssm-spec: a state lacks the last steps then: drop those "
+            "flags, or"
+        ),
+    ),
+    (
+        (_STATES,),
+        lambda f: f.has_side_states,
+        lambda f, kind: "more than the state goes with each of its slots:",
+    ),
+    (
+        _BOTH,
+        lambda f: f.algorithm is not None,
+        lambda f, kind: f"--speculative-algorithm {f.algorithm}: {kind.drafts}: drop that flag, or",
+    ),
+    (
+        _BOTH,
+        lambda f: f.disaggregation_mode != "null",
+        lambda f, kind: f"--disaggregation-mode {f.disaggregation_mode}: pairs hand over pages of one pool:",
+    ),
+    (
+        _BOTH,
+        lambda f: f.steps_together,
+        lambda f, kind: (
+            f"--enable-dp-attention, --attn-dp-size: ranks in step would wait {kind.awaited}: use --dp N alone, or"
+        ),
+    ),
+    (
+        _BOTH,
+        lambda f: f.deals_with_nodes,
+        lambda f, kind: "--banyan-listen, --banyan-peers: other nodes are lent pages of one pool: drop those flags, or",
+    ),
+    (
+        _BOTH,
+        lambda f: f.keeps_arena,
+        lambda f, kind: "--banyan-keep-host-arena: what is kept has pages of one pool: drop that flag, or",
+    ),
+    (
+        _BOTH,
+        lambda f: bool(f.asked_store),
+        lambda f, kind: (
+            f"--banyan-store {f.asked_store}://: a store that has to be asked is asked for pages of one pool: name a "
+            "folder (file://, 3fs://), or"
+        ),
+    ),
+    (
+        _BOTH,
+        lambda f: f.num_slots > MAX_SLOTS,
+        lambda f, kind: (
+            f"--dp-size, --tp-size: {kind.slots} the ranks take {f.num_slots} places of {MAX_SLOTS}: use fewer, or"
+        ),
+    ),
+)
+
+
+def kind_refusals(facts: KindFacts) -> list[str]:
+    """One line for each reason why what this model keeps cannot be shared; none for a model that keeps pages only."""
+    kept = [kind for kind, is_kept in ((_WINDOWS, facts.has_windows), (_STATES, facts.has_states)) if is_kept]
+    return [
+        f"this model ({facts.architecture}) {kind.keeps}; {line(facts, kind)} {kind.way_out}"
+        for kind in kept
+        for kinds, applies, line in _TABLE
+        if kind in kinds and applies(facts)
+    ]
+
+
+def kept_states_refusal(reason: str) -> str:
+    """The line for a model of which SGLang keeps no states at the ends of pages; ``reason``: in its words."""
+    return (
+        f"SGLang keeps no states of this model for pages of several tokens ({reason}): use "
+        f"--mamba-radix-cache-strategy {STRATEGY} where the model and its backend have it, or start without "
+        "--enable-banyan"
+    )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks of a queue of patches, in this process: registered with SGLang, and counted.
+
+SGLang swallows a plugin's exceptions and skips hooks that do not apply, so nothing is taken on trust: ``missing`` says
+what did not take. No hook can raise into SGLang (``banyan.faults``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from banyan import faults
+from banyan.patches import Misfit, Patch
+from banyan.sglang_plugin import runtime
+
+HOOK_TYPES = {"before": HookType.BEFORE, "after": HookType.AFTER, "around": HookType.AROUND}
+
+
+class Hooks:
+    """Those of one queue. ``is_on`` is asked with the names of a patch's feature and of the patch: before a hook is
+    registered, and when it is called."""
+
+    def __init__(self, queue: Sequence[Patch], *, is_on: Callable[..., bool]) -> None:
+        self.queue = queue
+        self._is_on = is_on
+        self._broken: dict[str, ImportError | AttributeError] = {}
+        """Patches whose hook cannot be loaded: it imports what SGLang does not have."""
+
+    def register(self) -> None:
+        """Register every hook whose module this process uses. Importing a module only to hook it would cost seconds."""
+        is_main = runtime.is_main_process()
+        for patch in self.queue:
+            if patch.hook is None or not self._is_on(patch.feature, patch.name):
+                continue
+            try:
+                self._register(patch, is_main=is_main)
+            except (ImportError, AttributeError) as error:
+                # Said by who asks for what is missing, where the hooks are wanted at all.
+                self._broken[patch.name] = error
+
+    def _register(self, patch: Patch, *, is_main: bool) -> None:
+        assert patch.hook is not None
+        if patch.kind == "register":
+            if not is_main and "sglang.srt.managers.scheduler" in sys.modules:
+                resolved(patch.hook)()
+            return
+        for place in patch.places:
+            wanted_here = is_main if "main" in patch.processes else not is_main and _is_used(patch, place.target)
+            if wanted_here:
+                hook = self.while_on(patch, _guarded(patch, resolved(patch.hook)))
+                HookRegistry.register(place.target, hook, HOOK_TYPES[patch.kind])
+
+    def missing(self, process: str) -> list[Misfit]:
+        """The hooks that ``process`` is to have and has not."""
+        return [
+            Misfit(
+                patch, place, f"{place.target} has no hook ({self._broken.get(patch.name, 'SGLang has skipped it')})"
+            )
+            for patch in self.queue
+            if patch.kind in HOOK_TYPES and process in patch.processes and self._is_on(patch.feature, patch.name)
+            for place in patch.places
+            if not is_hooked(place.target)
+        ]
+
+    def while_on(self, patch: Patch, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The hook, which does nothing from the moment on when its feature is off in this process."""
+
+        @functools.wraps(hook)
+        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self._is_on(patch.feature, patch.name):
+                return hook(original, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        @functools.wraps(hook)
+        def beside(*args: Any, **kwargs: Any) -> Any:
+            return hook(*args, **kwargs) if self._is_on(patch.feature, patch.name) else None
+
+        return around if patch.kind == "around" else beside
+
+
+def _is_used(patch: Patch, target: str) -> bool:
+    """Whether this child process uses the target: it is imported, or the scheduler imports it later on."""
+    module, _class, _method = target.rsplit(".", 2)
+    return module in sys.modules or ("scheduler" in patch.processes and "sglang.srt.managers.scheduler" in sys.modules)
+
+
+def _guarded(patch: Patch, hook: Any) -> Any:
+    """The hook, so that it cannot raise into SGLang."""
+    guarded = faults.around if patch.kind == "around" else faults.beside
+    return guarded(hook, patch.name, stops=patch.on_failure == "stop")
+
+
+def resolved(hook: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, name = hook.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def is_hooked(target: str) -> bool:
+    """Whether SGLang has put a hook there."""
+    try:
+        return hasattr(pkgutil.resolve_name(target), "__wrapped__")
+    except (ImportError, AttributeError):
+        return False

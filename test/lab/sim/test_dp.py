@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import pytest
+
+from banyan.core import SourceKind
+from banyan.planner import Planner
+from banyan.routing import POLICIES, Dispatcher
+from banyan_lab.replay import Skew, skewed_trace
+from banyan_lab.sim import caches, dp, dp_rank
+from banyan_lab.sim.caches import Arena, Pool
+from banyan_lab.sim.dp_node import DpNode
+from banyan_lab.sim.engine import Simulation
+
+CHATS = Skew(
+    num_sessions=60, num_turns=5, hot_ratio=0.3, num_cold_prefixes=10, prefix_blocks=32, turn_blocks=24,
+    block_tokens=64, num_output_tokens=100, gap_s=0.3, think_s=5.0,
+)  # fmt: skip
+
+
+def served(policy="round_robin", **options):
+    return dp.serve(skewed_trace(CHATS), dp.site(block_tokens=64, **options), policy)
+
+
+def test_pool_when_full_then_the_longest_unused_goes_and_leaves_before_parents():
+    pool = Pool(4)
+    pool.insert(["a", "b", "c"])
+    pool.insert(["a", "x", "y"])
+    assert "c" not in pool and pool.num_free == 1, "what was one node goes as a whole"
+    assert pool.prefix(["a", "b", "c"]) == 1 and pool.prefix(["a", "x", "y"]) == 3
+
+
+def test_pool_when_losses_are_told_then_the_least_goes_first():
+    pool = Pool(6, lambda page, chance: (SourceKind.PEER, 0.1) if page == "y" else (None, 1.0))
+    for prompt in (["a", "b", "c"], ["x", "y"]):
+        pool.asked(prompt, "a prompt")
+        pool.served("a prompt")
+        pool.insert(prompt)
+    pool.insert(["p", "q"])
+    assert pool.prefix(["x", "y"]) == 0 and pool.prefix(["a", "b", "c"]) == 3
+
+
+def test_arena_when_full_then_the_shipped_residency_decides_who_stays():
+    assert caches.Residency.__module__ == "banyan.arena.residency"
+    arena = Arena(4)
+    arena.insert(["a", "b"])
+    arena.insert(["c", "d"])
+    assert arena.prefix(["a", "b"], 0) == 2
+    arena.insert(["e", "f"])
+    assert arena.prefix(["a", "b"], 0) == 2 and arena.prefix(["c", "d"], 0) == 0
+
+
+def test_sharing_when_on_then_requests_that_move_find_their_prefix():
+    off, on = served(shares=False), served(shares=True)
+    assert off.moved_share == 0 < on.moved_share
+    assert on.hit_share > off.hit_share + 0.3 and on.mean_ttft_s < off.mean_ttft_s
+
+
+def test_policies_when_nothing_is_shared_then_affinity_finds_more_than_round_robin():
+    assert served("session_sticky", shares=False).hit_share > served("round_robin", shares=False).hit_share + 0.3
+
+
+def answer_s(*, num_decode_only, other):
+    """How long 200 tokens take on a rank that gets another prompt of 20,000 tokens meanwhile, or does not."""
+    sim, ended = Simulation(), {}
+    here = dp.site(block_tokens=64, shares=True, num_decode_only=num_decode_only)
+    node = DpNode(sim, here, POLICIES["session_sticky"](), done=lambda r, now_s: ended.setdefault(r.number, now_s))
+    node.submit("s", ["a"], 100, 200)
+    if other:
+        sim.at(0.1, node.submit, "s", ["b"], 20_000, 2)
+    sim.run()
+    return ended[0]
+
+
+def test_node_when_a_rank_prefills_then_its_decode_steps_wait_and_those_of_decode_ranks_do_not():
+    """Three chunks, each followed by a step: the answer comes later by about the prefill."""
+    prefill = dp.site(block_tokens=64, shares=True).prefill
+    work_s = prefill.linear_s(20_000) + prefill.attention_s(new_tokens=20_000, cached_tokens=0)
+    late_s = answer_s(num_decode_only=0, other=True) - answer_s(num_decode_only=0, other=False)
+    assert late_s == pytest.approx(work_s, rel=0.05)
+    assert answer_s(num_decode_only=4, other=True) == pytest.approx(answer_s(num_decode_only=4, other=False))
+
+
+def test_node_when_a_request_is_alone_then_its_time_is_its_work():
+    sim, ended = Simulation(), []
+    here = dp.site(block_tokens=64, shares=True)
+    node = DpNode(sim, here, POLICIES["unified"](), done=lambda request, now_s: ended.append((request, now_s)))
+    node.submit("s", [str(n) for n in range(64)], 64 * 64, 11)
+    sim.run()
+    (request, now_s) = ended[0]
+    work_s = here.prefill.linear_s(4096) + here.prefill.attention_s(new_tokens=4096, cached_tokens=0)
+    assert request.prefilled_s == pytest.approx(work_s)
+    step_s = here.decode.step_s(num_requests=1, context_tokens=4096 + 5)
+    assert now_s - work_s == pytest.approx(10 * step_s)
+
+
+def test_node_when_seeded_alike_then_the_same_to_the_last_bit():
+    assert repr(dataclasses.astuple(served("unified", shares=True))) == repr(
+        dataclasses.astuple(served("unified", shares=True))
+    )
+
+
+@pytest.mark.parametrize("owner", [Planner])
+def test_node_when_the_planner_is_taken_away_then_it_stops(monkeypatch, owner):
+    class Asked(Exception):
+        pass
+
+    def ask(*args, **kwargs):
+        raise Asked
+
+    monkeypatch.setattr(owner, "decide", ask)
+    with pytest.raises(Asked):
+        served(shares=True)
+
+
+def test_node_when_tokens_come_from_somewhere_then_they_are_counted_by_source():
+    sim = Simulation()
+    node = DpNode(sim, dp.site(block_tokens=64, shares=True, arena=True), POLICIES["round_robin"](), done=print_nothing)
+    pages = [str(n) for n in range(64)]
+    for number in range(3):
+        sim.at(10.0 * number, node.submit, f"s{number}", pages, 4096, 4)
+    sim.run()
+    assert node.tokens_from[SourceKind.PEER] + node.tokens_from[SourceKind.OWN] >= 2 * 4096 - 2
+    assert dp_rank.Planner is Planner
+
+
+def test_node_when_the_dispatcher_is_taken_away_then_it_stops(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def ask(*args, **kwargs):
+        raise Asked
+
+    monkeypatch.setattr(Dispatcher, "place", ask)
+    with pytest.raises(Asked):
+        served(shares=True)
+
+
+def test_node_when_one_prompt_comes_twice_at_once_then_the_second_goes_where_the_first_is_awaited():
+    """Nobody holds a page yet: only what the shipped dispatcher knows of prompts on their way can tell."""
+    sim, ended = Simulation(), []
+    node = DpNode(
+        sim, dp.site(block_tokens=64, shares=False), POLICIES["affinity"](), done=lambda r, _: ended.append(r)
+    )
+    pages = [str(n) for n in range(64)]
+    for number in range(2):
+        sim.at(0.001 * number, node.submit, f"s{number}", pages, 4096, 4)
+    sim.run()
+    assert ended[0].decode_rank is ended[1].decode_rank
+
+
+def print_nothing(request, now_s):
+    del request, now_s

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator drives the policies of the product's packages. It would be worth nothing if it drove its own copies of
+them; what no server decides lies in one file of its own, and its page says so."""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import banyan.pacing
+import banyan.planner
+import banyan.routing
+import banyan_lab.sim
+from banyan.routing import dualpath, reads
+from banyan_lab.sim import batching, cluster, offline, placement, source_rules, systems
+from banyan_lab.sim.workload import agent_set
+
+SIM = Path(banyan_lab.sim.__file__).parent
+PACKAGE = Path(banyan.routing.__file__).parents[1]
+PAGE = Path(__file__).parents[3] / "docs" / "simulator.md"
+RULES = source_rules.__name__
+DECIDERS = ("banyan.routing", "banyan.planner", "banyan.pacing", "banyan.arena")
+SHIPPED = (banyan.routing, dualpath, reads, banyan.planner, banyan.pacing)
+
+
+def trees():
+    for path in sorted(SIM.rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
+def test_sim_when_it_uses_a_shipped_name_then_it_imports_it():
+    """No class and no function of the simulator has the name of a shipped one."""
+    shipped = {
+        name
+        for package in SHIPPED
+        for name, value in vars(package).items()
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("banyan.")
+    }
+    assert {"DualPath", "split_read", "PrefillCost", "WritePause"} <= shipped
+    copies = [
+        f"{path.name}:{node.lineno} {node.name}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in shipped
+    ]
+    assert not copies, "\n".join(copies)
+
+
+def imports(path):
+    """``(module, name)`` of all that a file imports from the packages that decide."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(DECIDERS):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def is_used_at_home(function):
+    """Whether its own module calls it."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(function)))
+    return any(isinstance(node, ast.Name) and node.id == function.__name__ for node in ast.walk(tree))
+
+
+def test_page_when_the_simulator_has_rules_of_its_own_then_it_names_them_and_servers_have_none_of_these():
+    rules = [name for name, value in vars(source_rules).items() if getattr(value, "__module__", "") == RULES]
+    assert rules == ["is_read_by_decode", "decode_rank"]
+    assert [name for name in rules if f"`{name}`" not in PAGE.read_text()] == []
+    taken_by_servers = {name for path in PACKAGE.rglob("*.py") for _, name in imports(path)}
+    # Whatever the simulator takes of the product, a server takes too, or the product itself.
+    alone = {
+        name
+        for path in SIM.rglob("*.py")
+        for module, name in imports(path)
+        if inspect.isfunction(function := getattr(importlib.import_module(module), name))
+        if name not in taken_by_servers and not is_used_at_home(function)
+    }
+    assert alone == set()
+
+
+def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_to_a_policy():
+    """Comparing loads is deciding. Loads are compared in ``banyan.routing`` and in the rules of its own only."""
+    loads = {"read_queue_tokens", "ongoing_tokens", "pending_tokens", "num_waiting", "free_tokens", "num_running"}
+    caching = {"_prefill_state", "_decode_state", "_group_state", "_decode_group_state", "audit", "step_s"}
+    found = []
+    for path, tree in ((path, tree) for path, tree in trees() if path.stem != "source_rules"):
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            for node in ast.walk(function):
+                names = {getattr(part, "attr", None) for part in ast.walk(node)} & loads
+                is_choice = isinstance(node, ast.Compare) or (
+                    isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("min", "max", "sorted")
+                )
+                if names and is_choice and function.name not in caching:
+                    found.append(f"{path.name}:{node.lineno} {function.name} {sorted(names)}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (dualpath.DualPath, "choose"),
+        (placement, "decode_rank"),
+        (placement, "is_read_by_decode"),
+        (batching.PrefillCost, "piece_us"),
+    ],
+)
+def test_dualpath_when_a_shipped_decision_is_taken_away_then_the_simulation_stops(monkeypatch, owner, name):
+    """The decisions are really asked for: each is called in a run."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(*args, **kwargs):
+        raise Asked
+
+    monkeypatch.setattr(owner, name, ask)
+    site = systems.deployment("deepseek-27b", prefill_nodes=1, decode_nodes=1)
+    with pytest.raises(Asked):
+        offline.run_offline(systems.SYSTEMS["dualpath"], site, agent_set("agents-32k"), num_agents=2)
+
+
+def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():
+    assert placement.split_read is reads.split_read
+    assert batching.PrefillCost is banyan.planner.PrefillCost
+    assert cluster.DualPath is dualpath.DualPath

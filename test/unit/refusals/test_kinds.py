@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows and states: what of a server cannot share them is one line each, with the flag and the way out."""
+
+from dataclasses import fields
+
+import pytest
+
+from banyan.refusals.kinds import KindFacts, kept_states_refusal, kind_refusals
+
+BAD = {
+    "algorithm": "EAGLE",
+    "disaggregation_mode": "prefill",
+    "steps_together": True,
+    "deals_with_nodes": True,
+    "keeps_arena": True,
+    "asked_store": "mooncake",
+    "num_slots": 68,
+}
+BAD_FOR_STATES = {
+    "device": "cuda",
+    "strategy": "no_buffer",
+    "has_int8_checkpoints": True,
+    "replays": True,
+    "has_side_states": True,
+}
+WINDOWS = {"architecture": "MellumForCausalLM", "has_windows": True}
+STATES = {"architecture": "Qwen3NextForCausalLM", "has_states": True}
+
+
+@pytest.mark.parametrize("kept", [WINDOWS, STATES, {}])
+def test_kind_when_nothing_stands_against_it_then_it_is_shared(kept):
+    assert kind_refusals(KindFacts(**kept)) == []
+
+
+@pytest.mark.parametrize("fact", ["has_sinks", *BAD])
+def test_windows_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(fact):
+    (line,) = kind_refusals(KindFacts(**WINDOWS, **{fact: ({"has_sinks": True} | BAD)[fact]}))
+    assert "MellumForCausalLM" in line and "use --disable-hybrid-swa-memory" in line and "\n" not in line
+    assert line.endswith("or --banyan-share off")
+
+
+@pytest.mark.parametrize("fact", [*BAD, *BAD_FOR_STATES])
+def test_states_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(fact):
+    (line,) = kind_refusals(KindFacts(**STATES, **{fact: (BAD | BAD_FOR_STATES)[fact]}))
+    assert "Qwen3NextForCausalLM" in line and line.endswith("use --banyan-share off") and "\n" not in line
+
+
+def test_facts_when_rules_are_added_then_every_field_is_covered():
+    told = {"architecture", "has_windows", "has_states", "has_sinks", *BAD, *BAD_FOR_STATES}
+    assert {field.name for field in fields(KindFacts)} == told
+
+
+def test_states_when_sglang_keeps_a_second_slot_on_demand_then_the_strategy_that_helps_is_named():
+    (line,) = kind_refusals(KindFacts(**STATES, strategy="extra_buffer_lazy"))
+    assert "--mamba-radix-cache-strategy extra_buffer_lazy" in line and "use extra_buffer," in line
+
+
+@pytest.mark.parametrize("kept", [WINDOWS, STATES])
+def test_kind_when_several_things_stand_against_it_then_each_has_a_line(kept):
+    assert len(kind_refusals(KindFacts(**kept, algorithm="NGRAM", keeps_arena=True))) == 2
+
+
+def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_and_not_with_drafts():
+    assert kind_refusals(KindFacts(**WINDOWS, device="cuda", has_sinks=True)) == []
+    (line,) = kind_refusals(KindFacts(**WINDOWS, device="cuda", algorithm="EAGLE"))
+    assert "--speculative-algorithm EAGLE" in line
+
+
+def test_kinds_when_a_model_keeps_both_then_each_has_its_line():
+    windows, states = kind_refusals(KindFacts(has_windows=True, has_states=True, steps_together=True))
+    assert "two pools' pages" in windows and "for states too" in states
+
+
+def test_pages_when_a_model_keeps_nothing_beside_them_then_nothing_is_refused():
+    assert kind_refusals(KindFacts(**BAD, **BAD_FOR_STATES)) == []
+
+
+def test_states_when_sglang_keeps_none_for_such_pages_then_its_reason_is_told():
+    line = kept_states_refusal("no_buffer only supports page_size=1.")
+    assert "no_buffer only supports page_size=1." in line and "--mamba-radix-cache-strategy" in line
