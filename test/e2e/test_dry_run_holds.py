@@ -28,7 +28,8 @@ ENDS = {
 
 
 def serve(folder, variables, flags):
-    env = (*cpu_env(dp=2), *ENV, *variables.items())
+    # Named each time: servers are forks of a process that has the first one's variables.
+    env = (*cpu_env(dp=2), *ENV, *{CORE: "rust", **variables}.items())
     return ForkedServer(
         ServerSpec("dry", 2, "on", (*ENGINE, "--banyan-plan", "move", *flags), env), models.ensure(models.LLAMA), folder
     )

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 UNPACK = Path(__file__).with_name("unpack.sh")
 NATIVE = Path("python/banyan/_native.abi3.so")
 MODELS = Path("build/models/tiny")
-PACKED_MODELS = ("wide", "llama", "mla", "dsa", "sinks")
+PACKED_MODELS = ("wide", "mla", "dsa", "sinks")
 PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "rich", "shtab")
 """With what they require, as far as that is not SGLang's."""
 SGLANGS = frozenset({"sglang", "torch", "triton", "numpy"})
@@ -97,13 +97,14 @@ def main(words: list[str]) -> int:
     # It lies beside this file, and is found where this file is the program.
     from check import commit
 
+    from benchmark.modes import models
+
     target = Path(words[0]) if words else ROOT / "build/banyan-gpu-bundle.sh"
     if not (ROOT / NATIVE).exists():
         raise SystemExit(f"gpu-bundle: no {NATIVE}: make setup")
-    for name in PACKED_MODELS:
-        subprocess.run(
-            [sys.executable, "-m", "benchmark.modes.models", name], cwd=ROOT, check=True, capture_output=True
-        )
+    for shape in (*models.SHAPES, models.WIDE):
+        if shape.name in PACKED_MODELS:
+            models.ensure(shape, ROOT / MODELS)
     packages = closure(PACKAGES)
     files = [*repository_files(ROOT), *model_files(ROOT, PACKED_MODELS)]
     for package in packages:

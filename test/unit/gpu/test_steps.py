@@ -121,7 +121,7 @@ def test_plan_when_there_is_no_gpu_then_every_step_has_a_row_that_says_so():
     rows = plan(replace(MACHINE, no_gpu="no CUDA GPU on this machine"))
     assert [row.split()[0] for row in rows] == names(STEPS)
     assert all(f"{NOT_POSSIBLE}: no CUDA GPU" in row for row in rows)
-    assert "test/gpu/streams.py" in plan(MACHINE)[1]
+    assert "test/gpu/test_driver.py" in plan(MACHINE)[0]
 
 
 def test_answer_when_a_step_has_printed_one_then_the_summary_says_it():

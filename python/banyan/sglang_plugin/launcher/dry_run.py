@@ -22,7 +22,7 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import tree_trial
+from banyan.sglang_plugin.launcher import tried_tree
 
 
 class _Notes(logging.Handler):
@@ -71,7 +71,7 @@ def _settled(server_args: ServerArgs) -> dict[str, Any]:
             "attention": view.attention_backend,
             "sharing": wanted.share,
             "policy": wanted.policy,
-            "tree": tree_trial.build(server_args) if wanted.shares else "as without Banyan",
+            "tree": tried_tree.build(server_args) if wanted.shares else "as without Banyan",
         },
         "choices": carried["choices"],
         "store": wanted.store,
