@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CODE := python cpu_engine lab benchmark test
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean gpu-check sim docs manifests modes pressure pd remote compare ranks soak
+.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -70,6 +70,12 @@ fuzz: setup ## draw anew what every property test draws, then requests to a runn
 
 gpu-check: ## prove the GPU path on a machine with a CUDA GPU, in steps: make gpu-check [STEPS='tests bench']; results in build/gpu
 	@scripts/gpu_check.sh $(STEPS)
+
+arm: ## build the native core for Arm hosts and run its tests in an emulator
+	@scripts/arm.sh
+
+gpu-bundle: setup ## pack gpu-check, the native core, tiny models and packages into one file for a machine without a package index
+	@PYTHONPATH=.:python $(PY) test/gpu/bundle.py $(FILE)
 
 crash: setup ## kill -9, power cuts and lying devices against the store: make crash SEEDS=1000, or SEED=n
 	@$(PY) scripts/crash.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))

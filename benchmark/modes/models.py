@@ -365,5 +365,5 @@ if __name__ == "__main__":
         "llama-eagle3": ensure_draft_of_layers,
         "llama-adapter": ensure_adapter,
     }
-    all_of_them = {shape.name: functools.partial(ensure, shape) for shape in SHAPES} | others
+    all_of_them = {shape.name: functools.partial(ensure, shape) for shape in (*SHAPES, WIDE)} | others
     print(all_of_them[sys.argv[1]]().resolve())

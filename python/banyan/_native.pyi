@@ -36,6 +36,9 @@ class Member(TypedDict):
     num_frames: int
     num_published: int
 
+def copy_form() -> str:
+    """How long pieces are copied on this processor, in words."""
+
 def available_bytes() -> int | None:
     """What is left of memory, by the machine or by the control groups of this process, whichever is less.
 
@@ -726,6 +729,10 @@ class WriteGate:
     def open_writes(self) -> None: ...
     def may_write(self, *, num_reads: int, num_writes: int) -> bool:
         """Whether a write may start now, beside so many reads on the node and writes of this store."""
+
+def store_preview(paths: list[str]) -> None:
+    """ValueError or OSError for what a server would refuse these paths of a store, as far as it can be told. Makes
+    nothing."""
 
 def store_check(paths: list[str]) -> dict[str, Any]:
     """Read every record and verify it (`banyan fsck`); changes nothing. Safe while the store is in use."""

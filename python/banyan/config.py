@@ -7,9 +7,10 @@ The flags travel to SGLang's processes as one frozen ``Config``. ``docs/operatio
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -480,3 +481,15 @@ def allowed_plugins() -> list[str] | None:
     """The plugins that SGLANG_PLUGINS allows; None when it allows all."""
     names = os.environ.get("SGLANG_PLUGINS", "")
     return [name.strip() for name in names.split(",")] if names else None
+
+
+@contextlib.contextmanager
+def kept_environment() -> Iterator[None]:
+    """What happens within leaves no trace in the environment."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

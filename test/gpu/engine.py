@@ -37,6 +37,9 @@ SERVER = (
 """Options that come later win. Tokens bound the pool: a smaller fraction would not hold the weights of two ranks. What
 can be moved is moved: a tiny model would compute it faster, and the check is of the transport."""
 
+OPTIONS, STAND_IN = "SERVER_OPTIONS", "CUDA_STAND_IN"
+"""Variables: what comes last of a server's arguments, and that there is no GPU but what stands in for one."""
+
 LAUNCH = ("-m", "sglang.launch_server")
 PR_SET_PDEATHSIG = 1
 
@@ -125,7 +128,7 @@ class Server:
         command = [sys.executable, *LAUNCH, "--model-path", model_path, "--port", str(self.port)]
         self._log = log.open("w")
         self._popen = subprocess.Popen(
-            [*command, *SERVER, *further],
+            [*command, *SERVER, *further, *os.environ.get(OPTIONS, "").split()],
             env={**os.environ, **environment, "PYTHONPATH": ":".join(paths)},
             stdout=self._log,
             stderr=subprocess.STDOUT,

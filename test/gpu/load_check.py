@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine import NUM_TOKENS, ONE_GPU, Answer, Server, end_on_termination
+from engine import NUM_TOKENS, ONE_GPU, STAND_IN, Answer, Server, end_on_termination
 from server_check import NUM_TURNS, PAGE_TOKENS, turns, verdict_line
-from under_load import Run, verdict
+from under_load import TIMED, Run, verdict
 
 NUM_WARM = 2
 NUM_RANKS = 2
@@ -83,6 +84,8 @@ def main() -> int:
     first, second = serve(args, "off", step=0, num_runs=2)
     (shared,) = serve(args, "peer", step=1, num_runs=1)
     found = verdict(first, second, shared, num_answers=args.conversations * NUM_TURNS, num_tokens=NUM_TOKENS)
+    if STAND_IN in os.environ:
+        found = {name: is_met for name, is_met in found.items() if name not in TIMED}
     result = {
         "num_conversations": args.conversations,
         "further": args.further,

@@ -185,18 +185,29 @@ KERNEL_TESTS = (
     "fp8 or odd or aligned",
 )
 
+
+def _tests(name: str, file: str) -> Step:
+    command = ("-m", "pytest", f"test/gpu/{file}", "-q", "-p", "no:cacheprovider")
+    return Step(name, command, (module("pytest"), module("hypothesis")))
+
+
+FIRST = ("device", "copies", "exchange", "server-plain", "server-concurrent")
+"""What tells within ten minutes whether the rest is worth its time: driver calls, a copy, two processes, two ranks, and
+sixteen streams with sharing and without."""
+
 STEPS = (
-    Step(
-        "tests", ("-m", "pytest", "test/gpu", "-q", "-p", "no:cacheprovider"), (module("pytest"), module("hypothesis"))
-    ),
+    _tests("device", "test_driver.py"),
+    _tests("copies", "test_kernel.py"),
+    _tests("exchange", "test_exchange.py"),
+    _served("plain", ""),
+    _loaded("concurrent", GRAPHS),
+    _tests("reads", "test_reads.py"),
     Step("streams", ("test/gpu/streams.py",)),
     Step("bench", ("test/gpu/bench_check.py",)),
-    _served("plain", ""),
     _served("graphs", GRAPHS),
     _served("store", "", cases="store"),
     _served("full-pool", "--max-total-tokens 8192"),
     _served("full-pool-graphs", f"--max-total-tokens 8192 {GRAPHS}"),
-    _loaded("concurrent", GRAPHS),
     _loaded("concurrent-full-pool", f"{FULL} {GRAPHS}"),
     _loaded("concurrent-no-arena", f"--banyan-host-gb 0 {GRAPHS}"),
     _served("arena", "--banyan-host-gb 4"),
@@ -345,6 +356,17 @@ class Ledger:
         told = ", ".join(f"{num} {outcome}" for outcome, num in counts.items())
         lines.append(f"{len(STEPS)} steps at {facts.key}: {told}")
         return lines
+
+
+def first_verdict(ledger: Ledger, facts: Facts) -> str:
+    """Whether the steps that come first were proved."""
+    counts = {outcome: 0 for outcome in (PROVED, FAILED, NOT_POSSIBLE)}
+    for name in FIRST:
+        known = ledger.outcomes.get(name)
+        if known is not None and known.key == facts.key:
+            counts[known.outcome] += 1
+    told = ", ".join(f"{num} {outcome}" for outcome, num in counts.items() if num)
+    return f"{'good' if counts[PROVED] == len(FIRST) else 'not good'} ({told} of {len(FIRST)})"
 
 
 VERDICT = "verdict: "

@@ -24,6 +24,9 @@ TAIL_S = 0.005
 NOISY_ANSWERS = 0.15
 """Of all answers, more may differ than between two runs without sharing: chance, with so few."""
 
+TIMED = frozenset({"allocations_hardly_wait", "tokens_come_as_fast", "no_token_comes_much_later"})
+"""Conditions that say nothing where kernels are interpreted."""
+
 
 class Streamed(Protocol):
     """An answer: see ``engine.Answer``."""

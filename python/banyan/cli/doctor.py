@@ -41,6 +41,7 @@ def examine(
         _kept_arena,
         _sgl_kernel,
         _cpu_engine,
+        doctor_processor.architecture,
         doctor_processor.rounding,
         doctor_processor.bfloat16,
     )

@@ -53,8 +53,19 @@ def findings_of(said: dict[str, Any], *, asked: bool) -> list[Finding]:
         found.append(Finding("launch arguments", False, "Banyan would turn itself off", advice))
     for line in said["notes"]:
         found.append(Finding("launch arguments", True, "accepted with a note", hint=line))
+    if said["choices"] is not None:
+        found.append(_choices(said["choices"]))
     if not found or all(finding.is_ok for finding in found):
         settled = ", ".join(f"{name} {value}" for name, value in said["settled"].items())
         hint = "" if asked else f"add {TURNED_ON} to them"
         found.append(Finding("launch arguments", True, f"a server would start: {settled}", hint=hint))
     return found
+
+
+def _choices(choices: dict[str, Any]) -> Finding:
+    """What SGLang chooses beside Banyan, and by itself."""
+    if choices["without"] is None:
+        return Finding("SGLang's choices", True, f"{choices['with']} (the CPU engine's are Banyan's)")
+    detail = f"{choices['with']}; without Banyan: {choices['without']}"
+    hint = "" if choices["is_kept"] else "name the attention backend and the page size that you want yourself"
+    return Finding("SGLang's choices", True, detail, hint=hint)

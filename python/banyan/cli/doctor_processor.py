@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processor means for SGLang's CPU engine: equal tokens, and the speed of bfloat16."""
+"""What the processor means: for the native core, and for SGLang's CPU engine (equal tokens, the speed of bfloat16)."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Collection
 from pathlib import Path
 
@@ -10,9 +11,30 @@ from banyan import config
 from banyan.cli.finding import Finding
 
 CPUINFO = Path("/proc/cpuinfo")
+X86, ARM = "x86_64", "aarch64"
+"""What the native core is built and tested for."""
+
+
+def architecture() -> Finding:
+    """What is used for copies between pools and the arena in host memory."""
+    from banyan import _native
+
+    return architecture_of(platform.machine(), _native.copy_form())
+
+
+def architecture_of(machine: str, copy_form: str) -> Finding:
+    """``copy_form``: of the native core."""
+    detail = f"{machine}; pages in host memory are copied by {copy_form}"
+    if machine == ARM:
+        # Loads and stores of other processors come in any order here; the core's tests model no other.
+        return Finding("processor", True, f"{detail}; its weak memory order is what the core is written for")
+    advice = f"the native core is built for {X86} and {ARM}: build and test it yourself (make check)"
+    return Finding("processor", machine == X86, detail, advice)
 
 
 def rounding() -> Finding:
+    if platform.machine() != X86:
+        return _unknown("CPU rounding")
     return rounding_of(CPUINFO.read_text().split(), config.most_cpu_isa())
 
 
@@ -29,6 +51,8 @@ def rounding_of(cpu_flags: Collection[str], most: str | None) -> Finding:
 
 
 def bfloat16() -> Finding:
+    if platform.machine() != X86:
+        return _unknown("CPU bfloat16")
     return bfloat16_of(CPUINFO.read_text().split())
 
 
@@ -41,3 +65,7 @@ def bfloat16_of(cpu_flags: Collection[str]) -> Finding:
         "start SGLang's CPU engine with --dtype float32"
     )
     return Finding("CPU bfloat16", True, "no AVX-512", hint=detail)
+
+
+def _unknown(what: str) -> Finding:
+    return Finding(what, True, f"not known of {platform.machine()}: SGLang's CPU engine was tried on {X86} only")

@@ -8,7 +8,7 @@ from banyan.store import StoreLocation, look
 
 
 def examine_store(location: StoreLocation) -> list[Finding]:
-    """Whether its library is there and whoever is to answer does; of plain files there is nothing to say."""
+    """Whether its library is there and whoever is to answer does; of plain files, what they would be refused for."""
     what = f"store on {location}"
     try:
         said = look(location)

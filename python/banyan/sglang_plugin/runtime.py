@@ -21,6 +21,9 @@ from banyan import faults
 from banyan.config import Config
 from banyan.telemetry import log_as_json
 
+REFUSED = "banyan: refused: "
+"""Before each line that says why."""
+
 BOOKKEEPING = "_banyan"
 """Attribute of ServerArgs: underscore names are never sealed and are pickled to every child process."""
 
@@ -123,7 +126,7 @@ def is_main_process() -> bool:
 
 
 class Refused(RuntimeError):
-    """Banyan cannot serve here. Raised in child processes: SGLang then takes the whole server down."""
+    """Banyan cannot serve here. Raised in child processes: the whole server ends with it (``last_words``)."""
 
 
 faults.let_pass(Refused)
@@ -137,7 +140,7 @@ def refuse(*lines: str) -> NoReturn:
         Refused: in the others.
     """
     for line in lines:
-        print(f"banyan: refused: {line}", file=sys.stderr, flush=True)
+        print(f"{REFUSED}{line}", file=sys.stderr, flush=True)
     if is_main_process():
         raise SystemExit(2)
     raise Refused("; ".join(lines))

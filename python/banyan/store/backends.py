@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from banyan import _native
 from banyan._native import Store
 from banyan.feature_list import part, store_schemes
 from banyan.ports import Asked, PageStore, StoreFound, TellingStore
@@ -65,7 +66,7 @@ def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequen
 
 def _backend(scheme: str) -> Backend | None:
     if scheme == FILE:
-        return Backend(_open_files)
+        return Backend(_open_files, _look_files)
     if scheme == HF3FS:
         return Backend(_open_hf3fs, _look_hf3fs)
     one = store_schemes().get(scheme)
@@ -122,6 +123,11 @@ def look(location: StoreLocation) -> str:
     return "" if backend is None else backend.look(location)
 
 
+def _look_files(location: StoreLocation) -> str:
+    _native.store_preview(list(location.paths))
+    return ""
+
+
 def _look_hf3fs(location: StoreLocation) -> str:
     lines = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
     points = [point for _, point, kind, *_ in lines if kind in HF3FS_TYPES]
@@ -129,4 +135,5 @@ def _look_hf3fs(location: StoreLocation) -> str:
         real = os.path.realpath(path)
         if not any(real == point or real.startswith(point.rstrip("/") + "/") for point in points):
             raise ValueError(f"{path} is on no mounted 3FS: mount it, or name the folder without {HF3FS}://")
+    _look_files(location)
     return "on a mounted 3FS, by its POSIX side"

@@ -99,11 +99,11 @@ def test_start_when_banyan_is_not_asked_for_then_the_arguments_are_stock():
     assert args.page_size is None and args.attention_backend is None
 
 
-def test_start_when_sharing_then_linker_page_size_and_attention_are_set_and_travel():
+def test_start_when_sharing_then_linker_and_attention_are_set_and_travel():
     args = pickle.loads(pickle.dumps(prepare_server_args([*BASE, "--enable-banyan"])))
     assert args.unified_cache_external_linker_backend == "dynamic"
     assert args.unified_cache_external_linker_config["linker"] == "Linker"
-    assert (args.page_size, args.attention_backend) == (16, "banyan_cpu")
+    assert args.attention_backend == "banyan_cpu"
     carried = runtime.bookkeeping(args)
     assert carried["config"]["share"] == "peer"
     assert carried["roster"].startswith("/proc/")

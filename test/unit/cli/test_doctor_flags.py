@@ -8,7 +8,10 @@ from banyan import cli
 from banyan.cli import doctor, doctor_flags
 from banyan.cli.doctor_flags import examine_flags, findings_of, launch_arguments
 
-WELL = {"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}, "store": [], "notes": []}
+WELL = {
+    **{"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}},
+    **{"choices": None, "store": [], "notes": []},
+}
 
 
 @pytest.mark.parametrize("words", ["--dp 2", "python -m sglang.launch_server --dp 2", "sglang serve --dp 2"])
@@ -33,6 +36,14 @@ def test_findings_when_all_is_well_then_what_is_set_and_what_to_add():
     note, last = findings_of({**WELL, "notes": ["mind this"]}, asked=False)
     assert note.hint == "mind this"
     assert last.is_ok and "page size 16" in last.detail and last.hint == "add --enable-banyan to them"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_findings_when_sglang_chooses_then_both_choices_and_what_to_do_where_they_differ(is_kept):
+    choices = {"with": "page size 16", "without": "page size 64", "is_kept": is_kept}
+    found = findings_of({**WELL, "choices": choices}, asked=True)[0]
+    assert found.is_ok and found.detail == "page size 16; without Banyan: page size 64"
+    assert bool(found.hint) is not is_kept
 
 
 def answering(monkeypatch, *, stdout="", stderr="", code=0):

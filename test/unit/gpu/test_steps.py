@@ -5,7 +5,20 @@ from dataclasses import asdict, replace
 
 import pytest
 from test.gpu.engine import SERVER
-from test.gpu.steps import FAILED, LIMIT_S, NOT_POSSIBLE, PROVED, STEPS, Facts, Ledger, ledger_of, plan, said_by
+from test.gpu.steps import (
+    FAILED,
+    FIRST,
+    LIMIT_S,
+    NOT_POSSIBLE,
+    PROVED,
+    STEPS,
+    Facts,
+    Ledger,
+    first_verdict,
+    ledger_of,
+    plan,
+    said_by,
+)
 
 EVERYTHING = frozenset({"pytest", "hypothesis", "sglang", "sgl_kernel", "flashinfer", "sgl_kernel.flash_attn"})
 MACHINE = Facts(
@@ -48,11 +61,11 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"window_model_path": ""}, "server-windows-damaged", "WINDOW_MODEL_PATH"),
         ({"modules": EVERYTHING - {"sglang"}}, "server-plain", "no SGLang"),
         ({"modules": EVERYTHING - {"sgl_kernel"}}, "server-plain", "no Python module sgl_kernel"),
-        ({"modules": EVERYTHING - {"hypothesis"}}, "tests", "hypothesis"),
+        ({"modules": EVERYTHING - {"hypothesis"}}, "device", "hypothesis"),
         ({"modules": EVERYTHING - {"flashinfer"}}, "server-flashinfer", "flashinfer"),
         ({"modules": EVERYTHING - {"sgl_kernel.flash_attn"}}, "server-fa3", "sgl_kernel.flash_attn"),
         ({"sm": 100}, "server-fa3-graphs", "this is SM 100"),
-        ({"no_gpu": "no CUDA GPU on this machine"}, "tests", "no CUDA GPU"),
+        ({"no_gpu": "no CUDA GPU on this machine"}, "device", "no CUDA GPU"),
         ({"missing_to_compile": ("openssl/sha.h",)}, "server-graphs", "openssl/sha.h"),
         ({"tools": frozenset()}, "memcheck", "compute-sanitizer"),
         ({"num_gpus": 1}, "server-two-gpus", "one GPU"),
@@ -70,12 +83,12 @@ def test_step_when_the_machine_lacks_something_then_it_is_named_before_a_minute_
 
 def test_steps_when_run_again_then_what_was_proved_is_left_out_and_what_failed_is_not():
     ledger = Ledger()
-    ledger.note(step("tests"), MACHINE, status=0, seconds=60)
+    ledger.note(step("device"), MACHINE, status=0, seconds=60)
     ledger.note(step("bench"), MACHINE, status=3, seconds=60)
     again = names(ledger_of({name: asdict(known) for name, known in ledger.outcomes.items()}).to_do(MACHINE, []))
-    assert "tests" not in again and "bench" in again
-    assert names(ledger.to_do(MACHINE, ["tests"])) == ["tests"], "who names a step wants it"
-    assert "tests" in names(ledger.to_do(replace(MACHINE, commit="def"), [])), "another commit is another proof"
+    assert "device" not in again and "bench" in again
+    assert names(ledger.to_do(MACHINE, ["device"])) == ["device"], "who names a step wants it"
+    assert "device" in names(ledger.to_do(replace(MACHINE, commit="def"), [])), "another commit is another proof"
 
 
 def test_steps_when_a_name_is_unknown_then_valueerror():
@@ -86,14 +99,14 @@ def test_steps_when_a_name_is_unknown_then_valueerror():
 def test_summary_when_some_were_run_then_every_step_has_a_line():
     ledger = Ledger()
     ledger.to_do(replace(MACHINE, model_path=""), [])
-    ledger.note(step("tests"), MACHINE, status=0, seconds=61)
+    ledger.note(step("device"), MACHINE, status=0, seconds=61)
     ledger.note(step("bench"), MACHINE, status=-15, seconds=480)
     *each, counts = ledger.summary(MACHINE)
     lines = {line.split()[0]: line for line in each}
     assert set(lines) == set(names(STEPS))
     num_impossible = sum(NOT_POSSIBLE in line for line in each)
     assert f"{len(STEPS)} steps" in counts and f"1 {PROVED}, 1 {FAILED}, {num_impossible} {NOT_POSSIBLE}" in counts
-    assert f"{PROVED} (61 s)" in lines["tests"] and "not run yet" in lines["memcheck"]
+    assert f"{PROVED} (61 s)" in lines["device"] and "not run yet" in lines["memcheck"]
     assert f"{FAILED} (480 s): not done within {LIMIT_S} s" in lines["bench"]
     assert f"{NOT_POSSIBLE}: MODEL_PATH is not set" in lines["server-plain"]
     assert ledger.has_failed(MACHINE) and not ledger.has_failed(replace(MACHINE, commit="def"))
@@ -108,7 +121,7 @@ def test_plan_when_there_is_no_gpu_then_every_step_has_a_row_that_says_so():
     rows = plan(replace(MACHINE, no_gpu="no CUDA GPU on this machine"))
     assert [row.split()[0] for row in rows] == names(STEPS)
     assert all(f"{NOT_POSSIBLE}: no CUDA GPU" in row for row in rows)
-    assert "test/gpu/streams.py" in plan(MACHINE)[1]
+    assert "test/gpu/test_driver.py" in plan(MACHINE)[0]
 
 
 def test_answer_when_a_step_has_printed_one_then_the_summary_says_it():
@@ -161,3 +174,14 @@ def test_matrix_when_read_then_each_backend_has_its_rows(model, backend, graphs)
 )
 def test_matrix_when_read_then_each_situation_has_a_row_with_graphs_or_without(words):
     assert [name for name, _, command in served() if words in command]
+
+
+def test_first_verdict_when_its_steps_are_done_then_good_only_if_all_were_proved():
+    ledger = Ledger()
+    assert names(STEPS)[: len(FIRST)] == list(FIRST), "they come first"
+    for name in FIRST:
+        assert first_verdict(ledger, MACHINE).startswith("not good")
+        ledger.note(step(name), MACHINE, status=0, seconds=60)
+    assert first_verdict(ledger, MACHINE) == "good (5 proved of 5)"
+    ledger.note(step(FIRST[0]), MACHINE, status=1, seconds=60)
+    assert first_verdict(ledger, MACHINE) == "not good (4 proved, 1 failed of 5)"

@@ -2,8 +2,8 @@
 """What the launcher would do with a command line, without a server: ``python -m`` this module, then the arguments.
 
 One line of JSON on stdout. Arguments take the way that they take when a server starts, through the same hooks, up to
-the point where SGLang would start processes; what ranks find out later (a pool of an unknown class, too little memory)
-is not seen.
+the point where SGLang would start processes; then a tree is built, as a rank would build it. What else ranks find out
+(a pool of an unknown class, too little memory) is not seen.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
-
-REFUSED = "banyan: refused: "
+from banyan.sglang_plugin.launcher import tried_tree
 
 
 class _Notes(logging.Handler):
@@ -42,15 +41,15 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
     load_plugins()
     logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
     logger.addHandler(notes)
-    said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "store": []}
+    said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "choices": None, "store": []}
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
             server_args = prepare_server_args(list(arguments))
             server_args.resolve_once()
-        said |= _settled(server_args)
+            said |= _settled(server_args)
     except SystemExit:
         lines = printed.getvalue().splitlines()
-        said["refused"] = [line.removeprefix(REFUSED) for line in lines if line.startswith(REFUSED)]
+        said["refused"] = [line.removeprefix(runtime.REFUSED) for line in lines if line.startswith(runtime.REFUSED)]
         # argparse ends with the line that says what is wrong.
         said["failed"] = [] if said["refused"] else lines[-1:]
     except Exception as error:  # noqa: BLE001 - whatever SGLang raises over its arguments is the answer
@@ -72,7 +71,9 @@ def _settled(server_args: ServerArgs) -> dict[str, Any]:
             "attention": view.attention_backend,
             "sharing": wanted.share,
             "policy": wanted.policy,
+            "tree": tried_tree.build(server_args) if wanted.shares else "as without Banyan",
         },
+        "choices": carried["choices"],
         "store": wanted.store,
     }
 

@@ -26,9 +26,11 @@ from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
-from banyan.sglang_plugin import runtime, seams
+from banyan.refusals.start import store_refusal
+from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine
-from banyan.store.location import asked_scheme
+from banyan.store import look
+from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
@@ -86,7 +88,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += features.lines(asked_of(args, wanted, layout))
+    reasons += [*_store_refusals(wanted), *features.lines(asked_of(args, wanted, layout))]
     if reasons:
         runtime.refuse(*reasons)
     off = seams.unfit()
@@ -160,12 +162,10 @@ def layout_of(args: Any) -> Layout:
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
     global _roster
-    if args.page_size is None:
-        args.page_size = config.DEFAULT_PAGE_TOKENS
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
-    carried: dict[str, Any] = {"config": wanted.as_dict()}
+    carried: dict[str, Any] = {"config": wanted.as_dict(), "ear": last_words.listen()}
     if wanted.shares:
         args.enable_unified_cache_external_linker = True
         args.unified_cache_external_linker_backend = "dynamic"
@@ -178,8 +178,21 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["roster"] = _roster.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
-    logger.info("banyan: on, share=%s, %s, page size %d", wanted.share, layout.words(), args.page_size)
+    logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
+
+
+def _store_refusals(wanted: Config) -> list[str]:
+    """What the ranks would refuse the store for, of what can be told before there are any."""
+    if not (wanted.store and wanted.shares):
+        return []
+    try:
+        location = StoreLocation.parse(wanted.store)
+        if location.scheme in (FILE, HF3FS):
+            look(location)
+    except (OSError, ValueError) as error:
+        return [store_refusal(paths=wanted.store, error=error)]
+    return []
 
 
 def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:

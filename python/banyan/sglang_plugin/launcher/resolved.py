@@ -5,6 +5,7 @@ model. Nothing has been started yet, and no weights have been read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,14 +21,29 @@ from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import flags
+from banyan.sglang_plugin.launcher import flags, page_size
 from banyan.sglang_plugin.launcher.model import model_facts
+
+logger = logging.getLogger("banyan")
 
 
 def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
     flags.take_environment(server_args)
     carried = runtime.bookkeeping(server_args)
-    if carried is None or not Config.from_dict(carried["config"]).shares:
+    if carried is None:
+        original(server_args)
+        return
+    # The CPU engine's attention is Banyan's own, with pages of any size.
+    expected = None if runtime.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
+    page_size.settle(original, server_args, expected)
+    _resolve(original, server_args, carried)
+    found = page_size.choice_of(server_args)
+    carried["choices"] = page_size.compared(found, expected)
+    logger.info("banyan: %s", found.words())
+
+
+def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[str, Any]) -> None:
+    if not Config.from_dict(carried["config"]).shares:
         original(server_args)
         return
     try:

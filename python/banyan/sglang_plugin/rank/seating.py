@@ -39,11 +39,11 @@ def seats_of(layout: Layout, pools: Sequence[Any]) -> Seats:
     return Seats(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
 
 
-def agree_on_page_tokens(roster: _native.Roster, page_tokens: int, *, asked: int, is_first: bool) -> None:
+def agree_on_page_tokens(roster: _native.Roster, page_tokens: int, *, asked: int | None, is_first: bool) -> None:
     """Tell the dispatcher the size of a page, which SGLang may have chosen after the flags were read."""
     try:
         roster.agree_on_page_tokens(page_tokens)
     except ValueError as error:
         runtime.refuse(disagreement_refusal(error))
-    if page_tokens != asked and is_first:
+    if asked is not None and page_tokens != asked and is_first:
         logger.info("banyan: pages have %d tokens, the flags said %s", page_tokens, asked)

@@ -50,8 +50,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::PyRead>()?;
     module.add_class::<feed::PyFeed>()?;
     module.add_function(wrap_pyfunction!(memory::available_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::copy_form, module)?)?;
     module.add_function(wrap_pyfunction!(demand::page_number, module)?)?;
     module.add_function(wrap_pyfunction!(demand::page_numbers, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_preview, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;

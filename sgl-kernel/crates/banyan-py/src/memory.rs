@@ -17,6 +17,11 @@ use pyo3::types::PyList;
 use crate::convert::{frames_of, keys_of, namespace_of, to_py};
 
 #[pyfunction]
+pub fn copy_form() -> &'static str {
+    banyan_shm::gather::form()
+}
+
+#[pyfunction]
 pub fn available_bytes() -> Option<u64> {
     available::available_bytes()
 }

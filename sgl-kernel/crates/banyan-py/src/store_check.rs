@@ -12,6 +12,11 @@ use crate::convert::namespace_hex;
 use crate::store::to_py;
 
 #[pyfunction]
+pub fn store_preview(paths: Vec<PathBuf>) -> PyResult<()> {
+    Stripe::preview(&paths).map_err(to_py)
+}
+
+#[pyfunction]
 pub fn store_check<'py>(py: Python<'py>, paths: Vec<PathBuf>) -> PyResult<Bound<'py, PyDict>> {
     examine(py, &paths, Treatment::Check)
 }

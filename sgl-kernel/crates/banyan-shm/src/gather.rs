@@ -14,6 +14,7 @@ pub struct Piece {
 }
 
 /// Below this a streaming copy has nothing to win.
+#[cfg(target_arch = "x86_64")]
 const STREAM_FROM_BYTES: usize = 1024;
 
 /// Copies one piece, while `next` is on its way.
@@ -30,6 +31,16 @@ pub unsafe fn copy_piece(piece: Piece, next: Option<Piece>) {
     let _ = next;
     // SAFETY: as the caller promises.
     unsafe { core::ptr::copy_nonoverlapping(piece.source, piece.target, piece.num_bytes) };
+}
+
+/// How long pieces are copied on this processor, in words. Elsewhere than on x86-64 the C library's copy, which streams by itself
+/// where that pays, and whose stores the release of a page's record orders.
+pub fn form() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx") {
+        return "streaming stores (AVX)";
+    }
+    "the C library's copy"
 }
 
 /// Orders streaming stores before whatever announces them.

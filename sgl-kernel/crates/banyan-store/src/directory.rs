@@ -14,7 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::{Doing, Result, StoreError, invalid};
 use crate::format::FORMAT;
 use crate::locks::{Lock, Mode, lock_within, try_lock};
-use crate::owned::{self, Way, claim_directory, make_directory, real_directory, sync_directory};
+use crate::owned::{
+    self, Way, claim_directory, make_directory, real_directory, sync_directory, would_claim,
+};
 
 const SUPERBLOCK: &str = "STORE";
 const FIRST_LINE: &str = "banyan-store";
@@ -47,6 +49,21 @@ impl Stripe {
         Ok(stripe)
     }
 
+    /// What `open_or_create` would refuse these paths for, as far as it can be told; makes and changes nothing.
+    pub fn preview(paths: &[PathBuf]) -> Result<()> {
+        let found: Result<Vec<Option<PathBuf>>> =
+            paths.iter().map(|path| would_claim(path)).collect();
+        let Some(real) = found?.into_iter().collect::<Option<Vec<_>>>() else {
+            // One of them is yet to be made.
+            return Ok(());
+        };
+        let stripe = Self::of(real)?;
+        match fs::symlink_metadata(stripe.first().join(SUPERBLOCK)) {
+            Ok(_) => stripe.verify(),
+            Err(_) => stripe.refuse_strays(),
+        }
+    }
+
     /// Takes paths that are a store already; changes nothing.
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let real: Result<Vec<PathBuf>> = paths.iter().map(|path| real_directory(path)).collect();
@@ -65,8 +82,9 @@ impl Stripe {
         Ok(Self { paths })
     }
 
-    /// The first path becomes a store last: while it is none, others that are belong to a format that was interrupted.
-    fn format(&self) -> Result<()> {
+    /// Of paths that are to become a store: other things lie there. While the first is none, others that are one belong
+    /// to a format that was interrupted.
+    fn refuse_strays(&self) -> Result<()> {
         for (index, path) in self.paths.iter().enumerate() {
             let is_unfinished = Superblock::read(path)
                 .is_ok_and(|found| (found.path, found.paths) == (index, self.paths.len()));
@@ -85,6 +103,12 @@ impl Stripe {
                 );
             }
         }
+        Ok(())
+    }
+
+    /// The first path becomes a store last.
+    fn format(&self) -> Result<()> {
+        self.refuse_strays()?;
         let store = fresh_id();
         for (index, path) in self.paths.iter().enumerate().rev() {
             let count = self.paths.len();

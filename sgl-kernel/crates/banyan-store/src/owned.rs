@@ -144,6 +144,30 @@ pub fn claim_directory(path: &Path) -> Result<PathBuf> {
     real_directory(path)
 }
 
+/// As `claim_directory`, and makes nothing: None for a directory that is yet to be made.
+pub fn would_claim(path: &Path) -> Result<Option<PathBuf>> {
+    refuse_missing_mount(path, &fs::read_to_string("/etc/fstab").unwrap_or_default())?;
+    let absolute = std::path::absolute(path).doing("find", path)?;
+    let nearest = absolute
+        .ancestors()
+        .find(|ancestor| fs::symlink_metadata(ancestor).is_ok())
+        .unwrap_or(Path::new("/"));
+    let name = CString::new(nearest.as_os_str().as_bytes())
+        .map_err(|_| StoreError::Invalid(format!("{} is no path", path.display())))?;
+    // SAFETY: a terminated name.
+    let is_writable = unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0;
+    if !nearest.is_dir() || !is_writable {
+        let (shown, nearest) = (path.display(), nearest.display());
+        return invalid!(
+            "{shown} cannot be a store (--banyan-store): {nearest} is no directory that this process may write: name one"
+        );
+    }
+    if nearest == absolute {
+        return real_directory(path).map(Some);
+    }
+    Ok(None)
+}
+
 /// The real path of a directory of ours.
 pub fn real_directory(path: &Path) -> Result<PathBuf> {
     let real = fs::canonicalize(path).doing("find", path)?;

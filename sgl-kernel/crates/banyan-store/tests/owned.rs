@@ -191,3 +191,34 @@ fn path_when_an_empty_directory_that_others_may_look_into_then_a_store_is_made_t
     };
     Rig::open(&wanted).keep(None, &[0]);
 }
+
+#[test]
+fn paths_when_looked_at_ahead_then_refused_as_when_opened_and_nothing_is_made() {
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    let store = &options.paths[0];
+    Stripe::preview(&options.paths).unwrap();
+    assert!(!store.exists());
+    drop(Rig::open(&options));
+    Stripe::preview(&options.paths).unwrap();
+    set_mode(store, 0o777);
+    let words = Stripe::preview(&options.paths).unwrap_err().to_string();
+    assert_eq!(words, refusal(&options));
+    let (file, other) = (scratch.path().join("file"), scratch.path().join("other"));
+    fs::write(&file, "").unwrap();
+    for path in [&file, &file.join("below")] {
+        let words = Stripe::preview(std::slice::from_ref(path))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            words.contains("no directory") && words.contains("name one"),
+            "{words}"
+        );
+    }
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("notes"), "").unwrap();
+    let words = Stripe::preview(std::slice::from_ref(&other))
+        .unwrap_err()
+        .to_string();
+    assert!(words.contains("not empty"), "{words}");
+}

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that cannot start has the main process say why, as its last line."""
+
+import multiprocessing
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from banyan.sglang_plugin import last_words, runtime
+
+ERRORS = {"refused": runtime.Refused("--flag: no: yes"), "failed": ValueError("two\nlines " + "x" * 9000)}
+FORKING = multiprocessing.get_context("fork")
+
+
+class Scheduler:
+    def __init__(self, error):
+        self.error = error
+
+
+def begin(process, server_args):
+    raise process.error
+
+
+def start(ear, error):
+    arguments = SimpleNamespace(**{runtime.BOOKKEEPING: {"ear": ear}})
+    last_words.around_init(begin, Scheduler(error), arguments)
+
+
+def serve(kind, log):
+    """A main process with three others, none of which starts."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    ear = last_words.listen()
+    assert last_words.listen() == ear
+    for _ in range(3):
+        FORKING.Process(target=start, args=(ear, ERRORS[kind])).start()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "line"),
+    [
+        ("refused", 2, "banyan: refused: --flag: no: yes"),
+        ("failed", 1, "banyan: SGLang's Scheduler does not start (its traceback is above): ValueError: two lines xxx"),
+    ],
+)
+def test_main_process_when_another_one_cannot_start_then_its_reason_is_the_last_line_and_all_end(
+    kind, status, line, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(last_words, "_ear", None)
+    main = FORKING.Process(target=serve, args=(kind, str(tmp_path / "log")))
+    main.start()
+    main.join(60)
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert main.exitcode == status and last.startswith(line) and len(last) < 3000
+
+
+def test_process_when_nobody_listens_then_its_error_goes_on(tmp_path):
+    for carried in (None, {"ear": str(tmp_path / "nowhere" / "ear")}):
+        arguments = SimpleNamespace(**{runtime.BOOKKEEPING: carried})
+        with pytest.raises(ValueError, match="no"):
+            last_words.around_init(begin, Scheduler(ValueError("no")), arguments)
