@@ -96,7 +96,6 @@ class Parts:
     Attributes:
         page: its page of documentation, in ``docs/``.
         flags: those fields of ``Config`` that are of it alone.
-        counters: those fields of ``Counters`` that are of it alone.
         refusals: one line for each reason why a server that was asked for like this cannot have it.
         launched: what it sets in SGLang's arguments before the start, in the main process.
         stores: schemes of ``--banyan-store``.
@@ -105,7 +104,6 @@ class Parts:
 
     page: str
     flags: tuple[str, ...] = ()
-    counters: tuple[str, ...] = ()
     refusals: Callable[[Asked], list[str]] = lambda asked: []
     launched: Callable[[Asked], None] = lambda asked: None
     stores: Mapping[str, StoreScheme] = field(default_factory=dict)

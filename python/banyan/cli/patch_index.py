@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from banyan import SGLANG_VERSION, patches
+from banyan.config import Config
 from banyan.feature import Feature
 from banyan.feature_list import FEATURES, installed
+from banyan.knobs import knobs_of
 
 HEAD = f"""# The patch queue
 
@@ -43,13 +45,16 @@ def table(queue: Sequence[patches.Patch]) -> str:
 def feature_table() -> str:
     """What each feature is when it is off."""
     queue, folders = patches.load_queue(), installed()
+    flags = {field: knob.flag for field, _, knob in knobs_of(Config)}
     rows = []
     for feature in FEATURES:
         parts = folders.get(feature.name)
         page = "" if parts is None else f"[{parts.page}]({parts.page})"
+        own = "" if parts is None else ", ".join(f"`{flags[field]}`" for field in parts.flags)
         num_patches = sum(patch.feature == feature.name for patch in queue)
-        rows.append(f"| `{feature.name}` | {num_patches} | {page} | {feature.instead} |")
-    return "\n".join(["| feature | patches | its folder's page | where it is off |", "|---|---|---|---|", *rows])
+        rows.append(f"| `{feature.name}` | {num_patches} | {own} | {page} | {feature.instead} |")
+    head = "| feature | patches | flags of its own | its folder's page | where it is off |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows])
 
 
 def _section(feature: Feature, queue: Sequence[patches.Patch]) -> str:

@@ -7,22 +7,6 @@ from banyan.features.nodes.refused import refusals
 PARTS = Parts(
     page="network.md",
     flags=("listen", "peers", "in_flight_kb"),
-    counters=(
-        "errands",
-        "errands_failed",
-        "errands_sent",
-        "lent_bytes",
-        "lent_pages",
-        "loans_refused",
-        "pull_bytes",
-        "pull_failed_pages",
-        "pull_pages",
-        "pull_us",
-        "pulls",
-        "pulls_dropped_pages",
-        "questions_directed",
-        "questions_spared",
-    ),
     refusals=refusals,
     rank="banyan.features.nodes.rank.read_elsewhere:register",
 )

@@ -16,7 +16,6 @@ from banyan.features.pairs.take_back import State, TakeBack, TakeBacks, can_take
 PARTS = Parts(
     page="pd.md",
     flags=("ib_service_level",),
-    counters=("advanced_pages", "foreign_hand_over_messages", "handed_over_pages"),
     launched=launched,
     rank="banyan.features.pairs.rank.at_rank:register",
 )
