@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-CODE := python cpu_engine lab benchmark test
+CODE := python cpu_engine lab benchmark test examples
 .PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak
 
 help: ## list the targets

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-CODE = ("python", "cpu_engine", "lab", "benchmark", "test")
+CODE = ("python", "cpu_engine", "lab", "benchmark", "test", "examples")
 MAX_FUNCTION_LINES = 70
 BANNED_WORDS = ("Manager", "Helper", "Util", "Handler", "Impl", "V2")
 
