@@ -112,7 +112,7 @@ BAD: dict[str, tuple[Said, ...]] = {
         Said(headers={"x-smg-routing-key": "k" * 5000}),
     ),
     "`prompt_cache_key`, `conversation`, `metadata`, `x-session-id` and [its kin](router.md#sessions)": (
-        Said({"prompt_cache_key": "\ud800", "metadata": []}),
+        Said({"prompt_cache_key": 5, "metadata": []}),
         Said({"conversation": {"id": ["c"]}, "metadata": {"user_id": "u" * 1_000_000}}),
         Said(headers={"x-session-id": "k" * 5000}),
     ),
