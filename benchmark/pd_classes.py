@@ -36,9 +36,9 @@ from typing import Any, cast
 import numpy as np
 
 from banyan.core import Address
-from banyan.nodes.loans import Loans
-from banyan.nodes.tcp import TcpCarrier, TcpSource
-from banyan.nodes.wire import TOKEN_BYTES
+from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.tcp import TcpCarrier, TcpSource
+from banyan.features.nodes.wire import TOKEN_BYTES
 from benchmark.own_network import TrafficClasses, figures_inside
 from benchmark.provenance import provenance
 from benchmark.servers import unwind_on_sigterm

@@ -18,13 +18,13 @@ from typing import Any
 
 from banyan import _native
 from banyan.core import Address
+from banyan.features.nodes.borrower import Borrower
+from banyan.features.nodes.door import Door
+from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.pull import NodeFound
+from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
-from banyan.nodes.borrower import Borrower
-from banyan.nodes.door import Door
-from banyan.nodes.goods import ArenaStock
-from banyan.nodes.pull import NodeFound
-from banyan.nodes.secret import Keys
-from banyan.nodes.tcp import TcpCarrier
+from banyan.transport.sealed.secret import Keys
 from benchmark.servers import free_port
 
 NAMESPACE = b"n" * 32

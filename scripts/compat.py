@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from banyan import SGLANG_VERSION, patches
-from banyan.patches.features import FEATURES
+from banyan.feature_list import FEATURES
 from banyan.patches.source import text_of
 
 ENGINE_PATCHES = Path(__file__).parents[1] / "cpu_engine" / "banyan_cpu_engine" / "patches"

@@ -19,8 +19,8 @@ sys.path.append(str(Path(__file__).parent))
 import watching
 
 from banyan import config, knobs, patches
-from banyan.patches import index
-from banyan.router import settings
+from banyan.cli import patch_index as index
+from banyan.router import paths, settings
 from benchmark import carriers_page, pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented
 
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs nodes": lambda: knobs.table(config.Config, config.NODES),
     "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
     "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
+    "paths": paths.table,
     "pd figures": pd_page.table,
     "dual figures": pd_page.dual_table,
     "slow figures": pd_page.slow_table,

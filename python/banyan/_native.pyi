@@ -19,6 +19,7 @@ Common to all:
   no name.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import numpy.typing as npt
@@ -253,7 +254,7 @@ class Shelf:
         process or the geometry does not fit `num_frames` pages into the pool.
         """
 
-    def publish(self, frames: Frames, keys: list[str]) -> int:
+    def publish(self, frames: Frames, keys: Sequence[str]) -> int:
         """Make `frames[i]` findable as `keys[i]`; returns how many are new. The pages must be complete.
 
         Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the
@@ -450,17 +451,17 @@ class Peers:
         `slot=None`: no rank, nothing is left out of lookups. ValueError when a live process has the reader bit.
         """
 
-    def lookup(self, keys: list[str], slots: list[int] | None = None) -> Match:
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
         """Leading pages that live shelves hold: the one with the longest run, then on from its end.
 
         `slots` says which to ask, the preferred first among equally long runs. Without it all but the own one are
         asked, the next above the own first, cyclically, so that ranks choose different sources.
         """
 
-    def holders(self, keys: list[str], slots: list[int]) -> list[int | None]:
+    def holders(self, keys: Sequence[str], slots: Sequence[int]) -> list[int | None]:
         """For each page by itself the first of `slots` that holds it; the own one too, if it is named."""
 
-    def heard(self, slots: list[int]) -> list[bytes]:
+    def heard(self, slots: Sequence[int]) -> list[bytes]:
         """The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as
         `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was told too long ago was
         missed, and of a prompt then maybe the rest is heard."""
@@ -468,7 +469,7 @@ class Peers:
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted: `take_touched` names them. A lease does so by itself."""
 
-    def prefix_lens(self, keys: list[str]) -> list[int]:
+    def prefix_lens(self, keys: Sequence[str]) -> list[int]:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
     def prefix_lens_of(self, page_keys: PageKeys, prompt: PromptTokens, max_hashed_pages: int) -> list[int]:
@@ -479,7 +480,7 @@ class Peers:
         have all.
         """
 
-    def lease(self, match: Match, keys: list[str]) -> Lease | None:
+    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
         """Lease the pages `keys`, with which the match begins, in the order of their chain or against it: all of them,
         or None because one changed or its owner died since, or because the match is of other pages."""
 

@@ -8,8 +8,9 @@ Invariants
   3. Frames enter ``publish`` only when their content is complete, and leave through ``retire`` before reuse.
   4. After ``reset`` nothing that was looked up, queued or published before it is used again.
   5. This is the only book of a fetch. The planner is told of every step, and keeps none.
-  6. Of a model with sliding windows, or states, a prefix is promised only at a length that can be restored
-     (``banyan.windows``), and its window pages, or its state, are leased, copied and given back with the others.
+  6. A rank has full pages and, of some models, pages of a second kind beside them. A prefix is promised only at a
+     length that can be restored (``banyan.restorable``), and pages of both kinds are leased, copied and given back
+     together.
   7. What was granted and then cannot be copied, or waited for, has failed: ``finish`` says so, and SGLang throws away
      what was computed on it.
   8. After ``stop`` nothing is promised or published. What was granted before lands, or fails, as ever.
@@ -25,16 +26,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from typing import Generic
 
 from banyan import faults
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import Seats
-from banyan.planner import FetchPlanner, RequestFacts
-from banyan.ports import Copy, Frames, Lease, Match, OwnShelf
+from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnShelf, Request
+from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Held, Part, Supply
 from banyan.telemetry import Counters
-from banyan.windows import WindowPages
 
 NOTHING_QUEUED = -1
 """The index that SGLang expects from ``start`` when the batch fetches nothing."""
@@ -64,11 +65,10 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A fetch, and what it holds: its full pages, and its window pages where the model has such."""
+    """A fetch, and what it holds of each kind, the full pages first."""
 
     fetch: Fetch
-    pages: Held
-    window: Held | None
+    held: tuple[Held, ...]
 
 
 @dataclass(slots=True)
@@ -103,15 +103,26 @@ class FailedCopy:
         return ()
 
 
-class PrefixCache:
+class NobodyElse:
+    """This rank reads all that it wants."""
+
+    def is_sent_for(self, request: str) -> bool:
+        return False
+
+    def send_for(self, request: str) -> bool:
+        return False
+
+
+Wanted = tuple[Sequence[str], Frames]
+"""Pages of one kind that a fetch is to bring, and the frames of the rank's pool that they go to."""
+
+
+class PrefixCache(Generic[Request]):
     """One rank's view of the node's prefix cache.
 
     Args:
-        supply: where full pages come from.
-        windows: the window pages, or the states, of a model that has such.
-        is_sent_for: whether another node is reading for a request of this id, which reads nothing itself then.
-        send_for: asked when something is missing: as ``is_sent_for``, and does now what a router has said: sends
-            another node, or reads itself. Where it has, nothing more is read.
+        full: its full pages.
+        beside: its pages of a second kind, of a model that has such.
         agreed: whether all shards of the rank were granted a fetch, given whether this one was.
     """
 
@@ -120,25 +131,21 @@ class PrefixCache:
         *,
         seats: Seats,
         page_tokens: int,
-        shelf: OwnShelf,
-        supply: Supply,
-        planner: FetchPlanner,
+        full: KindPages,
+        beside: Sequence[WindowPages],
+        planner: FetchPlanner[Request],
         agreed: Callable[[bool], bool],
         counters: Counters,
-        is_sent_for: Callable[[str], bool] = lambda request: False,
-        send_for: Callable[[str], bool] = lambda request: False,
-        windows: WindowPages | None = None,
     ) -> None:
         self._seats = seats
         self._page_tokens = page_tokens
-        self._shelf = shelf
-        self._supply = supply
-        self._windows = windows
+        self._full = full
+        self._beside = tuple(beside)
+        self._kinds: tuple[KindPages, ...] = (full, *beside)
         self._planner = planner
         self._agreed = agreed
         self._counters = counters
-        self._is_sent_for = is_sent_for
-        self._send_for = send_for
+        self._elsewhere: Elsewhere = NobodyElse()
         self._seen: dict[str, _Seen] = {}
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
@@ -147,9 +154,13 @@ class PrefixCache:
         self._num_started = 0
         self._is_stopped = False
 
+    def read_elsewhere(self, elsewhere: Elsewhere) -> None:
+        """From now on others may read for requests of this rank."""
+        self._elsewhere = elsewhere
+
     # ---- match -------------------------------------------------------------------------------------------------
 
-    def prepare(self, request: RequestFacts, keys: Sequence[str]) -> Offer:
+    def prepare(self, request: Request, keys: Sequence[str]) -> Offer:
         """Where the leading pages of ``keys`` can come from, reads of the store included, which this starts.
 
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
@@ -157,12 +168,11 @@ class PrefixCache:
         """
         if self._is_stopped:
             return NOTHING_OFFERED
-        version: tuple[object, ...] = (*self._supply.version, self._is_sent_for(request.id))
-        if self._windows is not None:
-            version += self._windows.supply.version
+        versions = (kind.supply.version for kind in self._kinds)
+        version = (*versions, self._elsewhere.is_sent_for(request.id))
         seen = self._seen.get(request.id)
         if seen is None or (seen.version, seen.num_keys, seen.last_key) != (version, len(keys), keys[-1]):
-            match = self._supply.lookup(keys, self._slots_for(request.max_rank))
+            match = self._full.supply.lookup(keys, self._slots_for(request.max_rank))
             arriving = self._start_reads(request, keys[match.num_pages :], keys[: match.num_pages])
             offer = self._restorable(self._offer(match, arriving), keys)
             seen = _Seen(version, keys[-1], len(keys), match, offer)
@@ -173,24 +183,32 @@ class PrefixCache:
 
     def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
         """What may be asked of ``admit``, of the first ``most`` pages of an offer: the longest first."""
-        return iter(range(most, 0, -1)) if self._windows is None else self._windows.lengths(keys, most)
+        while most := self._longest(keys, most):
+            yield most
+            most -= 1
+
+    def _longest(self, keys: Sequence[str], most: int) -> int:
+        """Of up to ``most`` pages, how many can be restored."""
+        for kind in self._beside:
+            most = kind.longest(keys, most)
+        return most
 
     def _slots_for(self, rank: int) -> Sequence[int]:
         """The slots to ask, first the pool of the rank that is said to hold the most: of equally long runs the first
         supplies."""
-        slots = self._supply.slots
+        slots = self._full.supply.slots
         first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
         return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
-    def _start_reads(self, request: RequestFacts, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
-        """Read what only the store has, unless that began when the request came; what is on its way. Of a model with
-        windows only what began then: it needs to be known which window pages go with it."""
-        prefetch = self._supply.prefetch
+    def _start_reads(self, request: Request, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
+        """Read what only the store has, unless that began when the request came; what is on its way. Of two kinds only
+        what began then: it needs to be known which pages of the other kind go with it."""
+        prefetch = self._full.supply.prefetch
         if prefetch is None or not keys:
             return ()
-        if self._windows is None and not self._send_for(request.id):
+        if not self._beside and not self._elsewhere.send_for(request.id):
             prefetch.start_reads(keys, partial(self._planner.num_to_read, request), behind=behind)
-        return self._supply.arriving(keys)
+        return self._full.supply.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:
         lengths = [(length, self._seats.rank_of(slot)) for slot, length in match.runs]
@@ -199,12 +217,10 @@ class PrefixCache:
         return Offer(self._runs(match, arriving), rank)
 
     def _restorable(self, offer: Offer, keys: Sequence[str]) -> Offer:
-        """As much of an offer as has its window pages."""
-        if self._windows is None:
-            return offer
-        num_pages = self._windows.longest(keys, offer.num_pages)
+        """As much of an offer as has its pages of the other kind."""
+        num_pages = self._longest(keys, offer.num_pages)
         self._counters.windowless_pages += offer.num_pages - num_pages
-        return offer.first(num_pages)
+        return offer if num_pages == offer.num_pages else offer.first(num_pages)
 
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
         leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
@@ -222,16 +238,14 @@ class PrefixCache:
 
     # ---- lease -------------------------------------------------------------------------------------------------
 
-    def admit(
-        self, request: str, keys: Sequence[str], frames: Frames, window: tuple[Sequence[str], Frames] | None = None
-    ) -> Fetch | None:
+    def admit(self, request: str, keys: Sequence[str], frames: Frames, *beside: Wanted) -> Fetch | None:
         """Lease exactly the pages of ``keys`` and queue their copy into ``frames``; None: compute instead.
 
-        ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest. ``window``: its window
-        pages and their frames, from its end on, of a model that has such.
+        ``keys`` is a prefix of what ``prepare`` saw: the shards of a rank agree on the shortest. ``beside``: what goes
+        with it of the other kind, from its end on, of a model that has such.
         """
         try:
-            queued = self._hold(request, keys, frames, window)
+            queued = self._hold(request, (keys, frames), beside)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other shards wait for an answer
             faults.note("cache.hold", error)
             queued = None
@@ -239,7 +253,7 @@ class PrefixCache:
         is_granted = self._agreed(queued is not None)
         if queued is None or not is_granted:
             if queued is not None:
-                self._let_go(queued)
+                self._let_go(queued.held)
             self._counters.fetches_refused += 1
             self._planner.became(request, Outcome.REFUSED)
             return None
@@ -248,35 +262,27 @@ class PrefixCache:
         self._planner.became(request, Outcome.LEASED)
         return queued.fetch
 
-    def _hold(
-        self,
-        request: str,
-        keys: Sequence[str],
-        frames: Frames,
-        window: tuple[Sequence[str], Frames] | None,
-    ) -> _Queued | None:
+    def _hold(self, request: str, full: Wanted, beside: Sequence[Wanted]) -> _Queued | None:
         """All of them, or none."""
         # Of two under one name one would be lost, and SGLang take its frames for filled.
-        if self._is_stopped or request in self._queued:
+        if self._is_stopped or request in self._queued or len(beside) != len(self._beside):
             return None
         seen = self._seen.pop(request, None)
-        match = seen.match if seen is not None else self._supply.lookup(keys)
-        pages = self._supply.hold(match, keys, frames)
-        if pages is None:
-            return None
-        held = None
-        if self._windows is not None:
-            held = None if window is None else self._windows.hold(*window)
-            if held is None:
-                self._supply.let_go(pages)
+        match = seen.match if seen is not None else self._full.supply.lookup(full[0])
+        held: list[Held] = []
+        for kind, wanted in zip(self._kinds, (full, *beside), strict=True):
+            pages = kind.supply.hold(match if kind is self._full else kind.supply.lookup(wanted[0]), *wanted)
+            if pages is None:
+                self._let_go(held)
                 return None
-        arriving = joined([arrival.run for arrival in pages.arrivals])
-        return _Queued(Fetch(request, self._runs(pages.lease, arriving), self._page_tokens), pages, held)
+            held.append(pages)
+        arriving = joined([arrival.run for arrival in held[0].arrivals])
+        fetch = Fetch(request, self._runs(held[0].lease, arriving), self._page_tokens)
+        return _Queued(fetch, tuple(held))
 
-    def _let_go(self, queued: _Queued) -> None:
-        self._supply.let_go(queued.pages)
-        if self._windows is not None and queued.window is not None:
-            self._windows.supply.let_go(queued.window)
+    def _let_go(self, held: Sequence[Held]) -> None:
+        for kind, pages in zip(self._kinds, held, strict=False):
+            kind.supply.let_go(pages)
 
     @property
     def holds_leases_at_rest(self) -> bool:
@@ -288,7 +294,7 @@ class PrefixCache:
         queued = self._queued.pop(request, None)
         if queued is None:
             return False
-        self._let_go(queued)
+        self._let_go(queued.held)
         self._planner.became(request, Outcome.CANCELLED)
         return True
 
@@ -301,7 +307,7 @@ class PrefixCache:
         self._planner.started([item.fetch for item in queued])
         if not queued:
             return NOTHING_QUEUED
-        self._counters.fetched_pages += sum(item.pages.num_leased for item in queued)
+        self._counters.fetched_pages += sum(item.held[0].num_leased for item in queued)
         self._num_started += 1
         self._moving[self._num_started] = _Batch(queued, self._start_copy(queued))
         return self._num_started
@@ -311,17 +317,16 @@ class PrefixCache:
             return self._copy_of(queued)
         except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
             faults.note("cache.start", error)
-            for held in (part for item in queued for part in (item.pages, item.window) if part is not None):
+            for held in (part for item in queued for part in item.held):
                 if held.lease is not None:
                     held.lease.release()
             return FailedCopy()
 
     def _copy_of(self, queued: Sequence[_Queued]) -> Copy:
-        copy = self._supply.start_copy([item.pages for item in queued])
-        windows = [item.window for item in queued if item.window is not None]
-        if self._windows is None or not windows:
-            return copy
-        return self._windows.joined(copy, self._windows.supply.start_copy(windows))
+        copy = self._full.supply.start_copy([item.held[0] for item in queued])
+        for place, kind in enumerate(self._beside, start=1):
+            copy = kind.joined(copy, kind.supply.start_copy([item.held[place] for item in queued]))
+        return copy
 
     def moving(self, index: int) -> Copy | None:
         """The copy of batch ``index`` while it has not been finished."""
@@ -364,11 +369,11 @@ class PrefixCache:
 
     def _are_good(self, batch: _Batch) -> bool:
         """Whether all that came from the store has been verified."""
-        verdicts = [self._supply.are_good(item.pages.arrivals) for item in batch.queued]
-        if self._windows is not None:
-            supply = self._windows.supply
-            verdicts += [supply.are_good(item.window.arrivals) for item in batch.queued if item.window is not None]
-        return all(verdicts)
+        return all([kind.supply.are_good(held.arrivals) for kind, held in self._held_of(batch)])
+
+    def _held_of(self, batch: _Batch) -> Iterator[tuple[KindPages, Held]]:
+        for item in batch.queued:
+            yield from zip(self._kinds, item.held, strict=True)
 
     def poll(self) -> None:
         """Detach copies that have ended from the reads of the store, and tell how long they took. Never waits."""
@@ -384,40 +389,38 @@ class PrefixCache:
         self._ending = going_on
 
     def _detach(self, batch: _Batch) -> None:
-        for item in batch.queued:
-            self._supply.detach(item.pages.arrivals)
-            if self._windows is not None and item.window is not None:
-                self._windows.supply.detach(item.window.arrivals)
+        for kind, held in self._held_of(batch):
+            kind.supply.detach(held.arrivals)
 
     def part(self, slots: Sequence[int]) -> Part:
         """The shelves in ``slots``, under the present namespace."""
-        return self._supply.part(slots)
+        return self._full.supply.part(slots)
 
     def copies_of(self, keys: Sequence[str]) -> list[SourceKind | None]:
         """Where this rank could have each page from now: the first of its shelves. A hint, as every lookup."""
         kind_of = self._seats.kind_of
-        return [None if slot is None else kind_of(slot) for slot in self._supply.holders(keys)]
+        return [None if slot is None else kind_of(slot) for slot in self._full.supply.holders(keys)]
 
     # ---- what prompts ask for ----------------------------------------------------------------------------------
 
     def tell(self, pages: bytes) -> None:
         """Tell the other ranks that a prompt of these pages has come here; by their numbers."""
-        self._shelf.tell(pages)
+        self._full.shelf.tell(pages)
 
     def heard(self) -> Sequence[bytes]:
         """What prompts of the other ranks asked for since the last call, prompt by prompt."""
-        return self._supply.heard(self._seats.peers)
+        return self._full.supply.heard(self._seats.peers)
 
     # ---- publish and release -----------------------------------------------------------------------------------
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> None:
         """Offer complete pages of this rank's tree to the peers."""
         if not self._is_stopped:
-            self._counters.published_pages += self._shelf.publish(frames, keys)
+            self._counters.published_pages += self._full.publish(frames, keys)
 
     def retire(self, frames: Frames) -> bytes:
         """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""
-        reusable = self._shelf.retire(frames)
+        reusable = self._full.retire(frames)
         num_pages, num_reusable = len(frames), len(reusable) // FRAME_BYTES
         self._counters.retired_pages += num_pages
         self._counters.quarantined_pages += num_pages - num_reusable
@@ -425,11 +428,11 @@ class PrefixCache:
 
     def drain(self) -> bytes:
         """Frames whose readers have gone."""
-        return self._shelf.drain()
+        return self._full.drain()
 
     @property
     def num_quarantined(self) -> int:
-        return self._shelf.num_quarantined
+        return self._full.shelf.num_quarantined
 
     def quiesce(self) -> None:
         """Give back what is queued, finish the copies in flight, and forget every lookup. How the copies ended is told
@@ -444,17 +447,12 @@ class PrefixCache:
         """Forget everything and withdraw every page: all of them are about to be freed."""
         self.quiesce()
         self._finished_early.clear()
-        self._shelf.reset()
-        if self._windows is not None:
-            self._windows.reset()
+        for kind in self._kinds:
+            kind.reset()
         self._counters.resets += 1
 
-    def move_to(self, join: Callable[[], tuple[OwnShelf, Supply]]) -> None:
-        """Go on with the shelf and the supply of a new namespace, made by ``join``. Call ``quiesce`` before. Window
-        pages are moved by themselves.
-
-        The old ones are let go first: a rank has one shelf and one reader bit.
-        """
+    def move_to(self, joins: Sequence[Callable[[], tuple[OwnShelf, Supply]]]) -> None:
+        """Go on in a new namespace: ``joins`` make the shelf and the supply of each kind. Call ``quiesce`` before."""
         assert not self._queued and not self._moving and not self._ending
-        del self._shelf, self._supply
-        self._shelf, self._supply = join()
+        for kind, join in zip(self._kinds, joins, strict=True):
+            kind.move_to(join)

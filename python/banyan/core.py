@@ -103,6 +103,11 @@ class Fetch:
         return tokens
 
 
+LOAD_FAILED = "External KV cache load failed"
+"""SGLang's words for pages that failed their checksum (``UnifiedRadixCache.finish_external_linker_loads``; a patch's
+fingerprint covers them)."""
+
+
 class Outcome(Enum):
     """What became of a request's fetch so far."""
 

@@ -8,7 +8,9 @@ GPUs. Everything here is called on the scheduler thread; only a ``Copy`` is work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from banyan.core import Fetch, Outcome, SourceKind
 
 Frames = Any
 """Page numbers of a pool: a sized, C-contiguous buffer of int64 (a numpy array at the edge)."""
@@ -264,6 +266,22 @@ class PageStore(Protocol):
     def close(self) -> None: ...
 
 
+Found = TypeVar("Found", bound=StoreFound, covariant=True)
+
+
+@runtime_checkable
+class Asked(Protocol[Found]):
+    """Who has to be asked what it holds: a store, or other nodes. No call waits."""
+
+    def ask(self, keys: Sequence[str]) -> int | None:
+        """Ask who has the leading pages of ``keys``; the number of the question, None where nobody listens."""
+        ...
+
+    def answers(self) -> Sequence[tuple[int, Found | None]]:
+        """The questions that are over since the last call."""
+        ...
+
+
 class TellingStore(Protocol):
     """A store that can say what its writer has there: on a shelf of its own, with numbered places.
 
@@ -280,6 +298,69 @@ class TellingStore(Protocol):
 
     def own_pages(self, first_place: int, num_places: int, /) -> list[int] | None:
         """What lies in these places; None behind the last one."""
+        ...
+
+
+class AskingRequest(Protocol):
+    """What the cache has to know of a request (``banyan.planner.RequestFacts``)."""
+
+    @property
+    def id(self) -> str:
+        """The rank's own name of it."""
+        ...
+
+    @property
+    def max_rank(self) -> int:
+        """Who was said to hold the longest prefix of it; -1: nobody."""
+        ...
+
+
+Request = TypeVar("Request", bound=AskingRequest, contravariant=True)
+
+
+class FetchPlanner(Protocol[Request]):
+    """Decides what is worth reading, and is told what becomes of every fetch."""
+
+    def num_to_read(self, request: Request, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
+        """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``num_found``, from the first
+        on: how many to read."""
+        ...
+
+    def became(self, request: str, outcome: Outcome) -> None:
+        """What became of a request's fetch so far."""
+        ...
+
+    def started(self, fetches: Sequence[Fetch]) -> None:
+        """The forward that SGLang has just put together follows these, which move together; or none."""
+        ...
+
+    def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
+        """The copy of fetches that landed has ended, after so long."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """Who else may read for a request of this rank, which reads nothing itself then."""
+
+    def is_sent_for(self, request: str) -> bool:
+        """Whether somebody is reading for it now."""
+        ...
+
+    def send_for(self, request: str) -> bool:
+        """Something of the request's prompt is missing: as ``is_sent_for``, and does now what a router has said: sends
+        another node, or reads itself. Where it has, nothing more is read."""
+        ...
+
+
+class LayerWatch(Protocol):
+    """Who hears of the layers that forwards complete. Scheduler thread."""
+
+    def begin(self) -> None:
+        """A forward begins."""
+        ...
+
+    def completed(self, num_layers: int) -> None:
+        """It has completed its first ``num_layers``."""
         ...
 
 

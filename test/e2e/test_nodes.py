@@ -19,10 +19,10 @@ from test.e2e.conftest import ARGS, MODEL, Client
 from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
-from banyan.disagg.pairs import SOURCE_HEADER
-from banyan.nodes.door import Door
-from banyan.nodes.secret import Keys, read_secret
-from banyan.nodes.wire import Ask
+from banyan.features.nodes.door import Door
+from banyan.features.nodes.wire import Ask
+from banyan.routing.headers import SOURCE_HEADER
+from banyan.transport.sealed.secret import Keys, read_secret
 from benchmark.router_failover import router
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer

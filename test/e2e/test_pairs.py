@@ -24,8 +24,8 @@ from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import Engine, EngineError
 from banyan.cli.explain import decisions, sentences
-from banyan.nodes import sealing
-from banyan.nodes.secret import Keys, read_secret
+from banyan.transport.sealed import sealing
+from banyan.transport.sealed.secret import Keys, read_secret
 from benchmark.pd import num_answer_pages, num_found_pages
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret

@@ -10,7 +10,7 @@ from pathlib import Path
 # As pytest finds it: Python's own package of that name would come first.
 sys.modules.setdefault("test", types.ModuleType("test")).__path__ = [str(Path(__file__).parents[1])]
 
-from test.unit.nodes.rig import Node  # noqa: E402
+from test.unit.features.nodes.rig import Node  # noqa: E402
 
 from banyan.core import Address  # noqa: E402
 

@@ -13,10 +13,10 @@ import pytest
 from node_worker import LAYER_BYTES, NUM_PAGES, node
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
-from test.unit.nodes.rig import Node, free_address, until, whole
+from test.unit.features.nodes.rig import Node, free_address, until, whole
 
 from banyan.core import Address
-from banyan.nodes.tcp import STALL_S, Layers, TcpCarrier
+from banyan.features.nodes.tcp import STALL_S, Layers, TcpCarrier
 from processes import Process
 
 WORKER = Path(__file__).with_name("node_worker.py")

@@ -34,10 +34,11 @@ from store_rig import (
 )
 
 from banyan._native import SharedBytes
+from banyan.features.stores import MOONCAKE, NIXL_POSIX, nixl_files
+from banyan.features.stores import mooncake as mooncake_values
 from banyan.ports import PageStore
-from banyan.store import BACKENDS, asked_store, backends, nixl_files
-from banyan.store import mooncake as mooncake_values
-from banyan.store.location import MOONCAKE, NIXL_POSIX
+from banyan.store import asked_store, backends
+from banyan.store.location import FILE, HF3FS
 from benchmark.mooncake import Mooncake
 from processes import PYTHON_PATH
 
@@ -60,7 +61,7 @@ def cluster(tmp_path: Path) -> Iterator[Mooncake]:
     cluster.close()
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=sorted((FILE, HF3FS, MOONCAKE, NIXL_POSIX)))
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """3FS is a folder that is said to be mounted as one."""
     mounts, folder = tmp_path / "mounts", tmp_path / "store"

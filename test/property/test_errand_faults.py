@@ -13,12 +13,12 @@ from pathlib import Path
 from test.property.test_transport_faults import NUM_PAGES, TARGETS, Fault, Lender, Wire
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
-from test.unit.nodes.rig import BLOCK, StoreNode, until
+from test.unit.features.nodes.rig import BLOCK, StoreNode, until
 
 from banyan import _native
 from banyan.core import SourceKind
-from banyan.nodes.loans import TERM_S
-from banyan.nodes.pull import NodeFound
+from banyan.features.nodes.loans import TERM_S
+from banyan.features.nodes.pull import NodeFound
 
 NUM_SEEDS = 1_500
 NODE = "there:1"
@@ -91,7 +91,7 @@ def test_prompt_when_the_node_that_reads_its_end_fails_then_no_wrong_byte_lands_
 
 def fetch(p: StoreNode, lender: Lender, rng: random.Random) -> bool:
     """The whole prompt into the pool; whether it landed."""
-    p.path.arrive("r", PROMPT, 0, all_found, node=NODE, first_page=rng.randrange(NUM_PAGES))
+    p.arrive("r", PROMPT, 0, all_found, node=NODE, first_page=rng.randrange(NUM_PAGES))
     p.poll()
     assert not p.remote.is_sent_for("r")
     offer = p.cache.prepare(request("r"), PROMPT)

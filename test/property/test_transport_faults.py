@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from test.unit.cache_rig import request
 from test.unit.directory.rig import NAMESPACE, frames, ids, keys
-from test.unit.nodes.rig import BLOCK, NUM_LAYERS, Node, whole
+from test.unit.features.nodes.rig import BLOCK, NUM_LAYERS, Node, whole
 
 from banyan import _native
+from banyan.arena.page_source import Wanted
 from banyan.core import Address
-from banyan.nodes.lending import Lending
-from banyan.nodes.loans import TERM_S
-from banyan.nodes.pull import NodeFound, Pull
-from banyan.nodes.tcp import Layers
-from banyan.nodes.wire import (
+from banyan.features.nodes.lending import Lending
+from banyan.features.nodes.loans import TERM_S
+from banyan.features.nodes.pull import NodeFound, Pull
+from banyan.features.nodes.tcp import Layers
+from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
@@ -193,7 +194,7 @@ def fetch(borrower: Node, lender: Lender, num_pages: int, rng: random.Random, *,
     """Fetch pages into the pool; whether they landed. If so, or where they are resident, they are the right ones."""
     wanted = keys(*range(1, num_pages + 1))
     targets = frames(*TARGETS[:num_pages])
-    borrower.remote.arrive("r", wanted, whole)
+    borrower.remote.ask(Wanted("r", wanted, 0, whole))
     borrower.remote.poll()
     offer = borrower.cache.prepare(request("r"), wanted)
     landed = False

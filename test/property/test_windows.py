@@ -7,7 +7,7 @@ import random
 import pytest
 from test.unit.cache_rig import request
 from test.unit.directory.rig import NUM_FRAMES, frames, ids, key
-from test.unit.test_windows import WindowRank
+from test.unit.test_restorable import WindowRank
 
 from banyan._native import Roster
 

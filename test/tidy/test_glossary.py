@@ -31,7 +31,8 @@ ORDINARY = set(
     state stopwatch stored stream subscription table telemetry time timer token too trans transport tried
     unanswered unavailable unified unreached until upstream usage value verdict view wait waited waiting watch
     watchdog watched wearing webpage whole wire write
-    complaint counting folder option task thread
+    complaint counting endpoint everywhere folder option task thread
+    assemble evicting filled launched paired reporting scheme seating setup site
     """.split()
 )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,11 @@ def test_files_when_their_imports_are_followed_then_no_ring():
 @pytest.mark.parametrize("patch", [patch for patch in patches.load_queue() if patch.hook], ids=lambda patch: patch.name)
 def test_hook_when_its_room_is_compared_with_its_processes_then_they_agree(patch):
     module = patch.hook.partition(":")[0].split(".")
-    assert module[:2] == ["banyan", "sglang_plugin"]
+    if module[:2] == ["banyan", "features"]:
+        assert module[2] == patch.feature
+        module = module[1:]
+    else:
+        assert module[:2] == ["banyan", "sglang_plugin"]
     room = ROOMS.get(module[2])
     if room is None:
         assert len(patch.processes) > 1, f"{patch.hook} runs in the {patch.processes[0]} process only: move it"
@@ -94,11 +99,10 @@ def test_hook_when_its_room_is_compared_with_its_processes_then_they_agree(patch
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_when_it_imports_another_then_only_of_its_own_process(room):
     known = dict(modules())
-    prefix = f"banyan.sglang_plugin.{room}"
     strangers = [
         f"{name} imports {target}"
         for name, path in known.items()
-        if name.startswith(prefix)
+        if name.startswith(f"banyan.sglang_plugin.{room}") or re.match(rf"banyan\.features\.\w+\.{room}\b", name)
         for target in imports_of(name, path, known)
         for other, processes in ROOMS.items()
         if target.startswith(f"banyan.sglang_plugin.{other}") and processes != ROOMS[room]

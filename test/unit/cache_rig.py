@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from banyan.arena.prefetch import Prefetch
@@ -11,9 +12,9 @@ from banyan.cache import PrefixCache
 from banyan.core import Fetch, Outcome, SourceKind
 from banyan.layout import Layout, Seats
 from banyan.planner import RequestFacts
+from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Supply
 from banyan.telemetry import Counters
-from banyan.windows import WindowPages
 
 NUM_RANKS = 2
 LAYOUT = Layout(dp=NUM_RANKS, attn_dp=1, attn_cp=1, attn_tp=1)
@@ -59,15 +60,14 @@ def make_cache(
     windows: WindowPages | None = None,
 ) -> PrefixCache:
     """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
-    return PrefixCache(
+    cache = PrefixCache(
         seats=Seats(layout, slot, 0),
         page_tokens=PAGE_TOKENS,
-        shelf=shelf,
-        supply=Supply(peers, [1 - slot] if slots is None else slots, prefetch),
+        full=KindPages(shelf, Supply(peers, [1 - slot] if slots is None else slots, prefetch)),
+        beside=() if windows is None else (windows,),
         planner=planner or Notes(),
         agreed=agreed,
         counters=counters or Counters(),
-        is_sent_for=is_sent_for,
-        send_for=send_for,
-        windows=windows,
     )
+    cache.read_elsewhere(SimpleNamespace(is_sent_for=is_sent_for, send_for=send_for))
+    return cache

@@ -217,7 +217,7 @@ def test_quiesce_when_a_batch_moves_then_how_it_ended_is_told_when_it_is_asked_f
     node.holder.publish(frames(3), keys(1))
     assert node.reader.admit("r", keys(1), frames(7))
     index = node.reader.start()
-    monkeypatch.setattr(node.reader._supply, "are_good", lambda arrivals: lands)
+    monkeypatch.setattr(node.reader._full.supply, "are_good", lambda arrivals: lands)
     node.reader.quiesce()
     assert node.reader.moving(index) is None
     assert node.reader.finish(index) is lands
@@ -227,7 +227,7 @@ def test_quiesce_when_a_batch_moves_then_how_it_ended_is_told_when_it_is_asked_f
 def test_start_when_no_copy_can_begin_then_its_fetches_have_failed_and_nothing_is_held(node, monkeypatch):
     node.holder.publish(frames(3), keys(1))
     assert node.reader.admit("r", keys(1), frames(7))
-    monkeypatch.setattr(node.reader._supply, "start_copy", lambda held: 1 / 0)
+    monkeypatch.setattr(node.reader._full.supply, "start_copy", lambda held: 1 / 0)
     index = node.reader.start()
     node.reader.moving(index).wait_layer(0)
     assert not node.reader.finish(index)
@@ -238,7 +238,7 @@ def test_admit_when_pages_cannot_be_held_then_the_other_shards_are_answered(node
     node.holder.publish(frames(3), keys(1))
     answered = []
     monkeypatch.setattr(node.reader, "_agreed", lambda granted: answered.append(granted) or granted)
-    monkeypatch.setattr(node.reader._supply, "hold", lambda *wanted: 1 / 0)
+    monkeypatch.setattr(node.reader._full.supply, "hold", lambda *wanted: 1 / 0)
     assert node.reader.admit("r", keys(1), frames(7)) is None
     assert answered == [False]
 
@@ -294,7 +294,7 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
                 Supply(Peers(node.roster, slot, slot, *arguments), [1 - slot], None),
             )
 
-        cache.move_to(join)
+        cache.move_to([join])
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
     node.holder.publish(frames(3), keys(1))
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 1

@@ -24,8 +24,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
 
+from banyan.arena.page_source import Worth
 from banyan.arena.read_rate import ReadRate
 from banyan.arena.residency import Residency
 from banyan.core import Run, SourceKind
@@ -43,12 +43,6 @@ LOOK_S = 0.002
 
 _WORDS = {SourceKind.STORE: "read", SourceKind.REMOTE: "pull"}
 """What the counters call it."""
-
-
-class Worth(Protocol):
-    """Of ``num_missing`` last pages of a prompt a source has ``num_found``, from the first on: how many to read."""
-
-    def __call__(self, num_missing: int, num_found: int, kind: SourceKind, /) -> int: ...
 
 
 @dataclass(slots=True, eq=False)

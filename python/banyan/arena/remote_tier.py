@@ -12,43 +12,21 @@ A question: asked -> answered -> pulled as far as that is worth it, or dropped. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from banyan.arena.prefetch import Prefetch, Worth
-from banyan.ports import StoreFound
+from banyan.arena.page_source import Source, Wanted, Worth
+from banyan.arena.prefetch import Prefetch
+from banyan.ports import Asked, StoreFound
 from banyan.telemetry import Counters
 
 PATIENCE_S = 1.0
 """Longer than anybody who asks waits for answers."""
 
 
-Found = TypeVar("Found", bound=StoreFound, covariant=True)
+Found = TypeVar("Found", bound=StoreFound)
 
 
-class Asked(Protocol[Found]):
-    """Who is asked. No call waits."""
-
-    def ask(self, keys: Sequence[str]) -> int | None:
-        """Ask who has the leading pages of ``keys``; the number of the question, None where nobody listens."""
-        ...
-
-    def answers(self) -> Sequence[tuple[int, Found | None]]:
-        """The questions that are over since the last call."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What was asked for a request: ``keys`` go to the end of its prompt, ``behind`` are the pages before them."""
-
-    request: str
-    keys: Sequence[str]
-    worth: Worth
-    behind: Sequence[str]
-
-
-class RemoteTier(Generic[Found]):
+class RemoteTier(Source, Generic[Found]):
     """One rank's prompts at those who are ``asked``. ``bring`` starts to read what was found of some keys."""
 
     def __init__(
@@ -65,31 +43,23 @@ class RemoteTier(Generic[Found]):
         self._prefetch = prefetch
         self._counters = counters
         self._clock = clock
-        self._questions: dict[int, Question] = {}
+        self._questions: dict[int, Wanted] = {}
         self._awaited: dict[str, float] = {}  # until when
 
-    def arrive(self, request: str, keys: Sequence[str], worth: Worth, behind: Sequence[str] = ()) -> None:
-        """A request has come of whose prompt this node, as far as it knows, lacks ``keys``: they go to its end,
-        ``behind`` the pages before them."""
-        self._put(request, keys, worth, behind, self._asked.ask)
+    def ask(self, wanted: Wanted) -> int:
+        """A request has come: ask for what this node lacks of its prompt, as far as it knows."""
+        self._put(wanted, self._asked.ask)
+        return wanted.num_held
 
-    def _put(
-        self,
-        request: str,
-        keys: Sequence[str],
-        worth: Worth,
-        behind: Sequence[str],
-        ask: Callable[[Sequence[str]], int | None],
-    ) -> bool:
-        """Ask for what of ``keys`` is not on its way; whether somebody was asked."""
-        num_arriving = self._prefetch.num_arriving(keys)
-        keys, behind = keys[num_arriving:], [*behind, *keys[:num_arriving]]
-        number = ask(keys) if keys else None
+    def _put(self, wanted: Wanted, ask: Callable[[Sequence[str]], int | None]) -> bool:
+        """Ask for what is not on its way; whether somebody was asked."""
+        wanted = wanted.after(wanted.num_held + self._prefetch.num_arriving(wanted.missing))
+        number = ask(wanted.missing) if wanted.missing else None
         if number is None:
             return False
         self._counters.questions += 1
-        self._questions[number] = Question(request, keys, worth, behind)
-        self._await(request, PATIENCE_S)
+        self._questions[number] = wanted
+        self._await(wanted.request, PATIENCE_S)
         return True
 
     def _await(self, request: str, patience_s: float) -> None:
@@ -109,15 +79,15 @@ class RemoteTier(Generic[Found]):
     def poll(self) -> None:
         """Bring what was answered to be there. Never blocks."""
         for number, found in self._asked.answers():
-            question = self._questions.pop(number, None)
-            if question is not None:
-                self._await_no_longer(question.request)
-                self._end(question, found)
+            wanted = self._questions.pop(number, None)
+            if wanted is not None:
+                self._await_no_longer(wanted.request)
+                self._end(number, wanted, found)
 
-    def _end(self, question: Question, found: Found | None) -> None:
+    def _end(self, number: int, wanted: Wanted, found: Found | None) -> None:
         if found is not None:
             self._counters.question_hits += 1
-            self._bring(question.keys, question.worth, found, question.behind)
+            self._bring(wanted.missing, wanted.worth, found, wanted.behind)
 
     def forget(self) -> None:
         """What is answered from now on was asked before."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from banyan.arena.archive import Archive
 from banyan.arena.lineage import Lineage
-from banyan.arena.prefetch import Prefetch, Worth
+from banyan.arena.page_source import Source, Wanted
+from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.layout import BlockGeometry
 from banyan.pacing import WriteAdmission
@@ -19,8 +20,10 @@ from banyan.ports import PageStore
 from banyan.telemetry import Counters
 
 
-class StoreTier:
-    """One rank's traffic with the store. ``memory``, its part of the arena, has frames of ``block``."""
+class StoreTier(Source):
+    """One rank's traffic with the store. ``memory``, its part of the arena, has frames of ``block``.
+
+    The store outlives it: a namespace later the rank's next one has the same."""
 
     def __init__(
         self,
@@ -54,23 +57,23 @@ class StoreTier:
             clock=time.monotonic_ns,
         )
 
-    def arrive(self, keys: Sequence[str], num_held: int, worth: Worth) -> int:
-        """A request for the prompt of ``keys`` has come; the node holds the first ``num_held``. What it wants again is
-        written down, and what only the store has is read as far as that is ``worth`` it. How many leading pages node
-        and store hold."""
-        self._lineage.learn(keys)
-        found = self._store.lookup(list(keys))
-        self._sight(keys, found.num_pages)
-        self._prefetch.start_reads(keys[num_held:], worth, found.after(num_held), behind=keys[:num_held])
-        return max(num_held, found.num_pages)
+    def ask(self, wanted: Wanted) -> int:
+        """A request has come. What it wants again is written down, and what only the store has is read as far as that
+        is worth it. How many leading pages node and store hold."""
+        self._lineage.learn(wanted.keys)
+        found = self._store.lookup(list(wanted.keys))
+        self._sight(wanted.keys, found.num_pages)
+        behind = found.after(wanted.num_held)
+        self._prefetch.start_reads(wanted.missing, wanted.worth, behind, behind=wanted.behind)
+        return max(wanted.num_held, found.num_pages)
 
     def num_stored(self, keys: Sequence[str]) -> int:
         """How many leading pages of ``keys`` the store holds."""
         return self._store.lookup(list(keys)).num_pages
 
-    def look_again(self, keys: Sequence[str], num_held: int, worth: Worth) -> None:
+    def start_read(self, wanted: Wanted) -> None:
         """Read what only the store has of a prompt that came before others had announced it."""
-        self._prefetch.start_reads(keys[num_held:], worth, behind=keys[:num_held])
+        self._prefetch.start_reads(wanted.missing, wanted.worth, behind=wanted.behind)
 
     def offer_again(self, keys: Sequence[str]) -> Sequence[str]:
         """A chain that was orphaned; what of it still is."""

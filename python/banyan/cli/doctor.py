@@ -18,7 +18,7 @@ from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
 from banyan.cli.doctor_store import examine_store
 from banyan.cli.finding import Finding
-from banyan.patches.features import switched_off
+from banyan.feature_list import switched_off
 from banyan.store import StoreLocation
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 

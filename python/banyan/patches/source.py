@@ -70,7 +70,7 @@ def _pieces(string: ast.JoinedStr) -> list[str]:
     text = ""
     for value in string.values:
         if isinstance(value, ast.Constant):
-            text += value.value
+            text += str(value.value)
             continue
         pieces += [repr(text), _said(value)]
         text = ""

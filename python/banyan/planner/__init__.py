@@ -9,12 +9,11 @@ from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
 from banyan.planner.planner import Action, Planner
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 from banyan.planner.prefill_times import PrefillTimes
-from banyan.planner.request import FetchPlanner, RequestFacts
+from banyan.planner.request import RequestFacts
 
 __all__ = [
     "Action",
     "Estimated",
-    "FetchPlanner",
     "ForwardSample",
     "MoveRates",
     "Piece",

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run, SourceKind
+from banyan.core import Offer, PrefixSpan, Run
 from banyan.layout import cacheable_tokens
 from banyan.planner.plan import Tail
 from banyan.planner.planner import Action
@@ -47,24 +46,3 @@ class RequestFacts:
         """What lies before the last ``num_pages`` of what is looked for: these are missing in the rank's own tree."""
         most = cacheable_tokens(self.most_cached_tokens + 1, self.page_tokens, self.tokens_ahead)
         return most - num_pages * self.page_tokens
-
-
-class FetchPlanner(Protocol):
-    """Decides what is worth reading, and is told what becomes of every fetch."""
-
-    def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
-        """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``num_found``, from the first
-        on: how many to read."""
-        ...
-
-    def became(self, request: str, outcome: Outcome) -> None:
-        """What became of a request's fetch so far."""
-        ...
-
-    def started(self, fetches: Sequence[Fetch]) -> None:
-        """The forward that SGLang has just put together follows these, which move together; or none."""
-        ...
-
-    def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
-        """The copy of fetches that landed has ended, after so long."""
-        ...

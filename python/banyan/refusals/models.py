@@ -29,8 +29,8 @@ SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
 
 
 def model_refusal(facts: ModelFacts) -> str | None:
-    """The line for a model that caches more than the KV of attention, or None. Of windows alone see
-    ``sliding``, of states alone ``states``."""
+    """The line for a model that caches more than the KV of attention, or None. Windows alone,
+    and states alone, have features of their own."""
     if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (
             f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "

@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan.router.blocks import ARENA, STORE
 from banyan.router.fleet import Server
-from banyan.router.verdict import error_body
+from banyan.router.forms import error_body
+from banyan.router.paths import Form
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
@@ -30,20 +30,14 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
         await asyncio.gather(answer, gone, return_exceptions=True)
 
 
-def error(message: str, kind: str, status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(error_body(message, kind, status), status, headers, "application/json")
+def error(
+    message: str, kind: str, status: int, headers: dict[str, str] | None = None, form: Form = Form.OPENAI
+) -> Response:
+    return Response(error_body(message, kind, status, form), status, headers, "application/json")
 
 
 def forbidden() -> Response:
-    return error("/router answers this machine only, under its address or localhost", "forbidden", 403)
-
-
-async def refused(request: Request, why: Exception) -> Response:
-    """What Starlette refuses by itself, in the form that clients of servers read."""
-    assert isinstance(why, HTTPException)
-    kind = {404: "not_found", 405: "method_not_allowed"}.get(why.status_code, "invalid_request")
-    message = f"{why.detail}: {request.method} {request.url.path}"
-    return error(message, kind, why.status_code, dict(why.headers or {}))
+    return error("this path answers this machine only, under its address or localhost", "forbidden", 403)
 
 
 async def failed(request: Request, why: Exception) -> Response:

@@ -18,25 +18,27 @@ from itertools import product
 import aiohttp
 import zmq.asyncio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from banyan.disagg import Role
+from banyan.features.pairs import Role
 from banyan.observe import Reading
 from banyan.observe.asking import look
 from banyan.observe.webpage import Page, is_ours
-from banyan.router import models, prompt
-from banyan.router.answers import error, failed, forbidden, refused, state_of, unless_gone
+from banyan.router import endpoints, models, prompt
+from banyan.router.answers import error, failed, forbidden, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
+from banyan.router.call import Call, target_of
+from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
 from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
+from banyan.router.paths import Row, To
 from banyan.router.probes import Probes, is_none_to_blame
 from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
@@ -74,6 +76,7 @@ class Router:
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
         self.forwarder: Forwarder
+        self.beside: Forwarder
         self.tokens: Tokens
         self._tasks = Tasks(lambda name: self.metrics.tasks_ended.labels(name).inc())
         self._subscriptions: dict[str, list[asyncio.Task[None]]] = {}
@@ -109,10 +112,12 @@ class Router:
             self._context = zmq.asyncio.Context()
             suspects = Suspects(partial(is_none_to_blame, session, settings))
             self.forwarder = (
-                Forwarder(self.fleet, settings, session, self.metrics, suspects)
+                self._forwarder(self.fleet, suspects)
                 if self.decodes is None
                 else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics, suspects)
             )
+            # What a pair is not needed for goes to one of its servers.
+            self.beside = self.forwarder if self.decodes is None else self._forwarder(self.decodes, suspects)
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake
             for fleet in self.fleets:
@@ -126,6 +131,9 @@ class Router:
             finally:
                 await self._tasks.cancel()
                 self._context.destroy(linger=0)
+
+    def _forwarder(self, fleet: Fleet, suspects: Suspects[Server]) -> Forwarder:
+        return Forwarder(fleet, self.settings, self._session, self.metrics, suspects)
 
     def _subscribe(self, fleet: Fleet, server: Server) -> None:
         """Listen to a server that has (re)started."""
@@ -162,28 +170,37 @@ class Router:
 
     # ---- passed on ---------------------------------------------------------------------------------------------
 
-    async def generate(self, request: Request) -> Response:
-        """Any of ``prompt.PATHS``."""
+    async def pass_on(self, row: Row, request: Request) -> Response:
+        """Any path that servers answer."""
         if self.is_stopping:
-            return error("the router is stopping", "stopping", 503, {"retry-after": "1"})
-        path = request.url.path
+            return error("the router is stopping", "stopping", 503, {"retry-after": "1"}, row.form)
+        if row.is_ours and not is_ours(request):
+            return forbidden()
         try:
             async with self._bodies.read(request.stream()) as body:
-                response = await unless_gone(request, self._answer(path, body, request))
+                response = await unless_gone(request, self._answer(row, body, request))
         except Refused as why:
             self.metrics.refused.labels(str(why.status)).inc()
             headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
-            response = error(why.message, why.kind, why.status, headers)
+            response = error(why.message, why.kind, why.status, headers, row.form)
         except ClientDisconnect:
             response = None
-        self.metrics.requests.labels(path, str(response.status_code) if response is not None else "gone").inc()
+        self.metrics.requests.labels(row.path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
-    async def _answer(self, path: str, body: bytes, request: Request) -> Response:
-        asked = await self._read(path, body, request.headers)
-        target = f"{path}?{request.url.query}" if request.url.query else path
-        return await self.forwarder.forward(target, asked, body, dict(request.headers))
+    async def _answer(self, row: Row, body: bytes, request: Request) -> Response:
+        call = Call(row, request.method, target_of(request.scope), body, dict(request.headers))
+        if row.to is not To.ONE:
+            return await ask_all(self._session, self.settings.urls, call, timeout_s=self.settings.idle_timeout_s)
+        if self.decodes is not None and not row.is_routable:
+            if row.generates:
+                return error(f"no pair of servers answers {row.path}", "not_found", 404, form=row.form)
+            return await self.beside.forward(call, await self._read(row.path, body, request.headers))
+        asked = await self._read(row.path, body, request.headers)
+        if not asked.is_known:
+            self.metrics.placed_by_load.labels(row.path).inc()
+        return await self.forwarder.forward(call, asked)
 
     async def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
         """The request, with its tokens. A large one is read beside the loop, which others wait for."""
@@ -191,8 +208,12 @@ class Router:
             read = prompt.read(path, body, headers)
         else:
             read = await asyncio.get_running_loop().run_in_executor(self._reader, prompt.read, path, body, headers)
+        held_at = self.forwarder.responses.holder(read.follows) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
-        asked = Asked(read, read.token_ids) if self.forwarder.is_full else await self.tokens.of(read, headers)
+        if self.forwarder.is_full:
+            asked = Asked(read, read.token_ids, held_at)
+        else:
+            asked = await self.tokens.of(read, headers, held_at)
         if len(body) >= LARGE_BYTES:
             await asyncio.get_running_loop().run_in_executor(self._reader, lambda: asked.pieces)
         return asked
@@ -252,15 +273,12 @@ def build(settings: Settings) -> tuple[Starlette, Router]:
     """The application and what it is made of."""
     router = Router(settings)
     routes = [
-        *(Route(path, router.generate, methods=["POST"]) for path in prompt.PATHS),
-        Route(models.PATH, router.models),
-        Route("/health", router.health),
+        *endpoints.known(router.pass_on, router.health, router.models),
         Route("/metrics", router.render_metrics),
         *router.page().routes(),
         Route("/router/servers", router.servers),
         Route("/router/drain", router.drain, methods=["POST"]),
         Route("/router/resume", router.resume, methods=["POST"]),
+        *endpoints.others(router.pass_on, own="/router"),
     ]
-    return Starlette(
-        routes=routes, lifespan=router.run, exception_handlers={HTTPException: refused, Exception: failed}
-    ), router
+    return Starlette(routes=routes, lifespan=router.run, exception_handlers={Exception: failed}), router

@@ -14,10 +14,17 @@ from banyan.router.sent import BYTES_PER_TOKEN, piece_ids
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with what was found out about it: ``token_ids`` are those of its prompt, None when not known."""
+    """A request with what was found out about it: ``token_ids`` are those of its prompt, None when not known;
+    ``held_at`` is the server that has what it goes on from."""
 
     request: Request
     token_ids: array[int] | None = None
+    held_at: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything of its prompt can be compared."""
+        return self.token_ids is not None or self.request.text is not None
 
     @property
     def num_tokens(self) -> int:

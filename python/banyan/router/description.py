@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from banyan.core import Address
-from banyan.disagg import Role
+from banyan.features.pairs import Role
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from banyan import _native
-from banyan.disagg import Role
+from banyan.features.pairs import Role
 from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MemoryBlocks, RankBlocks, ServerBlocks, leading_blocks, salt_digest
@@ -186,20 +186,22 @@ class Fleet:
 
     # ---- who is chosen -----------------------------------------------------------------------------------------
 
-    def active(self, avoid: Collection[str]) -> list[int]:
-        """Targets with room at servers that take requests; those at ``avoid`` only when there is no other server."""
+    def active(self, avoid: Collection[str], held_at: str | None = None) -> list[int]:
+        """Targets with room at servers that take requests; those at ``avoid`` only when there is no other server. Those
+        at ``held_at`` alone, while that is a server to be chosen."""
         willing = [server for server in self.servers if server.takes_requests]
         fresh = [server for server in willing if server.url not in avoid]
+        home = [server for server in fresh if server.url == held_at]
         return [
             number
-            for server in fresh or willing
+            for server in home or fresh or willing
             for number in server.targets
             if self.targets[number].num_in_flight < self._max_in_flight
         ]
 
     def take(self, asked: Asked, avoid: Collection[str] = ()) -> Place | None:
         """Choose a target and count the request there; None when none has room."""
-        active = self.active(avoid)
+        active = self.active(avoid, asked.held_at)
         if not active:
             return None
         cached = self.cached_tokens(asked)

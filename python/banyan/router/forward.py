@@ -20,27 +20,30 @@ import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from banyan.disagg.pairs import SOURCE_HEADER, is_routers
 from banyan.router.asked_prompt import Asked
+from banyan.router.call import Call
 from banyan.router.fleet import Fleet, Place, Server
+from banyan.router.forms import error_event
+from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
+from banyan.router.no_answer import all_lost, kept, no_place
+from banyan.router.paths import RESPONSES, Form
 from banyan.router.probes import nobody_listens
 from banyan.router.prompt import pin
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
-from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
-from banyan.router.upstream import NOT_SENT_ON, Attempt, Lost, Unreached
+from banyan.router.suspects import Held, Suspect, Suspects
+from banyan.router.upstream import Attempt, Lost, Unreached
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
     Outcome,
     Tried,
     account,
-    error_body,
-    error_event,
     may_retry,
     retry_after_s,
 )
 from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
+from banyan.routing.headers import SOURCE_HEADER
 
 logger = logging.getLogger("banyan.router")
 
@@ -49,7 +52,7 @@ logger = logging.getLogger("banyan.router")
 class SentRequest:
     """A request as it is passed on."""
 
-    path: str
+    call: Call
     asked: Asked
     body: bytes
     headers: Mapping[str, str]
@@ -63,6 +66,7 @@ class Sent:
     place: Place
     attempt: Attempt
     suspect: Suspect
+    form: Form = Form.OPENAI
     others: list[Callable[[Outcome], None]] = field(default_factory=list)
 
 
@@ -83,17 +87,15 @@ class Forwarder:
         self._session = session
         self._metrics = metrics
         self._rate = Rate()
+        self.responses = HeldResponses()
         self.admission: Admission[Place] = Admission(settings.max_waiting, self._release)
 
-    async def forward(self, path: str, asked: Asked, body: bytes, headers: Mapping[str, str]) -> Response:
+    async def forward(self, call: Call, asked: Asked) -> Response:
         """The answer to one request. Cancel it when the client has gone."""
-        suspect = self._suspects.enters(body)
+        suspect = self._suspects.enters(call.body, f"{call.method} {call.target}")
         if self._suspects.is_barred(suspect):
-            return self._hold(Held.AGAIN, [])
-        # A client's own word on where to read would not be this router's. And a compressed stream could not be ended
-        # with an event that says that it broke.
-        onward = {name: value for name, value in headers.items() if not _is_dropped(name.lower())}
-        going = SentRequest(path, asked, body, {**onward, "accept-encoding": "identity"}, suspect)
+            return self._keep(Held.AGAIN, [], call.row.form)
+        going = SentRequest(call, asked, call.body, call.onward(), suspect)
         start_s = time.monotonic()
         try:
             response = await self._bring(going)
@@ -110,20 +112,25 @@ class Forwarder:
             try:
                 place = await self.admission.enter(take, self._settings.queue_timeout_s)
             except QueueFull:
-                return self._refuse(429, f"{self.admission.num_waiting} requests are waiting already", tried)
+                said = f"{self.admission.num_waiting} requests are waiting already"
+                return self._refuse(429, said, tried, going.call.row.form)
             except WaitedTooLong:
-                return self._refuse(503, self._no_room(), tried)
-            sent = Sent(place, self._attempt(), going.suspect)
+                return self._refuse(503, self._no_room(), tried, going.call.row.form)
+            sent = Sent(place, self._attempt(), going.suspect, going.call.row.form)
             failure = await self._try(sent, going, tried)
             if failure is None:
                 self._suspects.answered(going.suspect)
+                if going.call.row.path == RESPONSES and sent.attempt.status == 200:
+                    self.responses.made(sent.attempt.first, place.target.server.url)
                 return self._relay(sent)
             tried.append(failure)
             if (held := await self._held(sent, failure)) is not None:
-                return self._hold(held, tried)
+                return self._keep(held, tried, going.call.row.form)
             if not self._may_retry(tried):
                 # A server that refuses has said so itself, and better.
-                return self._relay(sent) if failure.outcome is Outcome.REFUSED else self._fail(tried)
+                return (
+                    self._relay(sent) if failure.outcome is Outcome.REFUSED else self._fail(tried, going.call.row.form)
+                )
             self._metrics.retries.inc()
 
     async def _held(self, sent: Sent, failure: Tried) -> Held | None:
@@ -183,7 +190,7 @@ class Forwarder:
         if rank is not None and len(server.targets) > 1 and going.asked.request.may_pin:
             body = pin(body, rank)
         try:
-            await attempt.open(server.url + going.path, body, going.headers)
+            await attempt.open(server.url + going.call.target, body, going.headers, going.call.method)
         except Unreached as error:
             if nobody_listens(error.__cause__):
                 logger.warning("%s is down: %s", server.url, error)
@@ -227,7 +234,8 @@ class Forwarder:
             self._suspects.lost(sent.suspect, _servers_of(sent.place))
             self._end(sent, Outcome.BROKEN)
             logger.warning("a stream from %s broke: %s", url, error)
-            yield error_event(f"the server was lost in the middle of its answer, which is not complete: {error}")
+            said = f"the server was lost in the middle of its answer, which is not complete: {error}"
+            yield error_event(said, sent.form)
         else:
             self._end(sent, Outcome.ANSWERED)
 
@@ -263,34 +271,18 @@ class Forwarder:
     def _retry_after_s(self) -> int:
         return retry_after_s(self.admission.num_waiting, self._rate.per_s())
 
-    def _refuse(self, status: int, message: str, tried: list[Tried]) -> Response:
+    def _refuse(self, status: int, message: str, tried: list[Tried], form: Form) -> Response:
         self._metrics.refused.labels(str(status)).inc()
-        message = f"{message}; tried before: {account(tried)}" if tried else message
-        kind = "queue_full" if status == 429 else "no_server"
-        return Response(
-            error_body(message, kind, status),
-            status,
-            {"retry-after": str(self._retry_after_s())},
-            "application/json",
-        )
+        return no_place(status, message, tried, form, retry_after_s=self._retry_after_s())
 
-    def _hold(self, held: Held, tried: list[Tried]) -> Response:
+    def _keep(self, held: Held, tried: list[Tried], form: Form) -> Response:
         self._metrics.not_retried.labels(held.value).inc()
-        message = WHY_HELD[held]
-        if tried:
-            message = f"{account(tried)}; {message}"
-        logger.warning("a request goes to no other server: %s", message)
-        # Clients that try again by themselves would bring it to the next server.
-        return Response(error_body(message, "server_lost", 502), 502, {"x-should-retry": "false"}, "application/json")
+        logger.warning("a request goes to no other server (%s): %s", held.value, account(tried))
+        return kept(held, tried, form)
 
-    def _fail(self, tried: list[Tried]) -> Response:
+    def _fail(self, tried: list[Tried], form: Form) -> Response:
         logger.warning("a request failed: %s", account(tried))
-        message = f"no server answered: {account(tried)}"
-        return Response(error_body(message, "server_lost", 502), 502, media_type="application/json")
-
-
-def _is_dropped(header: str) -> bool:
-    return header in NOT_SENT_ON or is_routers(header)
+        return all_lost(tried, form)
 
 
 def _servers_of(place: Place) -> list[Server]:

@@ -40,6 +40,9 @@ class Metrics:
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of placed prompts.", **made)
         self.cached_tokens = Counter("cached_tokens", "Of these, expected in the cache of the chosen target.", **made)
         self.untokenised = Counter("untokenised", "Text prompts that were placed without their tokens.", **made)
+        self.placed_by_load = Counter(
+            "placed_by_load", "Requests of whose prompt nothing was known, by path.", ("path",), **made
+        )
         self.event_batches = Counter("event_batches", "KV event batches, by server.", ("server",), **made)
         self.published_loads = Counter(
             "published_loads", "Loads that ranks published without being asked, by server.", ("server",), **made

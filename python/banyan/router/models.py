@@ -11,10 +11,10 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from banyan.decoding import json_of
+from banyan.router.forms import error_body
+from banyan.router.paths import MODELS
 from banyan.router.upstream import whole
-from banyan.router.verdict import error_body
 
-PATH = "/v1/models"
 TIMEOUT_S = 10.0
 
 
@@ -34,7 +34,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, s
     onward = {name: headers[name] for name in ("authorization",) if name in headers}
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            async with session.get(url + PATH, headers=onward) as response:
+            async with session.get(url + MODELS, headers=onward) as response:
                 body = await whole(response)
         if response.status != 200:
             return Response(body, response.status, media_type=response.content_type)

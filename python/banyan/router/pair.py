@@ -20,16 +20,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from banyan.disagg.pairs import (
-    LOAD_FAILED,
-    PLAN_HEADER,
-    READ_HEADER,
-    ROOM_BITS,
-    Meeting,
-    address,
-    choose_room,
-    has_broken,
-)
+from banyan.core import LOAD_FAILED
+from banyan.features.pairs.meeting import ROOM_BITS, Meeting, address, choose_room, has_broken
 from banyan.planner import Action
 from banyan.router.asked_prompt import Asked
 from banyan.router.fleet import Fleet, Place, Server
@@ -40,6 +32,7 @@ from banyan.router.settings import Settings
 from banyan.router.suspects import Suspects
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import Outcome, Tried
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER
 
 VERDICT_S = 1.0
 """A decode server may hear that its prefill failed before the router does: how long to wait for the reason."""

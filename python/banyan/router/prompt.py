@@ -6,7 +6,6 @@ Nothing here refuses: a body that cannot be read is the server's to refuse, in i
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +15,9 @@ import msgspec
 
 from banyan.decoding import json_of
 from banyan.router.blocks import pack
-
-GENERATE = "/generate"
-COMPLETIONS = "/v1/completions"
-CHAT_COMPLETIONS = "/v1/chat/completions"
-PATHS = (GENERATE, COMPLETIONS, CHAT_COMPLETIONS)
-
-_ENCODER = msgspec.json.Encoder(order="sorted")
+from banyan.router.chats import chat, converted, medium
+from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, By
+from banyan.routing.conversation import conversation_of
 
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 """Fields that pin a rank; the second is the old name of the first."""
@@ -38,8 +33,8 @@ MOST_READ_BYTES = 16 << 20
 _MEDIA = ("image_data", "audio_data", "video_data")
 """Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
 
-MEDIUM_BYTES = 1024
-"""For how much text an image, a video or a sound counts, as far as nobody has told its tokens: a small image's."""
+_PROMPT_FIELDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input", "/v1/classify": "input"}
+"""Where a prompt stands, if not as in ``/generate``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +47,7 @@ class Request:
         tokenize: body for a server's ``/tokenize``, or None where the tokens would not tell what is cached.
         num_others: further prompts of a batch, which is placed by its first.
         session: names the conversation; None when the client does not say.
+        follows: the id of the response that it goes on from; only the server that made it has it.
         cache_salt: keeps equal prompts apart; None for none.
         namespace: everything that keeps equal prompts apart, as text; "" for nothing.
         may_pin: whether the rank is the router's to name; a client's own pin stays.
@@ -62,6 +58,7 @@ class Request:
     tokenize: Mapping[str, Any] | None = None
     num_others: int = 0
     session: str | None = None
+    follows: str | None = None
     cache_salt: str | None = None
     namespace: str = ""
     may_pin: bool = False
@@ -79,33 +76,50 @@ class Request:
 def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
     """Read a request to ``path``; one that says nothing is placed by load alone, and so is one that is larger than
     ``MOST_READ_BYTES``: reading it would hold all others up."""
-    if len(body) > MOST_READ_BYTES:
-        return Request(session=headers.get(ROUTING_KEY_HEADER))
-    try:
-        fields = json_of(body)
-    except msgspec.DecodeError:
-        return Request()
-    if not isinstance(fields, dict):
-        return Request()
-    prompt = _chat(fields) if path == CHAT_COMPLETIONS else _completion(fields, "prompt")
-    if path == GENERATE:
-        prompt = _completion(fields, "input_ids" if fields.get("input_ids") is not None else "text")
-        if fields.get("input_embeds") is not None:
-            prompt = {}
-        elif any(fields.get(name) is not None for name in _MEDIA):
-            prompt = _with_media(prompt, [fields.get(name) for name in _MEDIA])
+    row = BY_PATH.get(path, OTHER)
+    fields = _fields(body) if row.by not in (By.LOAD, By.NOTHING) else {}
     salt = fields.get("cache_salt")
-    salt = salt if isinstance(salt, str) else None
-    apart = [salt or "", *(str(fields[name]) for name in ("extra_key", "lora_path", "lora_name") if fields.get(name))]
+    # Messages have neither, and SGLang passes over them.
+    salt = salt if isinstance(salt, str) and path != MESSAGES else None
+    names = () if path == MESSAGES else ("extra_key", "lora_path", "lora_name")
     return Request(
-        **prompt,
+        **_prompt(path, row.by, fields),
         session=_session(fields, headers),
         cache_salt=salt,
-        namespace="\0".join(apart),
-        may_pin=bool(fields)
+        namespace="\0".join([salt or "", *(str(fields[name]) for name in names if fields.get(name))]),
+        may_pin=row.is_routable
+        and bool(fields)
         and all(fields.get(name) is None for name in RANK_FIELDS)
         and not any(name in headers for name in RANK_HEADERS),
     )
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """Of a body that is an object, and not too large."""
+    if len(body) > MOST_READ_BYTES:
+        return {}
+    try:
+        fields = json_of(body)
+    except msgspec.DecodeError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _prompt(path: str, by: By, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells the prompt: fields of ``Request``."""
+    if by is By.CHAT:
+        return chat(fields)
+    if by is By.CONVERTED:
+        return converted(path, fields)
+    if by is not By.TOKENS:
+        return {}
+    if path in _PROMPT_FIELDS:
+        return _completion(fields, _PROMPT_FIELDS[path])
+    prompt = _completion(fields, "input_ids" if fields.get("input_ids") is not None else "text")
+    if fields.get("input_embeds") is not None:
+        return {}
+    media = [fields.get(name) for name in _MEDIA]
+    return prompt if media == [None] * len(media) else _with_media(prompt, media)
 
 
 def pin(body: bytes, rank: int) -> bytes:
@@ -134,47 +148,12 @@ def _with_media(prompt: Mapping[str, Any], media: list[Any]) -> dict[str, Any]:
     words = prompt.get("text")
     if words is None:
         words = prompt["token_ids"].tobytes() if "token_ids" in prompt else b""
-    return {"text": _medium(media) + words, "num_others": prompt.get("num_others", 0)}
-
-
-def _medium(content: object) -> bytes:
-    """``MEDIUM_BYTES`` that stand for an image, a video or a sound. The words of their addresses, or of all their
-    bytes, would count for thousands of tokens that nobody computes.
-    """
-    return hashlib.shake_256(_ENCODER.encode(content)).hexdigest(MEDIUM_BYTES // 2).encode()
-
-
-def _chat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat as text that grows at its end from turn to turn, and the fields that decide how it is rendered."""
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return {}
-    text = b"\n".join((_ENCODER.encode(fields.get("tools")), *map(_message, messages)))
-    # The server reads from the body what it reads from a chat completion, so that both render alike.
-    tokenize = {name: value for name, value in fields.items() if name not in ("prompt", "stream", "stream_options")}
-    return {"text": text, "tokenize": tokenize if all(map(_is_text_only, messages)) else None}
-
-
-def _message(message: object) -> bytes:
-    """A message of a chat, with what stands for what is seen and heard in it, where it stands."""
-    if not isinstance(message, dict) or _is_text_only(message):
-        return _ENCODER.encode(message)
-    parts = (_ENCODER.encode(part) if _is_text(part) else _medium(part) for part in message["content"])
-    return b"".join((_ENCODER.encode({**message, "content": None}), *parts))
-
-
-def _is_text_only(message: object) -> bool:
-    content = message.get("content") if isinstance(message, dict) else None
-    return not isinstance(content, list) or all(map(_is_text, content))
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text"
+    return {"text": medium(media) + words, "num_others": prompt.get("num_others", 0)}
 
 
 def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """As the engine's dispatcher: SGLang's session, else the routing key."""
+    """As the engine's dispatcher: SGLang's session, else the routing key, else what is said by the way."""
     params = fields.get("session_params")
     names = (fields.get("session_id"), params.get("id") if isinstance(params, dict) else None)
     named = next((name for name in names if name is not None), None)
-    return str(named) if named is not None else headers.get(ROUTING_KEY_HEADER)
+    return str(named) if named is not None else headers.get(ROUTING_KEY_HEADER) or conversation_of(fields, headers)

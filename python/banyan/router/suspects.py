@@ -115,10 +115,12 @@ class _Group:
         return max(self.losses, key=lambda loss: loss.sent_s).suspect
 
 
-def _digest(body: bytes) -> bytes:
-    """Names a body. Of a large one its ends and its length do: hashing all of it would hold everybody up."""
+def _digest(body: bytes, to: str) -> bytes:
+    """Names a body and where it is to go. Of a large one its ends and its length do: hashing all of it would hold
+    everybody up."""
     ends = body if len(body) <= 2 * END_BYTES else body[:END_BYTES] + body[-END_BYTES:]
-    return hashlib.blake2b(ends, digest_size=16, salt=len(body).to_bytes(16, "little")).digest()
+    path = hashlib.blake2b(to.encode(errors="surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(ends, digest_size=16, key=path, salt=len(body).to_bytes(16, "little")).digest()
 
 
 class Suspects(Generic[ServerT]):
@@ -134,10 +136,10 @@ class Suspects(Generic[ServerT]):
 
     # ---- on its way --------------------------------------------------------------------------------------------
 
-    def enters(self, body: bytes) -> Suspect:
-        """A request has come."""
+    def enters(self, body: bytes, to: str = "") -> Suspect:
+        """A request has come, ``to`` a path."""
         self._forget_old()
-        digest = _digest(body)
+        digest = _digest(body, to)
         num_lost, _ = self._remembered.get(digest, (0, 0.0))
         return Suspect(digest, num_lost)
 

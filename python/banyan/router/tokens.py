@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a prompt: the client's, or those that a server's ``/tokenize`` gives for text and chats.
+"""The tokens of a prompt: the client's, or those that a server's ``/tokenize`` gives for text and chats. Of requests
+that it makes a chat of first only a server that runs Banyan tells them.
 
 A server renders a chat with its own template, its tools and its settings, which a tokenizer loaded here could only
 try to repeat. It costs a round trip and a tokenisation; nothing else waits for it, and failing is no error.
@@ -18,11 +19,12 @@ import msgspec
 from banyan.decoding import json_of
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import pack
-from banyan.router.fleet import Fleet
+from banyan.router.fleet import Fleet, Server
 from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings
 from banyan.router.upstream import whole
+from banyan.routing.question import PATH_FIELD
 
 MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""
@@ -39,33 +41,45 @@ class Tokens:
         self._turns = count()
         self._num_asking = 0
 
-    async def of(self, request: Request, headers: Mapping[str, str]) -> Asked:
-        """The request, with its tokens where they are of use: events can only be compared with them."""
-        if request.token_ids is not None or request.text is None:
-            return Asked(request, request.token_ids)
+    async def of(self, request: Request, headers: Mapping[str, str], held_at: str | None = None) -> Asked:
+        """The request, with its tokens where they are of use: events can only be compared with them. ``held_at``: the
+        one server that knows what it goes on from."""
+        if request.token_ids is not None or (request.text is None and request.tokenize is None):
+            return Asked(request, request.token_ids, held_at)
         if not self._settings.tokenize or not self._fleet.has_events:
-            return Asked(request)
-        token_ids = await self._ask_within_bounds(request, headers) if request.tokenize is not None else None
+            return Asked(request, held_at=held_at)
+        token_ids = await self._ask_within_bounds(request, headers, held_at) if request.tokenize is not None else None
         if token_ids is None:
             self._metrics.untokenised.inc()
-        return Asked(request, token_ids)
+        return Asked(request, token_ids, held_at)
 
-    async def _ask_within_bounds(self, request: Request, headers: Mapping[str, str]) -> array[int] | None:
+    async def _ask_within_bounds(
+        self, request: Request, headers: Mapping[str, str], held_at: str | None
+    ) -> array[int] | None:
         """Questions are asked before there is a place for the request: so many requests, and no more, may cost servers
         more than that they are refused."""
         if self._num_asking >= MOST_ASKING:
             return None
         self._num_asking += 1
         try:
-            return await self._ask(request, headers)
+            return await self._ask(request, headers, held_at)
         finally:
             self._num_asking -= 1
 
-    async def _ask(self, request: Request, headers: Mapping[str, str]) -> array[int] | None:
+    def _able(self, request: Request, held_at: str | None) -> list[Server]:
+        """Those that can tell the tokens of this request."""
         up = [server for server in self._fleet.servers if server.takes_requests]
-        if not up:
+        if request.follows is not None:
+            up = [server for server in up if server.url == held_at]
+        if PATH_FIELD in (request.tokenize or {}):
+            up = [server for server in up if server.description is not None and server.description.places_itself]
+        return up
+
+    async def _ask(self, request: Request, headers: Mapping[str, str], held_at: str | None) -> array[int] | None:
+        able = self._able(request, held_at)
+        if not able:
             return None
-        server = up[next(self._turns) % len(up)]
+        server = able[next(self._turns) % len(able)]
         onward = {"content-type": "application/json"}
         if "authorization" in headers:
             onward["authorization"] = headers["authorization"]
@@ -78,4 +92,7 @@ class Tokens:
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             # Counted by the caller. The server's health is the probes' business.
             return None
-        return pack(answer.get("tokens")) if isinstance(answer, dict) else None
+        if not isinstance(answer, dict) or answer.get(PATH_FIELD) != (request.tokenize or {}).get(PATH_FIELD):
+            # Banyan is off there, or an older one: it has answered another question.
+            return None
+        return pack(answer.get("tokens")) or None

@@ -11,26 +11,23 @@ Owned by the request that made it; ``close`` ends the connection, with which the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
 import aiohttp
+from yarl import URL
 
-from banyan.router.verdict import TooLong, WholeEvents
+from banyan.router.call import HOP_BY_HOP
+from banyan.router.verdict import LINE_MARKS, MARKS, TooLong, WholeEvents
 
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 512 << 20
 """Of one that is no stream: log-probabilities of a long prompt have as much as a tenth."""
 
-EVENT_STREAM = "text/event-stream"
+STREAMS: Mapping[str, Sequence[bytes]] = {"text/event-stream": MARKS, "application/x-ndjson": LINE_MARKS}
+"""Answers that are passed on as they come: their type, and what ends an event."""
 
-HOP_BY_HOP = frozenset(
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
-)
-"""Headers between two neighbours (RFC 9110, 7.6.1). Never passed on."""
-
-NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
 NOT_SENT_BACK = HOP_BY_HOP | {"content-length", "date", "server"}
 
 
@@ -78,21 +75,25 @@ class Attempt:
     def is_stream(self) -> bool:
         return self._events is not None
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    async def open(self, url: str, body: bytes, headers: Mapping[str, str], method: str = "POST") -> None:
         """Send the request; return when ``status``, ``headers`` and ``first`` hold the beginning of an answer.
 
         Raises:
             Unreached, Lost: as their names say; the attempt is closed.
         """
         try:
-            response = await self._wait(self._session.post(url, data=body, headers=headers, allow_redirects=False))
+            data = body if body or method == "POST" else None
+            request = self._session.request(
+                method, URL(url, encoded=True), data=data, headers=headers, allow_redirects=False
+            )
+            response = await self._wait(request)
             self._response = response
             self.status = response.status
             self.headers = [
                 (name, value) for name, value in response.headers.items() if name.lower() not in NOT_SENT_BACK
             ]
-            if response.content_type == EVENT_STREAM and response.status == 200:
-                self._events = WholeEvents()
+            if response.content_type in STREAMS and response.status == 200:
+                self._events = WholeEvents(marks=STREAMS[response.content_type])
                 self.first = await self.read()
             else:
                 self.first = await self._wait(whole(response))

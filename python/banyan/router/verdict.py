@@ -7,7 +7,6 @@ free; of those that did there is a limit. Which of those that were lost may move
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ MAX_EVENT_BYTES = 64 << 20
 
 MARKS = (b"\n\n", b"\r\n\r\n")
 """What ends an event."""
+
+LINE_MARKS = (b"\n",)
+"""What ends it where each is a line of JSON."""
 
 
 class Outcome(StrEnum):
@@ -58,16 +60,6 @@ def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> 
     return num_reached <= max_retries and len(tried) <= num_servers + max_retries
 
 
-def error_body(message: str, kind: str, code: int) -> bytes:
-    """An error as OpenAI's clients and SGLang's own read it."""
-    return json.dumps({"error": {"message": message, "type": kind, "code": code, "param": None}}).encode()
-
-
-def error_event(message: str) -> bytes:
-    """The last event of a stream that broke. No ``[DONE]`` follows: the answer is not complete."""
-    return b"data: " + error_body(message, "server_lost", 502) + b"\n\n"
-
-
 def account(tried: Sequence[Tried]) -> str:
     """What was tried, for people."""
     return "; ".join(f"{one.server}: {one.outcome.value} ({one.error})" for one in tried)
@@ -85,14 +77,15 @@ class TooLong(Exception):
 
 
 class WholeEvents:
-    """Passes server-sent events on as soon as each is whole.
+    """Passes the events of a stream on as soon as each is whole.
 
     A client can do nothing with part of an event, so this delays nothing; and what is passed on can always be
     followed by another event.
     """
 
-    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES, marks: Sequence[bytes] = MARKS) -> None:
         self._max_bytes = max_bytes
+        self._marks = marks
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
@@ -102,9 +95,9 @@ class WholeEvents:
             TooLong: for an event of more than ``max_bytes``.
         """
         # An end may lie across two chunks; what was looked at before is not looked at again.
-        start = max(0, len(self._rest) - max(map(len, MARKS)) + 1)
+        start = max(0, len(self._rest) - max(map(len, self._marks)) + 1)
         self._rest += chunk
-        end = max((at + len(mark) for mark in MARKS if (at := self._rest.rfind(mark, start)) >= 0), default=0)
+        end = max((at + len(mark) for mark in self._marks if (at := self._rest.rfind(mark, start)) >= 0), default=0)
         if len(self._rest) - end > self._max_bytes:
             raise TooLong(f"an event of more than {self._max_bytes} bytes")
         whole = bytes(self._rest[:end])

@@ -31,7 +31,10 @@ READ_ACTION = "banyan.read"
 SOURCE_ACTION = "banyan.source"
 """Action type of ``SourceHint``."""
 
-OWN_ACTIONS = frozenset({ACTION_TYPE, READ_ACTION, SOURCE_ACTION})
+SESSION_ACTION = "banyan.session"
+"""Action type of the name of a request's conversation, ``{"name": HASH}``: what its client says of it by the way."""
+
+OWN_ACTIONS = frozenset({ACTION_TYPE, READ_ACTION, SOURCE_ACTION, SESSION_ACTION})
 """What only a server's own processes say to each other. The seam marks it with what no client knows."""
 
 NOBODY = "none"

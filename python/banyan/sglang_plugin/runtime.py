@@ -2,7 +2,7 @@
 """What this process knows of Banyan: the configuration that travelled with SGLang's arguments, and how to refuse.
 
 States of a process: unknown (before SGLang publishes its arguments) -> off or on; on -> ``turn_off`` -> off, for good.
-States of a feature (``banyan.patches.features``) in a process: on -> off, for good; the main process decides before it
+States of a feature (``banyan.feature_list``) in a process: on -> off, for good; the main process decides before it
 starts the others, which hear of it before they register a hook.
 """
 
@@ -19,7 +19,6 @@ from sglang.srt.utils import is_cpu
 from banyan import config as environment
 from banyan import faults
 from banyan.config import Config
-from banyan.disagg import Role
 from banyan.telemetry import log_as_json
 
 REFUSED = "banyan: refused: "
@@ -105,9 +104,9 @@ def needed() -> list[str]:
     return [] if carried is None else carried["needed"]
 
 
-def role() -> Role:
-    """What this server does in a pair, if it is of one."""
-    return Role(get_server_args().disaggregation_mode)
+def disaggregation_mode() -> str:
+    """What this server does in a pair, in SGLang's words; "null" where it serves by itself."""
+    return str(get_server_args().disaggregation_mode)
 
 
 def device_of(server_args: Any) -> str:

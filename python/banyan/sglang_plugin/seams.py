@@ -14,13 +14,16 @@ from __future__ import annotations
 import logging
 
 from banyan import patches
-from banyan.patches.features import CORE, Off, switched_off
+from banyan.feature_list import CORE, Off, absent, switched_off
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.hook_queue import Hooks
 
 logger = logging.getLogger("banyan")
 
-HOOKS = Hooks(patches.load_queue(), is_on=runtime.is_on)
+ABSENT = {off.name: off for off in absent()}
+"""Features that are not installed."""
+
+HOOKS = Hooks([patch for patch in patches.load_queue() if patch.feature not in ABSENT], is_on=runtime.is_on)
 
 
 def register() -> None:
@@ -32,8 +35,8 @@ def register() -> None:
 
 def unfit() -> list[Off]:
     """What is off on this SGLang, for sources that are not those that Banyan was written against, or for hooks that the
-    main process lacks."""
-    return switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")])
+    main process lacks; and what is not installed."""
+    return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *ABSENT.values()]
 
 
 class NoHooks(RuntimeError):

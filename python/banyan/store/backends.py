@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends of ``--banyan-store``. Files are the native store, which on a network file system uses threads; what
-keeps values by name is a ``KeyedStore`` over the library of its own."""
+else there is, features bring (``Parts.stores``)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 from banyan import _native
 from banyan._native import Store
-from banyan.core import Address
-from banyan.ports import PageStore, TellingStore
-from banyan.store.form import ValueForm
-from banyan.store.keyed import KeyedStore
-from banyan.store.location import FILE, HF3FS, MOONCAKE, NIXL_POSIX, StoreLocation
-from banyan.store.mooncake import MooncakeOptions, MooncakeValues, load_library, own_host
-from banyan.store.nixl_files import NixlFiles, new_agent
-from banyan.store.values import Values
+from banyan.feature_list import part, store_schemes
+from banyan.ports import Asked, PageStore, StoreFound, TellingStore
+from banyan.store.location import FILE, HF3FS, StoreLocation
 
 HF3FS_TYPES = ("fuse.hf3fs", "hf3fs")
 MOUNTS = Path("/proc/mounts")
@@ -43,6 +37,19 @@ class Space:
     read_bytes_per_s: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What stands behind a scheme.
+
+    ``open`` is given a location, a namespace, the bytes of each layer of a page, and what the store may take. It raises
+    ValueError for what it refuses, with the way out, and OSError when the system refuses, or a store does not answer.
+    ``look`` says in one line what can be said before, writes nothing, and raises as ``open``.
+    """
+
+    open: Callable[[StoreLocation, bytes, Sequence[int], Space], PageStore]
+    look: Callable[[StoreLocation], str] = lambda location: ""
+
+
 def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
     """One writer's door to the store at ``location``, for pages of ``layer_bytes`` for each layer.
 
@@ -50,20 +57,30 @@ def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequen
         ValueError: for a scheme without a backend, and whatever the backend refuses, with the way out.
         OSError: when the system refuses, or a store does not answer.
     """
-    backend = BACKENDS.get(location.scheme)
+    backend = _backend(location.scheme)
     if backend is None:
-        raise ValueError(f"{location.scheme}: there is no such store: use one of {', '.join(sorted(BACKENDS))}")
-    return backend(location, namespace, layer_bytes, space)
+        schemes = sorted((FILE, HF3FS, *store_schemes()))
+        raise ValueError(f"{location.scheme}: there is no such store: use one of {', '.join(schemes)}")
+    return backend.open(location, namespace, layer_bytes, space)
 
 
-def asked_store(store: PageStore | None) -> KeyedStore | None:
+def _backend(scheme: str) -> Backend | None:
+    if scheme == FILE:
+        return Backend(_open_files, _look_files)
+    if scheme == HF3FS:
+        return Backend(_open_hf3fs, _look_hf3fs)
+    one = store_schemes().get(scheme)
+    return None if one is None else cast(Backend, part(one.backend))
+
+
+def asked_store(store: PageStore | None) -> Asked[StoreFound] | None:
     """The same store, where it has to be asked what it holds: its ``lookup`` knows only what it has said before."""
-    return store if isinstance(store, KeyedStore) else None
+    return store if isinstance(store, Asked) else None
 
 
 def telling_store(store: PageStore | None) -> TellingStore | None:
     """The same store, where its writer can say what it has there."""
-    return cast(TellingStore, store) if isinstance(store, Store) else None
+    return cast(TellingStore, store) if hasattr(store, "own_pages") else None
 
 
 def _open_files(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
@@ -77,33 +94,6 @@ def _open_hf3fs(location: StoreLocation, namespace: bytes, layer_bytes: Sequence
     """
     _look_hf3fs(location)
     return _open(location.paths, namespace, layer_bytes, space, engine="threads")
-
-
-def _open_mooncake(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
-    """How much it holds is what its clients lend, not ``space``'s quota."""
-    value_bytes = ValueForm(tuple(layer_bytes)).value_bytes
-    options = MooncakeOptions.parse(location.options)
-    values = MooncakeValues(Address.parse(location.host), options, value_bytes=value_bytes)
-    return _keyed(values, namespace, layer_bytes, space)
-
-
-def _open_nixl_posix(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
-    form = ValueForm(tuple(layer_bytes))
-    values = NixlFiles(
-        location.paths,
-        value_bytes=form.value_bytes,
-        is_aligned=form.is_aligned,
-        quota_bytes=space.quota_bytes,
-        floor_bytes=space.floor_bytes,
-    )
-    return _keyed(values, namespace, layer_bytes, space)
-
-
-def _keyed(values: Values, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
-    rate = space.read_bytes_per_s
-    store = KeyedStore(values, namespace=namespace, layer_bytes=layer_bytes, read_bytes_per_s=rate)
-    # As with the native store: it reads only what its own lookup has found.
-    return cast(PageStore, store)
 
 
 def _open(
@@ -129,8 +119,8 @@ def look(location: StoreLocation) -> str:
     Raises:
         ValueError, OSError: what would be refused for it, with the way out.
     """
-    found = LOOKS.get(location.scheme)
-    return "" if found is None else found(location)
+    backend = _backend(location.scheme)
+    return "" if backend is None else backend.look(location)
 
 
 def _look_files(location: StoreLocation) -> str:
@@ -147,24 +137,3 @@ def _look_hf3fs(location: StoreLocation) -> str:
             raise ValueError(f"{path} is on no mounted 3FS: mount it, or name the folder without {HF3FS}://")
     _look_files(location)
     return "on a mounted 3FS, by its POSIX side"
-
-
-def _look_mooncake(location: StoreLocation) -> str:
-    options = MooncakeOptions.parse(location.options)
-    load_library()
-    host = own_host(Address.parse(location.host))
-    return f"its library loads, the master answers; this machine would be {options.host or host}"
-
-
-def _look_nixl_posix(location: StoreLocation) -> str:
-    new_agent("banyan-doctor")
-    return "NIXL has its POSIX plugin"
-
-
-LOOKS: Mapping[str, Callable[[StoreLocation], str]] = MappingProxyType(
-    {FILE: _look_files, HF3FS: _look_hf3fs, MOONCAKE: _look_mooncake, NIXL_POSIX: _look_nixl_posix}
-)
-Backend = Callable[[StoreLocation, bytes, Sequence[int], Space], PageStore]
-BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {FILE: _open_files, HF3FS: _open_hf3fs, MOONCAKE: _open_mooncake, NIXL_POSIX: _open_nixl_posix}
-)

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
+from banyan.config import Config
+from banyan.feature_list import store_schemes
+
 FILE = "file"
 HF3FS = "3fs"
-MOONCAKE = "mooncake"
-NIXL_POSIX = "nixl+posix"
-HOSTED = (MOONCAKE,)
-"""Schemes behind which a host is named, not folders."""
+
+
+def asked_scheme(config: Config) -> str:
+    """The scheme of the store that a server names, where that has to be asked what it holds."""
+    location = StoreLocation.parse(config.store) if config.store else None
+    return location.scheme if location is not None and location.must_be_asked else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,11 @@ class StoreLocation:
         if not parts:
             raise ValueError("no folder is named")
         scheme, separator, first = parts[0].partition("://")
-        if parts[0].startswith(("nixl:", "nixl+")) and not (separator and scheme == NIXL_POSIX):
-            raise ValueError(f"{parts[0]}: of NIXL's plugins POSIX is served: use {NIXL_POSIX}:///folder")
-        if separator and scheme in HOSTED:
+        schemes = store_schemes()
+        for name, one in schemes.items():
+            if parts[0].startswith(one.near) and not (separator and scheme == name):
+                raise ValueError(f"{parts[0]}: {one.near_line}")
+        if separator and scheme in schemes and schemes[scheme].is_hosted:
             return cls._hosted(scheme, ",".join((first, *parts[1:])))
         if not separator:
             scheme, first = FILE, parts[0]
@@ -55,6 +62,12 @@ class StoreLocation:
             if separator and not path.startswith("/"):
                 raise ValueError(f"{scheme}://{path}: folders are absolute here, as in {scheme}:///folder")
         return cls(scheme, paths)
+
+    @property
+    def must_be_asked(self) -> bool:
+        """Whether what the store holds is known only when it is asked."""
+        one = store_schemes().get(self.scheme)
+        return one is not None and one.must_be_asked
 
     @classmethod
     def _hosted(cls, scheme: str, rest: str) -> StoreLocation:

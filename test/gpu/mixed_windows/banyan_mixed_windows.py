@@ -14,9 +14,9 @@ def register():
 
 def mix_windows(*args, **kwargs):
     # SGLang builds the linker next. Window pages are asked for from the end of a prefix on; their places no more.
-    from banyan.sglang_plugin.rank.window_places import RankWindows
+    from banyan.sglang_plugin.rank.window_kind import WindowKind
 
     def wanted(windows, keys, slots):
-        return list(keys)[::-1], windows.member.access.frames(slots)
+        return list(keys)[::-1], windows.access.frames(slots)
 
-    RankWindows.wanted = wanted
+    WindowKind.wanted = wanted

@@ -16,12 +16,12 @@ def register():
 def leave_draft_rows(result, *args, **kwargs):
     # SGLang builds the linker next, and that asks for what peers exchange: of all of the memory the model's part.
     from banyan.sglang_plugin.pools.drafts import Together, together
-    from banyan.sglang_plugin.rank import membership
+    from banyan.sglang_plugin.rank import kind
 
     def without_drafts(pool, drafts):
         whole = together(pool, drafts)
         extents = getattr(pool, "banyan_extents", None)
         return Together(pool.banyan_geometry, pool.device, getattr(whole, "banyan_bytes", None), extents)
 
-    membership.together = without_drafts
+    kind.together = without_drafts
     return result

@@ -23,7 +23,7 @@ from banyan.layout import Layout
 from banyan.routing import Dispatcher, Wait, hint
 from banyan.routing.dualpath import DualPath
 from banyan.routing.lmetric import LMetric
-from banyan.sglang_plugin import page_hash, runtime
+from banyan.sglang_plugin import kv_hints, page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
 from banyan.sglang_plugin.dispatcher.placement import Placer, session_of
@@ -34,7 +34,8 @@ from banyan.sglang_plugin.dispatcher.scout import (
     num_remembered_chunks,
     unused_by_rank,
 )
-from banyan.sglang_plugin.rank import hooks, linker, load_report, requests
+from banyan.sglang_plugin.rank import hooks, linker, requests
+from banyan.sglang_plugin.rank.reporting import load_report
 from banyan.telemetry import Counters
 
 PLACE = range(32, 72)
@@ -282,6 +283,13 @@ def test_place_when_the_client_names_a_policy_then_that_one_decides(node):
 )
 def test_session_of_when_the_client_names_one_then_it_is_found(fields, session):
     assert session_of(request(range(4), **fields)) == session
+
+
+def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
+    action = {"action_id": "a", "action_type": hint.SESSION_ACTION, "action_version": "1", "payload": {"name": "n"}}
+    hints = kv_hints.with_action(None, **action)
+    assert session_of(request(range(4), kv_hints=hints)) == "n"
+    assert session_of(request(range(4), kv_hints=hints, routing_key="k")) == "k"
 
 
 def dispatching(roster, monkeypatch, sent):

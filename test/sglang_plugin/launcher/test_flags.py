@@ -12,8 +12,8 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan import SGLANG_VERSION, _native, patches
+from banyan import feature_list as features
 from banyan.config import OFF_VARIABLE
-from banyan.patches import features
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import flags
 
@@ -163,7 +163,7 @@ def test_start_when_the_source_of_a_core_patch_has_changed_then_stock_with_a_rea
     assert "banyan: off" in line and "core/20-kv-pool" in line and "(0000 ->" in line
 
 
-@pytest.mark.parametrize("name", [feature.name for feature in features.FEATURES if feature.name != features.CORE])
+@pytest.mark.parametrize("name", sorted({patch.feature for patch in patches.load_queue()} - {features.CORE}))
 def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with_one_line_and_sharing_is_on(
     name, monkeypatch, capsys
 ):

@@ -12,10 +12,11 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
 from banyan.config import Config
-from banyan.disagg import Role
-from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.features.pairs import Role
 from banyan.planner import asked
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION
+from banyan.routing.conversation import conversation_of
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.launcher import rerun
@@ -53,7 +54,7 @@ class Engine:
 def sharing(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "config", lambda: Config())
-    monkeypatch.setattr(runtime, "role", lambda: Role.ALONE)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
 
 
 def ask(engine, request=None, manager=MANAGER, **fields):
@@ -131,7 +132,7 @@ def asking(plan):
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_pair_when_pages_were_damaged_then_the_room_is_used_up_and_the_router_is_told(monkeypatch, role):
-    monkeypatch.setattr(runtime, "role", lambda: role)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: role.value)
     engine = Engine([DAMAGED], ["never"])
     with pytest.raises(HTTPException, match=rerun.LOAD_FAILED):
         ask(engine, asking(None))
@@ -139,7 +140,7 @@ def test_pair_when_pages_were_damaged_then_the_room_is_used_up_and_the_router_is
 
 
 def test_pair_when_the_router_asks_for_it_then_the_prompt_is_computed(monkeypatch):
-    monkeypatch.setattr(runtime, "role", lambda: Role.PREFILL)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "prefill")
     engine = Engine(["right"], ["right"], ["right"])
     for plan in ("compute", None, "nonsense"):
         assert ask(engine, asking(plan)) == ["right"]
@@ -148,7 +149,7 @@ def test_pair_when_the_router_asks_for_it_then_the_prompt_is_computed(monkeypatc
 
 
 def test_pair_when_the_router_says_who_reads_then_the_request_carries_it(monkeypatch):
-    monkeypatch.setattr(runtime, "role", lambda: Role.PREFILL)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "prefill")
     engine = Engine(["right"], ["right"], ["right"])
     for value in ("10.0.0.2:7400 992", "nonsense", ""):
         assert ask(engine, SimpleNamespace(headers={READ_HEADER: value})) == ["right"]
@@ -159,7 +160,7 @@ def test_pair_when_the_router_says_who_reads_then_the_request_carries_it(monkeyp
 
 @pytest.mark.parametrize("role", [Role.ALONE, Role.PREFILL])
 def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_second_run_does_not(role, monkeypatch):
-    monkeypatch.setattr(runtime, "role", lambda: role)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: role.value)
     engine = Engine(["right"], ["right"], ["right"])
     for value in ("10.0.0.2:7400", "none", "nonsense"):
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: value})) == ["right"]
@@ -171,6 +172,35 @@ def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_secon
         assert [actions(hints) for hints in engine.seen] == [[SOURCE_ACTION], [asked.ACTION_TYPE]]
 
 
+class Said:
+    """A request as SGLang has read it."""
+
+    def __init__(self, fields, kind="application/json", **headers):
+        self.fields, self.headers = fields, {"content-type": kind, **headers}
+
+    async def json(self):
+        assert self.headers["content-type"] == "application/json", "nothing is left to read"
+        return self.fields
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_named"),
+    [
+        (Said({"prompt_cache_key": "k"}), True),
+        (Said({}, **{"x-session-id": "k"}), True),
+        (Said(None, "multipart/form-data", **{"x-session-id": "k"}), True),
+        (Said(["k"]), False),
+        (Said({"prompt": "k"}), False),
+        (SimpleNamespace(headers={}), False),
+    ],
+)
+def test_request_when_its_client_names_a_conversation_by_the_way_then_the_dispatcher_is_told_a_hash(request_, is_named):
+    engine = Engine(["right"])
+    assert ask(engine, request_) == ["right"]
+    name = payload_of(engine.seen[0], SESSION_ACTION, ACTION_VERSION)
+    assert name == ({"name": conversation_of({"prompt_cache_key": "k"}, {})} if is_named else None)
+
+
 LOADED = LoRARef(lora_name="later", lora_path="/adapters/later")
 
 
@@ -178,7 +208,7 @@ LOADED = LoRARef(lora_name="later", lora_path="/adapters/later")
 @pytest.mark.parametrize("name", ["banyan-adapter-" + "a" * 64, LOADED.lora_id], ids=["by content", "by its load"])
 @pytest.mark.parametrize("extra_key", ["{}", "tenant {}", ["tenant", "{} more"]], ids=str)
 def test_request_when_its_extra_key_holds_the_id_of_an_adapter_then_refused(monkeypatch, role, name, extra_key):
-    monkeypatch.setattr(runtime, "role", lambda: role)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: role.value)
     manager, engine = SimpleNamespace(**vars(MANAGER), lora_registry=LoRARegistry([LOADED])), Engine(["an answer"])
     keys = extra_key.format(name) if isinstance(extra_key, str) else [one.format(name) for one in extra_key]
     with pytest.raises(ValueError, match="id of a LoRA adapter: ask for one with lora_path"):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.mem_cache.allocator import swa
+from test.sglang_plugin.features.windows.window_gpu import PAGE, TOKENS, make_pool
 from test.sglang_plugin.rank.hooked import hooked
-from test.sglang_plugin.rank.window_gpu import PAGE, TOKENS, make_pool
 
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.reserve import Reserve

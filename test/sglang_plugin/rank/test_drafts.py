@@ -84,9 +84,9 @@ def test_last_layer_when_a_draft_runs_behind_it_then_it_waits_for_the_drafts_row
     assert reader.load("r", transfer(keys(1), own_pages.alloc(own.page_size)))
     batch = reader.start_layer_wise_loading()
     waited = []
-    copy = reader._cache.moving(batch)
+    copy = reader.cache.moving(batch)
     monkeypatch.setattr(
-        reader._cache, "moving", lambda index: SimpleNamespace(wait_layer=lambda n: waited.append(n) or 0.0)
+        reader.cache, "moving", lambda index: SimpleNamespace(wait_layer=lambda n: waited.append(n) or 0.0)
     )
     reader.layer_done_counter.set_consumer(batch)
     for layer in range(own.layer_num):
@@ -120,13 +120,13 @@ def test_draft_when_its_pool_is_of_another_kind_then_refused(monkeypatch, capsys
 def test_shards_when_the_heads_of_a_draft_are_divided_then_each_has_pages_of_its_own(monkeypatch, make, is_replicated):
     layout = rig.Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=2)
     rig.be_rank(monkeypatch, 0)
-    parallel = rig.membership.get_parallel()
+    parallel = rig.seating.get_parallel()
     parallel.dp_size, parallel.attn_tp_size = 1, 2
     pool = make()
     pools = (pool, *getattr(pool, "drafts", ()))
-    assert rig.membership.seats_of(layout, pools).is_replicated == is_replicated
+    assert rig.seating.seats_of(layout, pools).is_replicated == is_replicated
     divided = with_drafts(latents(), SharedMHAPool, extents.SMALL_HEADS)
-    assert not rig.membership.seats_of(layout, (divided, *divided.drafts)).is_replicated
+    assert not rig.seating.seats_of(layout, (divided, *divided.drafts)).is_replicated
 
 
 @pytest.fixture
@@ -176,6 +176,6 @@ def test_draft_when_pages_outlive_the_server_then_it_is_told_by_its_weights(monk
     monkeypatch.setattr(rig.identity, "weights_digest", lambda config, path, revision: f"weights of {path}")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0)
     rank, *_ = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=heads_and_draft)
-    namespace = rank._member._namespace()
+    namespace = rank.kinds.full._namespace()
     rank.close()
     assert namespace.draft[:2] == ("EAGLE", "weights of a-draft") and namespace.weights_sha256 == "weights of a-model"

@@ -13,7 +13,7 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
-from banyan.sglang_plugin.rank import linker as module
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
 
 FORWARD = "sglang.srt.managers.tp_worker.BaseTpWorker.forward_batch_embedding"
@@ -42,7 +42,7 @@ class Worker(tp_worker.TpModelWorker):
 
 @pytest.fixture(autouse=True)
 def _sharing(monkeypatch):
-    monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
 
 
 def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_copy(monkeypatch):
@@ -50,7 +50,7 @@ def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_cop
     roster, config = _native.Roster.create(2), Config(min_fetch_tokens=PAGE, host_gb=0.0)
     owner, pool, pages = make_rank(monkeypatch, roster, 0, config)
     reader, own_pool, own_pages = make_rank(monkeypatch, roster, 1, config)
-    reader._cache._supply._peers = LatePeers(reader._cache._supply._peers)
+    reader.cache._full.supply._peers = LatePeers(reader.cache._full.supply._peers)
     slots, targets = pages.alloc(PAGE), own_pages.alloc(PAGE)
     owner.offload(transfer(keys(1), slots))
     assert reader.lookup("r", transfer(keys(1), None)) == [1] and reader.load("r", transfer(keys(1), targets))

@@ -20,6 +20,7 @@ from banyan import _native
 from banyan.config import Config
 from banyan.layout import namespace
 from banyan.layout.namespace import FORMAT_VERSION
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools import drafts
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.rank import identity
@@ -221,6 +222,6 @@ def test_index_keys_when_the_pool_is_shared_then_they_are_where_and_as_upstream_
     "other", [{"index_kpool": 2, "page_size": 128, "size": 512}, {"skip_topk_layers": [False, True, False]}]
 )
 def test_index_keys_when_they_do_not_lie_beside_every_token_then_refused(other, capsys):
-    with pytest.raises((SystemExit, rig.module.runtime.Refused)):
+    with pytest.raises((SystemExit, runtime.Refused)):
         SharedDSAPool(**{**INDEX, **other}, dtype=torch.bfloat16)
     assert "--banyan-share off" in capsys.readouterr().err

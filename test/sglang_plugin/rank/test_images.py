@@ -17,6 +17,7 @@ from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, t
 
 from banyan import _native
 from banyan.config import Config
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import identity, requests
 from banyan.sglang_plugin.rank import linker as module
 
@@ -56,11 +57,11 @@ def sglangs_keys(req):
 def rank(monkeypatch, tmp_path):
     """With a store that takes pages at their second sight."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
-    monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="second")
     rank, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
     monkeypatch.setattr(module, "_installed", rank)
-    yield SimpleNamespace(linker=rank, pages=pages, tier=rank._member.tier)
+    yield SimpleNamespace(linker=rank, pages=pages, tier=rank.kinds.full.tier)
     rank.close()
 
 

@@ -21,13 +21,14 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.core import SourceKind, rid_of
-from banyan.disagg import Role
 from banyan.layout import Layout
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
-from banyan.sglang_plugin.rank import identity, membership
+from banyan.sglang_plugin.rank import identity, kind, seating
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
+from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import GAUGES, SERIES, Pseudonyms, rid_pseudonym
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
@@ -84,9 +85,9 @@ def be_rank(monkeypatch, rank):
         attn_tp_rank=0,
         dcp_enabled=False,
     )
-    for user in (module, membership, identity):
+    for user in (module, seating, identity):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
-    monkeypatch.setattr(membership, "get_schedule", lambda: SCHEDULE)
+    monkeypatch.setattr(kind, "get_schedule", lambda: SCHEDULE)
     monkeypatch.setattr(identity, "get_spec", lambda: SPECULATION)
 
 
@@ -123,10 +124,10 @@ def be_started(monkeypatch, roster, rank, config):
     """This process is the one of a rank, of a server with these flags."""
     be_rank(monkeypatch, rank)
     monkeypatch.setattr(module.seams, "verify", lambda process: None)
-    monkeypatch.setattr(module.report, "start", lambda *args, **kwargs: None)
-    monkeypatch.setattr(module.runtime, "config", lambda: config)
-    monkeypatch.setattr(module.runtime, "role", lambda: Role.ALONE)
-    monkeypatch.setattr(module.runtime, "bookkeeping", lambda args: carried(roster))
+    monkeypatch.setattr(report, "start", lambda *args, **kwargs: None)
+    monkeypatch.setattr(runtime, "config", lambda: config)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
+    monkeypatch.setattr(runtime, "bookkeeping", lambda args: carried(roster))
 
 
 def make_rank(
@@ -258,7 +259,7 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
     assert [state["distinct_share"] for state in told] == [pytest.approx(2.5 / 3, abs=1e-4), 0.5]
     assert all((state["num_ranks"], state["num_live_ranks"]) == (2, 2) for state in told)
     assert [state["num_pool_pages"] - state["num_free_pages"] for state in told] == [3, 1]
-    if owner._member.tier is not None:
+    if owner.kinds.full.tier is not None:
         (prompt,) = told[0]["prompts"]
         shown = Pseudonyms("s")
         assert prompt["rid"] == rid_pseudonym(shown.nonce, "r")
@@ -321,9 +322,9 @@ def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_whe
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept_up(ranks, monkeypatch):
     _, ((owner, _, pages), _) = ranks
     registry = prometheus_client.CollectorRegistry()
-    for kind in ("Counter", "Gauge"):
-        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
-    exporter = module.report._Exporter(owner, {"dp_rank": "0", "tp_rank": "0"})
+    for made in ("Counter", "Gauge"):
+        monkeypatch.setattr(prometheus_client, made, partial(getattr(prometheus_client, made), registry=registry))
+    exporter = report._Exporter(owner, {"dp_rank": "0", "tp_rank": "0"})
     owner.offload(transfer(keys(1), pages.alloc(PAGE)))
     owner.num_completed_offloads()
     owner.counters.count_prompt(9, own=4, peer=0, host=0, store=0)
@@ -340,8 +341,8 @@ def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept
 def test_metrics_when_a_counter_grows_then_so_does_its_series_and_when_it_has_begun_anew_it_goes_on(ranks, monkeypatch):
     _, ((owner, _, _), _) = ranks
     registry = prometheus_client.CollectorRegistry()
-    for kind in ("Counter", "Gauge"):
-        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
+    for made in ("Counter", "Gauge"):
+        monkeypatch.setattr(prometheus_client, made, partial(getattr(prometheus_client, made), registry=registry))
     values = {"copy_us": 1_500_000, "store_written_bytes": 10}
     monkeypatch.setattr(module.report._Exporter, "_values", lambda self: values)
     exporter = module.report._Exporter(owner, {"dp_rank": "0"})
@@ -367,7 +368,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     roster = _native.Roster.create(4)
     writer, _, pages = make_rank(monkeypatch, roster, 0, config)
     names, slots = keys(1, 2), pages.alloc(2 * PAGE)
-    writer._member.tier.store.learn([names])
+    writer.kinds.full.tier.store.learn([names])
     writer.offload(transfer(names, slots))
     polled_until(writer, lambda: writer.counters.archived_pages == 2)
     writer.close()
@@ -375,7 +376,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     slow = replace(config, store_read_mb_per_s=0.05)
     roster = _native.Roster.create(4)
     reader, _, _ = make_rank(monkeypatch, roster, 1, slow)
-    reader._member.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
+    reader.kinds.full.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
     assert [roster.reading(seat) for seat in (0, 1)] == [0, 2]
     assert reader.state()["num_reading_pages"] == 2
     polled_until(reader, lambda: roster.reading(1) == 0)
@@ -391,12 +392,12 @@ def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_i
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(url,), store_gb=0.1, store_admit="first")
     writer, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
     names, slots = keys(1, 2), pages.alloc(2 * PAGE)
-    writer._member.tier.store.learn([names])
+    writer.kinds.full.tier.store.learn([names])
     writer.offload(transfer(names, slots))
     polled_until(writer, lambda: writer.counters.archived_pages == 2)
     writer.close()
     reader, _, _ = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
-    tier = reader._member.tier
+    tier = reader.kinds.full.tier
     tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
     tier.arrive("other", keys(3), lambda num_missing, num_found, kind: num_found)
     assert tier.is_awaited("r") and tier.is_awaited("other")

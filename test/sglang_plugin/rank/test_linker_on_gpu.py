@@ -23,11 +23,11 @@ from test.unit.transport.fake_gpu import FakeGpu
 from banyan import _native
 from banyan.cache import NOTHING_QUEUED
 from banyan.config import Config
-from banyan.disagg import Role
-from banyan.sglang_plugin.pools import device_access, device_start
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools import device_access, device_start, kind_pools
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool
-from banyan.sglang_plugin.rank import membership, planning, shareable
+from banyan.sglang_plugin.rank import arena_memory, arena_part, planning
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.runtime import Refused
 from banyan.transport.cuda_ipc.driver import DriverError
@@ -51,7 +51,7 @@ class GpuRank:
             size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=self.pool, need_sort=False
         )
         params = rig.parameters_of(self.pages, PAGE, drafts=tuple(self.drafts))
-        monkeypatch.setattr(rig.module.runtime, "role", lambda: Role.ALONE)
+        monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
         monkeypatch.setattr(BanyanLinker, "record_offload_ready", lambda _linker: self.record_ready())
         forward = SimpleNamespace(cuda_stream=FORWARD)
         self.linker = BanyanLinker(
@@ -74,7 +74,7 @@ class GpuRank:
 
     def adopt_lists(self):
         """Page numbers lie in torch's memory, and the fake checks every address."""
-        access = self.linker._access
+        access = self.linker.kinds.full.access
         lists = numbers_under_way(access._rank_device) + self.pages._lane.tags()
         batches = [batch for reader in access._readers for batch in reader._under_way]
         lists += [part.targets for batch in batches for part in batch.leased + batch.arriving]
@@ -94,9 +94,9 @@ def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
     gpu = FakeGpu()
     monkeypatch.setattr(rig.module.seams, "verify", lambda process: None)
     monkeypatch.setattr(rig.module.report, "start", lambda *args, **kwargs: None)
-    monkeypatch.setattr(rig.module.runtime, "config", lambda: config)
+    monkeypatch.setattr(runtime, "config", lambda: config)
     roster = _native.Roster.create(4)
-    monkeypatch.setattr(rig.module.runtime, "bookkeeping", lambda args: rig.carried(roster))
+    monkeypatch.setattr(runtime, "bookkeeping", lambda args: rig.carried(roster))
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access, "markable_stream", lambda: SCHEDULE)
@@ -178,7 +178,7 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
 
 
 def test_rank_when_it_has_started_then_the_dispatcher_knows_its_pages_and_what_its_allocations_waited(ranks):
-    assert ranks[0].linker._member._roster.page_tokens == PAGE
+    assert ranks[0].linker.kinds.full._roster.page_tokens == PAGE
     ranks[0].pages.wait_us = 7
     assert ranks[0].linker.counters_now().alloc_wait_us == 7
 
@@ -189,11 +189,11 @@ def test_rank_when_its_pool_has_no_handles_then_it_needs_an_arena_that_there_is(
 ):
     """An arena that was to be had and found no memory takes no pages."""
     monkeypatch.setattr(Device, "exportable", has_handles)
-    monkeypatch.setattr(membership.arena_memory, "LEAST_FRAMES", 1)
-    monkeypatch.setattr(membership._native, "available_bytes", lambda: free_bytes)
+    monkeypatch.setattr(arena_memory, "LEAST_FRAMES", 1)
+    monkeypatch.setattr(arena_part._native, "available_bytes", lambda: free_bytes)
     if has_handles or free_bytes:
         (rank,) = make_node(monkeypatch, Config(min_fetch_tokens=PAGE), num_ranks=1)
-        assert rank.linker._access.shares_pool is has_handles
+        assert rank.linker.kinds.full.access.shares_pool is has_handles
         return
     with pytest.raises((SystemExit, Refused)):
         make_node(monkeypatch, Config(min_fetch_tokens=PAGE), num_ranks=1)
@@ -209,8 +209,8 @@ def test_pool_when_sglang_has_made_its_buffers_another_way_then_refused(ranks, m
         mtp_draft_mamba_pools=(),
         sidecar_draft_device_pools=(),
     )
-    with pytest.raises((SystemExit, shareable.runtime.Refused)):
-        shareable.check_shareable({ComponentType.FULL}, params)
+    with pytest.raises((SystemExit, runtime.Refused)):
+        kind_pools.whole_pool({ComponentType.FULL}, params)
     assert "--banyan-share off" in capsys.readouterr().err
 
 
@@ -313,7 +313,7 @@ def test_prefix_when_a_stored_page_is_damaged_then_the_batch_fails(monkeypatch, 
     (rank,) = make_node(monkeypatch, stored, num_ranks=1)
     _, index = load(rank, names)
     assert not rank.linker.finish_layer_wise_loading(index)
-    go_on_until(rank, lambda: not rank.linker._cache._ending)
+    go_on_until(rank, lambda: not rank.linker.cache._ending)
     assert rank.linker.counters.read_failed_pages > 0
     rank.linker.close()
 
@@ -337,7 +337,7 @@ def test_reset_when_the_device_still_reads_what_came_from_the_store_then_it_is_w
     rank.adopt_lists()
     monkeypatch.setattr(device_access.time, "sleep", lambda seconds: rank.gpu.step())
     rank.linker.reset()
-    assert not rank.linker._cache._ending and rank.linker.lookup("s", rig.transfer(names, None)) == []
+    assert not rank.linker.cache._ending and rank.linker.lookup("s", rig.transfer(names, None)) == []
     rank.linker.close()
 
 

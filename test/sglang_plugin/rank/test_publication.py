@@ -32,7 +32,8 @@ def publication(tier, monkeypatch):
     monkeypatch.setattr(module.requests, "is_lasting", lambda key, page_tokens: not key.startswith("adapter"))
     lookout = SimpleNamespace(published=lambda keys: None)
     member = SimpleNamespace(guards_adapters=True, tier=tier, lookout=lookout)
-    return Publication(SimpleNamespace(publish=lambda frames, keys: None), member, 16)
+    kinds = SimpleNamespace(full=member, beside=())
+    return Publication(SimpleNamespace(publish=lambda frames, keys: None), kinds, 16)
 
 
 def test_chains_when_their_offloads_never_complete_then_only_so_many_are_remembered(publication, tier):

@@ -22,6 +22,7 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import identity
 from banyan.sglang_plugin.rank import linker as module
 
@@ -41,7 +42,7 @@ LOADERS = [name for name in COMMANDS if name.startswith("update_weights")]
 
 @pytest.fixture
 def ranks(monkeypatch):
-    monkeypatch.setattr(module.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     roster = _native.Roster.create(2)
     return [make_rank(monkeypatch, roster, rank, Config(min_fetch_tokens=PAGE, host_gb=0.0)) for rank in (0, 1)]
 

@@ -12,6 +12,7 @@ from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 
 from banyan._native import Roster
+from banyan.arena.page_source import Wanted
 from banyan.core import Run, SourceKind
 
 PROMPT = keys(1, 2, 3, 4, 5, 6)
@@ -81,5 +82,5 @@ def test_prefix_when_longer_than_the_arena_then_no_read_takes_the_place_of_its_o
 def test_arrival_when_the_arena_holds_the_beginning_then_the_rest_does_not_push_it_out(small: StoreHost) -> None:
     small.prefetch.start_reads(PROMPT[:3], whole)
     small.until(lambda: small.residency.num_resident == 3)
-    small.tier.arrive(PROMPT, 3, whole)
+    small.tier.ask(Wanted("r", PROMPT, 3, whole))
     assert [small.residency.frame(key) is not None for key in PROMPT[:3]] == [True] * 3

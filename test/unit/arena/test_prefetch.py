@@ -14,6 +14,7 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan._native import Roster, Store
+from banyan.arena.page_source import Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Run, SourceKind
@@ -188,7 +189,7 @@ def test_arrive_when_the_node_holds_the_beginning_then_the_store_is_asked_once_a
         return num_stored
 
     for _ in range(2):
-        host.tier.arrive(keys(1, 2, 3, 4), 1, worth)
+        host.tier.ask(Wanted("r", keys(1, 2, 3, 4), 1, worth))
     assert store.lookups == 2 * [keys(1, 2, 3, 4)] and asked == [(3, 2)]
     host.until(lambda: host.residency.num_resident == 2)
     assert host.residency.frame(*keys(1)) is None and host.residency.frame(*keys(3)) is not None
@@ -196,7 +197,7 @@ def test_arrive_when_the_node_holds_the_beginning_then_the_store_is_asked_once_a
 
 def test_arrive_when_the_node_holds_more_than_the_store_then_nothing_is_read(host: StoreHost) -> None:
     host.save([3], keys(1))
-    host.tier.arrive(keys(1, 2, 3), 2, whole)
+    host.tier.ask(Wanted("r", keys(1, 2, 3), 2, whole))
     assert host.counters.reads == 0
 
 
@@ -286,7 +287,7 @@ class LaggingCopy:
 def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has_ended(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    lagging = host.cache._supply._peers = LaggingPeers(host.rank.peers)
+    lagging = host.cache._full.supply._peers = LaggingPeers(host.rank.peers)
     assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
     assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
     assert host.cache.finish(host.cache.start())
@@ -425,11 +426,11 @@ def test_look_again_when_others_have_announced_pages_then_they_are_read_for_a_pr
     tmp_path: Path,
 ) -> None:
     one, two = (StoreHost(Roster.create(4), 0, tmp_path) for _ in range(2))
-    two.tier.arrive(keys(1, 2, 3), 0, whole)
+    two.tier.ask(Wanted("r", keys(1, 2, 3), 0, whole))
     news = two.tier.take_news()
     one.save([3, 4], keys(1, 2))
     two.until(lambda: two.tier.take_news() != news and two.store.lookup(keys(1, 2)).num_pages == 2)
-    two.tier.look_again(keys(1, 2, 3), 0, whole)
+    two.tier.start_read(Wanted("r", keys(1, 2, 3), 0, whole))
     two.until(lambda: two.residency.num_resident == 2)
     for server in (one, two):
         server.store.close()

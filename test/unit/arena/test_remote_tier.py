@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from banyan.arena.page_source import Wanted
 from banyan.arena.remote_tier import PATIENCE_S, RemoteTier
 from banyan.telemetry import Counters
 
@@ -50,7 +51,7 @@ def rank():
 
 def test_request_when_a_node_has_pages_then_they_are_pulled_and_it_is_awaited_till_then(rank):
     found = SimpleNamespace(num_pages=1)
-    rank.tier.arrive("r", ["a", "b"], None)
+    rank.tier.ask(Wanted("r", ["a", "b"], 0, None))
     assert rank.tier.is_awaited("r") and not rank.tier.is_awaited("other")
     rank.nodes.over = [(1, found)]
     rank.tier.poll()
@@ -60,23 +61,23 @@ def test_request_when_a_node_has_pages_then_they_are_pulled_and_it_is_awaited_ti
 
 def test_request_when_pages_are_on_their_way_then_only_the_rest_is_asked_for(rank):
     rank.prefetch.num_coming = 1
-    rank.tier.arrive("r", ["a", "b"], None)
-    rank.tier.arrive("s", ["a"], None)
+    rank.tier.ask(Wanted("r", ["a", "b"], 0, None))
+    rank.tier.ask(Wanted("s", ["a"], 0, None))
     assert rank.nodes.asked == [["b"]] and not rank.tier.is_awaited("s")
 
 
 def test_request_when_nobody_listens_or_answers_then_it_is_not_held_back_for_long(rank):
     rank.nodes.is_there = False
-    rank.tier.arrive("r", ["a"], None)
+    rank.tier.ask(Wanted("r", ["a"], 0, None))
     assert not rank.tier.is_awaited("r")
     rank.nodes.is_there = True
-    rank.tier.arrive("s", ["a"], None)
+    rank.tier.ask(Wanted("s", ["a"], 0, None))
     rank.now_s = PATIENCE_S
     assert not rank.tier.is_awaited("s")
 
 
 def test_answer_when_it_comes_after_everything_was_forgotten_then_nothing_is_pulled(rank):
-    rank.tier.arrive("r", ["a"], None)
+    rank.tier.ask(Wanted("r", ["a"], 0, None))
     rank.tier.forget()
     rank.nodes.over = [(1, SimpleNamespace(num_pages=1))]
     rank.tier.poll()

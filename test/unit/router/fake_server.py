@@ -22,6 +22,7 @@ from starlette.routing import Route
 from banyan.router.app import build
 from banyan.router.events import EventBatch
 from banyan.router.settings import Settings
+from banyan.routing.question import PATH_FIELD, asked_about
 
 BLOCK_TOKENS = 4
 BOOTSTRAP_PORT = 8998
@@ -103,6 +104,7 @@ class FakeServer(Served):
         self.banyan_state = {}
         self.more_info = {}
         self.reads = {}
+        self.says = {}
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
         super().__init__(
             Starlette(
@@ -113,11 +115,14 @@ class FakeServer(Served):
                     Route("/v1/loads", self.loads),
                     Route("/v1/models", self.models),
                     Route("/tokenize", self.tokenize, methods=["POST"]),
+                    Route("/{path:path}", self.anything, methods=["GET", "HEAD", "POST", "PUT", "OPTIONS"]),
                 ]
             )
         )
 
     async def generate(self, request):
+        if request.url.path in self.says:
+            return await self.anything(request)
         body = await request.body()
         self.seen.append((body, dict(request.headers)))
         self.num_running += 1
@@ -136,6 +141,24 @@ class FakeServer(Served):
             return JSONResponse({"text": self.name, "path": request.url.path})
         finally:
             self.num_running -= 1
+
+    async def anything(self, request):
+        """``says`` has a status, a type and pieces by path; an exception in place of one breaks the connection."""
+        self.seen.append((await request.body(), dict(request.headers)))
+        if request.url.path not in self.says:
+            query = request.url.query
+            raw = request.scope["raw_path"].decode() + (f"?{query}" if query else "")
+            return JSONResponse({"by": self.name, "raw": raw})
+        status, kind, *pieces = self.says[request.url.path]
+
+        async def spoken():
+            for piece in pieces:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+                await asyncio.sleep(0.005)
+
+        return StreamingResponse(spoken(), status, {"x-said-by": self.name}, kind)
 
     async def pieces(self):
         self.num_running += 1
@@ -202,7 +225,12 @@ class FakeServer(Served):
         self.num_tokenised += 1
         await self.tokenises.wait()
         self.num_tokenising -= 1
-        text = fields.get("prompt") or "".join(message["content"] for message in fields["messages"])
+        asked = asked_about(fields) if self.banyan else None
+        if asked is not None:
+            path, of = asked
+            words = [of["input"]] if path == "/v1/responses" else [message["content"] for message in of["messages"]]
+            return JSONResponse({"tokens": list("".join(words).encode()), PATH_FIELD: path})
+        text = fields["prompt"] if "prompt" in fields else "".join(message["content"] for message in fields["messages"])
         return JSONResponse({"tokens": list(text.encode())})
 
 

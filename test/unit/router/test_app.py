@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
-from banyan.disagg.pairs import READ_HEADER, SOURCE_HEADER
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
+from banyan.routing.headers import READ_HEADER, SOURCE_HEADER
 
 PROMPT = "a prompt of some length, long enough for pages"
 

@@ -14,19 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.disagg.pairs import Meeting, address, has_broken
+from banyan.features.pairs.meeting import Meeting, address, has_broken
 from banyan.router import prompt
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MAX_MEDIA, RankBlocks
 from banyan.router.description import Description, read_loads
 from banyan.router.events import BlockRemoved, BlockStored, EventFeed, read_batch, read_number
 from banyan.router.load_feed import read_load
+from banyan.router.paths import BY_PATH
 from banyan.router.verdict import TooLong, WholeEvents
 from banyan.routing.hint import ReadHint, SourceHint
 
 NAMES = (
     *("text", "input_ids", "prompt", "messages", "role", "content", "type", "tools", "stream", "image_data"),
     *("input_embeds", "cache_salt", "extra_key", "lora_path", "session_id", "session_params", "id", "image_url"),
+    *("input", "system", "instructions", "metadata", "conversation"),
     *prompt.RANK_FIELDS,
 )
 SAID = (
@@ -59,7 +61,7 @@ BODIES = st.binary() | st.builds(
 )
 
 
-@given(st.sampled_from(prompt.PATHS), BODIES, st.dictionaries(st.sampled_from(prompt.RANK_HEADERS), st.text()))
+@given(st.sampled_from(sorted(BY_PATH)), BODIES, st.dictionaries(st.sampled_from(prompt.RANK_HEADERS), st.text()))
 def test_body_when_it_is_anything_then_it_is_placed_and_passed_on(path, body, headers):
     read = prompt.read(path, body, headers)
     asked = Asked(read, read.token_ids)
@@ -72,7 +74,7 @@ def test_body_when_it_is_anything_then_it_is_placed_and_passed_on(path, body, he
     has_broken(200, body, is_stream=True)
 
 
-@given(st.sampled_from(prompt.PATHS), st.dictionaries(st.sampled_from(NAMES), objects(NAMES)))
+@given(st.sampled_from(sorted(BY_PATH)), st.dictionaries(st.sampled_from(NAMES), objects(NAMES)))
 def test_fields_when_they_hold_anything_then_they_are_placed(path, fields):
     body = json.dumps(fields).encode()
     read = prompt.read(path, body, {})

@@ -14,12 +14,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from test.unit.router.fake_server import FakeServer, Served, running, until
 
-from banyan.disagg.pairs import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.router import prompt
 from banyan.router.bodies import Bodies, Refused
 from banyan.router.connections import Bounded
+from banyan.router.paths import GENERATE
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import TooLong, WholeEvents
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 
 DEEP = b'{"a":' * 3000 + b"1" + b"}" * 3000
 
@@ -48,17 +49,19 @@ def test_body_when_it_is_too_deep_to_read_then_it_is_the_servers_to_refuse_and_t
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/generate", 405), ("DELETE", "/health", 405)]
+    ("method", "path"),
+    [("GET", "/router/nothing"), ("GET", "/router/drain"), ("GET", "/v1/loads"), ("POST", "/dumper/x")],
 )
-def test_request_when_the_router_has_no_such_endpoint_then_its_error_has_the_form_that_clients_read(
-    method, path, status
+def test_request_when_neither_the_router_nor_a_server_behind_it_answers_it_then_404_in_the_form_that_clients_read(
+    method, path
 ):
     async def scenario():
         async with running([FakeServer("a")]) as rig:
             async with rig.client.request(method, rig.served.url + path) as response:
-                assert (response.status, response.content_type) == (status, "application/json")
+                assert (response.status, response.content_type) == (404, "application/json")
                 error = (await response.json())["error"]
-            assert error["code"] == status and path in error["message"] and error["type"]
+            assert error["code"] == 404 and path in error["message"] and error["type"]
+            assert rig.num_seen() == [0]
 
     asyncio.run(scenario())
 
@@ -266,10 +269,10 @@ def test_prompt_when_it_would_only_be_refused_then_no_server_is_asked_for_its_to
 
 def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_larger_it_is_not(monkeypatch):
     body = json.dumps({"input_ids": [7] * 1000, "session_id": "s"}).encode()
-    read = prompt.read(prompt.GENERATE, body, {})
+    read = prompt.read(GENERATE, body, {})
     assert len(read.token_ids) == 1000 and read.session == "s"
     monkeypatch.setattr(prompt, "MOST_READ_BYTES", 1000)
-    unread = prompt.read(prompt.GENERATE, body, {prompt.ROUTING_KEY_HEADER: "r"})
+    unread = prompt.read(GENERATE, body, {prompt.ROUTING_KEY_HEADER: "r"})
     assert unread.token_ids is None and unread.session == "r" and not unread.may_pin
 
     async def scenario():

@@ -10,11 +10,12 @@ import pytest
 from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
 from test.unit.router.fake_server import BLOCK_TOKENS, BOOTSTRAP_PORT, FakeServer, running, until
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.core import LOAD_FAILED
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.health import State
 from banyan.router.settings import Settings
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 
 DAMAGED = (503, LOAD_FAILED)
 

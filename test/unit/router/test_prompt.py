@@ -8,7 +8,9 @@ import json
 
 import pytest
 
-from banyan.router.prompt import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, MEDIUM_BYTES, Request, pin, read
+from banyan.router.chats import MEDIUM_BYTES
+from banyan.router.paths import CHAT_COMPLETIONS, COMPLETIONS, GENERATE
+from banyan.router.prompt import Request, pin, read
 from banyan.router.sent import PIECE_BYTES, piece_ids
 
 

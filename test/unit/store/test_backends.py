@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from banyan.features.stores import mooncake
 from banyan.ports import PageStore
-from banyan.store import Space, StoreLocation, backends, look, mooncake, open_store
+from banyan.store import Space, StoreLocation, backends, look, open_store
 
 SPACE = Space(quota_bytes=8 << 20, share_bytes=4 << 20, floor_bytes=0)
 

@@ -128,7 +128,7 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
         is_holding = held is not None and held.num_held > 0
         if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
             _drain(controller, sock_recv)
-        if is_holding:
+        if held is not None and is_holding:
             held.send_on(controller._active_workers)
         if controller.banyan_watchdog is not None:
             controller.banyan_watchdog.look(time.time())

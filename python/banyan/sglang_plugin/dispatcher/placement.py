@@ -166,12 +166,16 @@ def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
 
 
 def session_of(req: Any) -> str | None:
-    """What names the conversation: SGLang's session, else the routing key (header ``x-smg-routing-key``)."""
+    """What names the conversation: SGLang's session, else the routing key (header ``x-smg-routing-key``), else what its
+    client says by the way (``routing.conversation``)."""
     if req.session_id is not None:
         return str(req.session_id)
     if req.session_params is not None and req.session_params.id is not None:
         return str(req.session_params.id)
-    return str(req.routing_key) if req.routing_key is not None else None
+    if req.routing_key is not None:
+        return str(req.routing_key)
+    said = payload_of(req.kv_hints, hint.SESSION_ACTION, hint.ACTION_VERSION)
+    return str(said["name"]) if said is not None else None
 
 
 def _tell(req: Any, found: Found, decision: Decision | None) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from banyan import _native
 from banyan.layout import Layout, cacheable_tokens
@@ -104,7 +104,7 @@ class PrefixScout:
         extra_key = (req.extra_key or "") + req.lora_id if req.lora_id is not None else req.extra_key
         seed = namespace_seed(extra_key, req.cache_salt)
         ahead = self._tokens_ahead
-        prompt = _native.PromptTokens(seed, tokens[: num_tokens + ahead], self._page_tokens, ahead)
+        prompt = _native.PromptTokens(seed, cast(Any, tokens[: num_tokens + ahead]), self._page_tokens, ahead)
         pages_by_slot = peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES)
         self._found_nothing = not any(pages_by_slot)
         num_seats = self.layout.num_seats

@@ -9,22 +9,18 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from banyan import SGLANG_VERSION, _native, config, faults
+from banyan import feature_list as features
 from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
-from banyan.disagg import Role, environment, notes
+from banyan.feature import Asked
 from banyan.layout import Layout
-from banyan.nodes.secret import read_secret
-from banyan.patches import features
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
-    door_seats_refusal,
     environment_refusal,
     refusals,
-    secret_refusal,
 )
 from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
@@ -34,7 +30,7 @@ from banyan.refusals.start import store_refusal
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine
 from banyan.store import look
-from banyan.store.location import FILE, HF3FS, MOONCAKE, NIXL_POSIX, StoreLocation
+from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
@@ -92,7 +88,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _seated(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += [*_store_refusals(wanted), *_node_refusals(wanted, layout)]
+    reasons += [*_store_refusals(wanted), *features.lines(asked_of(args, wanted, layout))]
     if reasons:
         runtime.refuse(*reasons)
     off = seams.unfit()
@@ -106,7 +102,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     return carried
 
 
-def _without(off: Sequence[features.Off], wanted: Config, asked: features.Asked) -> Config:
+def _without(off: Sequence[features.Off], wanted: Config, asked: Asked) -> Config:
     """Switch these off, here and in the processes to come; what is wanted of the rest. Refuses who needs them."""
     reasons = features.refusals({one.name: one.reasons for one in off}, asked)
     if reasons:
@@ -123,15 +119,18 @@ def _without(off: Sequence[features.Off], wanted: Config, asked: features.Asked)
     return wanted
 
 
-def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None = None) -> features.Asked:
+def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None = None) -> Asked:
     """What features depend on, of arguments as they were given or as SGLang has resolved them."""
-    return features.Asked(
+    return Asked(
         config=wanted,
+        device=runtime.device_of(args),
         algorithm=args.speculative_algorithm,
         has_adapters=bool(args.lora_paths),
         disaggregation_mode=args.disaggregation_mode,
         steps_together=layout.steps_together,
         model=model,
+        layout=layout,
+        args=args,
     )
 
 
@@ -163,12 +162,11 @@ def layout_of(args: Any) -> Layout:
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
     global _roster
-    role = Role(args.disaggregation_mode)
-    marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
-    config.inherit(environment(role, on_gpu=runtime.device_of(args) != "cpu", **marks))
+    for name, parts in features.installed().items():
+        if runtime.is_on(name):
+            parts.launched(asked_of(args, wanted, layout))
     carried: dict[str, Any] = {"config": wanted.as_dict(), "ear": last_words.listen()}
     if wanted.shares:
-        _take_role(role, args, wanted)
         args.enable_unified_cache_external_linker = True
         args.unified_cache_external_linker_backend = "dynamic"
         args.unified_cache_external_linker_config = {
@@ -184,18 +182,6 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     return carried
 
 
-def _take_role(role: Role, args: Any, wanted: Config) -> None:
-    """Set what a server of a pair needs."""
-    if role is Role.DECODE:
-        # The linker belongs to a radix cache, and decode servers have none unless they are told.
-        args.disaggregation_decode_enable_radix_cache = True
-    if role is Role.PREFILL and args.dp_size > 1 and wanted.policy != config.SGLANG_POLICY:
-        # Else the room says which rank it has to be, and a request that is placed elsewhere fails.
-        args.load_balance_method = "round_robin"
-    for note in notes(role, has_store=bool(wanted.store), tp_size=args.tp_size):
-        logger.warning("banyan: %s", note)
-
-
 def _store_refusals(wanted: Config) -> list[str]:
     """What the ranks would refuse the store for, of what can be told before there are any."""
     if not (wanted.store and wanted.shares):
@@ -207,19 +193,6 @@ def _store_refusals(wanted: Config) -> list[str]:
     except (OSError, ValueError) as error:
         return [store_refusal(paths=wanted.store, error=error)]
     return []
-
-
-def _node_refusals(wanted: Config, layout: Layout) -> list[str]:
-    """One line for each reason why this server cannot deal with other nodes, or with the other servers of its pair."""
-    if not wanted.secret_file:
-        return []
-    reasons = []
-    try:
-        read_secret(Path(wanted.secret_file))
-    except (OSError, ValueError) as error:
-        reasons.append(secret_refusal(path=wanted.secret_file, error=error))
-    seats = door_seats_refusal(num_slots=layout.num_slots(has_arena=True), num_shards=layout.num_shards)
-    return [*reasons, seats] if wanted.listen and seats is not None else reasons
 
 
 def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
@@ -275,7 +248,6 @@ def _draft(args: Any, layout: Layout) -> DraftFacts:
 
 def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindFacts:
     """What decides whether a model's sliding windows, or its states, can be shared."""
-    scheme = StoreLocation.parse(wanted.store).scheme if wanted.store else ""
     return KindFacts(
         architecture=model.architecture,
         has_windows=model.has_window,
@@ -291,7 +263,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         steps_together=layout.steps_together,
         deals_with_nodes=wanted.deals_with_nodes,
         keeps_arena=bool(wanted.keep_host_arena),
-        asked_store=scheme if scheme in (MOONCAKE, NIXL_POSIX) else "",
+        asked_store=asked_scheme(wanted),
         num_slots=layout.num_slots_with_windows,
     )
 

@@ -50,7 +50,8 @@ class Choice:
 def choice_of(server_args: Any) -> Choice:
     """Of arguments that are resolved."""
     view = resolved_view(server_args)
-    return Choice(view.page_size, *attention_backends_of(view), view.speculative_draft_attention_backend)
+    prefill, decode = attention_backends_of(view)
+    return Choice(view.page_size, prefill, decode, view.speculative_draft_attention_backend)
 
 
 def compared(found: Choice, expected: Choice | None) -> dict[str, Any]:

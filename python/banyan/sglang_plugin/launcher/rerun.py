@@ -22,12 +22,14 @@ from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
-from banyan.disagg.pairs import LOAD_FAILED, PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.core import LOAD_FAILED
 from banyan.planner import Action, asked
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SOURCE_ACTION, ReadHint, SourceHint
+from banyan.routing.conversation import conversation_of
+from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
-from banyan.sglang_plugin.launcher import clients
+from banyan.sglang_plugin.launcher import clients, prompt_tokens
 
 logger = logging.getLogger("banyan")
 
@@ -36,13 +38,17 @@ async def around_generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncIterator[Any]:
     """SGLang's answers; those of a second run when the first one ended before its first token for damaged pages."""
+    if prompt_tokens.is_only_asked_about():
+        await prompt_tokens.tell(obj, manager)
+        return
     if runtime.config() is not None:
         clients.admit(obj, manager)
+        obj = await _with_session(obj, request)
     if not runtime.is_sharing():
         async for answer in original(manager, obj, request):
             yield answer
         return
-    if runtime.role().is_paired:
+    if runtime.disaggregation_mode() != "null":
         async for answer in original(manager, _as_asked(obj, request), request):
             yield answer
         return
@@ -80,6 +86,19 @@ def _with_source(obj: Any, request: Any) -> Any:
     """The request, marked with whose arenas have more of its prompt, as a router says."""
     source = SourceHint.from_header(request.headers.get(SOURCE_HEADER, "")) if request is not None else None
     return obj if source is None else _marked(obj, SOURCE_ACTION, ACTION_VERSION, source.payload())
+
+
+async def _with_session(obj: Any, request: Any) -> Any:
+    """The request, marked with the name of its conversation where its client says one by the way: its dispatcher sees
+    neither headers nor bodies."""
+    headers = getattr(request, "headers", None)
+    if headers is None:
+        return obj
+    # SGLang has read a JSON body, and keeps it; of any other there is nothing to read any more.
+    is_json = "application/json" in headers.get("content-type", "")
+    fields = await request.json() if is_json else None
+    name = conversation_of(fields if isinstance(fields, dict) else {}, headers)
+    return obj if name is None else _marked(obj, SESSION_ACTION, ACTION_VERSION, {"name": name})
 
 
 def _is_load_failure(answer: Any) -> bool:

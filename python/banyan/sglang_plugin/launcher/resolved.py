@@ -12,9 +12,10 @@ from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
 
+from banyan import feature_list as features
 from banyan.config import Config
+from banyan.feature import Asked
 from banyan.layout import Layout
-from banyan.patches import features
 from banyan.refusals import refusals
 from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
@@ -87,7 +88,7 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
 
 
-def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> features.Asked:
+def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:
     wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
     return flags.asked_of(resolved_view(server_args), wanted, layout, model)
 

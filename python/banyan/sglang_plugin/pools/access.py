@@ -21,7 +21,7 @@ from banyan.sglang_plugin.pools.quarantine import OwnPages
 
 Window = tuple[Sequence[str], Any]
 """Keys of a node's window pages, and their page numbers as ``frames`` of their own pool gives them; of a model that has
-such (``banyan.sglang_plugin.pools.two_pools``)."""
+such (``banyan.features.windows.pools.two_pools``)."""
 
 Publish = Callable[[Any, list[str], Window | None], None]
 """Takes page numbers, an int64 array, and their keys; with them the window pages of the same node."""
@@ -58,8 +58,10 @@ class PoolAccess(Protocol):
     pins_arena: bool
     """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
 
-    pins: Pins | None
-    """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
+    @property
+    def pins(self) -> Pins | None:
+        """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
+        ...
 
     follows_reads: bool
     """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""

@@ -28,6 +28,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
     """The most that pages to load into wait for readers; what gets none is computed."""
 
+    staged_pages: list[Any]
+    num_staged_pages: int
+
     decodes_on_held = True
     """Whether a decode is planned with pages that peers are still reading. Where not, SGLang retracts a request."""
 
@@ -46,7 +49,8 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         # Upstream sorts whatever get_all_free_pages() counts; here that includes pages which must not be handed out.
         if self.num_staged_pages:
             self.free_pages = super().get_all_free_pages().sort().values
-            self.staged_pages, self.num_staged_pages = [], 0
+            self.staged_pages = []
+            self.num_staged_pages = 0
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.

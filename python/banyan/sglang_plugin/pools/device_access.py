@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -44,7 +44,7 @@ from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
 from banyan.transport.cuda_ipc.host_pieces import HostPieces
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
-from banyan.transport.cuda_ipc.leases import LeaseWord
+from banyan.transport.cuda_ipc.leases import Directory, LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
@@ -212,7 +212,9 @@ class DeviceAccess:
         reads = None
         if self._ring is not None:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
-        return shelf, self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
+        reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
+        # It leases only what its own lookup has found; a protocol cannot say that.
+        return cast(OwnShelf, shelf), cast(Peers, reader)
 
     def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""
@@ -258,7 +260,7 @@ class DeviceAccess:
             ready_events=tuple,
         )
         ends = self._rank_device.backup_ends
-        return self._open_reader(peers, order, ends, num_pages=num_frames, target_row=ARENA_ROW)
+        return cast(Peers, self._open_reader(peers, order, ends, num_pages=num_frames, target_row=ARENA_ROW))
 
     def _description(self) -> PoolDescription:
         """How peers open the pool; where they cannot, a description that opens nothing, and they take the arena."""
@@ -278,7 +280,7 @@ class DeviceAccess:
         reads: ArenaReads | None = None,
     ) -> CudaPeers:
         reader = CudaPeers(
-            directory=peers,
+            directory=cast(Directory, peers),
             driver=self._driver,
             kernel=self._kernel if target_row == OWN_ROW else self._backup_kernel,
             mappings=self._mappings,

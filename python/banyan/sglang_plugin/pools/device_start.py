@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from banyan.sglang_plugin import runtime
 from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
 from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
-from banyan.transport.cuda_ipc.gpu_io import GpuIo
+from banyan.transport.cuda_ipc.gpu_io import GpuIo, IoRing
 from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord
 
@@ -91,7 +91,7 @@ def pin_arena(
     follows when it is needed. Where the driver does not let us, refuses what the user asked for, and says that there is
     no arena where nobody did.
     """
-    address = np.frombuffer(arena, dtype=np.uint8).ctypes.data
+    address = np.frombuffer(memoryview(arena), dtype=np.uint8).ctypes.data
 
     def register(start: int, size: int) -> int:
         arena.back(start - address, size)
@@ -142,7 +142,8 @@ def open_ring(driver: RingDriver, *, stream: int) -> GpuIo | None:
     except DriverError as error:
         logger.warning("banyan: pages of the store are leased when all their layers have landed: %s", error)
         return None
-    return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
+    # It takes back only batches of its own; a protocol cannot say that.
+    return GpuIo(driver, cast(IoRing, _native.FlagRing(words, NUM_SLOTS)), address)
 
 
 def open_ends(driver: CopyDriver) -> LeaseWord:
@@ -156,4 +157,4 @@ def open_ends(driver: CopyDriver) -> LeaseWord:
 
 
 def _pin(driver: CopyDriver, memory: _native.SharedBytes) -> int:
-    return driver.register_host(np.frombuffer(memory, dtype=np.uint8).ctypes.data, memory.num_bytes)
+    return driver.register_host(np.frombuffer(memoryview(memory), dtype=np.uint8).ctypes.data, memory.num_bytes)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -45,7 +45,9 @@ class HostAccess:
     def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
         shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
-        return shelf, _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
+        # It leases only what its own lookup has found; a protocol cannot say that.
+        peers = _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
+        return cast(OwnShelf, shelf), cast(Peers, peers)
 
     def arena_peers(
         self,
@@ -55,7 +57,8 @@ class HostAccess:
         block: BlockGeometry,
         memory: _native.SharedBytes,
     ) -> Peers:
-        return _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
+        view = _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
+        return cast(Peers, view)
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
         self._publish_now(slots, keys, window)

@@ -22,4 +22,4 @@ class KeysOfEachToken:
             runtime.refuse(line)
         # SGLang sets it behind the latents; their page is to have room for the keys before.
         self.index_head_dim = index_head_dim
-        super().__init__(*args, index_head_dim=index_head_dim, **kwargs)
+        super().__init__(*args, index_head_dim=index_head_dim, **kwargs)  # type: ignore[call-arg]

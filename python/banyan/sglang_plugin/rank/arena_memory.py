@@ -70,7 +70,7 @@ class Arena:
 
         def sums(frames: Sequence[int], keys: Sequence[str]) -> list[int]:
             offsets = np.asarray(frames, dtype=np.int64) * self.block.frame_bytes
-            return self.memory.checksums(namespace, list(keys), offsets, self.block.block_bytes)
+            return self.memory.checksums(namespace, list(keys), offsets.data, self.block.block_bytes)
 
         return sums
 

@@ -10,7 +10,8 @@ from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint, Until
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
-from banyan.sglang_plugin.rank import linker, requests, spans
+from banyan.sglang_plugin.rank import linker, requests
+from banyan.sglang_plugin.rank.reporting import spans
 from banyan.telemetry import Counters
 
 
@@ -20,7 +21,6 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
         return
     seen = _hint_of(req.kv_hints)
     _introduce(req, seen, _asked_of(req.kv_hints))
-    req.banyan_reads, req.banyan_source = _reads_of(req.kv_hints), _source_of(req.kv_hints)
     if recv_req.mm_inputs is None:
         _arrive(req)
     spans.placed(req, req.banyan_decision)
@@ -58,7 +58,6 @@ def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None
     req.dp_max_kv_rank = seen.max_rank if seen is not None else -1
     req.banyan_tokens = {}
     req.banyan_asked = wanted
-    req.banyan_reads = req.banyan_source = None
     req.banyan_decision = seen.decision if seen is not None else None
     req.banyan_has_arrived = False
     requests.register(req)
@@ -90,13 +89,3 @@ def _hint_of(hints: Any) -> PrefixHint | None:
 def _asked_of(hints: Any) -> Action | None:
     payload = payload_of(hints, asked.ACTION_TYPE, asked.ACTION_VERSION)
     return None if payload is None else asked.from_payload(payload)
-
-
-def _reads_of(hints: Any) -> hint.ReadHint | None:
-    payload = payload_of(hints, hint.READ_ACTION, hint.ACTION_VERSION)
-    return None if payload is None else hint.ReadHint.from_payload(payload)
-
-
-def _source_of(hints: Any) -> hint.SourceHint | None:
-    payload = payload_of(hints, hint.SOURCE_ACTION, hint.ACTION_VERSION)
-    return None if payload is None else hint.SourceHint.from_payload(payload)

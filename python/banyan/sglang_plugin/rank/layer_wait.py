@@ -8,17 +8,17 @@ from typing import Any
 
 from banyan import faults
 from banyan.cache import NOTHING_QUEUED, PrefixCache
-from banyan.disagg import Forwards
-from banyan.ports import Copy
+from banyan.planner import RequestFacts
+from banyan.ports import Copy, LayerWatch
 from banyan.sglang_plugin.pools.access import DeviceTimer
 from banyan.sglang_plugin.rank.planning import RankPlanner
-from banyan.sglang_plugin.rank.spans import TracedForward
+from banyan.sglang_plugin.rank.reporting.spans import TracedForward
 from banyan.telemetry import LayerClock
 
 
 class LayerWait:
     """What SGLang's pools call before they read a layer: the copy's progress, the per-layer clock, and who hears of
-    completed layers (``forwards``).
+    completed layers (``tell``).
 
     A draft runs behind the model's last layer: whoever waits for that waits for ``num_page_layers``, all that a page
     has. ``timer`` is None where the forward runs on the calling thread.
@@ -26,13 +26,12 @@ class LayerWait:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        cache: PrefixCache[RequestFacts],
         clock: LayerClock,
         planner: RankPlanner,
         num_layers: int,
         num_page_layers: int,
         timer: DeviceTimer | None,
-        forwards: Forwards,
     ) -> None:
         self.num_layers = num_layers
         self.consumer_index = NOTHING_QUEUED
@@ -40,7 +39,7 @@ class LayerWait:
         self._clock = clock
         self._planner = planner
         self._timer = timer
-        self._forwards = forwards
+        self._watches: list[LayerWatch] = []
         self._last_page_layer = num_page_layers - 1
         self._copy: Any = None
         self._traced: TracedForward | None = None
@@ -55,6 +54,10 @@ class LayerWait:
     def _lose_this(self, layer: int) -> None:
         self._lose(self.consumer_index)
 
+    def tell(self, watch: LayerWatch) -> None:
+        """From now on ``watch`` hears of the layers that forwards complete."""
+        self._watches.append(watch)
+
     def wait_for(self, copies: Iterable[Copy]) -> None:
         """Return once all of these are in place, or have failed; on a GPU, have what is enqueued from now on wait."""
         for copy in copies:
@@ -68,7 +71,8 @@ class LayerWait:
         traced = self._planner.spans.forward_begins(self._copy, self.num_layers)
         # Where the device has a clock of its own, what is seen here are launches.
         self._traced = traced if self._timer is None else None
-        self._forwards.begin()
+        for watch in self._watches:
+            watch.begin()
         self._clock.begin()
         if self._timer is not None:
             pieces = self._planner.pieces_running
@@ -76,7 +80,8 @@ class LayerWait:
 
     def wait_until(self, layer: int) -> None:
         """Return once ``layer`` of the current batch is in place."""
-        self._forwards.completed(layer)
+        for watch in self._watches:
+            watch.completed(layer)
         waited_s = 0.0
         if self._copy is not None:
             waited_s = self._copy.wait_layer(layer if layer < self.num_layers - 1 else self._last_page_layer)

@@ -12,7 +12,7 @@ from banyan.pacing import StoreWrites, WritePause
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
-from banyan.sglang_plugin.rank.spans import Spans
+from banyan.sglang_plugin.rank.reporting.spans import Spans
 from banyan.telemetry import Counters
 
 NUM_SHOWN_FORWARDS = 64
@@ -23,7 +23,7 @@ TYPICAL_TOKENS = 512
 
 
 class RankPlanner:
-    """Implements ``banyan.planner.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
+    """Implements ``banyan.ports.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
 
     def __init__(
         self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1, fixed_tokens: float = 0.0

@@ -17,10 +17,10 @@ import logging
 from typing import Any
 
 from banyan.cache import PrefixCache
+from banyan.planner import RequestFacts
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank import requests
-from banyan.sglang_plugin.rank.membership import Membership
-from banyan.sglang_plugin.rank.window_places import RankWindows
+from banyan.sglang_plugin.rank.all_kinds import Kinds
 
 logger = logging.getLogger("banyan")
 
@@ -31,13 +31,10 @@ MAX_ANNOUNCED = 1 << 16
 class Publication:
     """Between a rank's pool, which knows when pages are complete, and who wants them."""
 
-    def __init__(
-        self, cache: PrefixCache, member: Membership, page_tokens: int, windows: RankWindows | None = None
-    ) -> None:
+    def __init__(self, cache: PrefixCache[RequestFacts], kinds: Kinds, page_tokens: int) -> None:
         self._cache = cache
-        self._member = member
+        self._full, self._beside = kinds.full, kinds.beside
         self._page_tokens = page_tokens
-        self._windows = windows
         self._lasting: dict[str, int] = {}
         """Of a server with adapters: how many chains with this first key are on their way and may be kept, the oldest
         first."""
@@ -45,7 +42,7 @@ class Publication:
 
     def announce(self, keys: list[str]) -> None:
         """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
-        if self._member.guards_adapters and requests.is_lasting(keys[0], self._page_tokens):
+        if self._full.guards_adapters and requests.is_lasting(keys[0], self._page_tokens):
             self._lasting[keys[0]] = self._lasting.pop(keys[0], 0) + 1
             if len(self._lasting) > MAX_ANNOUNCED:
                 del self._lasting[next(iter(self._lasting))]
@@ -54,15 +51,16 @@ class Publication:
         """A chain of complete pages of this rank's tree, with its window pages."""
         if self._is_stopped:
             return
-        may_be_kept = not self._member.guards_adapters or self._take_lasting(keys[0])
+        may_be_kept = not self._full.guards_adapters or self._take_lasting(keys[0])
         if self._is_silent:
             self._say_why()
             return
         self._cache.publish(frames, keys)
-        if self._windows is not None and window is not None:
-            self._windows.publish(*window)
-        self._member.lookout.published(keys)
-        tier = self._member.tier if may_be_kept else None
+        beside = [] if window is None else [(kind, *window) for kind in self._beside]
+        for kind, window_keys, window_frames in beside:
+            kind.publish(window_keys, window_frames)
+        self._full.lookout.published(keys)
+        tier = self._full.tier if may_be_kept else None
         keys = list(tier.to_keep(keys)) if tier is not None else []
         if tier is None or not keys:
             return
@@ -70,8 +68,8 @@ class Publication:
             # No prompt that arrived goes on like this: it follows an answer that was just given.
             tier.store.learn(requests.grown_chains(self._page_tokens))
         tier.back_up(keys)
-        if self._windows is not None and window is not None:
-            self._windows.back_up(window[0])
+        for kind, window_keys, _ in beside:
+            kind.back_up(window_keys)
 
     def stop(self) -> None:
         """Publish nothing any more."""

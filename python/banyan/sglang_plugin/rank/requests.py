@@ -24,7 +24,6 @@ from banyan.core import Fetch, PrefixSpan, request_id
 from banyan.layout import cacheable_tokens
 from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
-from banyan.routing.hint import ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
 
@@ -90,25 +89,9 @@ def span_of(req: Any) -> PrefixSpan | None:
     return PrefixSpan(req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank)
 
 
-def reads_of(request: str) -> ReadHint | None:
-    """Who is to read what of the request's prompt, where a router has said so."""
-    req = _by_id.get(request)
-    reads: ReadHint | None = getattr(req, "banyan_reads", None)
-    return reads
-
-
-def forget_reads(request: str) -> None:
-    """From now on this rank reads what the request's prompt lacks."""
-    req = _by_id.get(request)
-    if req is not None:
-        req.banyan_reads = None
-
-
-def source_of(request: str) -> SourceHint | None:
-    """Whose arenas have more of the request's prompt, where a router has said so."""
-    req = _by_id.get(request)
-    source: SourceHint | None = getattr(req, "banyan_source", None)
-    return source
+def find(request: str) -> Any | None:
+    """SGLang's request of this id, while SGLang knows it."""
+    return _by_id.get(request)
 
 
 def traced(request: str) -> Any | None:

@@ -9,30 +9,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from banyan.cache import PrefixCache
-from banyan.disagg import Forwards
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
+from banyan.planner import RequestFacts
+from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank.all_kinds import Kinds
+from banyan.sglang_plugin.rank.both_stores import BothStores
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
-from banyan.sglang_plugin.rank.membership import Membership
 from banyan.sglang_plugin.rank.planning import RankPlanner
-from banyan.sglang_plugin.rank.window_places import BothStores, RankWindows
 from banyan.telemetry import Counters, LayerClock, Stopwatch
 
 
 def time_layers(
-    cache: PrefixCache,
+    cache: PrefixCache[RequestFacts],
     planner: RankPlanner,
-    member: Membership,
+    access: PoolAccess,
     *,
     num_layers: int,
     num_page_layers: int,
     counters: Counters,
-    forwards: Forwards,
 ) -> LayerWait:
     """What SGLang's pools call before they read a layer; it measures layers for the planner."""
-    timer = member.access.time_layers(num_layers, planner.forward_took)
+    timer = access.time_layers(num_layers, planner.forward_took)
     clock = LayerClock(
         num_layers=num_layers,
         counters=counters,
@@ -40,14 +40,14 @@ def time_layers(
         # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
         ended=planner.forward_ended if timer is None else None,
     )
-    return LayerWait(cache, clock, planner, num_layers, num_page_layers, timer, forwards)
+    return LayerWait(cache, clock, planner, num_layers, num_page_layers, timer)
 
 
-def pace_writes(planner: RankPlanner, member: Membership, windows: RankWindows | None) -> None:
-    """Let the store write beside decodes, and not beside prefills; both stores, where there are window pages."""
-    beside = None if windows is None else windows.member.store
-    if member.store is not None:
-        planner.pace_writes(member.store if beside is None else BothStores((member.store, beside)))
+def pace_writes(planner: RankPlanner, kinds: Kinds) -> None:
+    """Let the store write beside decodes, and not beside prefills; the stores of several kinds as one."""
+    stores = [kind.store for kind in kinds if kind.store is not None]
+    if stores:
+        planner.pace_writes(stores[0] if len(stores) == 1 else BothStores(stores))
 
 
 def step_together(
@@ -70,7 +70,7 @@ def step_together(
         allocator.load_patience_s = lambda: LOAD_PATIENCE_S
 
 
-def load_without_circles(cache: PrefixCache, *allocators: QuarantiningAllocator) -> None:
+def load_without_circles(cache: PrefixCache[RequestFacts], *allocators: QuarantiningAllocator) -> None:
     """A rank that holds leases for copies which have not begun waits no longer than ``LOAD_PATIENCE_S`` for readers of
     its own pages: the reader may be waiting for these leases, and would for as long.
 
@@ -80,11 +80,8 @@ def load_without_circles(cache: PrefixCache, *allocators: QuarantiningAllocator)
         allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
 
 
-def time_control(*entries: tuple[object, Sequence[str]]) -> Callable[[], int]:
-    """Measure what these methods take, each of an object and by name; the sum so far in microseconds."""
-    stopwatch = Stopwatch(time.perf_counter_ns)
-    for owner, names in entries:
-        for name in names:
-            timed: Callable[..., Any] = stopwatch.wrap(getattr(owner, name))
-            setattr(owner, name, timed)
-    return lambda: stopwatch.elapsed_ns // 1000
+def time_control(stopwatch: Stopwatch, owner: object, names: Sequence[str]) -> None:
+    """Measure what these methods of an object take."""
+    for name in names:
+        timed: Callable[..., Any] = stopwatch.wrap(getattr(owner, name))
+        setattr(owner, name, timed)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of features, and what becomes of a server where one is off: pure.
+
+The feature of a patch is its folder. ``core`` is what sharing itself needs: without one of its patches Banyan is off.
+Any other feature is off by itself, where one of its patches does not fit or its folder is not installed, and all else
+works. A row of ``FEATURES`` says what stands in its place, and which flag or model cannot do without it; such a server
+is refused. This is the one place that names features; what they bring is asked for with ``installed``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from banyan.config import SGLANG_POLICY, Config
+from banyan.feature import Asked, Feature, Parts, StoreScheme
+from banyan.patches import Misfit
+from banyan.refusals.misfit import misfit_refusal
+from banyan.refusals.models import ModelFacts
+
+CORE = "core"
+FILE_SCHEMES = ("", "file", "3fs")
+"""Stores that the core has."""
+
+
+def _needed(name: str, needed_by: Callable[[Asked], str], *, has_folder: bool = False) -> Feature:
+    """One for servers of a kind, which cannot do without."""
+
+    def needed_to_share(asked: Asked) -> str:
+        return needed_by(asked) if asked.config.shares else ""
+
+    return Feature(
+        name=name,
+        instead="servers and models that need it are refused",
+        is_used=lambda asked: bool(needed_to_share(asked)),
+        needed_by=needed_to_share,
+        has_folder=has_folder,
+    )
+
+
+def _by_model(has: Callable[[ModelFacts], bool], what: str) -> Callable[[Asked], str]:
+    def needed_by(asked: Asked) -> str:
+        model = asked.model
+        return f"{model.architecture} keeps {what}" if model is not None and has(model) else ""
+
+    return needed_by
+
+
+def _scheme(config: Config) -> str:
+    """Of the store that is wanted."""
+    return config.store[0].partition("://")[0] if config.store and "://" in config.store[0] else ""
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(name=CORE, instead="Banyan is off, and SGLang serves as without it"),
+    Feature(
+        name="placement",
+        instead="SGLang's own method chooses ranks (--banyan-policy sglang)",
+        is_used=lambda asked: asked.config.looks_up,
+        without=lambda config: replace(config, policy=SGLANG_POLICY, prefix_hints=False),
+    ),
+    Feature(name="victims", instead="SGLang evicts by age, and does not know what peers hold"),
+    Feature(
+        name="planner",
+        instead="no forward is measured: what is found is fetched",
+        needed_by=lambda asked: "--enable-dp-attention" if asked.config.shares and asked.steps_together else "",
+    ),
+    _needed("windows", _by_model(lambda model: model.has_window, "a sliding window"), has_folder=True),
+    _needed("states", _by_model(lambda model: model.has_states, "states"), has_folder=True),
+    _needed("index_keys", _by_model(lambda model: model.has_index_keys, "index keys")),
+    _needed("drafts", lambda asked: f"--speculative-algorithm {asked.algorithm}" if asked.algorithm else ""),
+    _needed("adapters", lambda asked: "--lora-paths" if asked.has_adapters else ""),
+    _needed(
+        "pairs",
+        lambda asked: (
+            "" if asked.disaggregation_mode == "null" else f"--disaggregation-mode {asked.disaggregation_mode}"
+        ),
+        has_folder=True,
+    ),
+    _needed(
+        "nodes",
+        lambda asked: "--banyan-listen" if asked.config.listen else "--banyan-peers" if asked.config.peers else "",
+        has_folder=True,
+    ),
+    _needed(
+        "stores",
+        lambda asked: "" if (scheme := _scheme(asked.config)) in FILE_SCHEMES else f"--banyan-store {scheme}://",
+        has_folder=True,
+    ),
+    Feature(
+        name="answers",
+        instead="answers count tokens of peers and stores as SGLang's host, and prompts are not counted",
+        needed_by=lambda asked: (
+            "--banyan-no-answer-details" if asked.config.shares and not asked.config.answer_details else ""
+        ),
+    ),
+    Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
+    Feature(name="observe", instead="what it tells is missing", is_severable=True),
+)
+_BY_NAME = {feature.name: feature for feature in FEATURES}
+
+
+@functools.cache
+def installed() -> Mapping[str, Parts]:
+    """What the folders bring that are installed, by feature, in the order of the list."""
+    return {
+        feature.name: importlib.import_module(feature.folder).PARTS
+        for feature in FEATURES
+        if feature.has_folder and feature.is_installed
+    }
+
+
+def store_schemes() -> Mapping[str, StoreScheme]:
+    """Those that features bring."""
+    return {scheme: one for parts in installed().values() for scheme, one in parts.stores.items()}
+
+
+def part(place: str) -> Any:
+    """What lies at a place of ``Parts``."""
+    return pkgutil.resolve_name(place)
+
+
+def lines(asked: Asked) -> list[str]:
+    """One line for each reason why this server cannot have what it was asked for of a feature."""
+    return [line for parts in installed().values() for line in parts.refusals(asked)]
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """A feature that is off; of a severable one, ``name`` is the patch that is."""
+
+    name: str
+    feature: Feature
+    reasons: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """For the log."""
+        return f"{self.name} is off ({self.feature.instead}): {'; '.join(self.reasons)}"
+
+
+def absent() -> list[Off]:
+    """The features whose folders are not installed."""
+    return [
+        Off(feature.name, feature, (f"{feature.folder} is not installed",))
+        for feature in FEATURES
+        if not feature.is_installed
+    ]
+
+
+def switched_off(misfits: Iterable[Misfit]) -> list[Off]:
+    """What patches that do not fit switch off, in the order of ``FEATURES``."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for misfit in misfits:
+        feature = _BY_NAME[misfit.patch.feature]
+        name = misfit.patch.name if feature.is_severable else feature.name
+        reasons.setdefault((feature.name, name), []).append(str(misfit))
+    order = list(_BY_NAME)
+    found = sorted(reasons.items(), key=lambda item: order.index(item[0][0]))
+    return [Off(name, _BY_NAME[feature], tuple(lines)) for (feature, name), lines in found]
+
+
+def refusals(off: Mapping[str, Sequence[str]], asked: Asked) -> list[str]:
+    """One line for each feature that is off, as ``off`` says why, and that this server cannot do without."""
+    return [
+        misfit_refusal(needed_by=needed_by, feature=feature.name, reasons=off[feature.name])
+        for feature in FEATURES
+        if feature.name in off and (needed_by := feature.needed_by(asked))
+    ]
+
+
+def needed(asked: Asked) -> list[str]:
+    """The features that this server cannot do without."""
+    return [feature.name for feature in FEATURES if feature.name == CORE or feature.needed_by(asked)]

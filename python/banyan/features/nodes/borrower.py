@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's dealings with the doors of other nodes: asks who has a prompt, borrows, pulls, gives back.
+
+Invariants
+  1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
+     thread, which owns the sockets; what that learns comes back through another queue.
+  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a loan, or after
+     the carrier's own time-out.
+     When the thread ends by a fault, those end that no executor has begun, questions are over, and no node listens.
+  3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
+
+A pull: wanted -> lent -> carried -> given back; or refused, or unanswered. Closed with ``close``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from banyan import _native
+from banyan.core import Address
+from banyan.features.nodes.lines import Lines
+from banyan.features.nodes.pull import Ended, NodeFound, Pull
+from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
+from banyan.features.nodes.tcp import Carrier
+from banyan.features.nodes.waits import Waits
+from banyan.features.nodes.wire import (
+    MAX_PAGES,
+    Answer,
+    Ask,
+    Borrow,
+    Foreign,
+    Loan,
+    Read,
+    Reading,
+    Refused,
+    Return,
+    ToBorrower,
+    pack_keys,
+    read_by_borrower,
+)
+from banyan.layout import BlockGeometry
+from banyan.telemetry import noticed, start_thread
+from banyan.transport.sealed.secret import Keys
+
+logger = logging.getLogger("banyan")
+
+MAX_PULLS = 2
+MAX_QUESTIONS = 256
+TICK_MS = 20
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A pull that waits for its loan."""
+
+    node: int
+    pull: Pull
+    deadline_s: float
+
+
+class Borrower:
+    """One rank's. ``nodes``: the doors of its shard."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Address],
+        keys: Keys,
+        *,
+        namespace: bytes,
+        block: BlockGeometry,
+        carrier: Carrier,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nodes = list(nodes)
+        self._places = {str(node): place for place, node in enumerate(nodes)}
+        self._namespace = namespace
+        self._block = block
+        self._carrier = carrier
+        self._clock = clock
+        self._asking = Questions(len(nodes), clock)
+        self._waits = Waits(clock)
+        self._unwilling: set[int] = set()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Sequence[str]] = {}
+        self._answers: deque[Best] = deque()
+        self._wanted: dict[int, _Wanted] = {}
+        # Pulls of which no byte has come: until then the thread may lose them.
+        self._lock = threading.Lock()
+        self._waiting: set[Pull] = set()
+        self._is_off = False
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
+        self._has_ended = False
+        self.num_lost = 0
+        self._lines = Lines(nodes, keys, connected=self._asking.connected)
+        self._thread = start_thread(
+            self._run, name="banyan-borrow", feature="borrowing pages of other nodes", ended=self._off
+        )
+
+    # ---- the scheduler's thread --------------------------------------------------------------------------------
+
+    @property
+    def num_listening(self) -> int:
+        """Nodes that answer."""
+        return len(self._asking.listening)
+
+    def ask(self, keys: Sequence[str]) -> int | None:
+        """Ask all nodes that listen for ``keys``; the number under which `answers` says what came of it, if any
+        listens."""
+        return self._put(keys, range(len(self._nodes)))
+
+    def ask_at(self, nodes: Sequence[str], keys: Sequence[str]) -> int | None:
+        """As ``ask``, of those nodes alone, by their addresses."""
+        return self._put(keys, [self._places[node] for node in nodes if node in self._places])
+
+    def knows(self, node: str) -> bool:
+        """Whether a node of that address is one of this rank's."""
+        return node in self._places
+
+    def _put(self, keys: Sequence[str], among: Sequence[int]) -> int | None:
+        listening = self._asking.listening
+        if not any(place in listening for place in among) or len(self._asked) >= MAX_QUESTIONS:
+            return None
+        keys = keys[:MAX_PAGES]
+        number = next(self._numbers)
+        self._asked[number] = keys
+        self._tell(partial(self._ask, number, among, pack_keys(keys)))
+        return number
+
+    def send(self, node: str, keys: Sequence[str]) -> int | None:
+        """Have the node of that address bring ``keys`` from its store into its arena; the number under which `answers`
+        says how much of it is there, None when that node does not listen or is none of this rank's."""
+        place = self._places.get(node)
+        if place not in self._asking.listening or len(self._asked) >= MAX_QUESTIONS or len(keys) > MAX_PAGES:
+            return None
+        number = next(self._numbers)
+        self._asked[number] = keys
+        self._tell(partial(self._send_for, number, place, pack_keys(keys)))
+        return number
+
+    def answers(self) -> list[tuple[int, NodeFound | None]]:
+        """Questions that are over since the last call: what the best node has, or None. Never waits."""
+        over: list[tuple[int, NodeFound | None]] = []
+        while self._answers:
+            best = self._answers.popleft()
+            keys = self._asked.pop(best.number)[: best.num_pages]
+            found = NodeFound(str(self._nodes[best.node]), best.node, keys) if keys and best.node >= 0 else None
+            over.append((best.number, found))
+        if self._is_off:
+            over += [(number, None) for number in self._asked]
+            self._asked.clear()
+        return over
+
+    def read(
+        self,
+        found: NodeFound,
+        num_pages: int,
+        memory: _native.SharedBytes,
+        offsets: array[int],
+    ) -> _native.Read:
+        """Start to pull the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``."""
+        block = self._block
+        feed = _native.Feed(memory, offsets, block.block_bytes, len(block.layer_bytes))
+        read = feed.read()
+        pull = Pull(self._namespace, found.keys[:num_pages], memory, offsets, block, feed)
+        with self._lock:
+            is_off = self._is_off
+            self._waiting.add(pull)
+        if is_off:
+            self._let_go(pull)
+        self._tell(partial(self._want, found.node, pull))
+        return read
+
+    def close(self) -> None:
+        """End every pull and let the nodes go. Safe to call twice."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._tell(lambda: None)
+        self._thread.join()
+        self._lines.close()
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        if not self._is_off:
+            self._commands.put(command)
+        self._lines.ring()
+
+    # ---- the thread that owns the sockets ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._has_ended:
+            for node, payload in self._lines.wait(TICK_MS):
+                self._take(node, payload)
+            self._obey()
+            self._answers.extend(self._asking.expire())
+            self._give_up_errands()
+            self._give_up_waiting()
+            self._probe()
+        self._end()
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def _end(self) -> None:
+        self._executor.shutdown()
+        self._obey()
+        for wanted in self._wanted.values():
+            self._let_go(wanted.pull)
+        self._lines.hang_up()
+
+    def _off(self) -> None:
+        """The thread has ended by a fault: nobody is to wait for what it would have done."""
+        with self._lock:
+            self._is_off = True
+            waiting = list(self._waiting)
+        for pull in waiting:
+            self._let_go(pull)
+        for node in range(len(self._nodes)):
+            self._asking.silent(node)
+        self._executor.shutdown()
+        self._lines.hang_up()
+
+    def _let_go(self, pull: Pull) -> None:
+        """It ends without a byte."""
+        if self._begins(pull):
+            pull.feed.end()
+
+    def _begins(self, pull: Pull) -> bool:
+        """It waits no more; whether it did."""
+        with self._lock:
+            was_waiting = pull in self._waiting
+            self._waiting.discard(pull)
+        return was_waiting
+
+    def _ask(self, number: int, among: Sequence[int], packed: bytes) -> None:
+        nodes = self._asking.begin(number, among)
+        if not nodes:
+            self._answers.append(Best(number, -1, 0))
+        for node in nodes:
+            if not self._lines.send(node, Ask(number, self._namespace, packed)):
+                self._over(self._asking.missed(number, node))
+
+    def _send_for(self, number: int, node: int, packed: bytes) -> None:
+        self._waits.begin(number, node)
+        if not self._lines.send(node, Read(number, self._namespace, packed)):
+            self._over(self._waits.answered(number, node, 0))
+            self._asking.silent(node)
+
+    def _give_up_errands(self) -> None:
+        late, silent = self._waits.expire()
+        self._answers.extend(late)
+        for node in silent:
+            self._asking.silent(node)
+
+    def _turned_down(self, number: int, node: int, reason: str) -> None:
+        """An errand was refused; said once for each node."""
+        best = self._waits.answered(number, node, 0)
+        if best is not None and node not in self._unwilling:
+            self._unwilling.add(node)
+            logger.warning("banyan: the node at %s does not read for this one: %s", self._nodes[node], reason)
+        self._over(best)
+
+    def _probe(self) -> None:
+        for node in self._asking.to_probe():
+            self._lines.send(node, Ask(0, self._namespace, b""))
+
+    def _over(self, best: Best | None) -> None:
+        if best is not None:
+            self._answers.append(best)
+
+    def _want(self, node: int, pull: Pull) -> None:
+        number = next(self._numbers)
+        self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S)
+        if not self._lines.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
+            self._refused(number)
+
+    def _refused(self, number: int) -> None:
+        wanted = self._wanted.pop(number, None)
+        if wanted is not None:
+            self._let_go(wanted.pull)
+
+    def _give_up_waiting(self) -> None:
+        now_s = self._clock()
+        for number in [number for number, wanted in self._wanted.items() if wanted.deadline_s <= now_s]:
+            self._asking.silent(self._wanted[number].node)
+            self._refused(number)
+
+    def _take(self, node: int, payload: bytes) -> None:
+        try:
+            message = read_by_borrower(payload)
+        except Foreign as error:
+            logger.warning("banyan: the node at %s sent what no door sends: %s", self._nodes[node], error)
+            return
+        self._heed(node, message)
+
+    def _heed(self, node: int, message: ToBorrower) -> None:
+        match message:
+            case Answer(number, num_pages):
+                self._over(self._asking.answered(number, node, num_pages))
+                self._over(self._waits.answered(number, node, num_pages))
+            case Reading(number):
+                self._asking.heard(node)
+                self._waits.heard(number, node)
+            case Refused(number, reason):
+                self._over(self._asking.answered(number, node, 0))
+                self._turned_down(number, node, reason)
+                if self._is_wanted_of(node, number):
+                    self._refused(number)
+            case Loan(number):
+                self._asking.heard(node)
+                if not self._is_wanted_of(node, number):
+                    self._lines.send(node, Return(message.token))
+                elif self._begins(pull := self._wanted.pop(number).pull):
+                    carrying = self._executor.submit(self._carry, node, pull, message)
+                    noticed(carrying, name="banyan-pull", feature="a pull from another node")
+
+    def _is_wanted_of(self, node: int, number: int) -> bool:
+        wanted = self._wanted.get(number)
+        return wanted is not None and wanted.node == node
+
+    # ---- a thread of the executor ------------------------------------------------------------------------------
+
+    def _carry(self, node: int, pull: Pull, loan: Loan) -> None:
+        ended = pull.carry(loan, self._nodes[node].host, self._carrier)
+        self._tell(partial(self._carried, node, loan, ended))
+
+    def _carried(self, node: int, loan: Loan, ended: Ended) -> None:
+        self._lines.send(node, Return(loan.token))
+        if ended in (Ended.LOST, Ended.DAMAGED):
+            self.num_lost += 1
+            logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)
+        if ended is Ended.LOST:
+            self._asking.silent(node)

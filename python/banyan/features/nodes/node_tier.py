@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other nodes have of the prompts that come to one rank, behind its arena and its store.
+
+Invariants, beside those of ``RemoteTier``
+  1. A request on an errand is awaited no longer than `ERRAND_PATIENCE_S`.
+  2. What an errand does not bring is read from the own store.
+
+An errand is a question that another node answers when it has brought the pages from its store. One thread calls;
+nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from banyan.arena.page_source import Wanted, Worth
+from banyan.arena.prefetch import Prefetch
+from banyan.arena.remote_tier import RemoteTier
+from banyan.ports import Asked, Frames, StoreFound, StoreRead
+from banyan.telemetry import Counters
+
+ERRAND_PATIENCE_S = 12.0
+"""Longer than anybody who sends waits for the end of an errand."""
+
+
+class FoundThere(StoreFound, Protocol):
+    """What a node said to have; ``origin`` names it."""
+
+    @property
+    def origin(self) -> str: ...
+
+
+class OtherNodes(Asked[FoundThere], Protocol):
+    """The doors of other nodes, as a rank uses them. No call waits."""
+
+    def knows(self, node: str) -> bool:
+        """Whether a node of that address may be asked."""
+        ...
+
+    def ask_at(self, nodes: Sequence[str], keys: Sequence[str]) -> int | None:
+        """As ``ask``, of those nodes alone."""
+        ...
+
+    def send(self, node: str, keys: Sequence[str]) -> int | None:
+        """Have the node of that address bring ``keys`` from its store; the number of the question, None where it cannot
+        be asked."""
+        ...
+
+    def read(self, found: Any, num_pages: int, memory: Any, offsets: Frames) -> StoreRead:
+        """Start to pull what was found."""
+        ...
+
+    def close(self) -> None:
+        """No pull is under way any more: let the other nodes go."""
+        ...
+
+
+class NodeTier(RemoteTier[FoundThere]):
+    """One rank's prompts at the other nodes.
+
+    ``told`` knows of a request which nodes' arenas were said to have more of its prompt, None where nothing was said.
+    """
+
+    def __init__(
+        self,
+        nodes: OtherNodes,
+        *,
+        prefetch: Prefetch,
+        counters: Counters,
+        clock: Callable[[], float],
+        told: Callable[[str], Sequence[str] | None] = lambda request: None,
+    ) -> None:
+        super().__init__(nodes, bring=self._pull, prefetch=prefetch, counters=counters, clock=clock)
+        self._nodes = nodes
+        self._told = told
+        self._sent_for: set[str] = set()
+        self._errands: dict[int, int] = {}
+        """Of the questions that are errands: how many pages the node was sent for."""
+
+    def ask(self, wanted: Wanted) -> int:
+        """As ``RemoteTier.ask``. Where it was said that only some nodes have what this one lacks, none but they are
+        asked, and nobody where there are none. Of nodes that are not this rank's nobody has a say."""
+        sources = self._told(wanted.request)
+        known = [node for node in sources or () if self._nodes.knows(node)]
+        if sources is None or (sources and not known):
+            return super().ask(wanted)
+        if known:
+            self._counters.questions_directed += self._put(wanted, partial(self._nodes.ask_at, known))
+        else:
+            self._counters.questions_spared += bool(wanted.missing)
+        return wanted.num_held
+
+    def _pull(self, keys: Sequence[str], worth: Worth, found: FoundThere, behind: Sequence[str]) -> None:
+        self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin, behind)
+
+    def send(self, wanted: Wanted, node: str, num_pages: int) -> bool:
+        """Have ``node`` bring the first ``num_pages`` of what is missing; whether it was asked to. What it has brought
+        is pulled; what it has not is read here."""
+        number = self._nodes.send(node, wanted.missing[:num_pages])
+        if number is None:
+            return False
+        self._counters.errands_sent += 1
+        self._questions[number], self._errands[number] = wanted, num_pages
+        self._await(wanted.request, ERRAND_PATIENCE_S)
+        self._sent_for.add(wanted.request)
+        return True
+
+    def is_sent_for(self, request: str) -> bool:
+        """Whether another node is reading for this request: nobody else is to read the same."""
+        return request in self._sent_for and self.is_awaited(request)
+
+    def _await_no_longer(self, request: str) -> None:
+        super()._await_no_longer(request)
+        self._sent_for.discard(request)
+
+    def _end(self, number: int, wanted: Wanted, found: FoundThere | None) -> None:
+        num_sent_for = self._errands.pop(number, None)
+        if num_sent_for is None:
+            super()._end(number, wanted, found)
+            return
+        if found is not None:
+            self._pull(wanted.missing, wanted.worth, found, wanted.behind)
+        num_brought = 0 if found is None else found.num_pages
+        self._counters.errands_failed += num_brought < num_sent_for
+        self._prefetch.start_reads(wanted.missing, wanted.worth, behind=wanted.behind)
+
+    def forget(self) -> None:
+        super().forget()
+        self._sent_for.clear()
+        self._errands.clear()
+
+    def close(self) -> None:
+        self._nodes.close()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of a loan on their way into this rank's part of the arena, verified layer by layer.
+
+Invariants
+  1. A page counts as landed in a layer only when its checksum agrees: it was said by the door, over the channel that
+     the secret protects, and is bound to namespace, page key and layer.
+  2. The frames are written until `carry` returns, and not afterwards: then the read has ended, whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+
+from banyan import _native
+from banyan.core import Address
+from banyan.features.nodes.tcp import Carrier
+from banyan.features.nodes.wire import Foreign, Loan, unpack_sums
+from banyan.layout import BlockGeometry
+
+
+class Ended(Enum):
+    """How a pull ended."""
+
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    GIVEN_UP = "given up"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFound:
+    """Leading pages that a node said to have. ``origin``: its address. Implements ``ports.StoreFound``."""
+
+    origin: str
+    node: int
+    keys: Sequence[str]
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.keys)
+
+    def after(self, num_pages: int) -> NodeFound:
+        return NodeFound(self.origin, self.node, self.keys[num_pages:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pull:
+    """Pages wanted of one node, and the frames that they go to: page ``i`` begins at byte ``offsets[i]``."""
+
+    namespace: bytes
+    keys: Sequence[str]
+    memory: _native.SharedBytes
+    offsets: Sequence[int]
+    block: BlockGeometry
+    feed: _native.Feed
+
+    def carry(self, loan: Loan, host: str, carrier: Carrier) -> Ended:
+        """Bring the bytes of ``loan``. Blocks; any thread."""
+        try:
+            return self._carry(loan, host, carrier)
+        finally:
+            self.feed.end()
+
+    def _carry(self, loan: Loan, host: str, carrier: Carrier) -> Ended:
+        target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
+        ended = Ended.WHOLE
+        try:
+            sums = unpack_sums(loan.sums, num_pages=len(self.keys), num_layers=len(target.layer_bytes))
+            layers = carrier.pull(Address(host, loan.port), loan.token, target, len(target.layer_bytes))
+            with contextlib.closing(layers):
+                for layer in layers:
+                    if not self.feed.is_wanted:
+                        return Ended.GIVEN_UP
+                    pairs = zip(self._sums(target, layer), sums[layer], strict=True)
+                    wrong = [page for page, (seen, said) in enumerate(pairs) if seen != said]
+                    self.feed.land(len(self.keys) * target.layer_bytes[layer], wrong)
+                    if wrong:
+                        ended = Ended.DAMAGED
+        except (OSError, Foreign):
+            return Ended.LOST
+        return ended
+
+    def _sums(self, target: _Target, layer: int) -> list[int]:
+        places = array("q", [offset + target.starts[layer] for offset in self.offsets])
+        return self.memory.checksums(self.namespace, list(self.keys), places, target.layer_bytes[layer], layer)
+
+
+class _Target:
+    """The frames of a pull, layer by layer."""
+
+    def __init__(self, memory: memoryview, offsets: Sequence[int], layer_bytes: Sequence[int]) -> None:
+        self._memory = memory
+        self._offsets = offsets
+        self.layer_bytes = layer_bytes
+        self.starts = [0, *accumulate(layer_bytes)]
+
+    def layer(self, layer: int) -> list[memoryview]:
+        start, end = self.starts[layer], self.starts[layer + 1]
+        return [self._memory[offset + start : offset + end] for offset in self._offsets]

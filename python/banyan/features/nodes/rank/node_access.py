@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This rank's dealings with other nodes: the door that it may keep for all ranks, and what it borrows for itself.
+
+The first rank of a server keeps the doors, one on each shard: each lends from the arena parts of all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from banyan import _native
+from banyan.arena.page_source import Source
+from banyan.config import Config
+from banyan.core import Address
+from banyan.features.nodes.borrower import Borrower
+from banyan.features.nodes.door import Door
+from banyan.features.nodes.dual_path import DualPath, Part
+from banyan.features.nodes.errand_tier import ErrandTier
+from banyan.features.nodes.errands import Errands
+from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.rank import said
+from banyan.features.nodes.tcp import TcpCarrier
+from banyan.layout import BlockGeometry
+from banyan.layout.seats import Seats
+from banyan.refusals import secret_refusal
+from banyan.refusals.start import door_refusal
+from banyan.routing.reads import LEAST_PART_TOKENS
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank.points import TierParts
+from banyan.telemetry import Counters
+from banyan.transport.sealed.secret import Keys, read_secret
+
+logger = logging.getLogger("banyan")
+
+MAX_LENT_SHARE = 4
+"""What is lent stays: a quarter of the frames of the arena at most."""
+
+
+class NodeAccess:
+    """One rank's side of the door and of the other nodes'. Scheduler thread only.
+
+    States: apart -> ``join`` (a namespace) -> joined -> ``leave`` -> apart -> ... -> ``close``.
+    """
+
+    def __init__(self, config: Config, *, seats: Seats, roster: _native.Roster, block: BlockGeometry) -> None:
+        """Refuses a secret that cannot be used."""
+        self._config = config
+        self._seats = seats
+        self._roster = roster
+        self._block = block
+        self._door: Door | None = None
+        self._borrower: Borrower | None = None
+        self.errands: Errands | None = None
+        self.path: DualPath | None = None
+        """Of the present namespace: this rank's store and the other nodes as one source, where it has both."""
+        self.reads: Callable[[str], Part | None] = lambda request: None
+        """Who is to read what of a request's prompt."""
+        try:
+            self._keys = Keys.of(read_secret(Path(config.secret_file)))
+        except (OSError, ValueError) as error:
+            runtime.refuse(secret_refusal(path=config.secret_file, error=error))
+
+    def join(self, namespace: bytes, memory: _native.SharedBytes) -> Borrower | None:
+        """Lend and borrow pages of ``namespace``; ``memory`` is this rank's part of the arena. What borrows, if there
+        is anybody to borrow from."""
+        if self._config.listen and self._seats.dp_rank == 0:
+            self._lend(namespace, memory)
+        if self._config.peers:
+            self._borrower = Borrower(
+                [Address.parse(peer).of_shard(self._seats.shard) for peer in self._config.peers],
+                self._keys,
+                namespace=namespace,
+                block=self._block,
+                carrier=TcpCarrier(self._config.dscp),
+            )
+        return self._borrower
+
+    def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
+        """Behind the store the other nodes, or, where a prompt may be divided among both, the two as one; and what this
+        rank's store is to bring for other nodes."""
+        sources, self.path = list(nearer), None
+        borrower = self.join(parts.namespace, parts.memory)
+        if borrower is not None:
+            # It pulls only what it has found itself; a protocol cannot say that.
+            nodes = NodeTier(
+                cast(OtherNodes, borrower),
+                prefetch=parts.prefetch,
+                counters=parts.counters,
+                clock=time.monotonic,
+                told=self._told,
+            )
+            sources = self._behind(sources, nodes, parts)
+        if self.errands is not None:
+            sources.append(
+                ErrandTier(
+                    self.errands,
+                    prefetch=parts.prefetch,
+                    residency=parts.residency,
+                    peers=parts.peers,
+                    arena_slots=parts.arena_slots,
+                    counters=parts.counters,
+                    clock=time.monotonic,
+                )
+            )
+        return sources
+
+    def _behind(self, nearer: list[Source], nodes: NodeTier, parts: TierParts) -> list[Source]:
+        store = parts.store
+        if store is None:
+            # What a store knows only when it is asked cannot be divided when the request comes.
+            return [*nearer, nodes]
+        least_pages = LEAST_PART_TOKENS // self._roster.page_tokens
+        self.path = DualPath(store, nodes, parts.prefetch, least_pages, lambda request: self.reads(request))
+        return [*(source for source in nearer if source is not store), self.path]
+
+    def _told(self, request: str) -> Sequence[str] | None:
+        """The doors that were named for the request. A hint names a node by its first shard's."""
+        source = said.source_of(request)
+        return None if source is None else [str(door.of_shard(self._seats.shard)) for door in source.doors]
+
+    def _lend(self, namespace: bytes, memory: _native.SharedBytes) -> None:
+        if self._door is None:
+            address = Address.parse(self._config.listen).of_shard(self._seats.shard)
+            num_frames = self._seats.layout.num_ranks * self._block.num_frames(memory.num_bytes)
+            try:
+                self._door = Door(
+                    address,
+                    self._keys,
+                    max_pages=max(1, num_frames // MAX_LENT_SHARE),
+                    num_layers=len(self._block.layer_bytes),
+                    dscp=self._config.dscp,
+                    in_flight_bytes=self._config.in_flight_kb << 10,
+                )
+            except OSError as error:
+                runtime.refuse(door_refusal(address=address, error=error))
+            logger.info("banyan: the door for other nodes is at %s", address)
+            if self._config.store:
+                self.errands = self._door.take_errands()
+        reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
+        table, frame_bytes = self._block.table(), self._block.frame_bytes
+        view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
+        self._door.lending.lend(
+            ArenaStock(view, namespace=namespace, arena_slots=self._seats.arenas, block=self._block)
+        )
+
+    def call_in(self) -> None:
+        """Lend nothing any more: the frames are about to be given up."""
+        if self._door is not None:
+            self._door.withdraw()
+
+    def leave(self) -> None:
+        """No pull is under way any more: let the other nodes go."""
+        if self._borrower is not None:
+            self._borrower.close()
+            self._borrower = self.path = None
+
+    def close(self) -> None:
+        self.leave()
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def count(self, counters: Counters) -> None:
+        """Bring this rank's counters up to date."""
+        if self._door is not None:
+            counters.lent_pages = self._door.lending.num_pages
+            counters.lent_bytes = self._door.sent_bytes
+            counters.loans_refused = self._door.lending.num_refused
+
+    def state(self) -> dict[str, Any]:
+        """The part of ``/server_info``."""
+        state: dict[str, Any] = {}
+        if self._door is not None:
+            state["door"] = {
+                "address": str(self._door.address),
+                "num_loans": self._door.lending.loans.num_loans,
+                "num_loan_pages": self._door.lending.loans.num_pages,
+                "num_foreign_messages": self._door.num_foreign,
+                "most_read_tokens": self._door.most_errand_pages * self._roster.page_tokens,
+            }
+        if self._borrower is not None:
+            state["nodes"] = {
+                "num_nodes": len(self._config.peers),
+                "asked": list(self._config.peers),
+                "num_listening": self._borrower.num_listening,
+                "num_lost_pulls": self._borrower.num_lost,
+            }
+        return state

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a server cannot deal with other nodes, or with the other servers of its pair: one line for each reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from banyan.feature import Asked
+from banyan.refusals import door_seats_refusal, secret_refusal
+from banyan.transport.sealed.secret import read_secret
+
+
+def refusals(asked: Asked) -> list[str]:
+    wanted, layout = asked.config, asked.layout
+    if not wanted.secret_file or asked.model is not None:
+        return []
+    reasons = []
+    try:
+        read_secret(Path(wanted.secret_file))
+    except (OSError, ValueError) as error:
+        reasons.append(secret_refusal(path=wanted.secret_file, error=error))
+    if wanted.listen and layout is not None:
+        line = door_seats_refusal(num_slots=layout.num_slots(has_arena=True), num_shards=layout.num_shards)
+        reasons += [] if line is None else [line]
+    return reasons

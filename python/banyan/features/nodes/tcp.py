@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a loan over plain TCP: its token goes one way, its pages come back layer by layer.
+
+A reader opens a connection, writes the token and reads all pages of layer 0, then of layer 1, and so on; nothing else
+is sent. Both ends know the sizes. What comes is believed only by its checksums.
+
+Both wait in the kernel for all that one system call names: a thread that has to have the interpreter's lock for each
+acknowledgement waits for milliseconds beside a busy scheduler, with little under way and the path idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from banyan.core import Address
+from banyan.features.nodes.callers import Callers
+from banyan.features.nodes.flight import Flight
+from banyan.features.nodes.loans import Loans
+from banyan.telemetry import start_thread
+
+logger = logging.getLogger("banyan")
+
+STALL_S = 1.5
+"""An end that moves no byte for so long, or for up to ``LOOK_S`` longer, is taken for dead."""
+
+LOOK_S = 0.25
+"""How long one call waits. When it has moved a part of its bytes, it does not say how long ago the last of them was."""
+
+IN_FLIGHT_BYTES = 512 << 10
+"""More than a connection over a network of one site needs to be as fast as it can."""
+
+MAX_CONNECTIONS = 32
+LENDING = "lending pages to other nodes"
+MAX_VIEWS = 512
+"""Pieces that one system call moves: below any kernel's limit."""
+
+
+class Layers(Protocol):
+    """Where the pages of a loan go, or lie."""
+
+    def layer(self, layer: int) -> list[memoryview]: ...
+
+
+class Carrier(Protocol):
+    """Brings the bytes of a loan."""
+
+    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
+        """Yield each layer when its bytes are in ``target``, in order. Nothing is written after the iterator was
+        closed or has raised.
+
+        Raises:
+            OSError: when the source is gone, silent, or ends early.
+        """
+        ...
+
+
+class TcpCarrier:
+    """The reader's end. ``dscp``: what both ends mark their packets with."""
+
+    def __init__(self, dscp: int | None = None) -> None:
+        self._dscp = dscp
+
+    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
+        with socket.create_connection((source.host, source.port), timeout=STALL_S) as connection:
+            mark(connection, self._dscp)
+            connection.sendall(token)
+            wait_in_kernel(connection)
+            for layer in range(num_layers):
+                _receive(connection, target.layer(layer))
+                yield layer
+
+
+def mark(connection: socket.socket, dscp: int | None) -> None:
+    """Give the packets of a socket this DSCP; None: the network's own."""
+    if dscp is None:
+        return
+    # The field's lower two bits are for congestion marks.
+    if connection.family == socket.AF_INET6:
+        connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2)
+    else:
+        connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
+
+
+def wait_in_kernel(connection: socket.socket) -> None:
+    """From now on a call on ``connection`` returns when all of its bytes have passed, or ``LOOK_S`` later with some of
+    them; with none it raises ``BlockingIOError``."""
+    look = struct.pack("ll", int(LOOK_S), round(LOOK_S % 1 * 1e6))
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, look)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, look)
+
+
+def _receive(connection: socket.socket, views: list[memoryview]) -> None:
+    def move(batch: list[memoryview]) -> int:
+        num_bytes = connection.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
+        if num_bytes == 0:
+            raise ConnectionError("the source has ended early")
+        return num_bytes
+
+    _move_all(views, move)
+
+
+def _send(connection: socket.socket, views: list[memoryview]) -> None:
+    _move_all(views, connection.sendmsg)
+
+
+def _move_all(views: list[memoryview], move: Callable[[list[memoryview]], int]) -> None:
+    """Call ``move`` until all has passed.
+
+    Raises:
+        OSError: when nothing passes for ``STALL_S``, or as ``move`` says.
+    """
+    for batch in _batches(views):
+        moved_s = time.monotonic()
+        while batch:
+            try:
+                num_bytes = move(batch)
+            except BlockingIOError:
+                if time.monotonic() - moved_s >= STALL_S:
+                    raise TimeoutError(f"no byte has passed for {STALL_S} s") from None
+            else:
+                moved_s = time.monotonic()
+                batch = _rest(batch, num_bytes)
+
+
+def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    for start in range(0, len(views), MAX_VIEWS):
+        yield list(views[start : start + MAX_VIEWS])
+
+
+def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left behind the first ``num_bytes``."""
+    for place, view in enumerate(views):
+        if num_bytes < len(view):
+            return [view[num_bytes:], *views[place + 1 :]]
+        num_bytes -= len(view)
+    return []
+
+
+class TcpSource:
+    """The lender's end: listens, and sends what is lent. A thread for each loan, `MAX_CONNECTIONS` at most; who shows
+    no token of one has none."""
+
+    def __init__(
+        self,
+        address: Address,
+        loans: Loans,
+        *,
+        num_layers: int,
+        dscp: int | None = None,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``in_flight_bytes``: of all loans together (``flight``). ``ended``: called when a fault ends its listening.
+
+        Raises:
+            OSError: when the address cannot be listened on.
+        """
+        self._loans = loans
+        self._num_layers = num_layers
+        self._dscp = dscp
+        self._flight = Flight(in_flight_bytes)
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._sending = threading.Condition()
+        self._num_sending = 0
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._listener = socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
+        self.port: int = self._listener.getsockname()[1]
+        self.sent_bytes = 0
+        self._callers = Callers(self._listener, self._came)
+        self._thread = start_thread(self._callers.run, name="banyan-lend", feature=LENDING, ended=ended)
+
+    def settle(self) -> None:
+        """Wait until nothing that was lent is being read: after the loans were called in, no longer than a stalled
+        reader is waited for."""
+        with self._sending:
+            self._sending.wait_for(lambda: self._num_sending == 0, timeout=2 * STALL_S)
+
+    def close(self) -> None:
+        self._callers.close()
+        self._thread.join()
+        self._listener.close()
+
+    def _came(self, connection: socket.socket, token: bytes) -> None:
+        """Somebody has shown a token. The callers' thread."""
+        try:
+            mark(connection, self._dscp)
+            wait_in_kernel(connection)
+        except OSError:
+            # It has left.
+            connection.close()
+            return
+        if self._loans.find(token) is None or not self._room.acquire(blocking=False):
+            connection.close()
+            return
+        try:
+            start_thread(partial(self._serve, connection, token), name="banyan-lend-one", feature="a loan's bytes")
+        except RuntimeError as error:
+            # The system has no thread left: its borrower computes instead.
+            logger.warning("banyan: a loan is not sent: %s", error)
+            self._room.release()
+            connection.close()
+
+    def _serve(self, connection: socket.socket, token: bytes) -> None:
+        try:
+            # Behind the mark, which sets the host's own priority too.
+            with connection, self._flight.joined(connection):
+                self._send_loan(connection, token)
+        except OSError as error:
+            # The reader has left, or stands still: its loan runs out.
+            logger.debug("banyan: a reader's connection has ended: %s", error)
+        finally:
+            self._room.release()
+
+    def _send_loan(self, connection: socket.socket, token: bytes) -> None:
+        for layer in range(self._num_layers):
+            if not self._send_layer(connection, token, layer):
+                return
+
+    def _send_layer(self, connection: socket.socket, token: bytes, layer: int) -> bool:
+        with self._sending:
+            lent = self._loans.find(token)
+            if lent is None:
+                return False
+            self._num_sending += 1
+        views = lent.goods.layer(layer)
+        try:
+            _send(connection, views)
+        finally:
+            num_bytes = sum(map(len, views))
+            del lent, views
+            with self._sending:
+                self._num_sending -= 1
+                self.sent_bytes += num_bytes
+                self._sending.notify_all()
+        return True

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server of a pair needs before its start: SGLang's flags, what its processes inherit, and what is said once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from banyan import config
+from banyan.config import Config
+from banyan.feature import Asked
+from banyan.features.pairs.roles import Role, environment, notes
+
+logger = logging.getLogger("banyan")
+
+
+def launched(asked: Asked) -> None:
+    role, wanted = Role(asked.disaggregation_mode), asked.config
+    marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
+    config.inherit(environment(role, on_gpu=asked.device != "cpu", **marks))
+    if wanted.shares:
+        _take_role(role, asked.args, wanted)
+
+
+def _take_role(role: Role, args: Any, wanted: Config) -> None:
+    """Set what a server of a pair needs."""
+    if role is Role.DECODE:
+        # The linker belongs to a radix cache, and decode servers have none unless they are told.
+        args.disaggregation_decode_enable_radix_cache = True
+    if role is Role.PREFILL and args.dp_size > 1 and wanted.policy != config.SGLANG_POLICY:
+        # Else the room says which rank it has to be, and a request that is placed elsewhere fails.
+        args.load_balance_method = "round_robin"
+    for note in notes(role, has_store=bool(wanted.store), tp_size=args.tp_size):
+        logger.warning("banyan: %s", note)

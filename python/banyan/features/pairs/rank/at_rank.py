@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank has of pairs: what is copied back from its arena, what the other server writes, who hears of layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from banyan.arena.partner import Partner
+from banyan.features.pairs.advance import Forwards
+from banyan.features.pairs.others import Others
+from banyan.features.pairs.roles import Role
+from banyan.features.pairs.take_back import TakeBacks, can_take_back
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank.kind import Kind
+from banyan.sglang_plugin.rank.one_rank import Rank
+from banyan.sglang_plugin.rank.points import Attachment, Points
+from banyan.supply import Part
+
+_at: PairedRank | None = None
+
+
+def register(points: Points) -> None:
+    points.partner = partner_of
+    points.attach.append(PairedRank)
+
+
+def role() -> Role:
+    """What this server does in a pair, if it is of one."""
+    return Role(runtime.disaggregation_mode())
+
+
+def partner_of(kind: Kind) -> Partner:
+    """What is remembered because another server writes the other part of the rank's conversations."""
+    if not role().is_paired:
+        return Partner()
+    return Others(role(), time.monotonic, takes_back=takes_back(kind))
+
+
+def takes_back(kind: Kind) -> bool:
+    """Whether, on a decode server, the pool is filled from the arena where the prefill server would send else."""
+    return can_take_back(
+        role(),
+        kind.seats.layout,
+        has_arena=kind.config.has_arena,
+        num_pools=kind.pools.num_pools,
+        is_on_gpu=not kind.is_on_host,
+    )
+
+
+class PairedRank(Attachment):
+    """One rank's, also where the server is of no pair. ``take_backs`` is None where it takes nothing back."""
+
+    def __init__(self, rank: Rank) -> None:
+        global _at
+        self.rank = rank
+        self.forwards = Forwards()
+        rank.layer_done_counter.tell(self.forwards)
+        full = rank.kinds.full
+        self.take_backs = TakeBacks(self._in_arena, rank.counters) if takes_back(full) else None
+        _at = self
+
+    def _in_arena(self) -> Part:
+        return self.rank.cache.part(self.rank.kinds.full.seats.arenas)
+
+    def stop(self) -> None:
+        if self.take_backs is not None:
+            self.take_backs.stop()
+
+    def quiesce(self) -> None:
+        if self.take_backs is not None:
+            self.take_backs.quiesce()
+
+    def state(self) -> Mapping[str, Any]:
+        return {"num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open}
+
+
+def installed() -> PairedRank:
+    """What the rank of this process has.
+
+    Raises:
+        RuntimeError: when it has not been put together.
+    """
+    if _at is None:
+        raise RuntimeError("no rank has been put together in this process")
+    return _at

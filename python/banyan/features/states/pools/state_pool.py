@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool of a model's states (state space, linear attention), where peers can map it, and its slots.
+
+A request works on a state in place. SGLang keeps copies of it at some lengths, each in a slot that belongs to its tree
+until it is freed, and that nobody writes to meanwhile. Only such slots are offered to peers.
+
+Invariants
+  1. Memory differs from upstream in where it lies; shapes, strides and slot numbers are the same. Slot 0 is a dummy.
+  2. A slot is handed out, free (upstream's list), or in quarantine: freed while a peer reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool, MambaPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from banyan import _native
+from banyan.layout import PageLayout, PoolGeometry
+from banyan.refusals import memory_refusal
+from banyan.refusals.start import pool_memory_refusal
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.kind_pools import KindPools, RankPools, check_pool, refuse_drafts, two_kinds
+from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
+
+LEAST_SHARE = 0.1
+"""Of arena and store, for either kind: where SGLang was told the size of one pool, the other may have any."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStates:
+    """A pool of states as the ways to a pool know one: a page is a slot.
+
+    ``dtype`` and ``kv_cache_layout`` say in words what else two such pools must have in common.
+    """
+
+    banyan_bytes: _native.SharedBytes
+    banyan_geometry: PoolGeometry
+    dtype: str
+    kv_cache_layout: str
+    layer_num: int
+    start_layer: int
+    size: int
+    device: str
+
+
+class QuarantiningSlots(Quarantine, MambaSlotAllocator):
+    """Upstream's slots of states; a freed slot passes through the rank's shelf first."""
+
+    page_size = 1
+    free_slots: torch.Tensor
+
+    @property
+    def num_pages(self) -> int:
+        return int(self.size)
+
+    def available_size(self) -> int:
+        return super().available_size() + self._num_held
+
+    def free(self, free_index: torch.Tensor) -> None:
+        if self._cache is not None and free_index.numel():
+            free_index = self._withdraw(frame_array(free_index), free_index)
+        super().free(free_index)
+
+    def clear(self) -> None:
+        super().clear()
+        self._quarantine, self._not_withdrawn = {}, NO_PAGES
+        if self._cache is not None:
+            self.free_slots = self._withdraw(np.arange(1, self.size + 1, dtype=np.int64), self.free_slots)
+
+    def alloc_group_begin(self, num_reqs: int) -> None:
+        # So many at once save SGLang time. They are worth no wait: without them each request allocates by itself.
+        super().alloc_group_begin(num_reqs if num_reqs <= len(self.free_slots) else 0)
+
+    def _do_alloc(self, need_size: int) -> torch.Tensor | None:
+        if need_size > self.available_size():
+            return None
+        allocate = super()._do_alloc
+        return self._when_readers_let_go(lambda: allocate(need_size), READER_PATIENCE_S)
+
+    def _put_back(self, page_ids: torch.Tensor) -> None:
+        super().free(page_ids)
+
+
+def after_init_mamba_pool(result: None, slots: HybridReqToTokenPool, *args: Any, **kwargs: Any) -> None:
+    """SGLang has made a pool of states and its allocator: put both in the place of which Banyan's can stand."""
+    if not runtime.is_sharing() or runtime.is_on_gpu():
+        return
+    share_states(slots)
+
+
+def share_states(slots: HybridReqToTokenPool) -> None:
+    """Lay the states into memory that peers can map. Nothing has been written to them yet."""
+    pool = slots.mamba_pool
+    tensors = _tensors(pool)
+    if not tensors or len({tensor.shape[:2] for tensor in tensors}) > 1:
+        return  # Refused by the linker, when it is built.
+    num_layers, num_slots = tensors[0].shape[:2]
+    geometry = PoolGeometry.by_part(page_of_states(pool), num_slots)
+    shared = _allocated(geometry.num_bytes)
+    views = [
+        torch.frombuffer(shared, dtype=tensor.dtype, count=tensor.numel(), offset=extent.base_bytes).view(tensor.shape)
+        for tensor, extent in zip(tensors, geometry.layers[0], strict=True)
+    ]
+    temporal = [views.pop(0)] if pool.mamba_cache.temporal.numel() else [pool.mamba_cache.temporal]
+    pool.mamba_cache = replace(pool.mamba_cache, temporal=temporal[0], conv=views)
+    pool.banyan_states = SharedStates(
+        banyan_bytes=shared,
+        banyan_geometry=geometry,
+        dtype="/".join(str(tensor.dtype) for tensor in tensors),
+        kv_cache_layout="/".join("x".join(map(str, tensor.shape[2:])) for tensor in tensors),
+        layer_num=num_layers,
+        start_layer=slots.start_layer,
+        size=pool.size,
+        device="cpu",
+    )
+    slots.mamba_allocator = QuarantiningSlots(pool.size, slots.mamba_allocator.device)
+
+
+def page_of_states(pool: MambaPool) -> PageLayout:
+    """What belongs to one state, from the pool's own tensors."""
+    cache = pool.mamba_cache
+    return PageLayout.of_states(
+        num_layers=pool.num_mamba_layers,
+        recurrent_bytes=_slot_bytes(cache.temporal) if cache.temporal.numel() else 0,
+        convolution_bytes=[_slot_bytes(conv) for conv in cache.conv],
+    )
+
+
+def _tensors(pool: MambaPool) -> Sequence[torch.Tensor]:
+    """[layers, slots, ...] each, in the order of a page's parts."""
+    return [tensor for tensor in (pool.mamba_cache.temporal, *pool.mamba_cache.conv) if tensor.numel()]
+
+
+def _slot_bytes(tensor: torch.Tensor) -> int:
+    return tensor[0, 0].numel() * tensor.element_size()
+
+
+def _allocated(need_bytes: int) -> _native.SharedBytes:
+    line = memory_refusal(need_bytes=need_bytes, available_bytes=psutil.virtual_memory().available)
+    if line is not None:
+        runtime.refuse(line)
+    try:
+        return _native.SharedBytes.create(need_bytes, "banyan-states")
+    except OSError as error:
+        runtime.refuse(pool_memory_refusal(need_bytes=need_bytes, error=error))
+
+
+def have_states(pool: Any, params: Any) -> bool:
+    """Whether ``pool`` is in front of keys and values, with states beside it, and both are of kinds that this module
+    knows: states lie in memory that was laid out here, one for each slot, and nothing else goes with a slot."""
+    if type(pool) is not HybridLinearKVPool:
+        return False
+    slots = params.req_to_token_pool
+    if type(slots.mamba_allocator) is not QuarantiningSlots:
+        return False
+    has_more = slots.mamba_ckpt_pool is not None or slots.short_conv_pool.enabled or slots.ngram_pool.enabled
+    replays = slots.mamba_pool.mamba_cache.replayssm_g is not None
+    layers = sorted((*pool.full_attention_layer_id_mapping, *slots.mamba_map))
+    has_each_layer_once = layers == list(range(pool.start_layer, pool.start_layer + len(layers)))
+    return slots.enable_mamba_extra_buffer and has_each_layer_once and not (has_more or replays)
+
+
+def take_apart(components: set[Any], params: Any) -> RankPools | None:
+    """Full pages, and the states beside them: a length needs one, at its end."""
+    allocator = params.token_to_kv_pool_allocator
+    pool = allocator.get_kvcache()
+    if components != {ComponentType.FULL, ComponentType.MAMBA} or not have_states(pool, params):
+        return None
+    slots = params.req_to_token_pool
+    refuse_drafts(params, "a pool beside states")
+    check_pool(pool.full_kv_pool, allocator)
+    shared = slots.mamba_pool.banyan_states
+    numbers = {layer: (0, number) for layer, number in pool.full_attention_layer_id_mapping.items()}
+    numbers |= {layer: (1, number) for layer, number in slots.mamba_map.items()}
+    places = tuple(numbers[layer] for layer in sorted(numbers))
+    state = KindPools(
+        pool=shared,
+        allocator=slots.mamba_allocator,
+        sglang_name=PoolName.MAMBA,
+        name="state",
+        # Keys and values too are of what a state rounds to.
+        layers=("".join("s" if part else "f" for part, _ in places), shared.dtype),
+        share=_share(pool.full_kv_pool, shared),
+        num_needed=1,
+        places=places,
+        is_one_slot=True,
+        told_as="states",
+    )
+    full = KindPools(pool=pool.full_kv_pool, allocator=allocator)
+    # SGLang tells the pool of keys and values alone.
+    return RankPools(two_kinds(full, state), len(places), waiting=(slots,))
+
+
+def _share(full: Any, shared: SharedStates) -> float:
+    """A state belongs to many pages or to few, as prompts are. SGLang has divided the rank's memory between both."""
+    full_bytes, state_bytes = (part.banyan_geometry.num_bytes for part in (full, shared))
+    return min(max(state_bytes / (full_bytes + state_bytes), LEAST_SHARE), 1.0 - LEAST_SHARE)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to a store of values: which leading pages of a prompt it holds. One thread asks; nobody waits.
+
+Invariant: every question that was taken is answered, and no more than ``MAX_QUESTIONS`` are under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import monotonic
+
+from banyan.features.stores.known import Known
+from banyan.features.stores.values import Values
+from banyan.telemetry import noticed
+
+MAX_QUESTIONS = 256
+ASK_PAGES = 128
+"""Pages that the store is asked for at once; the first that is not there ends a question."""
+SLOW_S = 0.5
+"""While a question has waited for so long, no other is asked: requests wait for answers."""
+SILENCE_S = 10.0
+"""So long a store that did not answer is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedFound:
+    """Leading pages that were known to be there. Implements ``ports.StoreFound``."""
+
+    keys: Sequence[str]
+    namespace: bytes
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.keys)
+
+    def after(self, num_pages: int, /) -> KeyedFound:
+        return KeyedFound(self.keys[num_pages:], self.namespace)
+
+
+def name_of(namespace: bytes, key: str) -> str:
+    """The name of a page's value."""
+    return f"{namespace.hex()}/{key}"
+
+
+class AskedValues:
+    """``failed`` is told when the store does not answer."""
+
+    def __init__(
+        self,
+        values: Values,
+        known: Known,
+        failed: Callable[[Exception], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._clock = clock
+        self._values = values
+        self._known = known
+        self._failed = failed
+        self._numbers = itertools.count(1)
+        self._under_way: dict[int, float] = {}
+        self._silent_until_s = float("-inf")
+        self._over: deque[tuple[int, KeyedFound | None]] = deque()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="banyan-store-ask")
+
+    def ask(self, keys: Sequence[str], namespace: bytes) -> int | None:
+        """The number of the question; None where the store is not asked: it is slow, or has just failed."""
+        now_s = self._clock()
+        oldest_s = next(iter(self._under_way.values()), now_s)
+        if len(self._under_way) >= MAX_QUESTIONS or now_s - oldest_s > SLOW_S or now_s < self._silent_until_s:
+            return None
+        number = next(self._numbers)
+        self._under_way[number] = now_s
+        asking = self._executor.submit(self._ask, number, list(keys), namespace)
+        noticed(asking, name="banyan-store-ask", feature="a question to the store")
+        return number
+
+    def answers(self) -> list[tuple[int, KeyedFound | None]]:
+        over = []
+        while self._over:
+            over.append(self._over.popleft())
+            self._under_way.pop(over[-1][0], None)
+        return over
+
+    def close(self) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def _ask(self, number: int, keys: Sequence[str], namespace: bytes) -> None:
+        found = None
+        try:
+            there = self._there(keys, namespace)
+            found = KeyedFound(there, namespace) if there else None
+        finally:
+            self._over.append((number, found))
+
+    def _there(self, keys: Sequence[str], namespace: bytes) -> Sequence[str]:
+        try:
+            there = keys[: self._num_there(keys, namespace)]
+        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
+            self._silent_until_s = self._clock() + SILENCE_S
+            self._failed(error)
+            return []
+        self._known.add(there, namespace)
+        return there[: self._known.num_leading(there, namespace)]
+
+    def _num_there(self, keys: Sequence[str], namespace: bytes) -> int:
+        for first in range(0, len(keys), ASK_PAGES):
+            some = keys[first : first + ASK_PAGES]
+            there = self._values.present([name_of(namespace, key) for key in some])
+            if not all(there):
+                return first + there.index(False)
+        return len(keys)

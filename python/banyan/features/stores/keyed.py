@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ports.PageStore`` over a store that keeps values by name and has to be asked what it holds.
+
+Invariants
+  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``evict``, ``clear`` and
+     ``close`` waits for the library. Questions, reads and writes are other threads', and the number of each is bounded.
+  2. A name says namespace and page key, so nothing of another model, layout or shard is ever asked for.
+  3. A page that failed is not expected again for a while, and is removed where it was there and wrong.
+
+What the store holds is known from its answers (``ask``, ``answers``) and from what was written here; ``lookup`` looks
+at that only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from time import monotonic
+
+from banyan._native import Feed, Read, SharedBytes
+from banyan.features.stores.asked_values import AskedValues, KeyedFound, name_of
+from banyan.features.stores.complaints import Complaints
+from banyan.features.stores.form import Slab, ValueForm, address_of
+from banyan.features.stores.known import MAX_KNOWN, Known
+from banyan.features.stores.value_reads import PageRead, PageReader
+from banyan.features.stores.values import Stretch, Values
+from banyan.features.stores.watch import Watch
+from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
+from banyan.ports import Frames
+from banyan.telemetry import noticed
+
+NUM_READERS = 2
+HEADERS_AT_ONCE = 256
+MAX_READS = 256
+BACKLOG_BYTES = 256 << 20
+STALL_S = 10.0
+EVICT_PAGES = 1024
+"""Removed by one call of a library."""
+COUNTED = (
+    "written_pages",
+    "written_bytes",
+    "write_failures",
+    "put_full",
+    "checksum_failures",
+    "read_errors",
+    "sync_timeouts",
+)
+
+
+class KeyedStore:
+    """One writer's. Owns ``values``."""
+
+    def __init__(
+        self,
+        values: Values,
+        *,
+        namespace: bytes,
+        layer_bytes: Sequence[int],
+        read_bytes_per_s: int | None = None,
+        backlog_bytes: int = BACKLOG_BYTES,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._values = values
+        self._form = ValueForm(tuple(layer_bytes))
+        self._lock = threading.Lock()
+        self._known = Known(namespace, monotonic)
+        self._own: dict[str, None] = {}
+        self._bases: dict[int, tuple[SharedBytes, int]] = {}
+        self._num_reading = 0
+        self._completed: deque[tuple[str, str]] = deque()
+        self._counts: Counter[str] = Counter()
+        self._complaints = Complaints(values.engine)
+        self._has_ended = False
+        self._stall_s = stall_s
+        self._watch = Watch(stall_s)
+        self._asked = AskedValues(values, self._known, lambda error: self._failed("read_errors", error))
+        self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
+        self._readers: SimpleQueue[PageReader] = SimpleQueue()
+        for _ in range(NUM_READERS):
+            slab, moved = self._slab(HEADERS_AT_ONCE), self._watch.moves
+            self._readers.put(PageReader(values, self._form, slab, bytes_per_s=read_bytes_per_s, moved=moved))
+        self._writes = Writes(
+            values,
+            self._form,
+            self._slab(BATCH),
+            backlog_bytes=backlog_bytes,
+            num_reads=lambda: self._num_reading,
+            done=self._wrote,
+            lost=self._complaints.about,
+        )
+
+    def _slab(self, num_headers: int) -> Slab:
+        slab = Slab(self._form, num_headers)
+        self._values.register(Stretch(slab.address, slab.num_bytes))
+        return slab
+
+    @property
+    def engine(self) -> str:
+        return self._values.engine
+
+    def register(self, memory: SharedBytes) -> None:
+        if id(memory) not in self._bases:
+            self._bases[id(memory)] = (memory, address_of(memory))
+            self._values.register(Stretch(self._bases[id(memory)][1], memory.num_bytes))
+
+    def _base(self, memory: SharedBytes) -> int:
+        self.register(memory)
+        return self._bases[id(memory)][1]
+
+    # ---- what is there -----------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return self._known.version
+
+    def lookup(self, keys: Sequence[str], /) -> KeyedFound:
+        namespace = self._known.namespace
+        num_known = 0 if self._watch.is_stalled else self._known.num_leading(keys, namespace)
+        return KeyedFound(keys[:num_known], namespace)
+
+    def ask(self, keys: Sequence[str]) -> int | None:
+        """Ask the store for the leading pages of ``keys``; the number under which `answers` says what it holds. None:
+        it is not asked."""
+        if self._has_ended or self._watch.is_stalled:
+            return None
+        return self._asked.ask(keys, self._known.namespace)
+
+    def answers(self) -> list[tuple[int, KeyedFound | None]]:
+        """Questions that are over since the last call. Never waits."""
+        return self._asked.answers()
+
+    # ---- up ----------------------------------------------------------------------------------------------------
+
+    def read(
+        self, found: KeyedFound, num_pages: int, memory: SharedBytes, offsets: Frames, *, layers_per_step: int = 1
+    ) -> Read:
+        """Start to read; with more reads under way than it keeps in mind, all pages fail at once."""
+        feed = Feed(memory, offsets, self._form.page_bytes, self._form.num_layers)
+        read, base, places = feed.read(), self._base(memory), _numbers(offsets)
+        with self._lock:
+            is_taken = not (self._has_ended or self._watch.is_stalled) and self._num_reading < MAX_READS
+            self._num_reading += is_taken
+        if not is_taken:
+            feed.end()
+            return read
+        keys, namespace, known = list(found.keys[:num_pages]), found.namespace, self._known
+        wanted = PageRead(
+            namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == known.namespace
+        )
+        carrying = self._executor.submit(self._carry, wanted)
+        noticed(carrying, name="banyan-store-read", feature="a read from the store")
+        return read
+
+    def _carry(self, read: PageRead) -> None:
+        reader = self._readers.get()
+        self._watch.begins(read.feed)
+        try:
+            reader.carry(read, [name_of(read.namespace, key) for key in read.keys])
+        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
+            read.failed |= dict.fromkeys(set(range(len(read.keys))) - read.failed.keys(), False)
+            self._failed("read_errors", error)
+        finally:
+            try:
+                # Whoever sees the end of the read is to see as well what it has shown.
+                if read.failed:
+                    self._doubt(read)
+            finally:
+                read.feed.end()
+            self._watch.ended(read.feed)
+            self._readers.put(reader)
+            with self._lock:
+                self._num_reading -= 1
+
+    def _doubt(self, read: PageRead) -> None:
+        self._known.doubt([read.keys[page] for page in read.failed], read.namespace)
+        damaged = [read.keys[page] for page, was_there in read.failed.items() if was_there]
+        if damaged:
+            self._count("checksum_failures", len(damaged))
+            self._complaints.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
+            with contextlib.suppress(Exception):
+                self._values.remove([name_of(read.namespace, key) for key in damaged])
+
+    # ---- down --------------------------------------------------------------------------------------------------
+
+    def put(self, keys: Sequence[str], parent: str | None, memory: SharedBytes, offsets: Frames) -> list[str]:
+        """As ``ports.PageStore`` says; never "orphan": a page is found by its name, whatever comes before it."""
+        if self._has_ended or self._watch.is_stalled:
+            return ["full"] * len(keys)
+        base, places, namespace = self._base(memory), _numbers(offsets), self._known.namespace
+        num_known = self._known.num_leading(keys, namespace)
+        new = [
+            Waiting(name_of(namespace, key), key, namespace, memory, base, offset)
+            for key, offset in zip(keys[num_known:], places[num_known:], strict=True)
+        ]
+        answers = self._writes.put(new)
+        self._count("put_full", answers.count("full"))
+        return [PRESENT] * num_known + answers
+
+    def _wrote(self, pages: Sequence[tuple[Waiting, str]]) -> None:
+        stored = [page for page, outcome in pages if outcome == STORED]
+        for page, outcome in pages:
+            if outcome == PRESENT:
+                self._known.add([page.key], page.namespace)
+        for page in stored:
+            self._known.wrote([page.key], page.namespace)
+        self._count("written_pages", len(stored))
+        self._count("written_bytes", len(stored) * self._form.value_bytes)
+        self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
+        with self._lock:
+            self._own.update(dict.fromkeys(page.key for page in stored))
+            while len(self._own) > MAX_KNOWN:
+                del self._own[next(iter(self._own))]
+            self._completed.extend((page.key, outcome) for page, outcome in pages)
+
+    def completed(self) -> list[tuple[str, str]]:
+        """As ``ports.PageStore`` says. Stored: others find it. It is not synced to a drive."""
+        done = []
+        while self._completed:
+            done.append(self._completed.popleft())
+        return done
+
+    def sync(self, within_s: float | None = None) -> int:
+        try:
+            return self._writes.flush(self._stall_s, within_s)
+        except TimeoutError:
+            self._counts["sync_timeouts"] += 1
+            raise
+
+    def pause_writes(self) -> None:
+        self._writes.pause()
+
+    def open_writes(self) -> None:
+        self._writes.open()
+
+    # ---- leave -------------------------------------------------------------------------------------------------
+
+    def evict(self, num_pages: int) -> int:
+        """Remove pages that this process has written, the latest first, as far as it remembers them."""
+        with self._lock:
+            keys = list(itertools.islice(reversed(self._own), num_pages))
+            for key in keys:
+                del self._own[key]
+        self._known.forget(keys)
+        names = [name_of(self._known.namespace, key) for key in keys]
+        try:
+            return sum(self._values.remove(names[at : at + EVICT_PAGES]) for at in range(0, len(names), EVICT_PAGES))
+        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
+            self._failed("write_failures", error)
+            return 0
+
+    def clear(self) -> int:
+        """Fail what is queued, and remove the pages that this process has written, as far as it remembers them. Others
+        may do the same just now: what they hold has to be asked again."""
+        self._writes.drop()
+        num_removed = self.evict(MAX_KNOWN)
+        self._known.clear()
+        return num_removed
+
+    def invalidate(self, namespace: bytes) -> None:
+        self._known.begin(namespace)
+        with self._lock:
+            self._own.clear()
+        self._writes.drop()
+
+    def stats(self) -> dict[str, int]:
+        return {
+            **{name: self._counts[name] for name in COUNTED},
+            **self._values.stats(),
+            "writing_us": self._writes.writing_us,
+            "backlog_pages": self._writes.num_waiting,
+            "known_pages": len(self._known),
+            "stalls": self._watch.num_stalls,
+            "is_stopped": int(self._watch.is_stalled),
+        }
+
+    def close(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._writes.close()
+        self._asked.close()
+        # What waits behind a library that hangs is dropped, and so ends.
+        self._executor.shutdown(wait=not self._watch.is_stalled, cancel_futures=True)
+        self._watch.close()
+        self._values.close()
+
+    def _count(self, name: str, number: int) -> None:
+        with self._lock:
+            self._counts[name] += number
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._count(name, 1)
+        self._complaints.about(error)
+
+
+def _numbers(offsets: Frames) -> list[int]:
+    """Of a buffer of int64."""
+    return memoryview(offsets).cast("B").cast("q").tolist()

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of values, one file each, moved by NIXL's POSIX plugin.
+
+A file gets its name when it is whole, so several servers may use one folder, on one node or by a mount. It is not
+synced: what a power cut leaves of it does not verify, and is removed. Files that nobody has used for longest go first.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from banyan.features.stores.folder_bound import FolderBound, entries_of
+from banyan.features.stores.values import Stretch, Transfer, Value
+from banyan.owner import claim_folder, open_own
+
+FOLDER = "banyan-values-1"
+"""Only what lies in it is counted and removed. The number is that of the form of names and values."""
+
+TOUCH_S = 60.0
+"""How old a file's time may be before a read renews it."""
+NUM_LANES = 3
+"""Transfers at once: those of two readers and one writer."""
+LEAST_BYTES = 64 << 10
+FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 1e-3
+"""Between two looks at a transfer."""
+FLAG = "--banyan-store"
+CHUNK_BYTES = 1 << 20
+UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ, errno.ENODATA)
+"""What the system says of a file whose bytes are lost."""
+WAY_OUT = "pip install --no-deps nixl==1.5.1 nixl-cu13==1.5.1"
+
+
+def new_agent(name: str) -> Any:
+    """A NIXL agent with its POSIX plugin.
+
+    Raises:
+        ValueError: where either is not there, with the way out.
+    """
+    try:
+        # Its log goes to stdout as that is when it is imported, and stdout is for answers.
+        with redirect_stdout(sys.stderr):
+            from nixl._api import nixl_agent, nixl_agent_config
+        agent: Any = nixl_agent(name, nixl_agent_config(backends=[]))
+        agent.create_backend("POSIX", {})
+    except ImportError as error:
+        raise ValueError(f"NIXL is not installed ({error}): {WAY_OUT}, or name the folder as file://") from error
+    except Exception as error:
+        # NIXL's errors have nothing in common but this.
+        raise ValueError(f"NIXL has no POSIX plugin ({error!r}): {WAY_OUT}, or use file://") from error
+    return agent
+
+
+class _Lane:
+    """One agent; one thread at a time."""
+
+    def __init__(self, number: int) -> None:
+        self._agent = new_agent(f"banyan-store-{os.getpid()}-{number}")
+        self._num_registered = 0
+
+    def learn(self, stretches: Sequence[Stretch]) -> None:
+        """Register the memory that it does not know yet."""
+        for stretch in stretches[self._num_registered :]:
+            self._register([(stretch.address, stretch.num_bytes, 0, "")], "DRAM")
+            self._num_registered += 1
+
+    def _register(self, descriptors: list[tuple[int, int, int, str]], kind: str) -> Any:
+        # NIXL's errors have nothing in common but this.
+        try:
+            return self._agent.register_memory(descriptors, mem_type=kind)
+        except Exception as error:
+            raise OSError(f"NIXL does not register {kind.lower()} of {descriptors[0][1]} bytes: {error}") from error
+
+    @contextmanager
+    def files(self, descriptors: Sequence[int], num_bytes: int) -> Iterator[None]:
+        if not descriptors:
+            yield
+            return
+        registered = self._register([(0, num_bytes, fd, "") for fd in descriptors], "FILE")
+        try:
+            yield
+        finally:
+            self._agent.deregister_memory(registered)
+
+    def move(self, operation: str, moves: Sequence[tuple[int, int, Stretch]]) -> list[bool]:
+        """``moves``: file descriptor, place in the file, memory. A transfer fails as a whole: then each is tried."""
+        if not moves or self._moved(operation, moves):
+            return [True] * len(moves)
+        return [self._moved(operation, [move]) for move in moves]
+
+    def _moved(self, operation: str, moves: Sequence[tuple[int, int, Stretch]]) -> bool:
+        agent = self._agent
+        memory = agent.get_xfer_descs([(to.address, to.num_bytes, 0) for _, _, to in moves], mem_type="DRAM")
+        files = agent.get_xfer_descs([(start, to.num_bytes, fd) for fd, start, to in moves], mem_type="FILE")
+        handle = None
+        try:
+            handle = agent.initialize_xfer(operation, memory, files, agent.name)
+            state = agent.transfer(handle)
+            pause_s = FIRST_PAUSE_S
+            while state == "PROC":
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+                state = agent.check_xfer_state(handle)
+            return bool(state == "DONE")
+        except Exception:  # noqa: BLE001
+            return False
+        finally:
+            if handle is not None:
+                agent.release_xfer_handle(handle)
+
+
+class _Reading:
+    """Open files. One whose bytes are lost is removed: it would be in the way of a whole one."""
+
+    def __init__(self, lane: _Lane, paths: Sequence[Path], descriptors: dict[int, int]) -> None:
+        self._lane = lane
+        self._paths = paths
+        self._descriptors = descriptors
+        # Aligned, as O_DIRECT wants it.
+        self._chunk = mmap.mmap(-1, CHUNK_BYTES)
+
+    def load(self, transfers: Sequence[Transfer]) -> list[bool]:
+        moves: list[tuple[int, int, Stretch]] = []
+        owners: list[int] = []
+        for number, start, to in transfers:
+            for stretch in to if number in self._descriptors else ():
+                moves.append((self._descriptors[number], start, stretch))
+                owners.append(number)
+                start += stretch.num_bytes
+        moved = self._lane.move("READ", moves)
+        failed = {number for number, has_come in zip(owners, moved, strict=True) if not has_come}
+        for number in failed:
+            if self._is_lost(number):
+                self._paths[number].unlink(missing_ok=True)
+        come = self._descriptors.keys() - failed
+        return [transfer.number in come for transfer in transfers]
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether it is the file. Whatever else keeps NIXL from moving it passes, and the value is whole."""
+        place = 0
+        try:
+            while chunk := os.preadv(self._descriptors[number], [self._chunk], place):
+                place += chunk
+        except OSError as error:
+            return error.errno in UNREADABLE
+        return False
+
+
+class NixlFiles:
+    """Implements ``values.Values``."""
+
+    def __init__(
+        self, folders: Sequence[str], *, value_bytes: int, is_aligned: bool, quota_bytes: int, floor_bytes: int
+    ) -> None:
+        """``is_aligned``: whether all transfers lie where O_DIRECT wants them.
+
+        Raises:
+            ValueError: where NIXL or its plugin is not there, or a folder is not this user's, with the way out.
+            OSError: for a folder that cannot be made.
+        """
+        self._folders = [Path(folder) / FOLDER for folder in folders]
+        for folder in self._folders:
+            claim_folder(folder.parent, FLAG)
+            claim_folder(folder, FLAG)
+        self._value_bytes = value_bytes
+        self._flags = os.O_DIRECT if is_aligned and all(map(_is_direct, self._folders)) else 0
+        self._bound = FolderBound(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
+        self._numbers = itertools.count()
+        self._stretches: list[Stretch] = []
+        self._lanes: SimpleQueue[_Lane] = SimpleQueue()
+        for number in range(NUM_LANES):
+            self._lanes.put(_Lane(number))
+
+    @property
+    def engine(self) -> str:
+        return f"NIXL POSIX, a file a page, reads {'with O_DIRECT' if self._flags else 'by the page cache'}"
+
+    @property
+    def least_bytes(self) -> int:
+        return LEAST_BYTES
+
+    def register(self, stretch: Stretch) -> None:
+        self._stretches.append(stretch)
+
+    @contextmanager
+    def _lane(self) -> Iterator[_Lane]:
+        lane = self._lanes.get()
+        try:
+            lane.learn(self._stretches)
+            yield lane
+        finally:
+            self._lanes.put(lane)
+
+    def _path(self, name: str) -> Path:
+        namespace, _, key = name.partition("/")
+        return self._folders[int(key[:8], 16) % len(self._folders)] / namespace / key[:2] / key
+
+    def present(self, names: Sequence[str]) -> list[bool]:
+        return [self._path(name).exists() for name in names]
+
+    def write(self, values: Sequence[Value]) -> list[bool]:
+        if not self._bound.make_room(len(values) * self._value_bytes):
+            raise OSError(f"no room in {self._folders[0].parent}: a part of the quota, or the last free bytes")
+        paths = [self._path(value.name) for value in values]
+        drafts = [path.with_name(f"{path.name}.{os.getpid()}-{next(self._numbers)}") for path in paths]
+        try:
+            has_come = self._write_drafts(drafts, values)
+            for draft, path, is_whole in zip(drafts, paths, has_come, strict=True):
+                if is_whole:
+                    draft.rename(path)
+        finally:
+            for draft in drafts:
+                draft.unlink(missing_ok=True)
+        return has_come
+
+    def _write_drafts(self, drafts: Sequence[Path], values: Sequence[Value]) -> list[bool]:
+        descriptors: list[int] = []
+        try:
+            for draft in drafts:
+                draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # By the page cache: O_DIRECT would wait for the file system's journal at every file.
+                descriptors.append(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            return self._written(values, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def _written(self, values: Sequence[Value], descriptors: Sequence[int]) -> list[bool]:
+        moves, owners = [], []
+        for number, (value, fd) in enumerate(zip(values, descriptors, strict=True)):
+            start = 0
+            for part in value.parts:
+                moves.append((fd, start, part))
+                owners.append(number)
+                start += part.num_bytes
+        with self._lane() as lane, lane.files(descriptors, self._value_bytes):
+            moved = lane.move("WRITE", moves)
+        failed = {owner for owner, is_done in zip(owners, moved, strict=True) if not is_done}
+        return [number not in failed for number in range(len(values))]
+
+    @contextmanager
+    def reading(self, names: Sequence[str]) -> Iterator[_Reading]:
+        paths, descriptors = [self._path(name) for name in names], {}
+        try:
+            for number, path in enumerate(paths):
+                # Somebody else's file is none of ours, and not ours to remove.
+                with suppress(FileNotFoundError, PermissionError):
+                    descriptors[number] = self._open(path)
+            with self._lane() as lane, lane.files(list(descriptors.values()), self._value_bytes):
+                yield _Reading(lane, paths, descriptors)
+        finally:
+            for fd in descriptors.values():
+                os.close(fd)
+
+    def _open(self, path: Path) -> int:
+        """Raises FileNotFoundError, also for a file that is not whole; that one is removed."""
+        fd = open_own(path, os.O_RDONLY | self._flags)
+        state = os.fstat(fd)
+        if state.st_size != self._value_bytes:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise FileNotFoundError(path)
+        if time.time() - state.st_mtime > TOUCH_S:
+            # On a mount that only reads, others keep the time.
+            with suppress(OSError):
+                os.utime(fd)
+        return fd
+
+    def remove(self, names: Sequence[str]) -> int:
+        num_removed = 0
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._path(name).unlink()
+                num_removed += 1
+        return num_removed
+
+    def stats(self) -> dict[str, int]:
+        return {"evicted_pages": self._bound.num_evicted, "no_space_pauses": self._bound.num_pauses}
+
+    def close(self) -> None:
+        while not self._lanes.empty():
+            self._lanes.get()
+
+
+def survey(folders: Sequence[str]) -> dict[str, int]:
+    """What lies in the folders of such a store. Raises FileNotFoundError where there is none."""
+    roots = [Path(folder) / FOLDER for folder in folders]
+    for root in roots:
+        if not root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"{root}: there is no store")
+    sizes = [entry.num_bytes for root in roots for entry in entries_of(str(root))]
+    namespaces = {folder.name for root in roots for folder in root.iterdir()}
+    return {"num_records": len(sizes), "used_bytes": sum(sizes), "num_namespaces": len(namespaces)}
+
+
+def _is_direct(folder: Path) -> bool:
+    """Whether files there can be opened past the page cache."""
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    except OSError:
+        return False
+    os.close(fd)
+    return True

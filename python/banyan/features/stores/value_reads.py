@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of a store of values on their way into memory: layer by layer, verified before anybody is told.
+
+Invariants
+  1. A layer of a page counts as landed only when its checksum agrees with the one in the value's header, and those are
+     bound to the page's key: another page's value does not pass.
+  2. Memory is written until ``carry`` returns, and not afterwards: then the read has ended, whatever happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from banyan._native import Feed, SharedBytes
+from banyan.features.stores.form import Slab, ValueForm
+from banyan.features.stores.values import Reading, Stretch, Transfer, Values
+
+LOAD_BYTES = 64 << 20
+"""What a library is asked for at once: some leases of values last only seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class PageRead:
+    """Pages that are to be read: page ``i`` to byte ``offsets[i]`` of ``memory``, which begins at ``base``.
+
+    Attributes:
+        is_current: whether the namespace is still the one that they were found in.
+        failed: page -> whether it was there; known when the read has ended.
+    """
+
+    namespace: bytes
+    keys: Sequence[str]
+    memory: SharedBytes
+    base: int
+    offsets: Sequence[int]
+    layers_per_step: int
+    feed: Feed
+    is_current: Callable[[], bool]
+    failed: dict[int, bool] = field(default_factory=dict)
+
+
+class PageReader:
+    """One thread's means to read: its room for headers. ``moved`` is told after each answer of the library."""
+
+    def __init__(
+        self,
+        values: Values,
+        form: ValueForm,
+        slab: Slab,
+        *,
+        bytes_per_s: int | None,
+        moved: Callable[[Feed], None],
+    ) -> None:
+        self._values = values
+        self._form = form
+        self._slab = slab
+        self._bytes_per_s = bytes_per_s
+        self._moved = moved
+
+    def carry(self, read: PageRead, names: Sequence[str]) -> None:
+        """Bring the pages. Blocks. The read ends when its caller says so.
+
+        Raises:
+            OSError: when the store does not answer; the pages that were missing by then have failed.
+        """
+        with self._values.reading(names) as reading:
+            sums: list[tuple[int, ...]] = []
+            for layers in self._form.steps(read.layers_per_step, self._values.least_bytes):
+                if not (read.feed.is_wanted and read.is_current()):
+                    return
+                if not sums:
+                    sums = self._first_step(read, reading, layers)
+                else:
+                    self._next_step(read, reading, layers)
+                for layer in layers:
+                    self._verify(read, layer, sums)
+                    num_pages = len(read.keys) - len(read.failed)
+                    read.feed.land(num_pages * self._form.layer_bytes[layer], list(read.failed))
+
+    def _first_step(self, read: PageRead, reading: Reading, layers: range) -> list[tuple[int, ...]]:
+        """The headers come with the first layers. The checksums of each page; () for one that is not there."""
+        slab, form = self._slab, self._form
+        sums: list[tuple[int, ...]] = []
+        for first in range(0, len(read.keys), slab.num_headers):
+            pages = range(first, min(first + slab.num_headers, len(read.keys)))
+            transfers = [
+                Transfer(
+                    page, 0, (Stretch(slab.place(page - first), form.header_bytes), self._frame(read, page, layers))
+                )
+                for page in pages
+            ]
+            for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
+                said = form.sums_of(slab.view(page - first)) if has_come else None
+                sums.append(said or ())
+                if said is None:
+                    read.failed[page] = has_come
+        return sums
+
+    def _next_step(self, read: PageRead, reading: Reading, layers: range) -> None:
+        start = self._form.header_bytes + self._form.starts[layers.start]
+        pages = [page for page in range(len(read.keys)) if page not in read.failed]
+        transfers = [Transfer(page, start, (self._frame(read, page, layers),)) for page in pages]
+        for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
+            if not has_come:
+                read.failed[page] = False
+
+    def _frame(self, read: PageRead, page: int, layers: range) -> Stretch:
+        """Where layers of a page go."""
+        start, end = self._form.starts[layers.start], self._form.starts[layers.stop]
+        return Stretch(read.base + read.offsets[page] + start, end - start)
+
+    def _verify(self, read: PageRead, layer: int, sums: Sequence[Sequence[int]]) -> None:
+        pages = [page for page in range(len(read.keys)) if page not in read.failed]
+        keys, offsets = [read.keys[page] for page in pages], [read.offsets[page] for page in pages]
+        seen = self._form.layer_sums(read.memory, read.namespace, keys, offsets, layer)
+        for page, checksum in zip(pages, seen, strict=True):
+            if checksum != sums[page][layer]:
+                read.failed[page] = True
+
+    def _load(self, read: PageRead, reading: Reading, transfers: Sequence[Transfer]) -> list[bool]:
+        num_at_once = max(1, LOAD_BYTES // transfers[0].num_bytes) if transfers else 1
+        come: list[bool] = []
+        for first in range(0, len(transfers), num_at_once):
+            begun_s, some = time.monotonic(), transfers[first : first + num_at_once]
+            come += reading.load(some)
+            self._moved(read.feed)
+            if self._bytes_per_s is not None:
+                due_s = begun_s + sum(transfer.num_bytes for transfer in some) / self._bytes_per_s
+                time.sleep(max(0.0, due_s - time.monotonic()))
+        return come

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages that wait to be written to a store of values, and the thread that writes them.
+
+Invariants
+  1. A page's frame belongs to this from ``put`` until ``completed`` names its key; every key is named once.
+  2. No more than ``backlog_bytes`` wait; what comes on top is not taken.
+  3. A thread that ends before its time takes nothing with it: what waits fails, and nothing more is taken.
+  4. A write starts only when the gate lets it, or when somebody waits for all of them.
+
+A page: queued -> being written -> stored, present (the store had it), or failed; all that wait fail with one that the
+library does not answer for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from math import inf
+
+from banyan._native import SharedBytes, WriteGate
+from banyan.features.stores.form import Slab, ValueForm
+from banyan.features.stores.values import Stretch, Value, Values
+from banyan.telemetry import start_thread
+
+BATCH = 32
+"""Pages that are written at once."""
+LOOK_S = 0.01
+"""How often a thread that must not write yet looks again."""
+LEAVE_S = 10.0
+"""So long a library that does not answer is waited for in the end."""
+
+STORED, PRESENT, FAILED = "stored", "present", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A page that waits: the frame at byte ``offset`` of ``memory``, which begins at ``base``."""
+
+    name: str
+    key: str
+    namespace: bytes
+    memory: SharedBytes
+    base: int
+    offset: int
+
+
+Done = Callable[[Sequence[tuple[Waiting, str]]], None]
+
+
+class Writes:
+    """``done`` is told what became of pages, ``lost`` why the store did not answer; both on the writing thread."""
+
+    def __init__(
+        self,
+        values: Values,
+        form: ValueForm,
+        slab: Slab,
+        *,
+        backlog_bytes: int,
+        num_reads: Callable[[], int],
+        done: Done,
+        lost: Callable[[Exception], None],
+    ) -> None:
+        self._values = values
+        self._form = form
+        self._slab = slab
+        self._max_waiting = max(1, backlog_bytes // form.page_bytes)
+        self._num_reads = num_reads
+        self._done = done
+        self._lost = lost
+        self._gate = WriteGate()
+        self._changed = threading.Condition()
+        self._waiting: deque[Waiting] = deque()
+        self._names: set[str] = set()
+        self._writing: list[Waiting] = []
+        self._num_writing = 0
+        self._num_flushing = 0
+        self._num_failed = 0
+        self._has_ended = False
+        self.writing_us = 0
+        """Microseconds in which the library was writing."""
+        self._thread = start_thread(
+            self._run, name="banyan-store-write", feature="writing to the store", ended=self._off
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + self._num_writing
+
+    def put(self, pages: Sequence[Waiting]) -> list[str]:
+        """Queue a chain of pages: for each "queued", "present" (queued before) or "full", and then all that follow."""
+        answers: list[str] = []
+        with self._changed:
+            for page in pages:
+                if page.name in self._names:
+                    answers.append(PRESENT)
+                elif self._has_ended or self.num_waiting >= self._max_waiting:
+                    break
+                else:
+                    self._waiting.append(page)
+                    self._names.add(page.name)
+                    answers.append("queued")
+            self._changed.notify_all()
+        return answers + ["full"] * (len(pages) - len(answers))
+
+    def pause(self) -> None:
+        with self._changed:
+            self._gate.pause_writes()
+
+    def open(self) -> None:
+        with self._changed:
+            self._gate.open_writes()
+            self._changed.notify_all()
+
+    def flush(self, stall_s: float, within_s: float | None = None) -> int:
+        """Write out everything, whatever the gate says; how many pages failed meanwhile. Blocks.
+
+        Raises:
+            TimeoutError: when nothing gets done for ``stall_s``, or all of it takes longer than ``within_s``. What
+                waits has failed then.
+        """
+        deadline_s = time.monotonic() + (inf if within_s is None else within_s)
+        with self._changed:
+            num_failed = self._num_failed
+            self._num_flushing += 1
+            self._changed.notify_all()
+            is_stuck = False
+            while self.num_waiting and not is_stuck:
+                num_before, wait_s = self.num_waiting, min(stall_s, deadline_s - time.monotonic())
+                is_stuck = not self._changed.wait_for(lambda: self.num_waiting < num_before, max(0.0, wait_s))  # noqa: B023
+            self._num_flushing -= 1
+            if not is_stuck:
+                return self._num_failed - num_failed
+            dropped = self._take(len(self._waiting))
+        self._end(dropped, [FAILED] * len(dropped))
+        raise TimeoutError(
+            f"the store does not answer: {len(dropped)} pages were given up, {self._num_writing} are on their way"
+        )
+
+    def drop(self) -> None:
+        """Give up what waits: it completes as failed. Waits for what is being written."""
+        with self._changed:
+            dropped = self._take(len(self._waiting))
+            self._changed.wait_for(lambda: not self._num_writing, LEAVE_S)
+        self._end(dropped, [FAILED] * len(dropped))
+
+    def close(self) -> None:
+        """Finish what is being written, drop the rest. Idempotent."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+        self._thread.join(LEAVE_S)
+        self.drop()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._has_ended)
+                if self._has_ended:
+                    return
+                batch = self._take(self._num_allowed())
+                self._writing = batch
+                self._num_writing = len(batch)
+                if not batch:
+                    self._changed.wait(LOOK_S)
+                    continue
+            begun_ns = time.monotonic_ns()
+            try:
+                outcomes = self._write(batch)
+            except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
+                self._lost(error)
+                # Each batch might wait as long for the library, and somebody for all of them.
+                with self._changed:
+                    batch += self._take(len(self._waiting))
+                outcomes = [FAILED] * len(batch)
+            self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
+            self._writing = []
+            self._end(batch, outcomes)
+            with self._changed:
+                self._num_writing = 0
+                self._num_failed += outcomes.count(FAILED)
+                self._changed.notify_all()
+
+    def _off(self) -> None:
+        """The thread has ended by a fault: nothing is taken any more, and all that waits has failed."""
+        with self._changed:
+            self._has_ended = True
+            lost = [*self._writing, *self._take(len(self._waiting))]
+            self._writing, self._num_writing = [], 0
+            self._num_failed += len(lost)
+            self._changed.notify_all()
+        self._end(lost, [FAILED] * len(lost))
+
+    def _num_allowed(self) -> int:
+        first = self._waiting[0]
+        alike = takewhile(lambda page: page.memory is first.memory, islice(self._waiting, self._slab.num_headers))
+        most = sum(1 for _ in alike)
+        if self._num_flushing:
+            return most
+        num_reads = self._num_reads()
+        for number in range(most):
+            if not self._gate.may_write(num_reads=num_reads, num_writes=0):
+                return number
+        return most
+
+    def _take(self, num_pages: int) -> list[Waiting]:
+        return [self._waiting.popleft() for _ in range(num_pages)]
+
+    def _end(self, pages: Sequence[Waiting], outcomes: Sequence[str]) -> None:
+        with self._changed:
+            self._names.difference_update(page.name for page in pages)
+        self._done(list(zip(pages, outcomes, strict=True)))
+
+    def _write(self, batch: Sequence[Waiting]) -> list[str]:
+        there = self._values.present([page.name for page in batch])
+        new = [page for page, is_there in zip(batch, there, strict=True) if not is_there]
+        written = iter(self._values.write(self._made(new)) if new else ())
+        return [PRESENT if is_there else STORED if next(written) else FAILED for is_there in there]
+
+    def _made(self, pages: Sequence[Waiting]) -> list[Value]:
+        """The values of pages in one memory, their headers in the slab."""
+        form, slab, first = self._form, self._slab, pages[0]
+        keys, offsets = [page.key for page in pages], [page.offset for page in pages]
+        layers = [
+            form.layer_sums(first.memory, first.namespace, keys, offsets, layer) for layer in range(form.num_layers)
+        ]
+        values = []
+        for number, page in enumerate(pages):
+            form.write_header(slab.view(number), [sums[number] for sums in layers])
+            header = Stretch(slab.place(number), form.header_bytes)
+            values.append(Value(page.name, (header, Stretch(page.base + page.offset, form.page_bytes))))
+        return values

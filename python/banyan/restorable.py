@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of pages, and what of each a prefix needs to be restored at a length.
+
+Of full pages it needs all. Of window pages, the KV of layers that see the last tokens only, it needs the last ones, and
+of states, which layers of other kinds keep of all tokens before them, the last: a state is a window of one page, which
+lies in one slot. Each kind has shelves of its own.
+
+A layer with a window needs no page that lies behind it, and SGLang frees it. So n pages can be restored only where all
+of their full pages are held and the last of their window pages too: the lengths that can be are sparse.
+
+Invariants
+  1. A length is restorable when the last ``num_pages`` window pages before it, or all where it is shorter, are held on
+     the shelves or are on their way from the store.
+  2. Window pages are asked for, leased and copied from the end of a prefix to its beginning. So what is missing of them
+     is their beginning, as what is missing of full pages is their end.
+
+``PrefixCache`` leases full pages and window pages together, or neither. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from banyan.ports import Copy, Frames, OwnShelf
+from banyan.supply import Held, Supply
+
+Holds = Callable[[Sequence[str]], int]
+"""How many of these pages, from the first on, are held."""
+
+
+def window_of(keys: Sequence[str], num_pages: int) -> list[str]:
+    """The last ``num_pages`` of a prefix, from its end to its beginning."""
+    return list(keys[max(0, len(keys) - num_pages) :])[::-1]
+
+
+def longest_restorable(keys: Sequence[str], most: int, num_pages: int, holds: Holds) -> int:
+    """The most leading pages of ``keys``, no more than ``most``, before which ``num_pages`` window pages are held.
+
+    Every length between a missing page and ``num_pages`` behind it needs that page, so it is skipped.
+    """
+    length = min(most, len(keys))
+    while length > 0:
+        window = list(keys[max(0, length - num_pages) : length])[::-1]
+        if holds(window) == len(window):
+            break
+        window.reverse()
+        num_leading = holds(window) if len(window) > 1 else 0
+        length = min(length - len(window) + num_leading, length - 1)
+    return length
+
+
+class KindPages:
+    """The pages of one kind that one rank has, and those that it can have. Of a prefix all of them are needed."""
+
+    def __init__(self, shelf: OwnShelf, supply: Supply) -> None:
+        self.shelf = shelf
+        self.supply = supply
+
+    def publish(self, frames: Frames, keys: Sequence[str]) -> int:
+        """Offer complete pages of this rank's tree to the peers; returns how many were new."""
+        return self.shelf.publish(frames, keys)
+
+    def retire(self, frames: Frames) -> bytes:
+        """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""
+        return self.shelf.retire(frames)
+
+    def drain(self) -> bytes:
+        """Frames whose readers have gone."""
+        return self.shelf.drain()
+
+    def reset(self) -> None:
+        """Withdraw every page. Nothing is held or copied any more."""
+        self.shelf.reset()
+
+    def move_to(self, join: Callable[[], tuple[OwnShelf, Supply]]) -> None:
+        """Go on with the shelf and the supply of a new namespace, made by ``join``. The old ones are let go first: a
+        rank has one shelf and one reader bit."""
+        del self.shelf, self.supply
+        self.shelf, self.supply = join()
+
+
+class WindowPages(KindPages):
+    """Of a prefix only the last ``num_pages`` are needed.
+
+    Args:
+        places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
+    """
+
+    def __init__(self, shelf: OwnShelf, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]) -> None:
+        super().__init__(shelf, supply)
+        self._num_pages = num_pages
+        self._reached = _reached(places)
+
+    def longest(self, keys: Sequence[str], most: int) -> int:
+        """The longest restorable length of up to ``most`` pages; 0 where there is none."""
+        return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
+
+    def hold(self, keys: Sequence[str], frames: Frames) -> Held | None:
+        """All window pages of ``keys``, or None; given from the end of the prefix on."""
+        return self.supply.hold(self.supply.lookup(keys), keys, frames)
+
+    def joined(self, full: Copy, windows: Copy) -> Copy:
+        """Both copies of a batch as one, whose layers are the model's."""
+        return _JoinedCopy((full, windows), self._reached)
+
+
+def _reached(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each layer of the model, how many layers of either kind there are up to it, itself included."""
+    counts, reached = [0, 0], []
+    for part, place in places:
+        counts[part] = place + 1
+        reached.append((counts[0], counts[1]))
+    return reached
+
+
+class _JoinedCopy:
+    """Two copies that end together. Who has waited for a layer of the model has all before it, of either copy: a
+    forward that is replayed as one graph waits for the last layer alone."""
+
+    def __init__(self, parts: tuple[Copy, Copy], reached: Sequence[tuple[int, int]]) -> None:
+        self._parts = parts
+        self._reached = reached
+
+    def wait_layer(self, layer: int) -> float:
+        counts = zip(self._parts, self._reached[layer], strict=True)
+        return sum(part.wait_layer(count - 1) for part, count in counts if count)
+
+    def finish(self) -> bool:
+        return all([part.finish() for part in self._parts])
+
+    def ages_s(self) -> list[float]:
+        ages = [part.ages_s() for part in self._parts]
+        told = [max((part[0] for part in ages if part), default=0.0)] if all(ages) else []
+        for counts in self._reached if told else ():
+            if any(count >= len(part) for part, count in zip(ages, counts, strict=True)):
+                break
+            told.append(min(part[count] for part, count in zip(ages, counts, strict=True)))
+        return told
+
+    @property
+    def has_ended(self) -> bool:
+        return all(part.has_ended for part in self._parts)
+
+    @property
+    def bytes_fetched(self) -> int:
+        return sum(part.bytes_fetched for part in self._parts)
+
+    @property
+    def bytes_copied(self) -> int:
+        return sum(part.bytes_copied for part in self._parts)
+
+    @property
+    def copy_s(self) -> float:
+        return max(part.copy_s for part in self._parts)
+
+    @property
+    def wait_s(self) -> float:
+        return sum(part.wait_s for part in self._parts)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as a client sent it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from banyan.router.paths import Row
+from banyan.routing.headers import is_routers
+
+HOP_BY_HOP = frozenset(
+    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
+)
+"""Headers between two neighbours (RFC 9110, 7.6.1). Never passed on."""
+
+NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``target``: the path with its query, as the client wrote them: a server must not read another path in them than
+    the router did. ``row``: what the table says of it."""
+
+    row: Row
+    method: str
+    target: str
+    body: bytes
+    headers: Mapping[str, str]
+
+    def onward(self) -> dict[str, str]:
+        """The headers that a server gets. A client's own word on where to read would not be this router's. And a
+        compressed stream could not be ended with an event that says that it broke."""
+        kept = {name: value for name, value in self.headers.items() if not _is_dropped(name.lower())}
+        return {**kept, "accept-encoding": "identity"}
+
+
+def target_of(scope: Mapping[str, Any]) -> str:
+    """Of a request, as ASGI has it."""
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _is_dropped(header: str) -> bool:
+    return header in NOT_SENT_ON or is_routers(header)

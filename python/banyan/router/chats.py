@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chats in the forms of their APIs, as what a router compares: text that grows at its end from turn to turn, and the
+question that gives its tokens. Pure.
+
+What is seen or heard in a chat is compared by its bytes or its address, and counts for ``MEDIUM_BYTES`` of text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from banyan.router.paths import MESSAGES, RESPONSES
+from banyan.routing.question import question
+
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+MEDIUM_BYTES = 1024
+"""For how much text an image, a video or a sound counts, as far as nobody has told its tokens: a small image's."""
+
+_MEDIA = frozenset({"image", "document", "input_image", "input_file", "input_audio", "image_url", "video_url"})
+"""Types of parts of Messages and Responses that are no words."""
+
+_MOST_NESTED = 4
+"""A turn -> its parts -> the result of a tool -> its parts."""
+
+
+def medium(content: object) -> bytes:
+    """``MEDIUM_BYTES`` that stand for an image, a video or a sound. The words of their addresses, or of all their
+    bytes, would count for thousands of tokens that nobody computes.
+    """
+    return hashlib.shake_256(_ENCODER.encode(content)).hexdigest(MEDIUM_BYTES // 2).encode()
+
+
+# ---- OpenAI's chat -------------------------------------------------------------------------------------------------
+
+
+def chat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat as text that grows at its end from turn to turn, and the fields that decide how it is rendered."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return {}
+    text = b"\n".join((_ENCODER.encode(fields.get("tools")), *map(_message, messages)))
+    # The server reads from the body what it reads from a chat completion, so that both render alike.
+    tokenize = {name: value for name, value in fields.items() if name not in ("prompt", "stream", "stream_options")}
+    return {"text": text, "tokenize": tokenize if all(map(_is_text_only, messages)) else None}
+
+
+def _message(message: object) -> bytes:
+    """A message of a chat, with what stands for what is seen and heard in it, where it stands."""
+    if not isinstance(message, dict) or _is_text_only(message):
+        return _ENCODER.encode(message)
+    parts = (_ENCODER.encode(part) if _is_text(part) else medium(part) for part in message["content"])
+    return b"".join((_ENCODER.encode({**message, "content": None}), *parts))
+
+
+def _is_text_only(message: object) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    return not isinstance(content, list) or all(map(_is_text, content))
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text"
+
+
+# ---- what a server converts to a chat ------------------------------------------------------------------------------
+
+
+def converted(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of Messages, Responses or Ollama's. What a response follows on is not in the request: its text tells
+    nothing, and only the server that made that response knows the tokens."""
+    turns = _turns(path, fields)
+    if not turns:
+        return {}
+    rows = [_words(turn, _MOST_NESTED) for turn in turns]
+    tokenize = None if any(has_media for _, has_media in rows) else question(path, fields)
+    follows = fields.get("previous_response_id") if path == RESPONSES else None
+    if isinstance(follows, str):
+        return {"tokenize": tokenize, "follows": follows}
+    return {"text": b"\n".join(_ENCODER.encode(words) for words, _ in rows), "tokenize": tokenize}
+
+
+def _turns(path: str, fields: Mapping[str, Any]) -> list[Any]:
+    """What of a request comes into the prompt, in that order; none when there is no chat in it."""
+    if path == MESSAGES:
+        return _after([fields.get("tools"), fields.get("system")], fields.get("messages"))
+    if path == RESPONSES:
+        asked = fields.get("input")
+        head = [fields.get("tools"), fields.get("instructions")]
+        return _after(head, [asked] if isinstance(asked, str) else asked)
+    prompt = fields.get("prompt")
+    return _after([fields.get("system")], [prompt] if isinstance(prompt, str) else fields.get("messages"))
+
+
+def _after(head: list[Any], turns: object) -> list[Any]:
+    return [*head, *turns] if isinstance(turns, list) and turns else []
+
+
+def _words(value: object, depth: int) -> tuple[object, bool]:
+    """A value with what stands for what is no words in it, and whether there was any. Without the marks of what is to
+    be cached: they move from turn to turn."""
+    if isinstance(value, dict):
+        if isinstance(kind := value.get("type"), str) and kind in _MEDIA:
+            return medium(value).decode(), True
+        if depth:
+            inner = {name: _words(one, depth - 1) for name, one in value.items() if name != "cache_control"}
+            return {name: words for name, (words, _) in inner.items()}, _any(inner.values())
+    if isinstance(value, list) and depth:
+        # A list and what is in it are one step.
+        items = [_words(one, depth) if isinstance(one, dict) else (one, False) for one in value]
+        return [words for words, _ in items], _any(items)
+    return value, False
+
+
+def _any(read: Iterable[tuple[object, bool]]) -> bool:
+    return any(has_media for _, has_media in read)

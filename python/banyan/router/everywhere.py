@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request to every server: what is to happen at each of them, or at the one that knows what is asked for.
+
+No server gets it twice, and none is left out because it takes no requests now: one that does not answer is a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+from starlette.responses import Response
+from yarl import URL
+
+from banyan.router.call import Call
+from banyan.router.forms import error_body
+from banyan.router.paths import To
+from banyan.router.upstream import NOT_SENT_BACK, whole
+
+
+async def ask_all(session: aiohttp.ClientSession, urls: Sequence[str], call: Call, *, timeout_s: float) -> Response:
+    """One answer for all of theirs, as ``call.row.to`` says; it is passed on as it came."""
+    answers = await asyncio.gather(*(_ask(session, url, call, timeout_s) for url in urls))
+    return answers[choose([answer.status_code for answer in answers], call.row.to)]
+
+
+def choose(statuses: Sequence[int], to: To) -> int:
+    """Whose answer counts."""
+    counts = (lambda status: status < 400) if to is To.FINDER else (lambda status: status >= 400)
+    return next((number for number, status in enumerate(statuses) if counts(status)), 0)
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, call: Call, timeout_s: float) -> Response:
+    data = call.body if call.body or call.method == "POST" else None
+    try:
+        async with asyncio.timeout(timeout_s):
+            to = URL(url + call.target, encoded=True)
+            async with session.request(call.method, to, data=data, headers=call.onward()) as response:
+                answer = Response(await whole(response), response.status)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        said = f"{url} did not answer, and may not have done it: {type(error).__name__} {error}"
+        return Response(error_body(said, "server_lost", 502, call.row.form), 502, media_type="application/json")
+    answer.raw_headers.extend(
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.headers.items()
+        if name.lower() not in NOT_SENT_BACK
+    )
+    return answer

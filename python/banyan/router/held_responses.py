@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server has a response that a client may go on from by its id alone (``previous_response_id``). Pure.
+
+Invariants
+  1. ``MAX_HELD`` responses are known, those that were made or gone on from last, each as a hash.
+  2. What is not known is nobody's: such a request is placed as any other, and refused by a server in its own words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+MAX_HELD = 1 << 17
+START_BYTES = 64 << 10
+"""Of an answer, within which its id stands."""
+
+_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,256})"')
+
+
+class HeldResponses:
+    """Those that went through one router."""
+
+    def __init__(self, max_held: int = MAX_HELD) -> None:
+        self._max_held = max_held
+        self._holders: dict[bytes, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def made(self, answer: bytes, server: str) -> None:
+        """A server has begun to answer with these bytes."""
+        found = _ID.search(answer[:START_BYTES])
+        if found is not None:
+            self._keep(_digest(found[1]), server)
+
+    def holder(self, response: str) -> str | None:
+        """The server that has it; None where that is not known."""
+        digest = _digest(response.encode(errors="surrogatepass"))
+        server = self._holders.get(digest)
+        if server is not None:
+            self._keep(digest, server)
+        return server
+
+    def _keep(self, digest: bytes, server: str) -> None:
+        self._holders.pop(digest, None)
+        if len(self._holders) >= self._max_held:
+            del self._holders[next(iter(self._holders))]
+        self._holders[digest] = server
+
+
+def _digest(response: bytes) -> bytes:
+    return hashlib.blake2b(response, digest_size=16).digest()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All kinds of a rank's pages: full pages and, of some models, one kind beside them. They come and go together.
+Scheduler thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from banyan.arena.page_source import Worth
+from banyan.sglang_plugin.pools.kind_pools import KindPools
+from banyan.sglang_plugin.pools.quarantine import OwnPages
+from banyan.sglang_plugin.rank.kind import Kind, Places, RankSetup
+from banyan.sglang_plugin.rank.window_kind import WindowKind, capped
+
+
+class Kinds:
+    """``full`` is what a prefix needs all of; ``beside``: of some models, what it needs the last of."""
+
+    def __init__(self, pools: Sequence[KindPools], rank: RankSetup) -> None:
+        full, *beside = pools
+        self.beside = tuple(WindowKind(one, rank) for one in beside)
+        self.full = Kind(full, rank)
+        self._page_tokens = rank.page_tokens
+
+    def __iter__(self) -> Iterator[Kind]:
+        yield self.full
+        yield from self.beside
+
+    @property
+    def wait_us(self) -> int:
+        """How long allocations have waited for peers that read pages."""
+        return sum(kind.pools.allocator.wait_us for kind in self)
+
+    @property
+    def fixed_tokens(self) -> float:
+        """What a fetch brings besides, however long it is, in tokens of full pages: a state."""
+        fixed_bytes = sum(kind.block.block_bytes for kind in self.beside if kind.pools.is_one_slot)
+        return fixed_bytes * self._page_tokens / self.full.block.block_bytes
+
+    def guard(self, full: OwnPages) -> None:
+        """From now on what SGLang frees is withdrawn before it is handed out; of full pages by way of ``full``."""
+        for kind in self.beside:
+            kind.access.guard(kind.pools.allocator, kind.pages)
+        self.full.access.guard(self.full.pools.allocator, full)
+
+    # ---- requests and pages ------------------------------------------------------------------------------------
+
+    def arrive(self, request: str, keys: list[str], worth: Worth) -> None:
+        """A request for the prompt of ``keys`` has come: let the tiers below bring up what can be restored."""
+        tier = self.full.tier
+        if tier is None:
+            return
+        if not self.beside:
+            tier.arrive(request, keys, worth)
+            return
+        num_held = tier.num_on_node(keys)
+        num_there = max(num_held, tier.num_stored(keys))
+        tier.arrive(request, keys, capped(worth, self._restorable(keys, num_there) - num_held))
+        num_coming = num_held + tier.prefetch.num_arriving(keys[num_held:])
+        coming = keys[: self._restorable(keys, num_coming)]
+        for kind in self.beside:
+            kind.arrive(request, coming)
+
+    def _restorable(self, keys: Sequence[str], most: int) -> int:
+        for kind in self.beside:
+            most = kind.restorable(keys, most)
+        return most
+
+    def poll(self) -> None:
+        """Collect what copies and I/O below the pools have finished. Never waits."""
+        if self.full.tier is not None:
+            self.full.tier.poll()
+        for kind in self.beside:
+            kind.access.poll()
+            if kind.tier is not None:
+                kind.tier.poll()
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def wait_for_copies(self) -> None:
+        """Nothing that was published is still on its way down."""
+        for kind in self:
+            kind.access.wait_for_copies()
+
+    def leave(self) -> None:
+        """Leave all places.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        for kind in self:
+            kind.leave_tier()
+            kind.pools.allocator.wait_for_readers()
+            kind.leave()
+
+    @property
+    def rejoins(self) -> list[Callable[[], Places]]:
+        """What takes the places of each kind again, under the namespace of weights that have just changed."""
+        return [kind.rejoin for kind in self]
+
+    def withdraw(self) -> None:
+        """Forget every page below the pools, and withdraw those in them: SGLang keeps them.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self.empty()
+        for kind in self:
+            # What has been freed before is its own to hand out again.
+            kind.pools.allocator.wait_for_readers()
+            kind.withdraw()
+
+    def stand_apart(self) -> None:
+        """From the next ``rejoin`` on, share with no other rank."""
+        for kind in self:
+            kind.stand_apart()
+
+    def meet_again(self) -> None:
+        """From the next ``rejoin`` on, share with the ranks whose weights took the same updates."""
+        for kind in self:
+            kind.meet_again()
+
+    def empty(self) -> None:
+        """Forget every page below the pools."""
+        for kind in self:
+            kind.empty()
+
+    def close_tiers(self) -> None:
+        """Leave the arena for good."""
+        for kind in self:
+            kind.close_tier()
+
+    def close(self) -> None:
+        """Leave for good."""
+        for kind in self:
+            kind.close()

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a rank is put together: the only place that knows all of its parts.
+
+SGLang builds a rank's linker once in each worker process, when the pools are there. From the bottom up: the kinds of
+pages, what plans and caches, what measures, what publishes and tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from banyan import faults
+from banyan.cache import PrefixCache
+from banyan.planner import RequestFacts
+from banyan.sglang_plugin import page_hash, runtime
+from banyan.sglang_plugin.pools.choose import open_device
+from banyan.sglang_plugin.pools.kind_pools import RankPools
+from banyan.sglang_plugin.rank import points, prefill, requests, times
+from banyan.sglang_plugin.rank.all_kinds import Kinds
+from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
+from banyan.sglang_plugin.rank.kind import RankSetup
+from banyan.sglang_plugin.rank.layer_wait import LayerWait
+from banyan.sglang_plugin.rank.one_rank import RankParts
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.publication import Publication
+from banyan.sglang_plugin.rank.reporting.arena_events import events_for
+from banyan.sglang_plugin.rank.reporting.figures import RankFigures
+from banyan.sglang_plugin.rank.shards import Shards
+from banyan.telemetry import Counters, Dropped, Pseudonyms, Stopwatch
+
+logger = logging.getLogger("banyan")
+
+
+def assemble(
+    server_args: Any,
+    params: Any,
+    components: set[Any],
+    *,
+    forward_stream: Any,
+    record_ready: Callable[[], list[Any]],
+    stopwatch: Stopwatch,
+) -> RankParts:
+    """``params`` and ``components`` are those of SGLang's tree; ``stopwatch`` measures what Banyan takes of the
+    scheduler thread. Refuses what Banyan does not know how to share."""
+    began_s = time.monotonic()
+    registered = points.of_features()
+    pools = registered.take_apart(components, params)
+    if params.disable:
+        logger.warning("banyan: SGLang keeps no radix cache for this model: nothing will be shared")
+    page_hash.prepare(params.page_size)
+    config, carried = runtime.config(), runtime.bookkeeping(server_args)
+    assert config is not None and carried is not None
+    setup = RankSetup(
+        server_args=server_args,
+        config=config,
+        carried=carried,
+        device=open_device(config, [kind.pool for kind in pools.kinds]),
+        page_tokens=params.page_size,
+        forward_stream=forward_stream,
+        record_ready=record_ready,
+        counters=Counters(),
+        arena_events=events_for(params, has_windows=len(pools.kinds) > 1),
+        points=registered,
+    )
+    shards, kinds = Shards(params), Kinds(pools.kinds, setup)
+    planner = _make_planner(setup, kinds, pools)
+    cache = _make_cache(setup, kinds, planner, shards)
+    demand = NodeDemand(cache, kinds.full.pools.allocator.num_pages * kinds.full.seats.layout.num_ranks, setup.counters)
+    layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
+    # Before anybody keeps one of these methods.
+    times.time_control(stopwatch, cache, ("retire", "drain"))
+    requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
+    publication = Publication(cache, kinds, setup.page_tokens)
+    kinds.full.access.attach(publication.publish)
+    kinds.guard(cache)
+    # Shards of one rank would have to agree on when to go on.
+    if shards.is_one and kinds.full.follows_reads:
+        prefill.hold_back(kinds.full.is_awaited)
+    dropped = Dropped()
+    return RankParts(
+        setup=setup,
+        pools=pools,
+        shards=shards,
+        kinds=kinds,
+        planner=planner,
+        cache=cache,
+        publication=publication,
+        layer_wait=layer_wait,
+        demand=demand,
+        dropped=dropped,
+        figures=RankFigures(
+            kinds=kinds,
+            planner=planner,
+            demand=demand,
+            dropped=dropped,
+            counters=setup.counters,
+            control_us=lambda: stopwatch.elapsed_ns // 1000,
+            page_tokens=setup.page_tokens,
+            began_s=began_s,
+            pseudonyms=Pseudonyms(carried["server"]),
+        ),
+    )
+
+
+def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlanner:
+    planner = RankPlanner(
+        num_layers=pools.num_layers,
+        page_tokens=setup.page_tokens,
+        min_pages=-(-setup.config.min_fetch_tokens // setup.page_tokens),
+        num_in_step=kinds.full.seats.layout.attn_dp,
+        fixed_tokens=kinds.fixed_tokens,
+    )
+    faults.hush(planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
+    return planner
+
+
+def _make_cache(setup: RankSetup, kinds: Kinds, planner: RankPlanner, shards: Shards) -> PrefixCache[RequestFacts]:
+    return PrefixCache(
+        seats=kinds.full.seats,
+        page_tokens=setup.page_tokens,
+        full=kinds.full.pages,
+        beside=[kind.pages for kind in kinds.beside],
+        planner=planner,
+        agreed=shards.all,
+        counters=setup.counters,
+    )
+
+
+def _keep_time(
+    cache: PrefixCache[RequestFacts],
+    planner: RankPlanner,
+    kinds: Kinds,
+    pools: RankPools,
+    setup: RankSetup,
+    shards: Shards,
+) -> LayerWait:
+    full = kinds.full
+    if shards.is_one:
+        times.load_without_circles(cache, *(kind.pools.allocator for kind in kinds))
+    if full.seats.layout.steps_together:
+        token_bytes = full.block.block_bytes // setup.page_tokens
+        times.step_together(full.pools.allocator, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
+    times.pace_writes(planner, kinds)
+    layer_wait = times.time_layers(
+        cache,
+        planner,
+        full.access,
+        num_layers=pools.num_layers,
+        # A draft's layers lie behind the model's in a page.
+        num_page_layers=pools.num_layers if kinds.beside else len(full.block.layer_bytes),
+        counters=setup.counters,
+    )
+    for waiting in pools.waiting:
+        # SGLang tells the pool of keys and values alone whom to wait for.
+        waiting.register_layer_transfer_counter(layer_wait)
+    return layer_wait

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's eviction, with the choice of the leaf ours: the one whose loss costs least (``banyan.planner.victims``).
+
+SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
+the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
+
+A leaf goes as a whole. So once pages have had to go, long runs of new pages are split (``banyan.planner.stretches``):
+by a match that ends where the split shall be, as the match of another prompt would.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.runtime_context import get_server_args
+
+from banyan import faults
+from banyan.core import SourceKind
+from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
+from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
+from banyan.telemetry import Counters, Dropped, Stopwatch
+
+logger = logging.getLogger("banyan")
+
+MOST_STRETCHES_KNOWN = 8 * STRETCHES_PER_POOL
+"""Several times what a pool can hold. More means that the tree was emptied meanwhile, and these are forgotten."""
+
+
+def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
+    """SGLang's cache has got its linker: choose its victims, where one process is the whole rank.
+
+    Shards of one rank must evict alike, and each sees its peers at its own time. Beside other components a leaf is not
+    all that a walk takes.
+    """
+    if not runtime.is_sharing():
+        return
+    policy = chosen_policy()
+    if policy is not None:
+        logger.info("banyan: SGLang evicts as %s says: which pages peers hold as well makes no difference", policy)
+        return
+    if not linker.is_whole_rank:
+        logger.info("banyan: SGLang evicts by age: a rank of several shards takes no notice of what its peers hold")
+        return
+    if tuple(cache.tree_components) != (ComponentType.FULL,):
+        logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
+        return
+    prefill.tell_begun(linker.demand.served)
+    cache.banyan_victims = VictimChoice(
+        cache.tree_core,
+        copies_of=linker.copies_of,
+        shares=CostShares(linker.move_share, time.monotonic),
+        demand=linker.demand,
+        counters=linker.counters,
+        dropped=linker.dropped,
+        page_tokens=cache.page_size,
+        num_frames=linker.num_frames,
+    )
+
+
+def chosen_policy() -> str | None:
+    """The flag by which the user has chosen what SGLang evicts first, if he has."""
+    args = get_server_args()
+    if args.enable_session_radix_cache:
+        return "--enable-session-radix-cache"
+    return None if args.radix_eviction_policy == "lru" else f"--radix-eviction-policy {args.radix_eviction_policy}"
+
+
+def after_insert(result: Any, cache: Any, params: Any) -> None:
+    """A prompt's pages are in the tree: split what is new of them, where victims are ours."""
+    victims: VictimChoice | None = getattr(cache, "banyan_victims", None)
+    if victims is not None and params.key is not None:
+        victims.came(params.key, result, lambda key: cache.match_prefix(MatchPrefixParams(key=key)).last_device_node)
+
+
+def around_load_back(load_back: Callable[..., Any], wrapper: Any, req: Any) -> Any:
+    """SGLang makes room for what a request is to fetch: count what that pushes out."""
+    counters = getattr(wrapper.cache_linker, "counters", None)
+    if counters is None:
+        return load_back(wrapper, req)
+    before = counters.num_evicted_pages
+    try:
+        return load_back(wrapper, req)
+    finally:
+        counters.displaced_pages += counters.num_evicted_pages - before
+
+
+class VictimChoice:
+    """Stands between SGLang's cache and its tree core while a walk runs.
+
+    Args:
+        core: the tree core; its three steps of a walk are replaced on this object.
+        copies_of: where else the pages of keys lie.
+        shares: what a page costs to have again.
+        num_frames: of the rank's pool.
+    """
+
+    def __init__(
+        self,
+        core: Any,
+        *,
+        copies_of: Callable[[list[str]], list[SourceKind | None]],
+        shares: CostShares,
+        demand: NodeDemand,
+        counters: Counters,
+        dropped: Dropped,
+        page_tokens: int,
+        num_frames: int,
+    ) -> None:
+        self._core = core
+        self._copies_of = copies_of
+        self._shares = shares
+        self._demand = demand
+        self._counters = counters
+        self._dropped = dropped
+        self._page_tokens = page_tokens
+        self._stretch_pages = least_stretch(num_frames)
+        self._least_tokens = at_once(num_frames) * page_tokens
+        self._stretches: set[int] = set()
+        self._start, self._next, self._end = (
+            core.evict_device_start,
+            core.evict_device_next_node,
+            core.evict_device_end,
+        )
+        self._looks = Looks()
+        self._walk: Walk | None = None
+        self._has_begun = False
+        self._tracker: dict[Any, int] = {}
+        self._steps: dict[int, Any] = {}
+        self._last_step: Any = None
+        self._num_tokens = self._num_gone = 0
+        self._chosen: Leaf | None = None
+        self._stopwatch = Stopwatch(time.perf_counter_ns)
+
+        def step(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+            return faults.quiet(self._stopwatch.wrap(ours), f"victims.{ours.__name__}", theirs)
+
+        core.evict_device_start = step(self.start, self._start_anew)
+        core.evict_device_next_node = step(self.next, self._next_of_a_new_walk)
+        core.evict_device_end = step(self.end, self._end_for_good)
+
+    def came(self, key: Any, result: Any, node_at: Callable[[Any], int]) -> None:
+        """The pages of ``key`` are in the tree. ``node_at`` has a node end where a key does, and names it."""
+        if result.rotation_tail_declined or not self._counters.num_evicted_pages:
+            return
+        page = self._page_tokens
+        at = splits(result.prefix_len // page, len(key) // page, self._stretch_pages)
+        stretches = [node_at(key[: number * page]) for number in at]
+        if len(self._stretches) > MOST_STRETCHES_KNOWN:
+            self._stretches.clear()
+        # Behind the first stretch there is always another one. The last keeps the name of the whole.
+        self._stretches.update(stretches[1:], [result.last_device_node] if stretches else [])
+
+    def start(self, component: Any, num_tokens: int) -> None:
+        self._num_tokens = num_tokens = max(num_tokens, self._least_tokens)
+        self._start(component, num_tokens)
+        self._has_begun = True
+
+        def begin_again() -> None:
+            self._end(component)
+            self._start(component, num_tokens)
+
+        self._shares.refresh()
+        self._walk = Walk(
+            lambda: self._next_oldest(component), begin_again, self._look, self._looks, uncovers=self._uncovers
+        )
+
+    def next(self, component: Any, tracker: dict[Any, int]) -> Any:
+        """The tree's own step for the leaf that goes now."""
+        assert self._walk is not None
+        self._count(tracker.get(component, 0))
+        self._tracker = tracker
+        if tracker.get(component, 0) >= self._num_tokens:
+            return self._next(component, tracker)
+        self._chosen = self._walk.choose()
+        return self._last_step if self._chosen is None else self._steps.pop(self._chosen.node)
+
+    def end(self, component: Any) -> None:
+        self._count(self._tracker.get(component, 0))
+        self._has_begun = False
+        self._end(component)
+        self._walk = self._chosen = self._last_step = None
+        self._steps.clear()
+        self._tracker, self._num_gone = {}, 0
+        self._counters.evict_us = self._stopwatch.elapsed_ns // 1000
+
+    def _give_up(self) -> None:
+        """From now on SGLang chooses."""
+        self._core.evict_device_start, self._core.evict_device_next_node, self._core.evict_device_end = (
+            self._start,
+            self._next,
+            self._end,
+        )
+
+    def _start_anew(self, component: Any, num_tokens: int) -> None:
+        self._end_for_good(component)
+        self._start(component, num_tokens)
+
+    def _next_of_a_new_walk(self, component: Any, tracker: dict[Any, int]) -> Any:
+        self._start_anew(component, self._num_tokens)
+        return self._next(component, tracker)
+
+    def _end_for_good(self, component: Any) -> None:
+        self._give_up()
+        if self._has_begun:
+            self._end(component)
+
+    def _next_oldest(self, component: Any) -> int | None:
+        step = self._next(component, self._tracker)
+        if step.node_id is None:
+            self._last_step = step
+            return None
+        self._steps[step.node_id] = step
+        return int(step.node_id)
+
+    def _uncovers(self, node: int) -> bool:
+        if node not in self._stretches:
+            return False
+        self._stretches.discard(node)
+        return True
+
+    def _look(self, nodes: Sequence[int]) -> list[Leaf]:
+        """By their last pages: whoever holds that of a leaf holds the pages before it."""
+        self._counters.evict_looks += len(nodes)
+        last_pages = [self._core.get_last_hash_value(node) for node in nodes]
+        keys = [key for key in last_pages if key is not None]
+        copies = self._copies_of(keys)
+        losses = self._shares.losses(copies, self._demand.chances(keys))
+        found = dict(zip(keys, zip(copies, losses, strict=True), strict=True))
+        # What has no key nobody can find.
+        return [
+            Leaf(node, key or "", *found.get(key, (None, 0.0))) for node, key in zip(nodes, last_pages, strict=True)
+        ]
+
+    def _count(self, num_tokens: int) -> None:
+        """Tokens that have gone since the last step were of the leaf that was chosen then."""
+        if self._chosen is not None:
+            num_pages = (num_tokens - self._num_gone) // self._page_tokens
+            is_duplicate = self._chosen.copy is not None
+            self._counters.evicted_duplicate_pages += num_pages * is_duplicate
+            self._counters.evicted_last_pages += num_pages * (not is_duplicate)
+            self._looks.earn(num_pages)
+            if num_pages:
+                key = self._chosen.key
+                self._dropped.went(key, num_pages, self._chosen.copy, is_again=self._demand.is_asked_again(key))
+            self._chosen = None
+        self._num_gone = num_tokens

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kind of this rank's pages: its pool and what stands beside the pool for others to find the pages in. The frame
+table of the pool (its shelf), what is supplied by peers, the part of the host arena, the store, and other sources.
+
+Invariants
+  1. All places carry one namespace: that of the weights the rank computes with.
+  2. A place is left before it is taken again: a rank has one shelf in each seat and one reader bit for each view.
+
+States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
+``close_tier``, ``close``. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.runtime_context import get_schedule
+
+from banyan import _native
+from banyan.arena.read_steps import layers_per_read
+from banyan.config import Config
+from banyan.layout import BlockGeometry, Layout, Namespace
+from banyan.ports import OwnShelf, PageStore
+from banyan.restorable import KindPages
+from banyan.sglang_plugin.pools.access import PoolAccess
+from banyan.sglang_plugin.pools.choose import open_access
+from banyan.sglang_plugin.pools.drafts import together
+from banyan.sglang_plugin.pools.kind_pools import KindPools
+from banyan.sglang_plugin.pools.rank_device import RankDevice
+from banyan.sglang_plugin.pools.reserve import reserve_for
+from banyan.sglang_plugin.rank.arena_memory import Arena
+from banyan.sglang_plugin.rank.arena_part import ArenaPart
+from banyan.sglang_plugin.rank.identity import Identity
+from banyan.sglang_plugin.rank.points import Points, Site
+from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
+from banyan.sglang_plugin.rank.reporting.lookout import Lookout
+from banyan.sglang_plugin.rank.seating import agree_on_page_tokens, seats_of
+from banyan.sglang_plugin.rank.store_access import make_admission, open_store
+from banyan.sglang_plugin.rank.tier import HostTier, StoreDoor, TierPlace, withdraw
+from banyan.supply import Supply
+from banyan.telemetry import Counters
+
+logger = logging.getLogger("banyan")
+
+Places = tuple[OwnShelf, Supply]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSetup:
+    """What all kinds of pages of one rank share.
+
+    Attributes:
+        carried: what the main process left for the others.
+        device: what the rank's pools share of its GPU; None where they lie on the host.
+        record_ready: records, on a GPU, when the pages that are complete now are.
+        arena_events: tells routers of the arena; None where nobody listens.
+        points: what features have registered.
+    """
+
+    server_args: Any
+    config: Config
+    carried: Mapping[str, Any]
+    device: RankDevice | None
+    page_tokens: int
+    forward_stream: Any
+    record_ready: Callable[[], list[Any]]
+    counters: Counters
+    arena_events: ArenaEvents | None
+    points: Points
+
+
+class Kind:
+    """``tier`` and ``store`` are None where the flags name none."""
+
+    def __init__(self, pools: KindPools, rank: RankSetup) -> None:
+        config, args = rank.config, rank.server_args
+        self.pools = pools
+        self.is_on_host = rank.device is None
+        self._rank = rank
+        self._identity = Identity(args, config, server=rank.carried["server"], pool=pools.pool, drafts=pools.drafts)
+        shared = together(pools.pool, pools.drafts)
+        self._page = shared.banyan_geometry.page
+        self.block = BlockGeometry.of_page(self._page)
+        self.weights_epoch = 0
+        self._apart = ""
+        self.seats = pools.seats(seats_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts)))
+        self.tier: HostTier | None = None
+        self.store: PageStore | None = None
+        self._roster = _native.Roster.open(rank.carried["roster"])
+        agree_on_page_tokens(self._roster, rank.page_tokens, asked=args.page_size, is_first=self.seats.own == 0)
+        self.lookout = Lookout(self._roster, self.seats, rank.page_tokens)
+        part = ArenaPart(
+            config=config,
+            seats=self.seats,
+            block=self.block,
+            share=pools.share,
+            pool_bytes=shared.banyan_geometry.num_bytes,
+            is_on_host=self.is_on_host,
+        )
+        arena = part.open(self._namespace_digest)
+        self.access = self._open_access(shared, arena)
+        self._arena = part.known_to(self.access, arena)
+        site = Site(config=config, seats=self.seats, roster=self._roster, block=self.block)
+        made = [make(site) for make in rank.points.sources] if self._arena is not None else []
+        self._sources = [one for one in made if one is not None]
+        self.pages = self._make_pages(*self._join())
+
+    def _make_pages(self, shelf: OwnShelf, supply: Supply) -> KindPages:
+        return KindPages(shelf, supply)
+
+    def _open_access(self, shared: Any, arena: Arena | None) -> PoolAccess:
+        rank, layout = self._rank, self.seats.layout
+        first_device, device_step = rank.server_args.base_gpu_id, rank.server_args.gpu_id_step
+        return open_access(
+            device=rank.device,
+            pool=shared,
+            page_tokens=self.pools.slots_of_a_page(rank.page_tokens),
+            config=rank.config,
+            num_slots=layout.num_slots(has_arena=True),
+            forward_stream=rank.forward_stream,
+            record_ready=rank.record_ready,
+            arena=arena.memory if arena is not None else None,
+            has_arena=self._has_part(arena),
+            reserve=reserve_for(
+                chunked_prefill_tokens=get_schedule().chunked_prefill_size,
+                max_prefill_tokens=get_schedule().max_prefill_tokens,
+                pool_tokens=self.pools.pool.size,
+            ),
+            devices=[first_device + seat * device_step for seat in range(layout.num_seats)],
+        )
+
+    # ---- what is asked of it -----------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        return self._rank.config
+
+    @property
+    def guards_adapters(self) -> bool:
+        """Whether there may be adapters that this server alone can tell, and another one may find what it keeps or
+        lends."""
+        args = self._rank.server_args
+        return self.config.knows_weights and bool(args.enable_lora or args.lora_paths)
+
+    @property
+    def follows_reads(self) -> bool:
+        """Whether a page is promised while it is still being read: not where others would wait for the drive as well,
+        nor where only one of the rank's shards reads."""
+        return self.access.follows_reads and not (self.seats.layout.steps_together or self.seats.is_replicated)
+
+    def sources(self) -> list[int]:
+        """The seats that this rank takes pages from, the preferred first."""
+        pools = self.seats.peers if self.config.fetches and self.access.shares_pool else ()
+        return [*pools, *(self.seats.arenas if self._has_part(self._arena) else ())]
+
+    def _has_part(self, arena: Arena | None) -> bool:
+        """Whether pages of this rank have a part of the arena to go to: its own, or its keeper's."""
+        return self.config.has_arena and (arena is not None or not self.seats.is_keeper)
+
+    def is_awaited(self, request: str) -> bool:
+        """Whether somebody who was asked for the request's prompt may still answer."""
+        return self.tier is not None and self.tier.is_awaited(request)
+
+    # ---- places ------------------------------------------------------------------------------------------------
+
+    def _join(self) -> Places:
+        """Take the places, under the namespace of the present weights."""
+        config, pools, namespace = self.config, self.pools, self._namespace_digest()
+        shelf, peers = self.access.join(self._roster, self.seats, namespace)
+        self.lookout.joined(namespace)
+        num_parts = self.seats.num_parts
+        if config.store and self.seats.is_keeper and self.store is None:
+            self.store = open_store(
+                config, namespace=namespace, block=self.block, num_parts=num_parts, share=pools.share
+            )
+        elif self.store is not None:
+            self.store.invalidate(namespace)
+        if self._arena is None:
+            return shelf, Supply(peers, self.sources(), None)
+        door = None
+        if self.store is not None:
+            door = StoreDoor(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
+        place = TierPlace(
+            roster=self._roster,
+            seats=self.seats,
+            namespace=namespace,
+            arena=self._arena,
+            peers=self.access.arena_peers(self._roster, self.seats, namespace, self.block, self._arena.memory),
+            layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
+            link_bytes_per_s=self.access.link_bytes_per_s,
+            counters=self._rank.counters,
+        )
+        partner = self._rank.points.partner(self)
+        self.tier = HostTier(place, door, partner, self._sources, self._rank.arena_events)
+        has_reads = config.reads_into_arena and self.follows_reads
+        return shelf, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
+
+    def rejoin(self) -> Places:
+        """Take the places again, under the namespace of weights that have just changed."""
+        self.weights_epoch += 1
+        return self._join()
+
+    def stand_apart(self) -> None:
+        """From the next ``rejoin`` on, under a namespace that no other rank has: its weights are like nobody's."""
+        self._apart = uuid.uuid4().hex
+
+    def meet_again(self) -> None:
+        """From the next ``rejoin`` on, under the namespace of those that took the same updates."""
+        self._apart = ""
+
+    def empty(self) -> None:
+        """Forget every page below the pool, in the store those that this rank has written."""
+        if self.tier is not None:
+            self.tier.reset()
+        if self.store is not None:
+            try:
+                self.store.clear()
+            except OSError as error:
+                # A rank that ends for it would lose more than a store that is late.
+                logger.error("banyan: other ranks may still find what this one had stored: %s", error)
+
+    def leave_tier(self) -> None:
+        """Leave the arena: nothing of it reads the pool any more, and no peer reads it.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        for access in self._sources:
+            access.call_in()
+        if self.tier is not None:
+            self.tier.leave()
+            self.tier = None
+        for access in self._sources:
+            access.leave()
+
+    def close_tier(self) -> None:
+        """As ``leave_tier``, for good: nobody is waited for, and what is kept stays."""
+        for access in self._sources:
+            access.call_in()
+        if self.tier is not None:
+            self.tier.close()
+            self.tier = None
+        for access in self._sources:
+            access.close()
+
+    def leave(self) -> None:
+        """Withdraw the pool's pages, wait until no peer reads one, and leave.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self.access.leave()
+        self.withdraw()
+        self.pages.shelf.close()
+
+    def withdraw(self) -> None:
+        """Withdraw the pool's pages, and wait until no peer reads one.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        withdraw(self.pages.shelf)
+
+    def close(self) -> None:
+        """Leave for good; what the store had begun to write is finished."""
+        if self.store is not None:
+            self.store.close()
+        self.pages.shelf.close()
+
+    # ---- what it tells -----------------------------------------------------------------------------------------
+
+    def count_failure(self) -> None:
+        """Something of Banyan's has failed in this process."""
+        self._roster.count_failure()
+
+    def count(self, counters: Counters) -> None:
+        """Bring this rank's counters up to date."""
+        for access in self._sources:
+            access.count(counters)
+
+    def figures(self) -> dict[str, Any]:
+        """What changes of this kind's places, for ``/metrics`` and ``/server_info``."""
+        layout, members = self.seats.layout, self._roster.members()
+        firsts = {self.seats.seat(rank, self.seats.shard) for rank in range(layout.num_ranks)}
+        figures = {
+            "num_published_pages": self.pages.shelf.num_published,
+            "num_quarantined_pages": self.pages.shelf.num_quarantined,
+            "num_ranks": layout.num_ranks,
+            "num_failures": self._roster.num_failures,
+            "num_silent_ranks": self._roster.num_silent,
+            "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
+            "peers": [member for member in members if member["slot"] in self.seats.peers],
+            **(self.tier.state() if self.tier is not None else {}),
+            **(self._store_figures(self.store) if self.store is not None else {}),
+        }
+        for access in self._sources:
+            figures |= access.state()
+        return figures
+
+    def _store_figures(self, store: PageStore) -> dict[str, Any]:
+        per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.seats.num_parts
+        return {"store": store.stats(), "store_write_bytes_per_day": per_day}
+
+    def state(self) -> dict[str, Any]:
+        """This kind's places, for ``/server_info``."""
+        return {
+            **self.figures(),
+            "dp_rank": self.seats.dp_rank,
+            "shard": self.seats.shard,
+            "seat": self.seats.own,
+            "layout": self.seats.layout.as_dict(),
+            "page_tokens": self._rank.page_tokens,
+            "namespace": self._namespace_digest().hex()[:16],
+            **self.access.state(),
+        }
+
+    def _namespace_digest(self) -> bytes:
+        return self._namespace().digest()
+
+    def _namespace(self) -> Namespace:
+        return self._identity.namespace(
+            self._page,
+            page_tokens=self._rank.page_tokens,
+            weights_epoch=self.weights_epoch,
+            apart=self._apart,
+            seats=self.seats,
+            window=self.pools.identity,
+        )

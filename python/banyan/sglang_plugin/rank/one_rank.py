@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank, put together: what its parts do with each other, beside what SGLang calls of its linker.
+
+Hooks and features reach it as ``linker.installed()``. Scheduler thread only.
+
+States: sharing -> ``weights_changed`` (any number of times) -> sharing -> ``stop`` (something has failed that keeps
+wrong pages from being shared) -> stopped, for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from banyan import faults
+from banyan.arena.page_source import Worth
+from banyan.cache import PrefixCache
+from banyan.core import SourceKind
+from banyan.planner import RequestFacts
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.access import Window
+from banyan.sglang_plugin.pools.kind_pools import RankPools
+from banyan.sglang_plugin.rank import requests
+from banyan.sglang_plugin.rank.all_kinds import Kinds
+from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
+from banyan.sglang_plugin.rank.kind import RankSetup
+from banyan.sglang_plugin.rank.layer_wait import LayerWait
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.points import Attachment
+from banyan.sglang_plugin.rank.publication import Publication
+from banyan.sglang_plugin.rank.reporting.arena_events import PageEvent
+from banyan.sglang_plugin.rank.reporting.figures import RankFigures
+from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
+from banyan.sglang_plugin.rank.shards import Shards
+from banyan.telemetry import Counters, Dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParts:
+    """What ``assemble`` has made."""
+
+    setup: RankSetup
+    pools: RankPools
+    shards: Shards
+    kinds: Kinds
+    planner: RankPlanner
+    cache: PrefixCache[RequestFacts]
+    publication: Publication
+    layer_wait: LayerWait
+    demand: NodeDemand
+    dropped: Dropped
+    figures: RankFigures
+
+
+class Rank:
+    """``attachments`` are what features have at it."""
+
+    def __init__(self, parts: RankParts) -> None:
+        self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
+        self.demand, self.dropped = parts.demand, parts.dropped
+        self.layer_done_counter = parts.layer_wait
+        self.arena_events = parts.setup.arena_events
+        self.page_tokens = parts.setup.page_tokens
+        self._access, self._allocator = self.kinds.full.access, self.kinds.full.pools.allocator
+        self._planner, self._shards = parts.planner, parts.shards
+        self._publication, self._figures = parts.publication, parts.figures
+        self.attachments: list[Attachment] = []
+        for attach in parts.setup.points.attach:
+            self.attachments.append(attach(self))
+
+    # ---- what it is like ---------------------------------------------------------------------------------------
+
+    @property
+    def is_whole_rank(self) -> bool:
+        """Whether this process alone decides for its rank."""
+        return self._shards.is_one
+
+    @property
+    def can_hold_back(self) -> bool:
+        """Whether a request may wait in the queue until somebody has answered. Shards of one rank would have to agree
+        on when to go on."""
+        return self._shards.is_one and self.kinds.full.follows_reads
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model; a draft's are not among them."""
+        return self.layer_done_counter.num_layers
+
+    @property
+    def completes_layers_in_order(self) -> bool:
+        """Whether all layers lie in one pool, and a forward passes through them one by one."""
+        return not self.kinds.beside
+
+    @property
+    def chooses_victims(self) -> bool:
+        """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
+        where pages of another kind go with a leaf."""
+        return self.is_whole_rank and not self.kinds.beside and runtime.is_on("victims")
+
+    @property
+    def num_frames(self) -> int:
+        """Of the rank's pool."""
+        return int(self._allocator.num_pages)
+
+    def frames(self, slots: torch.Tensor) -> Any:
+        """Page numbers of whole pages of ``slots``, as copies into the pool take them."""
+        return self._access.frames(slots)
+
+    def copies_of(self, keys: list[str]) -> list[SourceKind | None]:
+        """Where this rank could have each page of its tree from once it has left it: a peer or the arena."""
+        return self.cache.copies_of(keys)
+
+    def move_share(self, kind: SourceKind) -> float | None:
+        """What that takes, over computing; None while it was not measured."""
+        return self._planner.move_share(kind)
+
+    # ---- requests and pages ------------------------------------------------------------------------------------
+
+    def arrive(self, request: str) -> None:
+        """A request has come to this rank's queue: remember what it asks for, and let the tiers below prepare."""
+        keys = requests.prompt_keys(request, self.page_tokens)
+        if not keys:
+            return
+        requests.when_gone(request, self._forget)
+        if self.chooses_victims:
+            self.demand.asked(keys, request)
+        full = self.kinds.full
+        if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
+            return
+        full.lookout.saw(request, keys)
+        self.kinds.arrive(request, keys, self.worth_of(request))
+
+    def worth_of(self, request: str) -> Worth:
+        """How much of what is found of a request's prompt is to be read, whatever SGLang is going to ask for."""
+        return partial(self._planner.num_to_read, requests.facts_of_all_pages(request, self.page_tokens))
+
+    def _forget(self, request: str) -> None:
+        """SGLang has forgotten the request."""
+        self.cache.forget(request)
+        if self.chooses_victims:
+            self.demand.served(request)
+
+    def offer_again(self, keys: list[str], full: torch.Tensor, beside: tuple[list[str], torch.Tensor]) -> None:
+        """A node that was offered before has pages of the kind beside full ones again, at other slots than before;
+        maybe full pages too."""
+        (kind,) = self.kinds.beside
+        self._publication.announce(keys)
+        self._access.offer_again(full, keys, kind.node(*beside))
+
+    def _offload(self, full: Any, beside: list[Any]) -> bool:
+        """Pages have entered SGLang's tree: offer them once they are complete. Of a node whose window SGLang has freed
+        there are full pages only."""
+        self._publication.announce(full.keys)
+        if self.chooses_victims:
+            self.demand.came(full.keys)
+        window: Window | None = None
+        for kind, transfer in zip(self.kinds.beside, beside, strict=False):
+            window = kind.node(transfer.keys, transfer.device_indices)
+        return self._access.offload(full.device_indices, full.keys, window)
+
+    def _poll(self) -> None:
+        self._access.poll()
+        self.cache.poll()
+        self._poll_tiers()
+
+    def _poll_tiers(self) -> None:
+        self.kinds.poll()
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Share nothing from now on."""
+        self.layer_done_counter.wait_for(self.cache.stop())
+        for attachment in self.attachments:
+            attachment.stop()
+        self._publication.stop()
+
+    def weights_changed(self) -> None:
+        """Leave the old weights' namespace, and meet only peers that took the same update.
+
+        Pages that stay in SGLang's tree (an update without a flush) belong to it: they are withdrawn, not freed. They,
+        and what is computed on them, are published to nobody until the tree has been emptied.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading the old pages.
+        """
+        self._quiesce()
+        self.kinds.leave()
+        self.cache.move_to(self.kinds.rejoins)
+        if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
+            self._publication.hold_back()
+
+    @property
+    def weights_epoch(self) -> int:
+        """How often the weights have changed since the start."""
+        return self.kinds.full.weights_epoch
+
+    def stand_apart(self) -> None:
+        """The weights have changed in part, nobody knows into what: share with no other rank."""
+        self.kinds.stand_apart()
+        self.weights_changed()
+
+    def meet_again(self) -> None:
+        """From the next change of the weights on, share with the ranks that took the same."""
+        self.kinds.meet_again()
+
+    def withdraw(self) -> None:
+        """Lend nothing any more of what this rank holds now, above and below: it was to go, and SGLang cannot let it go
+        yet. What enters its tree from now on is published.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading.
+        """
+        self._quiesce()
+        self.kinds.withdraw()
+
+    def _quiesce(self) -> None:
+        """Nothing of this rank is queued or under way any more."""
+        self.cache.quiesce()
+        for attachment in self.attachments:
+            attachment.quiesce()
+        self.kinds.wait_for_copies()
+        self.cache.poll()
+
+    def _empty(self) -> None:
+        """SGLang has emptied its tree. The tiers first: their copies read the pool under leases."""
+        self._quiesce()
+        self.kinds.empty()
+        self.cache.reset()
+        self._access.forget()
+        self._publication.start_anew()
+
+    def _close(self) -> None:
+        self._quiesce()
+        self.kinds.close_tiers()
+        self.cache.reset()
+        self.kinds.close()
+
+    # ---- what it tells -----------------------------------------------------------------------------------------
+
+    def counters_now(self) -> Counters:
+        """The counters, with the control time up to this moment."""
+        return self._figures.counters_now()
+
+    def figures(self) -> dict[str, Any]:
+        """What this rank is like now, and cheap to tell: for ``/metrics``."""
+        return self._figures.gauges()
+
+    @property
+    def _store_events(self) -> StoreEvents | None:
+        tier = self.kinds.full.tier
+        return None if tier is None else tier.store_events
+
+    def take_events(self) -> list[PageEvent]:
+        """KV events of the tiers below the pool, since the last call."""
+        if self.arena_events is None:
+            return []
+        store_events = self._store_events
+        return [*self.arena_events.take(), *(store_events.take() if store_events is not None else ())]
+
+    def state(self) -> dict[str, Any]:
+        """This rank's part of ``/server_info``."""
+        state = {
+            **self._figures.state(),
+            "tells_arena": self.arena_events is not None,
+            "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
+            "hook_failures": faults.counts(),
+            "features_off": runtime.features_off(),
+        }
+        for attachment in self.attachments:
+            state |= attachment.state()
+        return state

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a rank takes in features: each registers here what it brings, before the rank is put together.
+
+The rank asks these lists and knows no feature by name. Scheduler thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from banyan import _native, feature_list
+from banyan.arena.page_source import Source
+from banyan.arena.partner import Partner
+from banyan.arena.prefetch import Prefetch
+from banyan.arena.residency import Residency
+from banyan.arena.store_tier import StoreTier
+from banyan.config import Config
+from banyan.layout import BlockGeometry, Seats
+from banyan.ports import Peers
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.kind_pools import RankPools, TakeApart, whole_pool
+from banyan.telemetry import Counters
+
+if TYPE_CHECKING:
+    from banyan.sglang_plugin.rank.kind import Kind
+    from banyan.sglang_plugin.rank.one_rank import Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a kind of pages is kept, for as long as the rank lives."""
+
+    config: Config
+    seats: Seats
+    roster: _native.Roster
+    block: BlockGeometry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierParts:
+    """Of a tier, what sources have to do with; for one namespace. ``store``: where there is one, and it is known
+    without asking what it holds."""
+
+    namespace: bytes
+    memory: _native.SharedBytes
+    prefetch: Prefetch
+    residency: Residency
+    peers: Peers
+    arena_slots: Sequence[int]
+    store: StoreTier | None
+    counters: Counters
+
+
+class SourceAccess(Protocol):
+    """What opens sources for one kind of pages, namespace after namespace.
+
+    States: apart -> ``sources`` (a namespace) -> joined -> ``call_in`` -> ``leave`` -> apart -> ... -> ``close``.
+    """
+
+    def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
+        """All sources of a tier, the nearest first: ``nearer``, or what takes their place, and what is behind them."""
+        ...
+
+    def call_in(self) -> None:
+        """Lend nothing any more: the frames are about to be given up."""
+        ...
+
+    def leave(self) -> None:
+        """The tier has been left."""
+        ...
+
+    def close(self) -> None: ...
+
+    def count(self, counters: Counters) -> None:
+        """Bring this rank's counters up to date."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """The part of ``/server_info``."""
+        ...
+
+
+class Attachment:
+    """What a feature has at a rank. What is not overridden is nothing."""
+
+    def stop(self) -> None:
+        """Something that keeps wrong pages from being shared has failed: promise nothing any more."""
+
+    def quiesce(self) -> None:
+        """Nothing is to be queued or under way any more."""
+
+    def state(self) -> Mapping[str, Any]:
+        """The part of ``/server_info``."""
+        return {}
+
+
+@dataclass(slots=True)
+class Points:
+    """What features have registered.
+
+    Attributes:
+        kinds: each looks at the pools that SGLang has built.
+        sources: each makes, for a kind of pages with an arena, what opens sources; or None.
+        partner: who has a part in requests beside this rank, for a kind of pages.
+        attach: each is given the rank that was put together.
+    """
+
+    kinds: list[TakeApart] = field(default_factory=list)
+    sources: list[Callable[[Site], SourceAccess | None]] = field(default_factory=list)
+    partner: Callable[[Kind], Partner] = lambda kind: Partner()
+    attach: list[Callable[[Rank], Attachment]] = field(default_factory=list)
+
+    def take_apart(self, components: set[Any], params: Any) -> RankPools:
+        """The pools of this rank by kind. Refuses those that nobody knows."""
+        for take_apart in self.kinds:
+            pools = take_apart(components, params)
+            if pools is not None:
+                return pools
+        return whole_pool(components, params)
+
+
+def of_features() -> Points:
+    """What the features that are on in this process bring to a rank."""
+    points = Points()
+    for name, parts in feature_list.installed().items():
+        if parts.rank and runtime.is_on(name):
+            feature_list.part(parts.rank)(points)
+    return points

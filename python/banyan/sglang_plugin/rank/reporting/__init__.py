@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank tells: figures, counters, traces, KV events, its load."""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank tells of itself, for ``/metrics`` and ``/server_info``. It only looks. Scheduler thread only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from banyan.sglang_plugin.rank.all_kinds import Kinds
+from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
+from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.telemetry import Counters, Dropped, Pseudonyms, num_ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One rank's. ``control_us``: what Banyan has taken of the scheduler thread so far."""
+
+    kinds: Kinds
+    planner: RankPlanner
+    demand: NodeDemand
+    dropped: Dropped
+    counters: Counters
+    control_us: Callable[[], int]
+    page_tokens: int
+    began_s: float
+    pseudonyms: Pseudonyms
+
+    def counters_now(self) -> Counters:
+        """The counters, with the control time up to this moment."""
+        self.counters.control_us = self.control_us()
+        self.counters.alloc_wait_us = self.kinds.wait_us
+        self.planner.count(self.counters)
+        self.kinds.full.count(self.counters)
+        self.counters.threads_ended = num_ended()
+        return self.counters
+
+    def gauges(self) -> dict[str, Any]:
+        """What this rank is like now, and cheap to tell: for ``/metrics``."""
+        copies = self.kinds.full.lookout.copies(time.monotonic())
+        return {
+            **self.kinds.full.figures(),
+            **self._room(),
+            "distinct_share": copies.distinct_share,
+            "duplicate_share": copies.duplicate_share,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """This rank's part of ``/server_info``."""
+        state = {
+            **self.kinds.full.state(),
+            **self._room(),
+            **self.kinds.full.lookout.state(),
+            **self.counters_now().as_dict(),
+            **self.planner.state(),
+            **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
+            "dropped": self.dropped.state(),
+            **self.demand.state(),
+            "up_s": round(time.monotonic() - self.began_s, 1),
+        }
+        # The only way out: nothing of a client's leaves by its own name.
+        return self.pseudonyms.told(state)
+
+    def _room(self) -> dict[str, int]:
+        allocator = self.kinds.full.pools.allocator
+        num_free = allocator.available_size() // self.page_tokens
+        return {"num_pool_pages": allocator.num_pages, "num_free_pages": num_free}

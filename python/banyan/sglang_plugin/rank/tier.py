@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers below a rank's pool, for one kind of pages, put together: its part of the host arena, and behind it the
+sources of pages: the store, and what features bring.
+
+Everything is called on the scheduler thread. Copies and I/O run on their own threads; ``poll`` collects what they did.
+A `HostTier` lives for one namespace; after a weights update the rank makes another one on the same memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from banyan import _native
+from banyan.arena.backup import Backup
+from banyan.arena.keeping import Keeping
+from banyan.arena.page_source import Source, Wanted, Worth
+from banyan.arena.partner import Partner
+from banyan.arena.prefetch import Prefetch
+from banyan.arena.remote_tier import RemoteTier
+from banyan.arena.residency import Residency
+from banyan.arena.store_tier import StoreTier
+from banyan.arena.window import backup_limit_bytes, read_limit_bytes
+from banyan.layout.seats import Seats
+from banyan.pacing import WriteAdmission
+from banyan.ports import OwnShelf, PageStore, Peers
+from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.rank.arena_memory import Arena
+from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
+from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
+from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
+from banyan.store import asked_store, telling_store
+from banyan.telemetry import Counters
+
+MAX_SUMMED_BYTES = 1 << 30
+"""Waiting for their checksums at once: a tenth of a second's work."""
+
+
+def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
+    """Withdraw a shelf's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
+
+    Raises:
+        RuntimeError: when a peer does not stop reading.
+    """
+    shelf.reset()
+    deadline = time.monotonic() + READER_PATIENCE_S
+    while shelf.num_quarantined:
+        if time.monotonic() > deadline:
+            held = shelf.num_quarantined
+            raise RuntimeError(f"peers have held {held} page(s) that are to go for over {READER_PATIENCE_S:g} s")
+        shelf.drain()
+        time.sleep(POLL_S)
+
+
+def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
+    """Take over what the arena has kept, and go on keeping."""
+    if arena.inventory is None:
+        return None
+    entries = arena.inventory.entries(namespace)
+    residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
+    keeping = Keeping(
+        inventory=arena.inventory,
+        residency=residency,
+        checksums=arena.checksums(namespace),
+        executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),
+        # They are held meanwhile: most of a small arena is to stay free for others.
+        max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
+        counters=counters,
+    )
+    residency.watch(keeping)
+    return keeping
+
+
+def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | None:
+    """Tell of what the arena has kept, and go on telling."""
+    if events is not None:
+        events.has(residency.keys)
+        residency.watch(events)
+    return events
+
+
+def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> StoreEvents | None:
+    """Tell of the store, where somebody is told of the arena and the store can say what it holds."""
+    telling = telling_store(store)
+    return None if events is None or telling is None else StoreEvents(telling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPlace:
+    """Where a tier is. ``peers`` reads every shelf of the node, also this rank's own pool; its copies land in this
+    rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not measured."""
+
+    roster: _native.Roster
+    seats: Seats
+    namespace: bytes
+    arena: Arena
+    peers: Peers
+    layers_per_read: int
+    link_bytes_per_s: float
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDoor:
+    """A store, and what this rank may write to it."""
+
+    store: PageStore
+    admission: WriteAdmission
+
+
+class HostTier:
+    """One rank's part of the arena, what fills it and what empties it.
+
+    Args:
+        behind: what opens the sources behind the store.
+    """
+
+    def __init__(
+        self,
+        place: TierPlace,
+        door: StoreDoor | None,
+        partner: Partner,
+        behind: Sequence[SourceAccess],
+        events: ArenaEvents | None,
+    ) -> None:
+        arena, memory, counters = place.arena, place.arena.memory, place.counters
+        store = None if door is None else door.store
+        frame_bytes, seats = arena.block.frame_bytes, place.seats
+        most_down_bytes = backup_limit_bytes(link_bytes_per_s=place.link_bytes_per_s, arena_bytes=memory.num_bytes)
+        self._roster = place.roster
+        self._seats = seats
+        self._num_reading = 0
+        self._pages_per_s = 0
+        self._counters = counters
+        self._partner = partner
+        self._shelf = _native.Shelf(
+            place.roster,
+            seats.own_arena,
+            place.namespace,
+            memory,
+            arena.num_frames,
+            arena.block.table(),
+            frame_bytes,
+        )
+        self._peers = place.peers
+        self._growth = arena.growth
+        self._residency = Residency(self._shelf, arena.num_backed)
+        self._keeping = _keep(arena, place.namespace, self._residency, counters)
+        self._events = _told(events, self._residency)
+        self.store_events = _told_of_store(events, store)
+        self._backup = Backup(
+            residency=self._residency,
+            peers=self._peers,
+            pool_slot=seats.own,
+            arena_slots=seats.arenas,
+            max_pages=max(1, most_down_bytes // frame_bytes),
+            counters=counters,
+        )
+        self.prefetch = Prefetch(
+            store=store,
+            residency=self._residency,
+            peers=self._peers,
+            arena_slots=seats.arenas,
+            memory=memory,
+            frame_bytes=frame_bytes,
+            max_pages=min(arena.num_frames, read_limit_bytes(arena_bytes=memory.num_bytes) // frame_bytes),
+            layers_per_read=place.layers_per_read,
+            counters=counters,
+        )
+        self.store = None if door is None else self._store_tier(door, arena)
+        self._sources = self._sources_of(place, store, behind)
+
+    def _store_tier(self, door: StoreDoor, arena: Arena) -> StoreTier:
+        return StoreTier(
+            store=door.store,
+            residency=self._residency,
+            prefetch=self.prefetch,
+            memory=arena.memory,
+            block=arena.block,
+            admission=door.admission,
+            counters=self._counters,
+            orphaned=self._partner.orphaned,
+        )
+
+    def _sources_of(
+        self, place: TierPlace, store: PageStore | None, behind: Sequence[SourceAccess]
+    ) -> Sequence[Source]:
+        """The nearest first."""
+        sources: list[Source] = [] if self.store is None else [self.store]
+        asked = asked_store(store)
+        if asked is not None:
+            bring = self.prefetch.start_reads
+            sources.append(
+                RemoteTier(asked, bring=bring, prefetch=self.prefetch, counters=self._counters, clock=time.monotonic)
+            )
+        parts = TierParts(
+            namespace=place.namespace,
+            memory=place.arena.memory,
+            prefetch=self.prefetch,
+            residency=self._residency,
+            peers=self._peers,
+            arena_slots=self._seats.arenas,
+            store=self.store if asked is None else None,
+            counters=self._counters,
+        )
+        for access in behind:
+            sources = access.sources(parts, sources)
+        return sources
+
+    # ---- requests that have come -------------------------------------------------------------------------------
+
+    def arrive(self, request: str, keys: Sequence[str], worth: Worth) -> None:
+        """A request for the prompt of ``keys`` has come: bring up what only sources hold and what is ``worth`` it,
+        before it is its turn."""
+        partner = self._partner
+        partner.came(keys, partial(self._look_again, request, keys, worth))
+        num_in_arena = self._touch(keys) if partner.uses_arena else 0
+        if not partner.reads_ahead:
+            self.learn([keys])
+            return
+        if not self._sources:
+            return
+        wanted = Wanted(request, keys, self._num_held(keys, num_in_arena), worth)
+        for source in self._sources:
+            wanted = wanted.after(source.ask(wanted))
+        self._tell_reading()
+
+    def _look_again(self, request: str, keys: Sequence[str], worth: Worth) -> None:
+        """Others have announced pages since the request came."""
+        wanted = Wanted(request, keys, self._num_held(keys, 0), worth)
+        for source in self._sources:
+            source.start_read(wanted)
+
+    def is_awaited(self, request: str) -> bool:
+        """Whether a source was asked for this request's prompt and may still answer."""
+        return any(source.is_awaited(request) for source in self._sources)
+
+    def _touch(self, keys: Sequence[str]) -> int:
+        """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
+        in_arena = self._peers.lookup(keys, self._seats.arenas)
+        self._peers.touch(in_arena)
+        return in_arena.num_pages
+
+    def num_on_node(self, keys: Sequence[str]) -> int:
+        """How many leading pages this node holds, in pools and in the arena."""
+        return self._num_held(keys, 0)
+
+    def num_stored(self, keys: Sequence[str]) -> int:
+        """How many leading pages the store holds."""
+        return 0 if self.store is None else self.store.num_stored(keys)
+
+    def num_there(self, keys: Sequence[str]) -> int:
+        """How many leading pages this node holds, and behind them the store."""
+        num_held = self.num_on_node(keys)
+        return num_held + self.num_stored(keys[num_held:])
+
+    def _num_held(self, keys: Sequence[str], num_in_arena: int) -> int:
+        """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
+        if num_in_arena == len(keys):
+            return num_in_arena
+        shelves = [self._seats.own, *self._seats.peers, *self._seats.arenas]
+        return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
+
+    # ---- down --------------------------------------------------------------------------------------------------
+
+    def learn(self, chains: Iterable[Sequence[str]]) -> None:
+        """Chains of pages, each from its root: the store writes no page whose parent it does not know."""
+        if self.store is not None:
+            self.store.learn(chains)
+
+    def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
+        """What of a chain of pages goes to the arena here: of a pair, each may keep a part."""
+        return self._partner.to_keep(keys)
+
+    def back_up(self, keys: Sequence[str]) -> None:
+        """This rank's pool has published a chain of pages."""
+        self._backup.offer(keys)
+
+    def poll(self) -> None:
+        """Collect what copies and I/O have finished. Never blocks."""
+        if self._growth is not None and (num_new := self._growth.poll(self._residency.num_free)):
+            self._residency.grow(num_new)
+        for landed in self._backup.poll():
+            keys = self._partner.to_write(landed.keys)
+            if self.store is not None and keys:
+                self.store.landed(keys)
+        self.prefetch.poll()
+        # The store last: what is read goes before what is written.
+        for source in reversed(self._sources):
+            source.poll()
+        if self.store is not None:
+            self._partner.meet(self.store, self._counters)
+            self._tell_reading()
+        if self._keeping is not None:
+            self._keeping.poll()
+
+    def _tell_reading(self) -> None:
+        """Let the dispatcher and the server's main process know how many pages this rank waits for, and how fast they
+        come."""
+        num_reading, pages_per_s = self.prefetch.num_reading, self.prefetch.pages_per_s
+        if num_reading != self._num_reading:
+            self._num_reading = num_reading
+            self._roster.set_reading(self._seats.own, num_reading)
+        if pages_per_s != self._pages_per_s:
+            self._pages_per_s = pages_per_s
+            self._roster.set_read_rate(self._seats.own, pages_per_s)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget every page of the arena. Copies that are attached to a read have ended."""
+        self._quiesce()
+        if self._keeping is not None:
+            self._keeping.quiesce()
+        self._residency.reset()
+
+    def leave(self) -> None:
+        """Withdraw every page, wait until no peer reads one, and leave the roster. The memory is another tier's then.
+
+        Raises:
+            RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
+        """
+        self._end()
+        if self.prefetch.num_left_behind:
+            raise RuntimeError(
+                f"{self.prefetch.num_left_behind} reads of the store (--banyan-store) have had no answer: their frames "
+                "cannot be used for other weights. Look at the drive, and start the server again"
+            )
+        if self._events is not None:
+            self._events.evicted(self._residency.keys)
+        withdraw(self._shelf)
+        self._shelf.close()
+        for source in self._sources:
+            source.close()
+
+    def close(self) -> None:
+        """Leave the roster for good. What was kept stays as it is."""
+        self._end()
+        if self._growth is not None:
+            self._growth.close()
+        self._shelf.close()
+        for source in self._sources:
+            source.close()
+
+    def _quiesce(self) -> None:
+        self._backup.quiesce()
+        self._partner.forget()
+        for source in self._sources:
+            source.forget()
+        self.prefetch.quiesce()
+        if self.store is not None:
+            self.store.quiesce()
+
+    def _end(self) -> None:
+        self._quiesce()
+        if self._keeping is not None:
+            self._keeping.close()
+
+    def state(self) -> dict[str, int]:
+        """This tier's part of ``/server_info``."""
+        return {
+            "num_arena_frames": self._residency.num_frames,
+            "num_arena_pages": self._residency.num_resident,
+            "num_arena_filling_frames": self._residency.num_filling,
+            "num_arena_evicted_pages": self._residency.num_evicted,
+            "num_reading_pages": self._num_reading,
+        }

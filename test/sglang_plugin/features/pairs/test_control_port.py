@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prefill server's control socket under messages that no decode server sends: SGLang's own thread behind a real
+socket, with Banyan's screen before it and without."""
+
+import random
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, NixlKVManager, TransferInfo
+from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, SlowAgent, make_manager
+
+from banyan.features.pairs import AskedRooms
+from banyan.features.pairs.rank.control_port import MAX_PEERS, is_foreign, room_of
+from banyan.sglang_plugin.rank.reporting import report
+from banyan.telemetry import Counters
+
+# SGLang's thread ends by an exception, here at the test's end.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+NUM_FOREIGN = 1000
+
+
+def asking(room):
+    """As ``NixlKVManager.build_receiver_metadata_message``."""
+    pages = np.arange(3, dtype=np.int32).tobytes()
+    return [GUARD, b"%d" % room, b"10.0.0.2", b"4242", AGENT.encode(), pages, b"0", b"1", b"", b"0", b"0"]
+
+
+def foreign(rng):
+    kinds = (
+        [rng.randbytes(rng.randrange(1, 200))],
+        [b"GET / HTTP/1.1", b"Host: here"],
+        [b""],
+        [GUARD],
+        [GUARD, b"seven"],
+        [GUARD, b"None", b"too", b"short"],
+        [GUARD, *(rng.randbytes(8) for _ in range(12))],
+        asking(9)[: rng.randrange(1, 8)],
+        [*asking(9)[:5], b"odd", *asking(9)[6:]],
+        [b"WATERMARK", b"1"],
+    )
+    return rng.choice(kinds)
+
+
+class Ending:
+    """A socket whose reader ends with the test: SGLang's thread is no daemon."""
+
+    def __init__(self, socket):
+        self._socket = socket
+        self.has_ended = threading.Event()
+
+    def recv_multipart(self):
+        while not self._socket.poll(50):
+            if self.has_ended.is_set():
+                raise SystemExit
+        return self._socket.recv_multipart()
+
+
+@pytest.fixture
+def port():
+    context = zmq.Context()
+    pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+    ending = Ending(pull)
+    yield SimpleNamespace(socket=ending, send=push.send_multipart)
+    ending.has_ended.set()
+    time.sleep(0.1)
+    context.destroy(linger=0)
+
+
+def is_asked_within(manager, room, timeout_s):
+    deadline_s = time.monotonic() + timeout_s
+    while manager.request_status.get(room) != KVPoll.WaitingForInput:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def test_socket_when_a_thousand_foreign_messages_come_then_the_next_decode_server_is_heard(port, monkeypatch):
+    counters = Counters()
+    linker = SimpleNamespace(counters=counters)
+    monkeypatch.setattr(report, "_linker", lambda: linker)
+    manager = make_manager(SlowAgent(1))
+    manager.server_socket = port.socket
+    manager._start_bootstrap_thread()
+    rng = random.Random(5)
+    for number in range(NUM_FOREIGN):
+        port.send(foreign(rng))
+        if number % 100 == 0:
+            port.send(asking(number + 10))
+            assert is_asked_within(manager, number + 10, 10)
+    port.send(asking(7))
+    assert is_asked_within(manager, 7, 10)
+    assert counters.foreign_hand_over_messages == NUM_FOREIGN
+    assert 9 not in manager.request_status
+
+
+def test_socket_when_it_is_sglangs_alone_then_one_foreign_message_ends_it(port):
+    """When this fails, SGLang has learnt it, and the screen can go."""
+    manager = make_manager(SlowAgent(1))
+    manager.server_socket = port.socket
+    NixlKVManager._start_bootstrap_thread(manager)
+    port.send(asking(6))
+    assert is_asked_within(manager, 6, 10)
+    port.send([b"GET / HTTP/1.1"])
+    port.send(asking(7))
+    assert not is_asked_within(manager, 7, 0.5)
+
+
+def test_peer_when_its_pool_does_not_fit_then_it_is_not_taken_in_and_the_thread_goes_on(monkeypatch):
+    manager = make_manager(SlowAgent(1))
+    misfit = SimpleNamespace(agent_name="misfit", endpoint="10.0.0.3")
+
+    def refuse(self, peer):
+        self.decode_kv_args_table[peer.agent_name] = peer
+        raise ValueError("fewer regions")
+
+    monkeypatch.setattr(NixlKVManager, "_add_remote_peer", refuse)
+    manager._add_remote_peer(misfit)
+    assert "misfit" not in manager.decode_kv_args_table
+
+
+@pytest.mark.parametrize(("stages", "foreign"), [(True, False), (False, True)])
+def test_message_when_it_is_of_staging_then_it_is_foreign_only_where_staging_is_off(stages, foreign):
+    assert is_foreign([b"WATERMARK", b"1"], stages=stages) is foreign
+
+
+def registration(name):
+    """As ``NixlKVManager.build_receiver_registration_message``, as far as it is read before the pool."""
+    numbers = [b"0", b"1", b"0", b"64"]
+    return [GUARD, b"None", b"10.0.0.2", b"4242", name, b"metadata", b"", b"", b"", *numbers]
+
+
+def test_rooms_when_nobody_comes_to_them_then_the_oldest_are_forgotten_and_those_of_requests_stay():
+    manager = make_manager(SlowAgent(1))
+    manager.rooms = AskedRooms(time.monotonic, max_rooms=10)
+    manager.rooms.claim(5)
+    for room in range(100):
+        assert not manager._is_foreign(asking(room))
+        manager.transfer_infos[room] = {AGENT: None}
+        manager.request_status[room] = KVPoll.WaitingForInput
+    left = [5, *range(90, 100)]
+    assert sorted(manager.transfer_infos) == sorted(manager.request_status) == left
+
+
+def test_room_when_more_ranks_ask_for_it_than_a_request_has_then_the_next_is_foreign():
+    manager = make_manager(SlowAgent(1))
+    manager.transfer_infos[3] = dict.fromkeys(range(MAX_PEERS))
+    assert manager._is_foreign(asking(3)) and not manager._is_foreign(asking(4))
+
+
+def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_is_not_taken_in(monkeypatch, caplog):
+    manager = make_manager(SlowAgent(1))
+    taken = []
+    monkeypatch.setattr(NixlKVManager, "_add_remote_peer", lambda self, peer: taken.append(peer.agent_name))
+    manager.decode_kv_args_table = dict.fromkeys(map(str, range(MAX_PEERS)))
+    for name in ("new", "newer", "7"):
+        manager._add_remote_peer(SimpleNamespace(agent_name=name, endpoint="10.0.0.3"))
+    assert taken == ["7"]
+    assert len([line for line in caplog.messages if "--banyan-secret-file" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{1: b"9" * 4000}, {1: b"-1"}, {3: b"0"}, {3: b"70000"}, {4: b"n" * 300}, {7: b"0"}, {7: b"9" * 30}],
+)
+def test_message_when_its_numbers_are_those_of_no_decode_server_then_it_is_foreign(changed):
+    message = [changed.get(place, part) for place, part in enumerate(asking(9))]
+    assert is_foreign(message, stages=False)
+    assert is_foreign([*asking(9), *[b""] * 100], stages=False)
+
+
+def mutated(draw_message, place, part):
+    message = list(draw_message)
+    message[place % len(message)] = part
+    return message
+
+
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=30).map(lambda parts: [GUARD, *parts])
+    | st.lists(st.binary(max_size=40), min_size=1)
+    | st.builds(
+        mutated,
+        st.sampled_from([asking(9), registration(b"decode")]),
+        st.integers(0, 20),
+        st.binary(max_size=40) | st.from_regex(rb"\A-?[0-9]{1,40}\Z"),
+    )
+)
+def test_message_when_it_is_anything_then_it_is_foreign_or_sglang_reads_it_and_a_room_is_kept_at_most(message):
+    manager = make_manager(SlowAgent(1))
+    manager.rooms = AskedRooms(time.monotonic, max_rooms=2)
+    if manager._is_foreign(message) or message[0] != GUARD:
+        assert len(manager.rooms) == 0
+    elif room_of(message) is None:
+        assert KVArgsRegisterInfo.from_zmq(message[1:]).agent_name == message[4].decode()
+    else:
+        assert TransferInfo.from_zmq(message[1:]).room == room_of(message)
+        assert len(manager.rooms) == 1

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Victims of SGLang's own tree core, in the walk that SGLang's cache drives."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
+from sglang.srt.mem_cache.unified_radix_cache import COMPONENT_REGISTRY
+from test.sglang_plugin.rank.hooked import hooked
+
+from banyan.core import SourceKind
+from banyan.planner.stretches import STRETCHES_PER_POOL
+from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank.evicting import eviction
+from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
+from banyan.telemetry import Counters, Dropped
+
+FULL, PAGE = ComponentType.FULL, 16
+PROMPT = 8 * PAGE
+"""A prompt is as long as what goes at once."""
+
+
+class Alone:
+    """The exchange of a rank without peers."""
+
+    def tell(self, pages):
+        pass
+
+    def heard(self):
+        return []
+
+
+class Cache:
+    """What of SGLang's cache drives a walk, around its tree core."""
+
+    def __init__(self, core="rust"):
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=None,
+            token_to_kv_pool_allocator=None,
+            page_size=PAGE,
+            tree_components=(FULL,),
+        )
+        self.page_size, self.tree_components, self.enable_session_radix_cache = PAGE, (FULL,), False
+        self.tree_core = create_tree_core(core, params, {FULL: COMPONENT_REGISTRY[FULL](self, params)})
+        self.tree_core.enable_external_cache_linker = True
+        self.num_slots = 0
+
+    def insert(self, tokens):
+        """The node at the end of a chain of whole pages."""
+        value = torch.arange(self.num_slots, self.num_slots + len(tokens))
+        self.num_slots += len(tokens)
+        step = self.tree_core.begin_insert(InsertParams(key=RadixKey(array("q", tokens)), value=value))
+        while step.result is None:
+            step = self.tree_core.resume_insert()
+        self.tree_core.end_insert()
+        return step.result.last_device_node
+
+    def insert_as_sglang(self, tokens):
+        """As its cache does, with what hooks the insertion."""
+        key, num_held = RadixKey(array("q", tokens)), self.num_held(tokens)
+        node = self.insert(tokens)
+        result = InsertResult(prefix_len=num_held, last_device_node=node)
+        eviction.after_insert(result, self, InsertParams(key=key))
+        return node
+
+    def match_prefix(self, params):
+        return self.tree_core.match_prefix(params)
+
+    def num_held(self, tokens):
+        return self.tree_core.match_full_device_prefix(RadixKey(array("q", tokens)))[0]
+
+    def evict(self, num_tokens):
+        """Tokens that have gone."""
+        core, tracker = self.tree_core, {FULL: 0}
+        core.evict_device_start(FULL, num_tokens)
+        try:
+            while True:
+                step = core.evict_device_next_node(FULL, tracker)
+                if step.node_id is None:
+                    return tracker[FULL]
+                gone = core.evict_device_leaf(step.node_id, False)
+                tracker[FULL] += gone.tracker[FULL]
+                gone.device_frees.clear()
+                gone.host_frees.clear()
+                gone.cache_actions.clear()
+        finally:
+            core.evict_device_end(FULL)
+
+
+def prompt(number, num_pages=8):
+    return list(range(number * 1_000, number * 1_000 + num_pages * PAGE))
+
+
+@pytest.fixture(params=["rust", "python"])
+def rig(monkeypatch, request):
+    monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(eviction, "chosen_policy", lambda: None)
+    monkeypatch.setattr(prefill, "_has_begun", None)
+    cache, elsewhere = Cache(request.param), set()
+    linker = SimpleNamespace(
+        is_whole_rank=True,
+        copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
+        move_share=lambda kind: 0.01,
+        demand=NodeDemand(Alone(), 1_000, Counters()),
+        num_frames=8 * STRETCHES_PER_POOL,
+        dropped=Dropped(),
+        counters=Counters(),
+    )
+    eviction.after_init_cache_linker(None, cache, linker)
+    return cache, elsewhere, linker
+
+
+def keys_of(number, num_pages):
+    """Of the pages of a prompt that no tree holds."""
+    return [hashlib.sha256(f"{number} {page}".encode()).hexdigest() for page in range(num_pages)]
+
+
+def key_of(cache, node):
+    key = cache.tree_core.get_last_hash_value(node)
+    assert key is not None
+    return key
+
+
+def test_evict_when_nobody_else_holds_anything_then_the_oldest_goes_as_before(rig):
+    cache, _, linker = rig
+    for number in range(4):
+        cache.insert(prompt(number))
+    assert cache.evict(PROMPT) == PROMPT
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, PROMPT, PROMPT, PROMPT]
+    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (0, 8)
+
+
+def test_evict_when_less_is_wanted_than_goes_at_once_then_that_goes(rig):
+    cache, _, _ = rig
+    for number in range(12):
+        cache.insert(prompt(number, 1))
+    assert cache.evict(PAGE) == 8 * PAGE
+    assert [cache.num_held(prompt(number, 1)) for number in range(12)] == 8 * [0] + 4 * [PAGE]
+
+
+def test_evict_when_a_younger_prompt_is_held_elsewhere_then_it_goes_first(rig):
+    cache, elsewhere, linker = rig
+    nodes = [cache.insert(prompt(number)) for number in range(4)]
+    elsewhere.add(key_of(cache, nodes[2]))
+    assert cache.evict(2 * PROMPT) == 2 * PROMPT
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, PROMPT, 0, PROMPT]
+    assert (linker.counters.evicted_duplicate_pages, linker.counters.evicted_last_pages) == (8, 8)
+
+
+def test_evict_when_a_prompt_in_the_queue_asks_for_a_leaf_then_it_stays_until_the_prompt_has_begun(rig):
+    cache, _, linker = rig
+    nodes = [cache.insert(prompt(number)) for number in range(3)]
+    linker.demand.asked([key_of(cache, nodes[0])], "r")
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [PROMPT, 0, PROMPT]
+    prefill._has_begun("r")
+    linker.demand.asked([key_of(cache, nodes[2])], "another")
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 0, PROMPT]
+
+
+def test_evict_when_it_was_learnt_that_the_oldest_comes_next_then_the_youngest_goes(rig):
+    cache, _, linker = rig
+    for turn in range(1_200):
+        linker.demand.asked(keys_of(turn % 100, 20), "r")
+    for number in range(3):
+        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *keys_of(100 + number, 50)], "r")
+    linker.demand.served("r")
+    assert linker.demand.state()["age_power"] > 0.0
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [PROMPT, PROMPT, 0]
+
+
+def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):
+    cache, elsewhere, _ = rig
+    nodes = [cache.insert(prompt(number)) for number in range(3)]
+    elsewhere.update(key_of(cache, node) for node in nodes)
+    cache.tree_core.inc_lock_ref(nodes[1])
+    cache.evict(100 * PAGE)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, PROMPT, 0]
+
+
+def test_evict_when_children_have_gone_then_the_walk_goes_on_with_their_parent(rig):
+    cache, elsewhere, _ = rig
+    stem = prompt(0)
+    leaves = [cache.insert([*stem, *prompt(number)]) for number in range(1, 4)]
+    elsewhere.add(key_of(cache, leaves[2]))
+    assert cache.evict(100 * PAGE) == 4 * PROMPT
+    assert cache.tree_core.full_evictable_size() == 0
+
+
+@pytest.fixture
+def full(rig):
+    """Pages have had to go; three prompts of 40 pages are in the tree, asked for in this order."""
+    cache, _, linker = rig
+    cache.insert(prompt(9, 1))
+    cache.evict(PAGE)
+    for number in range(3):
+        nodes = cache.insert_as_sglang(prompt(number, 40))
+        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)], f"r{number}")
+        linker.demand.served(f"r{number}")
+    return cache
+
+
+def held_pages(cache):
+    return [cache.num_held(prompt(number, 40)) // PAGE for number in range(3)]
+
+
+def test_evict_when_long_prompts_were_split_then_the_oldest_loses_its_tail_and_no_more_than_a_stretch_too_much(full):
+    assert full.evict(10 * PAGE) == 16 * PAGE
+    assert held_pages(full) == [24, 40, 40]
+
+
+def test_evict_when_a_stretch_has_gone_then_the_one_before_it_goes_before_any_of_a_younger_prompt(full):
+    assert full.evict(41 * PAGE) == 48 * PAGE
+    assert held_pages(full) == [0, 32, 40]
+
+
+def test_insert_when_nothing_has_had_to_go_then_a_prompt_stays_in_one_piece(rig):
+    cache, _, _ = rig
+    cache.insert_as_sglang(prompt(0, 40))
+    assert cache.evict(PAGE) == 40 * PAGE
+
+
+def test_insert_when_a_request_uses_the_prompt_then_all_its_stretches_stay(full):
+    node = full.insert_as_sglang(prompt(3, 40))
+    full.tree_core.inc_lock_ref(node)
+    full.evict(1_000 * PAGE)
+    assert held_pages(full) == [0, 0, 0] and full.num_held(prompt(3, 40)) == 40 * PAGE
+    full.tree_core.sanity_check([], [])
+
+
+@pytest.mark.parametrize(
+    "is_whole_rank, given, said",
+    [
+        (False, {}, "evicts by age"),
+        (True, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority"),
+        (True, {"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
+    ],
+)
+def test_install_when_victims_are_not_banyans_to_choose_then_sglang_evicts_alone_and_a_line_says_why(
+    monkeypatch, caplog, is_whole_rank, given, said
+):
+    monkeypatch.setattr(eviction.runtime, "is_sharing", lambda: True)
+    args = SimpleNamespace(**{"radix_eviction_policy": "lru", "enable_session_radix_cache": False, **given})
+    monkeypatch.setattr(eviction, "get_server_args", lambda: args)
+    cache = Cache()
+    before = cache.tree_core.evict_device_next_node
+    with caplog.at_level("INFO", "banyan"):
+        eviction.after_init_cache_linker(None, cache, SimpleNamespace(is_whole_rank=is_whole_rank))
+    assert cache.tree_core.evict_device_next_node == before and said in caplog.text
+
+
+@pytest.mark.parametrize("part", ["_least_tokens", "_shares", "_look", "_count"])
+def test_evict_when_banyans_choice_fails_then_sglang_chooses_and_as_much_goes(rig, monkeypatch, part):
+    cache, _, _ = rig
+    for number in range(4):
+        cache.insert(prompt(number))
+
+    def fails(*args):
+        raise ValueError("ours")
+
+    monkeypatch.setattr(cache.banyan_victims, part, fails)
+    assert cache.evict(PROMPT) == PROMPT == cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [0, 0, PROMPT, PROMPT]
+    cache.tree_core.sanity_check([], [])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tree_when_used_at_random_then_it_stays_whole_and_what_is_used_stays(rig, seed):
+    cache, elsewhere, linker = rig
+    rng, locked = random.Random(seed), {}
+    for _ in range(25_000):
+        tokens = [*prompt(rng.randrange(3), 2), *prompt(rng.randrange(3, 40), rng.choice([1, 2, 3, 3, 40]))]
+        match rng.randrange(4):
+            case 0 | 1:
+                node = cache.insert_as_sglang(tokens)
+                if rng.random() < 0.5:
+                    elsewhere.add(key_of(cache, node))
+                if rng.random() < 0.2:
+                    locked.setdefault(tuple(tokens), []).append((node, cache.tree_core.inc_lock_ref(node)))
+            case 2 if locked:
+                tokens, taken = locked.popitem()
+                for node, receipt in taken:
+                    cache.tree_core.dec_lock_ref(node, receipt.to_dec_params())
+            case _:
+                wanted = rng.randrange(1, 20) * PAGE
+                evictable = cache.tree_core.full_evictable_size()
+                assert cache.evict(wanted) >= min(wanted, evictable), "nothing that could go is kept"
+        assert all(cache.num_held(tokens) == len(tokens) for tokens in locked)
+    counters = linker.counters
+    assert counters.evicted_duplicate_pages > 0 and counters.evicted_last_pages > 0
+    cache.tree_core.sanity_check([], [])
+
+
+def test_fetch_when_room_is_made_for_it_then_what_it_pushes_out_is_counted(rig):
+    cache, _, linker = rig
+    for number in range(4):
+        cache.insert(prompt(number))
+    cache.evict(PROMPT)
+    wrapper = SimpleNamespace(cache_linker=linker)
+    load_back = hooked(
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.load_back",
+        lambda self, req: cache.evict(2 * PROMPT),
+    )
+    assert load_back(wrapper, None) == 2 * PROMPT
+    cache.evict(PROMPT)
+    assert linker.counters.displaced_pages == 16
+    assert linker.counters.num_evicted_pages == 32

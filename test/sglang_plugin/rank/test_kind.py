@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a flush leaves of a rank in the store: two ranks in one process."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
+from test.unit.directory.rig import keys
+
+from banyan import _native
+from banyan.config import Config
+from banyan.sglang_plugin.rank import identity
+
+
+@pytest.fixture
+def ranks(monkeypatch, tmp_path):
+    """The first has stored a page, the second the page behind it."""
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.04, store_admit="first")
+    roster, names = _native.Roster.create(4), keys(1, 2)
+    built = [make_rank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+    for (rank, _, pages), name in zip(built, names, strict=True):
+        rank.kinds.full.tier.store.learn([names])
+        if name != names[0]:
+            # Behind a page that the store is not known to have none is taken.
+            polled_until(rank, lambda rank=rank: rank.kinds.full.store.lookup(names[:1]).num_pages == 1)
+        rank.offload(transfer([name], pages.alloc(PAGE)))
+        polled_until(rank, lambda rank=rank: rank.counters.archived_pages == 1)
+    ranks = [rank for rank, *_ in built]
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["front first", "front last"])
+def test_ranks_when_they_flush_one_after_the_other_then_nothing_of_theirs_is_in_the_store(ranks, order, tmp_path):
+    names = keys(1, 2)
+    assert [rank.kinds.full.store.lookup(names[:1]).num_pages for rank in ranks] == [1, 1]
+    for number in order:
+        ranks[number].reset()
+    for rank in ranks:
+        # At the first look.
+        assert [rank.kinds.full.store.lookup([name]).num_pages for name in names] == [0, 0]
+    assert _native.store_survey([str(tmp_path)])["num_records"] == 0
+
+
+def test_rank_when_the_drive_does_not_take_a_flush_in_time_then_it_goes_on_and_says_so(ranks, monkeypatch, caplog):
+    class Slow:
+        def clear(self):
+            raise OSError("cannot clear the store within 10s")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR, "banyan"):
+        patched.setattr(ranks[0].kinds.full, "store", Slow())
+        ranks[0].reset()
+    assert "other ranks may still find" in caplog.text and "within 10s" in caplog.text

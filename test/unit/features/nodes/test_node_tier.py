@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whom a rank asks when a router has said whose arenas have more of a prompt."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from test.unit.arena.test_remote_tier import FakeNodes, FakePrefetch
+
+from banyan.arena.page_source import Wanted
+from banyan.features.nodes.node_tier import NodeTier
+from banyan.telemetry import Counters
+
+NODES = ("a:1", "b:1")
+
+
+class Doors(FakeNodes):
+    """All of ``NODES`` listen."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = []
+
+    def knows(self, node):
+        return node in NODES
+
+    def ask(self, keys):
+        self.at.append(NODES)
+        return super().ask(keys)
+
+    def ask_at(self, nodes, keys):
+        self.at.append(tuple(nodes))
+        return super().ask(keys)
+
+
+@pytest.fixture
+def rank():
+    made = SimpleNamespace(doors=Doors(), counters=Counters())
+    made.tier = NodeTier(
+        made.doors, prefetch=FakePrefetch(), counters=made.counters, clock=lambda: 0.0, told=lambda request: made.said
+    )
+    return made
+
+
+def counted(rank):
+    counters = rank.counters
+    return counters.questions, counters.questions_directed, counters.questions_spared
+
+
+@pytest.mark.parametrize(
+    ("sources", "asked", "counts"),
+    [
+        (["b:1"], [("b:1",)], (1, 1, 0)),
+        (["b:1", "stranger:1"], [("b:1",)], (1, 1, 0)),
+        (["stranger:1"], [NODES], (1, 0, 0)),
+        ([], [], (0, 0, 1)),
+    ],
+)
+def test_request_when_sources_are_named_then_only_those_of_them_are_asked_that_are_nodes(rank, sources, asked, counts):
+    rank.said = sources
+    rank.tier.ask(Wanted("r", ["k"], 0, None))
+    assert rank.doors.at == asked and counted(rank) == counts
+    assert rank.tier.is_awaited("r") == bool(asked)
+
+
+def test_request_when_nothing_is_missing_then_no_question_was_spared(rank):
+    for sources in ([], ["a:1"]):
+        rank.said = sources
+        rank.tier.ask(Wanted("r", ["k"], 1, None))
+    assert rank.doors.at == [] and counted(rank) == (0, 0, 0)
+
+
+def test_request_when_the_named_node_does_not_listen_then_it_is_not_held_back(rank):
+    rank.doors.is_there = False
+    rank.said = ["a:1"]
+    rank.tier.ask(Wanted("r", ["k"], 0, None))
+    assert not rank.tier.is_awaited("r") and counted(rank) == (0, 0, 0)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+from itertools import pairwise
+
+from test.unit.features.nodes.test_loans import Clock
+
+from banyan.features.nodes.limits import Allowance
+from banyan.features.nodes.questions import FIRST_PROBE_S, LAST_PROBE_S, PATIENCE_S, Best, Questions
+
+ALL = range(3)
+
+
+def listening(num_nodes):
+    clock = Clock()
+    asking = Questions(num_nodes, clock)
+    for node in range(num_nodes):
+        asking.heard(node)
+    return asking, clock
+
+
+def test_question_when_all_have_answered_then_the_best_node_is_named():
+    asking, _ = listening(3)
+    assert asking.begin(1, ALL) == [0, 1, 2]
+    assert asking.answered(1, 0, 4) is None and asking.answered(1, 1, 9) is None
+    assert asking.answered(1, 1, 99) is None, "one answer counts once"
+    assert asking.answered(1, 2, 7) == Best(1, 1, 9)
+    assert asking.answered(1, 2, 7) is None and asking.expire() == []
+
+
+def test_question_when_nobody_has_a_page_then_no_node_is_named():
+    asking, _ = listening(1)
+    asking.begin(1, ALL)
+    assert asking.answered(1, 0, 0) == Best(1, -1, 0)
+
+
+def test_question_when_a_node_does_not_answer_then_it_ends_in_time_and_the_node_is_not_asked_again():
+    asking, clock = listening(2)
+    asking.begin(1, ALL)
+    asking.answered(1, 1, 5)
+    assert asking.expire() == []
+    clock.now_s = PATIENCE_S
+    assert asking.expire() == [Best(1, 1, 5)]
+    assert asking.begin(2, ALL) == [1] and asking.listening == [1]
+    asking.heard(0)
+    assert asking.begin(3, ALL) == [0, 1]
+
+
+def test_question_when_it_cannot_be_put_to_the_last_node_then_it_is_over():
+    asking, _ = listening(2)
+    asking.begin(1, ALL)
+    assert asking.answered(1, 0, 3) is None
+    assert asking.missed(1, 1) == Best(1, 0, 3)
+    assert asking.missed(7, 0) is None and asking.listening == []
+    assert asking.begin(2, ALL) == []
+
+
+def test_silent_node_when_it_stays_silent_then_it_is_probed_ever_more_seldom():
+    clock = Clock()
+    asking = Questions(1, clock)
+    times = []
+    while clock.now_s < 60:
+        times += [clock.now_s] * len(asking.to_probe())
+        clock.now_s += 0.01
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert times[0] == 0 and abs(gaps[0] - FIRST_PROBE_S) < 0.02 and abs(gaps[-1] - LAST_PROBE_S) < 0.02
+    assert len(times) < 20
+    asking.heard(0)
+    assert asking.to_probe() == []
+
+
+def test_silent_node_when_somebody_is_reached_there_then_it_is_probed_at_once():
+    asking, clock = listening(1)
+    asking.connected(0)
+    assert asking.listening == [0], "who listens goes on listening"
+    asking.silent(0)
+    assert asking.to_probe() == []
+    asking.connected(0)
+    assert asking.to_probe() == [0] and asking.to_probe() == []
+    clock.now_s = FIRST_PROBE_S
+    assert asking.to_probe() == [0]
+
+
+def test_allowance_when_more_is_taken_than_it_grows_then_it_is_refused():
+    clock = Clock()
+    allowance = Allowance(per_s=2, burst=3, clock=clock)
+    assert [allowance.take() for _ in range(4)] == [True, True, True, False]
+    clock.now_s = 0.5
+    assert [allowance.take() for _ in range(2)] == [True, False]
+
+
+def test_question_when_it_is_for_some_then_only_those_of_them_that_listen_are_asked():
+    asking, _ = listening(3)
+    assert asking.begin(1, [1]) == [1]
+    assert asking.answered(1, 0, 9) is None, "nobody has asked it"
+    assert asking.answered(1, 1, 2) == Best(1, 1, 2)
+    asking.silent(1)
+    assert asking.begin(2, [1]) == [] and asking.begin(3, [1, 2]) == [2]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import zmq
+
+from banyan.transport.sealed.secret import Keys, read_secret
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"0123456789abcdef\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_secret_when_the_file_is_private_then_it_is_read_without_the_newline(path):
+    assert read_secret(path) == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_secret_when_others_may_open_it_then_refused_with_the_way_out(path, mode):
+    path.chmod(mode)
+    with pytest.raises(ValueError, match="chmod 600"):
+        read_secret(path)
+
+
+def test_secret_when_it_is_too_short_or_missing_then_refused(path):
+    path.write_bytes(b"short\n")
+    with pytest.raises(ValueError, match="openssl rand"):
+        read_secret(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_secret(path)
+
+
+def test_keys_when_made_of_a_secret_then_the_same_everywhere_and_of_another_all_different():
+    one, same, other = Keys.of(b"a" * 16), Keys.of(b"a" * 16), Keys.of(b"b" * 16)
+    assert one == same
+    pairs = [one.door, one.borrower, other.door, other.borrower]
+    assert len({pair.public for pair in pairs}) == len({pair.secret for pair in pairs}) == 4
+    assert zmq.curve_public(one.door.secret) == one.door.public

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from test.unit.directory.rig import NAMESPACE, keys
+
+from banyan.features.nodes import wire
+from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Loan, Read, Reading, Refused, Return
+
+TO_DOOR = [
+    Ask(1, NAMESPACE, b""),
+    Ask(2, NAMESPACE, wire.pack_keys(keys(1, 2))),
+    Borrow(3, NAMESPACE, wire.pack_keys(keys(1))),
+    Read(4, NAMESPACE, wire.pack_keys(keys(1, 2, 3))),
+    Return(b"t" * 16),
+]
+TO_BORROWER = [Answer(1, 4), Reading(4), Loan(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
+FOREIGN = [
+    b"",
+    b"GET / HTTP/1.1",
+    b"\x95\xa4\xd6oan\x01\xc4\x10t",  # a tag that is no text
+    wire.encode(Ask(1, b"short", b"")),
+    wire.encode(Ask(1, NAMESPACE, b"part of a key")),
+    wire.encode(Ask(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
+    wire.encode(Borrow(1, NAMESPACE, b"")),
+    wire.encode(Read(1, NAMESPACE, b"")),
+    wire.encode(Read(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
+    wire.encode(Return(b"short")),
+    wire.encode(Answer(1, -1)),
+    wire.encode(Loan(1, b"t" * 16, 0, b"")),
+    wire.encode(Loan(1, b"t" * 16, 7400, b"odd")),
+    bytes(wire.MAX_MESSAGE_BYTES + 1),
+]
+
+
+@pytest.mark.parametrize("message", TO_DOOR)
+def test_message_when_sent_to_a_door_then_it_arrives_and_no_borrower_takes_it(message):
+    assert wire.read_by_door(wire.encode(message)) == message
+    with pytest.raises(Foreign):
+        wire.read_by_borrower(wire.encode(message))
+
+
+@pytest.mark.parametrize("message", TO_BORROWER)
+def test_message_when_sent_to_a_borrower_then_it_arrives_and_no_door_takes_it(message):
+    assert wire.read_by_borrower(wire.encode(message)) == message
+    with pytest.raises(Foreign):
+        wire.read_by_door(wire.encode(message))
+
+
+@pytest.mark.parametrize("payload", FOREIGN, ids=range(len(FOREIGN)))
+def test_message_when_no_node_would_send_it_then_foreign(payload):
+    for reader in (wire.read_by_door, wire.read_by_borrower):
+        with pytest.raises(Foreign):
+            reader(payload)
+
+
+def test_keys_and_sums_when_packed_then_they_come_out_again():
+    assert wire.unpack_keys(wire.pack_keys(keys(1, 2, 3))) == keys(1, 2, 3)
+    sums = [[1, 2**64 - 1, 3], [4, 5, 6]]
+    assert wire.unpack_sums(wire.pack_sums(sums), num_pages=3, num_layers=2) == sums
+    with pytest.raises(Foreign):
+        wire.unpack_sums(wire.pack_sums(sums), num_pages=2, num_layers=2)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rooms that nobody comes to do not pile up."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from banyan.features.pairs import AskedRooms
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_rooms_when_more_are_asked_for_than_may_wait_then_the_oldest_are_forgotten():
+    rooms = AskedRooms(Clock(), max_rooms=3)
+    assert [rooms.asked(room) for room in (1, 2, 3, 2, 4, 5)] == [[], [], [], [], [1], [2]]
+    assert len(rooms) == 3
+
+
+def test_rooms_when_nobody_has_come_in_time_then_they_are_forgotten():
+    clock = Clock()
+    rooms = AskedRooms(clock, patience_s=10.0)
+    for room in (1, 2):
+        rooms.asked(room)
+    clock.now_s = 10.5
+    assert rooms.asked(3) == [1, 2]
+
+
+def test_room_when_its_request_has_come_then_it_is_never_forgotten():
+    rooms = AskedRooms(Clock(), max_rooms=1)
+    rooms.asked(1)
+    rooms.claim(1)
+    rooms.claim(2)
+    assert rooms.asked(2) == rooms.asked(1) == []
+    assert rooms.asked(3) == [] and rooms.asked(4) == [3]
+    assert rooms.is_claimed(1)
+    rooms.release(1)
+    rooms.release(1)
+    assert not rooms.is_claimed(1) and rooms.asked(1) == [4]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["asked", "claim", "release"]), st.integers(0, 9), st.floats(0, 3))))
+def test_rooms_when_anything_happens_then_no_more_wait_than_may_and_each_is_forgotten_once(events):
+    clock = Clock()
+    rooms, waiting = AskedRooms(clock, max_rooms=4, patience_s=5.0), set()
+    for what, room, later_s in events:
+        clock.now_s += later_s
+        forgotten = getattr(rooms, what)(room) or []
+        if what == "asked" and not rooms.is_claimed(room):
+            waiting.add(room)
+        if what == "claim":
+            waiting.discard(room)
+        assert len(set(forgotten)) == len(forgotten) and set(forgotten) <= waiting
+        waiting -= set(forgotten)
+        assert len(rooms) == len(waiting) <= 4

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each server of a pair remembers what the other one's part makes necessary."""
+
+from banyan.features.pairs import Others, Role
+
+
+def test_decode_server_when_a_prompt_came_then_it_keeps_the_answer_and_looks_nothing_up():
+    others = Others(Role.DECODE, lambda: 0.0)
+    others.came(["a", "b"], "known")
+    assert others.to_keep(["a", "b", "c"]) == ["c"]
+    assert others.arrivals.to_look_up(1) == []
+
+
+def test_prefill_server_when_a_prompt_came_then_it_keeps_all_and_looks_it_up_again():
+    others = Others(Role.PREFILL, lambda: 0.0)
+    others.came(["a", "b"], "known")
+    assert others.to_keep(["a", "b", "c"]) == ["a", "b", "c"]
+    assert others.arrivals.to_look_up(1) == [(["a", "b"], "known")]
+
+
+def test_decode_server_when_it_takes_back_then_its_arena_has_prompts_too_and_only_answers_are_written():
+    others = Others(Role.DECODE, lambda: 0.0, takes_back=True)
+    others.came(["a", "b"], "known")
+    assert others.to_keep(["a", "b", "c", "d"]) == ["a", "b", "c", "d"]
+    # The next turn comes before the copy to the arena has landed.
+    others.came(["a", "b", "c", "d"], "known")
+    assert others.to_write(["a", "b", "c"]) == ["c"]
+    assert others.to_write(["d"]) == ["d"]
+    assert others.to_write(["c", "d"]) == [], "once"
+
+
+def test_server_when_it_takes_nothing_back_then_what_came_to_its_arena_is_written():
+    assert Others(Role.PREFILL, lambda: 0.0).to_write(["a", "b"]) == ["a", "b"]
+    assert Others(Role.DECODE, lambda: 0.0).to_write(["c"]) == ["c"]

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a keyed store does when its library misbehaves; the library is one in memory that can be told to."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from banyan._native import SharedBytes
+from banyan.features.stores.form import ValueForm
+from banyan.features.stores.keyed import KeyedStore
+from banyan.features.stores.values import Stretch, Transfer, Value
+
+LAYER_BYTES = (4096, 8192)
+FRAME_BYTES = sum(LAYER_BYTES)
+NUM_FRAMES = 8
+STALL_S = 0.3
+
+
+class InMemory:
+    """Implements ``values.Values``."""
+
+    engine = "memory"
+    least_bytes = 0
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.is_silent = False
+        self.error: Exception = OSError("it does not answer")
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self.num_questions = 0
+
+    def _answer(self) -> None:
+        self.is_open.wait()
+        if self.is_silent:
+            raise self.error
+
+    def register(self, stretch: Stretch) -> None: ...
+
+    def present(self, names: Sequence[str]) -> list[bool]:
+        self.num_questions += 1
+        self._answer()
+        return [name in self.held for name in names]
+
+    def write(self, values: Sequence[Value]) -> list[bool]:
+        self._answer()
+        for name, parts in values:
+            self.held[name] = b"".join(ctypes.string_at(*part) for part in parts)
+        return [True] * len(values)
+
+    @contextmanager
+    def reading(self, names: Sequence[str]) -> Iterator[InMemory]:
+        self._names = names
+        yield self
+
+    def load(self, transfers: Sequence[Transfer]) -> list[bool]:
+        self._answer()
+        come = []
+        for transfer in transfers:
+            value = self.held.get(self._names[transfer.number], b"")[transfer.start :]
+            come.append(len(value) >= transfer.num_bytes)
+            for address, num_bytes in transfer.to if come[-1] else ():
+                ctypes.memmove(address, value, num_bytes)
+                value = value[num_bytes:]
+        return come
+
+    def remove(self, names: Sequence[str]) -> int:
+        return sum(self.held.pop(name, None) is not None for name in names)
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def keys(*numbers: int) -> list[str]:
+    return [hashlib.sha256(str(number).encode()).hexdigest() for number in numbers]
+
+
+def offsets(*frames: int) -> np.ndarray:
+    return np.array(frames, dtype=np.int64) * FRAME_BYTES
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def values() -> InMemory:
+    return InMemory()
+
+
+@pytest.fixture
+def store(values: InMemory) -> Iterator[KeyedStore]:
+    store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=STALL_S)
+    yield store
+    values.is_open.set()
+    store.close()
+
+
+@pytest.fixture
+def memory() -> SharedBytes:
+    memory = SharedBytes.create(NUM_FRAMES * FRAME_BYTES, "arena")
+    np.frombuffer(memory, dtype=np.uint8)[:] = np.random.default_rng(1).integers(0, 256, NUM_FRAMES * FRAME_BYTES)
+    return memory
+
+
+@pytest.fixture
+def stored(store: KeyedStore, memory: SharedBytes) -> KeyedStore:
+    """With two pages."""
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    assert store.sync() == 0
+    return store
+
+
+def test_pages_when_cleared_then_removed_others_stay_and_what_they_hold_is_asked_again(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    other = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES)
+    other.put(keys(2), None, memory, offsets(2))
+    other.sync()
+    assert stored.ask(keys(0, 1, 2)) is not None
+    until(lambda: stored.lookup(keys(0, 1, 2)).num_pages == 3)
+    before = stored.version
+    assert stored.clear() == 2
+    assert len(values.held) == 1, "the other one's"
+    assert stored.lookup(keys(2)).num_pages == 0 and stored.version != before, "it may be gone as well"
+    other.clear()
+    assert not values.held
+    other.close()
+
+
+def test_pages_when_cleared_while_they_wait_or_are_being_written_then_none_is_there(
+    store: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    values.is_open.clear()
+    store.put(keys(0), None, memory, offsets(0))
+    until(lambda: values.num_questions == 1)
+    store.put(keys(1), None, memory, offsets(1))
+    threading.Timer(0.1, values.is_open.set).start()
+    assert store.clear() == 1
+    assert not values.held and store.lookup(keys(0)).num_pages == 0
+    assert sorted(store.completed()) == sorted([(keys(0)[0], "stored"), (keys(1)[0], "failed")])
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_library_when_it_does_not_answer_then_misses_counts_and_one_line(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    values.is_silent, values.error = True, kind("it does not answer")
+    with caplog.at_level(logging.WARNING, "banyan"):
+        read = stored.read(stored.lookup(keys(0, 1)), 2, memory, offsets(4, 5))
+        assert read.finish() == [(0, "gone"), (1, "gone")]
+        stored.put(keys(2), None, memory, offsets(2))
+        assert stored.sync() == 1
+    assert stored.lookup(keys(0)).num_pages == 0
+    assert stored.completed()[-1] == (keys(2)[0], "failed")
+    counts = stored.stats()
+    assert (counts["read_errors"], counts["write_failures"]) == (1, 1)
+    assert len(caplog.records) == 1 and "it does not answer" in caplog.text
+
+
+def test_library_when_it_does_not_answer_for_a_batch_then_those_behind_fail_with_it(
+    store: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    store.pause_writes()
+    wanted = keys(*range(100))
+    for name in wanted:
+        store.put([name], None, memory, offsets(0))
+    values.is_silent = True
+    assert store.sync() == 100 and values.num_questions == 1, "somebody waits, and once is enough"
+    assert sorted(store.completed()) == sorted((name, "failed") for name in wanted)
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_library_when_it_has_failed_a_question_then_it_is_left_alone(
+    store: KeyedStore, values: InMemory, kind: type[Exception]
+) -> None:
+    values.is_silent, values.error = True, kind("it does not answer")
+    assert store.ask(keys(0)) is not None
+    until(lambda: bool(store.answers()))
+    assert store.ask(keys(0)) is None and values.num_questions == 1, "requests would wait for the answer"
+
+
+def test_library_when_it_hangs_then_waiters_go_on_and_nothing_more_is_asked_of_it(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    values.is_open.clear()
+    found = stored.lookup(keys(0, 1))
+    read = stored.read(found, 2, memory, offsets(4, 5))
+    until(lambda: read.is_late)
+    assert not read.has_ended, "the library may still write to these frames"
+    assert stored.lookup(keys(0, 1)).num_pages == 0 and stored.ask(keys(0)) is None
+    assert stored.put(keys(2), None, memory, offsets(2)) == ["full"]
+    assert stored.read(found, 1, memory, offsets(6)).finish() == [(0, "gone")]
+    assert stored.stats()["stalls"] == 1 and stored.stats()["is_stopped"] == 1
+    values.is_open.set()
+    assert {reason for _, reason in read.finish()} == {"late"}
+    until(lambda: stored.stats()["is_stopped"] == 0)
+
+
+@pytest.mark.parametrize("within_s", [None, STALL_S])
+def test_sync_when_the_library_hangs_then_an_error_in_time_and_what_waits_fails(
+    values: InMemory, memory: SharedBytes, within_s: float | None
+) -> None:
+    stall_s = STALL_S if within_s is None else 60.0
+    store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=stall_s)
+    values.is_open.clear()
+    store.put(keys(0), None, memory, offsets(0))
+    until(lambda: values.num_questions == 1)
+    store.put(keys(1, 2), keys(0)[0], memory, offsets(1, 2))
+    with pytest.raises(TimeoutError, match="2 pages were given up, 1 are on their way"):
+        store.sync(within_s)
+    assert sorted(store.completed()) == sorted((name, "failed") for name in keys(1, 2))
+    assert store.stats()["sync_timeouts"] == 1
+    values.is_open.set()
+    until(lambda: store.completed() == [(keys(0)[0], "stored")])
+    store.close()
+
+
+def test_writer_when_its_thread_fails_then_every_frame_comes_back_and_nothing_more_is_taken(
+    store: KeyedStore, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> int:
+        raise RuntimeError("a fault on purpose")
+
+    monkeypatch.setattr(store._writes, "_num_allowed", fail)
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    done: list[tuple[str, str]] = []
+    until(lambda: bool(done.extend(store.completed()) or len(done) == 2))
+    assert {outcome for _, outcome in done} == {"failed"} and "a fault on purpose" in caplog.text
+    assert store.put(keys(2), None, memory, offsets(2)) == ["full"]
+    assert store.sync() == 0
+
+
+@pytest.mark.parametrize("at", [0, 20, 4096, 4096 + 5000, -1], ids=["magic", "sum", "first", "second", "last"])
+def test_value_when_one_bit_is_wrong_then_the_page_fails_alone_and_goes(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes, at: int
+) -> None:
+    name = next(name for name in values.held if name.endswith(keys(0)[0]))
+    value = bytearray(values.held[name])
+    value[at] ^= 1
+    values.held[name] = bytes(value)
+    read = stored.read(stored.lookup(keys(0, 1)), 2, memory, offsets(4, 5))
+    assert read.finish() == [(0, "checksum")]
+    pages = np.frombuffer(memory, dtype=np.uint8).reshape(NUM_FRAMES, FRAME_BYTES)
+    assert (pages[1] == pages[5]).all()
+    until(lambda: name not in values.held)
+
+
+def test_value_when_it_is_another_pages_then_it_fails(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    first, second = sorted(values.held)
+    values.held[first], values.held[second] = values.held[second], values.held[first]
+    failed = stored.read(stored.lookup(keys(0, 1)), 2, memory, offsets(4, 5)).finish()
+    assert sorted(failed) == [(0, "checksum"), (1, "checksum")]
+
+
+def test_read_when_the_rate_is_limited_then_no_faster(values: InMemory, memory: SharedBytes) -> None:
+    store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, read_bytes_per_s=4 * FRAME_BYTES)
+    store.put(keys(0), None, memory, offsets(0))
+    store.sync()
+    began_s = time.monotonic()
+    assert store.read(store.lookup(keys(0)), 1, memory, offsets(4)).finish() == []
+    assert time.monotonic() - began_s >= 0.25
+    store.close()
+
+
+def test_put_when_another_writer_was_first_then_present_and_not_written_again(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes
+) -> None:
+    other = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES)
+    assert other.put(keys(0), None, memory, offsets(0)) == ["queued"], "it has not asked yet"
+    assert other.sync() == 0
+    assert other.completed() == [(keys(0)[0], "present")] and other.stats()["written_pages"] == 0
+    assert other.put(keys(0), None, memory, offsets(0)) == ["present"]
+    other.close()
+
+
+def test_form_when_layers_are_odd_then_the_header_is_a_block_and_says_all() -> None:
+    form = ValueForm((100, 200, 300))
+    header = memoryview(bytearray(form.header_bytes))
+    form.write_header(header, [1, 2, 3])
+    assert form.header_bytes == 4096 and form.value_bytes == 4096 + 600 and not form.is_aligned
+    assert form.sums_of(header) == (1, 2, 3)
+    assert ValueForm((100, 200, 301)).sums_of(header) is None, "a page of another form"
+    assert form.steps(2, 0) == [range(0, 2), range(2, 3)]
+    assert form.steps(1, 250) == [range(0, 2), range(2, 3)], "no step of less"
+    assert form.steps(1, 10_000) == [range(0, 3)]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder of values does when NIXL or the drive does not do as it should. NIXL itself is played."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan.features.stores import nixl_files
+from banyan.features.stores.nixl_files import NixlFiles
+from banyan.features.stores.values import Stretch, Transfer
+
+VALUE_BYTES = 4096
+NAME = f"{'a' * 64}/{'b' * 64}"
+
+
+class Agent:
+    """Says of every transfer what ``states`` says, the last one again and again."""
+
+    name = "agent"
+
+    def __init__(self) -> None:
+        self.states = ["DONE"]
+        self.num_looks = 0
+
+    def register_memory(self, descriptors: Any, mem_type: str) -> str:
+        return mem_type
+
+    def deregister_memory(self, registered: str) -> None: ...
+
+    def get_xfer_descs(self, descriptors: Any, mem_type: str) -> str:
+        return mem_type
+
+    def initialize_xfer(self, *args: Any) -> str:
+        return "handle"
+
+    def transfer(self, handle: str) -> str:
+        return self._state()
+
+    def check_xfer_state(self, handle: str) -> str:
+        self.num_looks += 1
+        return self._state()
+
+    def _state(self) -> str:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def release_xfer_handle(self, handle: str) -> None: ...
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
+    agent = Agent()
+    monkeypatch.setattr(nixl_files, "new_agent", lambda name: agent)
+    return agent
+
+
+def open_files(folder: Path) -> NixlFiles:
+    return NixlFiles([str(folder)], value_bytes=VALUE_BYTES, is_aligned=False, quota_bytes=1 << 20, floor_bytes=0)
+
+
+def planted(files: NixlFiles) -> Path:
+    path = files._path(NAME)
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.write_bytes(bytes(VALUE_BYTES))
+    return path
+
+
+def read(files: NixlFiles) -> list[bool]:
+    with files.reading([NAME]) as reading:
+        return reading.load([Transfer(0, 0, [Stretch(0, VALUE_BYTES)])])
+
+
+def test_value_when_nixl_fails_for_a_moment_then_its_file_stays(agent: Agent, tmp_path: Path) -> None:
+    files = open_files(tmp_path / "kv")
+    path = planted(files)
+    agent.states = ["ERR"]
+    assert read(files) == [False] and path.exists()
+    agent.states = ["DONE"]
+    assert read(files) == [True]
+
+
+def test_value_when_the_drive_has_lost_its_bytes_then_its_file_goes(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*args: Any) -> int:
+        raise OSError(errno.EIO, "lost")
+
+    files = open_files(tmp_path / "kv")
+    path = planted(files)
+    agent.states = ["ERR"]
+    monkeypatch.setattr(os, "preadv", lost)
+    assert read(files) == [False] and not path.exists()
+
+
+def test_transfer_when_it_takes_its_time_then_it_is_looked_at_ever_less_often(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses_s: list[float] = []
+    monkeypatch.setattr(nixl_files.time, "sleep", pauses_s.append)
+    files = open_files(tmp_path / "kv")
+    planted(files)
+    agent.states = ["PROC"] * 20 + ["DONE"]
+    assert read(files) == [True]
+    assert len(pauses_s) == agent.num_looks == 20
+    assert pauses_s == sorted(pauses_s) and pauses_s[-1] > 10 * pauses_s[0] > 0
+
+
+def test_value_when_it_is_a_link_then_it_is_not_read_and_what_it_names_stays(agent: Agent, tmp_path: Path) -> None:
+    files = open_files(tmp_path / "kv")
+    path = planted(files)
+    victim = tmp_path / "victim"
+    path.rename(victim)
+    path.symlink_to(victim)
+    assert read(files) == [False]
+    assert path.is_symlink() and victim.stat().st_size == VALUE_BYTES
+
+
+def test_folder_when_others_may_write_it_then_refused_with_the_way_out(agent: Agent, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    open_files(folder)
+    folder.chmod(0o777)
+    with pytest.raises(ValueError, match=r"--banyan-store.*chmod go-w"):
+        open_files(folder)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every path of SGLang's, as a client of the router sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
+from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
+
+from banyan.router.blocks import block_ids, pack
+from banyan.router.events import BlockStored
+from banyan.router.everywhere import choose
+from banyan.router.paths import BY_PATH, ROWS, To
+
+PROMPT = "a prompt of some length, long enough for pages"
+SSE, LINES = "text/event-stream", "application/x-ndjson"
+
+
+def test_table_when_read_then_each_path_stands_there_once():
+    assert len(BY_PATH) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/models/a/b"), ("GET", "/of-a-later-release?x=1"), ("PUT", "/v1/rerank"), ("OPTIONS", "/generate")],
+)
+def test_path_when_any_server_can_answer_it_then_one_does_and_its_answer_comes_as_it_was(method, path):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"]) as rig:
+            for server in rig.servers:
+                server.says[path.partition("?")[0]] = (207, "text/x-odd", b"as it ", b"was")
+            async with rig.client.request(method, rig.served.url + path) as response:
+                assert (response.status, response.content_type, await response.read()) == (
+                    207,
+                    "text/x-odd",
+                    b"as it was",
+                )
+                assert response.headers["x-said-by"] in "ab"
+            assert sorted(rig.num_seen()) == [0, 1]
+            row = BY_PATH.get(path)
+            label = row.path if row is not None else "/v1/models/{model:path}" if "models" in path else "other"
+            label = "other" if method == "OPTIONS" else label
+            assert f'placed_by_load_total{{path="{label}"}} 1.0'.encode() in (await rig.get("/metrics"))[1]
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_body_when_it_is_compressed_then_it_arrives_as_it_was_and_its_session_is_the_headers():
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"], policy="session_sticky") as rig:
+            body, headers = b"\x28\xb5\x2f\xfd\x00", {"x-body-compressed": "zstd", "x-session-id": "s"}
+            for _ in range(3):
+                async with rig.client.post(f"{rig.served.url}/v1/messages", data=body, headers=headers):
+                    pass
+            assert sorted(rig.num_seen()) == [0, 3]
+            seen = [one for server in rig.servers for one in server.seen]
+            assert all(one[0] == body and one[1]["x-body-compressed"] == "zstd" for one in seen)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"prompt_cache_key": "k"},
+        {"metadata": {"user_id": "u"}},
+        {"conversation": "c"},
+        {"conversation": {"id": "c"}},
+        {"session_id": "s"},
+    ],
+)
+def test_session_when_a_client_names_it_by_the_way_then_its_requests_stay_together(said):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"], policy="session_sticky") as rig:
+            for turn in range(4):
+                await rig.ask("/v1/responses", input=f"{turn}", **said)
+                await rig.ask("/v1/responses", input="of nobody")
+            counts = [sum(b"nobody" not in body for body, _ in server.seen) for server in rig.servers]
+            assert sorted(counts) == [0, 4]
+
+    asyncio.run(scenario())
+
+
+REFUSED = (503, "application/json", b'{"success": false}')
+
+
+@pytest.mark.parametrize(("refuses", "answers"), [([], "a"), ([1], "b"), ([0, 1], "a")])
+def test_flush_when_asked_for_then_every_server_flushes_and_a_refusal_is_the_answer(refuses, answers):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"]) as rig:
+            for server in rig.servers:
+                server.says["/flush_cache"] = (200, "text/plain", b"flushed")
+            for number in refuses:
+                rig.servers[number].says["/flush_cache"] = REFUSED
+            async with rig.client.post(f"{rig.served.url}/flush_cache?timeout=1") as response:
+                assert (response.status, response.headers["x-said-by"]) == (503 if refuses else 200, answers)
+            assert rig.num_seen() == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_flush_when_a_server_is_down_then_that_is_the_answer():
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"]) as rig:
+            await rig.servers[1].kill()
+            status, _, body = await rig.ask("/flush_cache")
+            assert status == 502 and rig.servers[1].url.encode() in body
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/flush_cache", 403), ("/load_lora_adapter", 403), ("/abort_request", 200)]
+)
+def test_servers_when_somebody_else_would_change_them_then_they_are_not_asked(path, status):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            headers = {"x-forwarded-for": "10.0.0.1"}
+            async with rig.client.post(rig.served.url + path, json={"rid": "1"}, headers=headers) as response:
+                assert response.status == status
+            assert rig.num_seen() == [int(status == 200)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/%66lush_cache", "/%2566lush_cache", "/x/../flush_cache", "/./flush_cache", "//flush_cache", "/a%2Fb?c=%2f"],
+)
+def test_path_when_it_is_written_otherwise_then_the_router_and_the_servers_read_the_same(path):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].says["/flush_cache"] = (200, "text/plain", b"flushed")
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.served.port)
+            writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\nx-forwarded-for: b\r\ncontent-length: 0\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+            writer.close()
+            if path == "/%66lush_cache":
+                assert b" 403 " in head
+            else:
+                assert json.loads(body)["raw"] == path
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("statuses", "to", "chosen"),
+    [([404, 200], To.FINDER, 1), ([404, 500], To.FINDER, 0), ([200, 503], To.EACH, 1), ([200, 200], To.EACH, 0)],
+)
+def test_answer_when_all_have_answered_then_one_counts(statuses, to, chosen):
+    assert choose(statuses, to) == chosen
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_response_when_a_client_goes_on_from_it_then_that_is_where_it_was_made(stream):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"]) as rig:
+            for server in rig.servers:
+                said = f'{{"id": "resp_{server.name}", "output": []}}'
+                event = f'event: response.created\ndata: {{"type": "response.created", "response": {said}}}\n\n'
+                pieces = (SSE, event.encode(), b"data: more\n\n") if stream else ("application/json", said.encode())
+                server.says["/v1/responses"] = (200, *pieces)
+                server.says[f"/v1/responses/resp_{server.name}"] = (200, "application/json", said.encode())
+                other = "b" if server.name == "a" else "a"
+                server.says[f"/v1/responses/resp_{other}"] = (404, "application/json", b"{}")
+            for _ in range(2):
+                assert (await rig.ask("/v1/responses", input="hello", stream=stream))[0] == 200
+            for number in (1, 0, 1, 1):
+                name, before = rig.servers[number].name, rig.num_seen()
+                await rig.ask("/v1/responses", input="and", stream=stream, previous_response_id=f"resp_{name}")
+                assert rig.num_seen()[number] == before[number] + 1
+                assert (await rig.get(f"/v1/responses/resp_{name}"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "first", "check"),
+    [
+        ("/v1/messages", SSE, b"event: message_start\ndata: {}\n\n", lambda said: said["error"]["type"] == "api_error"),
+        ("/v1/responses", SSE, b"event: response.created\ndata: {}\n\n", lambda said: said["code"] == "server_lost"),
+        ("/v1/chat/completions", SSE, b"data: {}\n\n", lambda said: said["error"]["type"] == "server_lost"),
+        ("/api/chat", LINES, b'{"done": false}\n', lambda said: isinstance(said["error"], str)),
+    ],
+)
+def test_stream_when_it_breaks_then_its_last_event_has_the_form_that_clients_of_that_path_read(
+    path, kind, first, check
+):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].says[path] = (200, kind, first, b"half of an ev", ConnectionResetError())
+            status, headers, body = await rig.ask(path, messages=[], input="x", stream=True)
+            assert (status, headers["content-type"].partition(";")[0]) == (200, kind) and body.startswith(first)
+            last = body[len(first) :].decode()
+            named = kind == SSE and path != "/v1/chat/completions"
+            assert last.startswith("event: error\ndata: ") if named else "event:" not in last
+            assert check(json.loads(last[last.index("{") :]))
+
+    asyncio.run(scenario())
+
+
+def test_lines_when_one_is_there_then_it_is_passed_on_before_the_answer_ends():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].says["/api/generate"] = (200, LINES, b'{"a": 1}\n{"b"', b": 2}\n", *[b"{}\n"] * 100)
+            async with rig.client.post(f"{rig.served.url}/api/generate", json={"prompt": "x"}) as response:
+                assert await response.content.readline() == b'{"a": 1}\n'
+                assert rig.router.fleet.servers[0].in_flight
+                assert (await response.read()).startswith(b'{"b": 2}\n')
+
+    asyncio.run(scenario())
+
+
+def test_errors_when_the_router_gives_them_then_in_the_form_of_the_path():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.router.is_stopping = True
+            _, _, body = await rig.ask("/v1/messages", messages=[])
+            assert json.loads(body) == {
+                "type": "error",
+                "error": {"type": "overloaded_error", "message": "the router is stopping"},
+            }
+            assert json.loads((await rig.ask("/api/chat"))[2]) == {"error": "the router is stopping"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": PROMPT}], "system": "s"}),
+        ("/v1/responses", {"input": PROMPT}),
+        ("/api/chat", {"messages": [{"role": "user", "content": PROMPT}]}),
+    ],
+)
+@pytest.mark.parametrize("banyan", [True, False])
+def test_request_when_a_server_makes_a_chat_of_it_then_one_with_banyan_tells_the_tokens_and_no_other_is_asked(
+    path, fields, banyan
+):
+    async def scenario():
+        servers = [FakeServer(name, events=True, banyan=banyan) for name in "abc"]
+        async with running(servers, policy="lmetric") as rig:
+            blocks = list(block_ids(pack(list(PROMPT.encode())), BLOCK_TOKENS))
+            await servers[2].publishers[0].send(BlockStored(blocks))
+            await until(lambda: len(rig.router.fleet.servers[2].feeds[0].blocks))
+            for _ in range(3):
+                assert (await rig.ask(path, **fields))[0] == 200
+            asked = sum(server.num_tokenised for server in servers)
+            _, metrics = await rig.get("/metrics")
+            if banyan:
+                assert rig.num_seen() == [0, 0, 3] and asked == 3
+                assert f"cached_tokens_total {3 * len(blocks) * BLOCK_TOKENS}.0".encode() in metrics
+            else:
+                assert asked == 0 and b"banyan_router_untokenised_total 3.0" in metrics
+
+    asyncio.run(scenario())
+
+
+def test_pair_when_a_path_needs_none_then_a_decode_server_answers_and_what_it_cannot_do_is_refused():
+    async def scenario():
+        rooms = Rooms()
+        prefill, decode = FakePrefill("p", rooms), FakeDecode("d", rooms)
+        async with running([prefill, decode]) as rig:
+            assert json.loads((await rig.ask("/v1/tokenize", prompt="x"))[2])["by"] == "d"
+            assert (await rig.ask("/v1/embeddings", input="x"))[0] == 404
+            assert (await rig.ask("/api/chat", messages=[]))[0] == 404
+            rig.assert_idle()
+
+    asyncio.run(scenario())

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One patch of each feature made unfit in turn: what is off, what is said, and who is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from banyan import feature_list as features
+from banyan import patches
+from banyan.config import Config
+from banyan.feature import Asked
+from banyan.refusals.models import ModelFacts
+
+QUEUE = patches.load_queue()
+HIDING = Config(policy="lmetric", answer_details=False)
+ASKED = Asked(config=Config(policy="lmetric"))
+NEEDED_BY = {
+    "planner": (replace(ASKED, steps_together=True), "--enable-dp-attention"),
+    "windows": (
+        replace(ASKED, model=ModelFacts(architecture="Gemma", has_window=True)),
+        "Gemma keeps a sliding window",
+    ),
+    "states": (replace(ASKED, model=ModelFacts(architecture="Qwen", has_states=True)), "Qwen keeps states"),
+    "index_keys": (replace(ASKED, model=ModelFacts(architecture="Deep", has_index_keys=True)), "Deep keeps index keys"),
+    "drafts": (replace(ASKED, algorithm="EAGLE"), "--speculative-algorithm EAGLE"),
+    "adapters": (replace(ASKED, has_adapters=True), "--lora-paths"),
+    "pairs": (replace(ASKED, disaggregation_mode="decode"), "--disaggregation-mode decode"),
+    "answers": (replace(ASKED, config=HIDING), "--banyan-no-answer-details"),
+}
+WITH_PATCHES = {patch.feature for patch in QUEUE}
+NAMES = [feature.name for feature in features.FEATURES if feature.name in WITH_PATCHES]
+
+
+def unfit(name):
+    """One misfit of a feature."""
+    patch = next(patch for patch in QUEUE if patch.feature == name)
+    return patches.Misfit(patch, patch.sources[-1], "it has changed")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_feature_when_one_of_its_patches_is_unfit_then_it_alone_is_off_and_a_line_names_it_and_the_patch(name):
+    (off,) = features.switched_off([unfit(name)])
+    assert off.feature.name == name
+    assert off.name == (unfit(name).patch.name if name in ("guards", "observe") else name)
+    assert off.name in off.line and off.feature.instead in off.line and f"{name}/{unfit(name).patch.name}" in off.line
+
+
+def test_features_when_several_are_unfit_then_each_has_a_line_and_the_core_is_first():
+    off = features.switched_off([unfit(name) for name in reversed(NAMES)] + [unfit("core")])
+    assert [one.feature.name for one in off] == NAMES
+    assert len(off[0].reasons) == 2
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_server_when_a_feature_is_off_then_it_is_refused_only_where_it_cannot_do_without(name):
+    off = {name: ("patch x: it has changed",)}
+    assert features.refusals(off, ASKED) == []
+    if name not in NEEDED_BY:
+        return
+    asked, needed_by = NEEDED_BY[name]
+    (line,) = features.refusals(off, asked)
+    assert line.startswith(needed_by) and "it has changed" in line and "use --banyan-share off" in line
+    assert features.needed(asked) == ["core", name]
+    assert features.refusals({}, asked) == []
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED_BY))
+def test_server_when_it_shares_nothing_then_nothing_of_sharing_is_needed(name):
+    asked = NEEDED_BY[name][0]
+    alone = replace(asked, config=Config(share="off", policy="sglang", answer_details=asked.config.answer_details))
+    assert features.needed(alone) == ["core"]
+
+
+def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up():
+    (off,) = features.switched_off([unfit("placement")])
+    assert off.feature.is_used(ASKED)
+    without = off.feature.without(ASKED.config)
+    assert (without.policy, without.looks_up) == ("sglang", False)
+    assert not off.feature.is_used(replace(ASKED, config=without))
