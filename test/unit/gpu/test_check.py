@@ -39,7 +39,7 @@ def test_check_when_a_step_fails_then_the_others_go_on_and_the_next_run_does_it_
 ):
     ran = ending(check, monkeypatch, {"server-fa3": 1})
     assert check.main([]) == 1
-    assert ran[:2] == ["tests", "streams"] and ran[-1] == "racecheck" and "server-two-gpus-staged" not in ran
+    assert ran[:2] == ["device", "copies"] and ran[-1] == "racecheck" and "server-two-gpus-staged" not in ran
     told = capsys.readouterr().out
     assert "status 1; this is server-fa3" in told and "this is streams" in told
     assert f"{len(ran) - 1} proved, 1 failed, 1 not possible here, 0 not run yet" in told
