@@ -3,6 +3,7 @@
 
 import multiprocessing
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -23,7 +24,8 @@ def begin(process, server_args):
     raise process.error
 
 
-def start(ear, error):
+def start(ear, error, all_are_there):
+    all_are_there.wait()
     arguments = SimpleNamespace(**{runtime.BOOKKEEPING: {"ear": ear}})
     last_words.around_init(begin, Scheduler(error), arguments)
 
@@ -31,10 +33,14 @@ def start(ear, error):
 def serve(kind, log):
     """A main process with three others, none of which starts."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    # pytest has put another one in its place.
+    sys.stderr = os.fdopen(2, "w", closefd=False)
     ear = last_words.listen()
     assert last_words.listen() == ear
+    all_are_there = FORKING.Event()
     for _ in range(3):
-        FORKING.Process(target=start, args=(ear, ERRORS[kind])).start()
+        FORKING.Process(target=start, args=(ear, ERRORS[kind], all_are_there)).start()
+    all_are_there.set()
     time.sleep(60)
 
 

@@ -15,15 +15,16 @@ import json
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.utils import kill_process_tree
 
 from banyan.sglang_plugin import runtime
+from banyan.telemetry import start_thread
 
 logger = logging.getLogger("banyan")
 
@@ -44,7 +45,11 @@ def listen() -> str:
     global _ear
     if _ear is None:
         reading, writing = os.pipe()
-        threading.Thread(target=_end_at_words, args=(reading,), name="banyan-last-words", daemon=True).start()
+        start_thread(
+            partial(_end_at_words, reading),
+            name="banyan-last-words",
+            feature="telling why a process does not start",
+        )
         _ear = f"/proc/{os.getpid()}/fd/{writing}"
     return _ear
 

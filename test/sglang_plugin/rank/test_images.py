@@ -75,7 +75,7 @@ def compute(rank, req):
 
 def test_request_when_its_tokens_are_known_then_it_arrives_once_with_sglangs_keys(rank, monkeypatch):
     seen = []
-    monkeypatch.setattr(rank.tier, "arrive", lambda rid, keys, worth, reads, source: seen.append((rid, list(keys))))
+    monkeypatch.setattr(rank.tier, "arrive", lambda rid, keys, worth: seen.append((rid, list(keys))))
     req = serve("r", IMAGE)
     assert seen == [(requests.id_of(req), sglangs_keys(req))] and len(seen[0][1]) == (NUM_TOKENS - 1) // PAGE
     # It was retracted.
