@@ -39,7 +39,7 @@ def test_server_when_it_is_asked_for_then_every_process_hears_it_and_it_attends_
     assert server.is_marked(args) and args.attention_backend == ATTENTION_BACKEND
     assert (runtime.bookkeeping(args) is not None) is is_banyans
     assert args.enable_unified_cache_external_linker is is_banyans
-    assert (args.page_size is None) is not is_banyans
+    assert args.page_size is None
 
 
 def test_server_when_nobody_asks_for_it_then_the_arguments_are_stock():
