@@ -2,7 +2,7 @@
 """A process that cannot start has the main process say why, as its last line."""
 
 import multiprocessing
-import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -11,6 +11,7 @@ import pytest
 from banyan.sglang_plugin import last_words, runtime
 
 ERRORS = {"refused": runtime.Refused("--flag: no: yes"), "failed": ValueError("two\nlines " + "x" * 9000)}
+NUM_OTHERS = 3
 FORKING = multiprocessing.get_context("fork")
 
 
@@ -23,18 +24,20 @@ def begin(process, server_args):
     raise process.error
 
 
-def start(ear, error):
+def start(ear, error, all_are_there):
+    all_are_there.wait()
     arguments = SimpleNamespace(**{runtime.BOOKKEEPING: {"ear": ear}})
     last_words.around_init(begin, Scheduler(error), arguments)
 
 
 def serve(kind, log):
-    """A main process with three others, none of which starts."""
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    """A main process with others, none of which starts."""
+    sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with this process
     ear = last_words.listen()
     assert last_words.listen() == ear
-    for _ in range(3):
-        FORKING.Process(target=start, args=(ear, ERRORS[kind])).start()
+    all_are_there = FORKING.Barrier(NUM_OTHERS)
+    for _ in range(NUM_OTHERS):
+        FORKING.Process(target=start, args=(ear, ERRORS[kind], all_are_there)).start()
     time.sleep(60)
 
 
