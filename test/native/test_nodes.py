@@ -15,6 +15,7 @@ from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 from test.unit.features.nodes.rig import Node, free_address, until, whole
 
+from banyan.arena.page_source import Wanted
 from banyan.core import Address
 from banyan.features.nodes.tcp import STALL_S, Layers, TcpCarrier
 from processes import Process
@@ -63,7 +64,7 @@ def lender(address: Address) -> Process:
 def fetch(borrower: Node, rid: str) -> tuple[bool, float]:
     """Pull all pages into the pool; whether they landed, and how long that took after the answer."""
     until(lambda: borrower.borrower.num_listening == 1, timeout_s=30)
-    borrower.remote.arrive(rid, WANTED, whole)
+    borrower.remote.ask(Wanted(rid, WANTED, 0, whole))
     borrower.wait_answered(rid)
     assert borrower.cache.prepare(request(rid), WANTED).num_pages == NUM_PAGES
     assert borrower.cache.admit(rid, WANTED, frames(*range(NUM_PAGES))) is not None
@@ -102,7 +103,7 @@ def test_pull_when_its_source_stands_still_then_it_fails_in_seconds_and_is_good_
     landed, took_s = fetch(borrower, "stopped")
     assert not landed and took_s < 5 * STALL_S
     until(lambda: borrower.borrower.num_listening == 0)
-    borrower.remote.arrive("meanwhile", WANTED, whole)
+    borrower.remote.ask(Wanted("meanwhile", WANTED, 0, whole))
     assert not borrower.remote.is_awaited("meanwhile"), "it was found to be silent"
     carrier.happens = lambda: None
     os.kill(pid, signal.SIGCONT)

@@ -2,7 +2,6 @@
 """A process that cannot start has the main process say why, as its last line."""
 
 import multiprocessing
-import os
 import sys
 import time
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 from banyan.sglang_plugin import last_words, runtime
 
 ERRORS = {"refused": runtime.Refused("--flag: no: yes"), "failed": ValueError("two\nlines " + "x" * 9000)}
+NUM_OTHERS = 3
 FORKING = multiprocessing.get_context("fork")
 
 
@@ -31,16 +31,13 @@ def start(ear, error, all_are_there):
 
 
 def serve(kind, log):
-    """A main process with three others, none of which starts."""
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
-    # pytest has put another one in its place.
-    sys.stderr = os.fdopen(2, "w", closefd=False)
+    """A main process with others, none of which starts."""
+    sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with this process
     ear = last_words.listen()
     assert last_words.listen() == ear
-    all_are_there = FORKING.Event()
-    for _ in range(3):
+    all_are_there = FORKING.Barrier(NUM_OTHERS)
+    for _ in range(NUM_OTHERS):
         FORKING.Process(target=start, args=(ear, ERRORS[kind], all_are_there)).start()
-    all_are_there.set()
     time.sleep(60)
 
 
