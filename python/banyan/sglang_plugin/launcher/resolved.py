@@ -30,7 +30,8 @@ logger = logging.getLogger("banyan")
 def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
     flags.take_environment(server_args)
     carried = runtime.bookkeeping(server_args)
-    if carried is None:
+    if carried is None or "choices" in carried:
+        # SGLang calls again, in other processes too, and does nothing then.
         original(server_args)
         return
     # The CPU engine's attention is Banyan's own, with pages of any size.
