@@ -14,7 +14,7 @@ from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
-from banyan import patches
+from banyan import faults, patches
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.models import LLAMAS
 from banyan.sglang_plugin import seams
@@ -46,7 +46,9 @@ def resolve(tmp_path):
         """Resolve the arguments of a server of a tiny model that has a configuration and no weights."""
         (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
         base = ["--model-path", str(tmp_path), "--device", "cpu", "--dp", "2", "--enable-banyan", *flags]
-        prepare_server_args(base).resolve_once()
+        args = prepare_server_args(base)
+        args.resolve_once()
+        return args
 
     return run
 
@@ -59,6 +61,14 @@ def refusal(capsys):
 
 def test_model_when_it_has_full_attention_then_it_starts(resolve):
     resolve()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_arguments_when_they_are_resolved_again_then_nothing_fails_in_any_process(resolve, device):
+    args, before = resolve("--device", device), faults.counts()
+    args.resolve_once()
+    pickle.loads(pickle.dumps(args)).resolve_once()
+    assert faults.counts() == before
 
 
 @pytest.mark.parametrize("changes, num_slots", [({}, 4), ({"sliding_window": 32, **WINDOWS}, 8)])
