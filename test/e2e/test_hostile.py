@@ -106,7 +106,7 @@ def test_flush_when_a_rank_refuses_it_then_the_answer_says_so_and_its_old_pages_
             expected, _ = client.generate(asked, rank=0, num_tokens=4)
             client.generate(asked, rank=1, num_tokens=4)
             running = pool.submit(client.generate, prompt(50, 5000 + number), rank=busy, num_tokens=1200)
-            time.sleep(0.3)
+            time.sleep(1.0)
             assert status_of(client, {}, "/flush_cache") == 400
             tokens, meta = client.generate(asked, rank=1 - busy, num_tokens=4)
             assert (tokens, meta["cached_tokens"]) == (expected, 0)
