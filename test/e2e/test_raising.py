@@ -92,6 +92,7 @@ def exercise(client):
     again = [client.generate(ids, rank=1, num_tokens=NUM_TOKENS)[0] for ids in asked]
     chat = {"model": "any", "prompt": asked[0], "max_tokens": 1, "temperature": 0, "return_cached_tokens_details": True}
     client.post("/v1/completions", chat)
+    client.post("/tokenize", {"model": "any", "prompt": "a b"})
     client.get("/v1/loads")
     client.get("/server_info")
     client.get("/metrics")
