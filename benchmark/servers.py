@@ -9,6 +9,7 @@ fine.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import secrets
@@ -46,6 +47,7 @@ NUM_ERROR_LINES = 60
 PORTS = range(15000, 21600, 10)
 """SGLang counts more ports up from its own, up to 240, and has others from 22,000 to 29,999 by lot. What it has chosen,
 it binds later: nobody else must find it free meanwhile."""
+_turns = itertools.cycle(random.sample(PORTS, len(PORTS)))
 
 
 class Process(Protocol):
@@ -310,8 +312,9 @@ def write_secret(path: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, below those that SGLang has by lot and the system gives to connections."""
-    for port in random.sample(PORTS, len(PORTS)):
+    """A port that nobody listens on now, below those that SGLang has by lot and the system gives to connections. This
+    program gets none twice before all others had their turn: what it got, it binds seconds later."""
+    for port in itertools.islice(_turns, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -116,7 +116,12 @@ def test_specs_when_made_then_equal_total_pools_and_the_right_flags() -> None:
     }
     assert set(totals.values()) == {2000}
     assert commands["on"][0] == "env" and "SGLANG_USE_CPU_ENGINE=1" in commands["on"]
-    assert 0 < free_port() < 65536
+
+
+def test_free_port_when_asked_again_before_it_is_bound_then_another_is_given():
+    ports = [free_port() for _ in range(200)]
+    assert len(set(ports)) == len(ports)
+    assert all(0 < port < 65536 for port in ports)
 
 
 @pytest.mark.parametrize(
