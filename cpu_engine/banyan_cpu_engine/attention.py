@@ -175,6 +175,12 @@ class CpuAttention(TorchNativeAttnBackend):
         start = 0
         rows, kv_lens, q_lens = req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
         for row, kv_len, q_len in zip(rows, kv_lens, q_lens, strict=True):
+            if q_len > kv_len:
+                # No request: under attention data parallelism SGLang fills the drafts of a rank up with rows to as many
+                # as another has, behind a single token. Nobody reads what they say.
+                output[start : start + q_len] = 0
+                start += q_len
+                continue
             slots = req_to_token[row, :kv_len]
             output[start : start + q_len] = self._attend(
                 query[start : start + q_len],

@@ -35,6 +35,28 @@ def run(backend_class, name, **kwargs):
     return output
 
 
+def test_extend_when_a_batch_is_filled_up_then_its_requests_are_as_without(tables):
+    """Rows of no request: four of them behind one token, as SGLang fills up what a draft takes in."""
+    keys, values, req_to_token, generator = tables
+    query = torch.randn((8, NUM_HEADS, HEAD_DIM), generator=generator).bfloat16()
+    common = {"k_cache": keys, "v_cache": values, "req_to_token": req_to_token, "causal": True}
+
+    def extended(num_requests, seq_lens):
+        return run(
+            CpuAttention,
+            "_run_sdpa_forward_extend",
+            query=query[: 4 * num_requests],
+            req_pool_indices=torch.arange(num_requests),
+            seq_lens=torch.tensor(seq_lens),
+            extend_prefix_lens=torch.tensor([36, 0][:num_requests]),
+            extend_seq_lens=torch.tensor([4, 4][:num_requests]),
+            **common,
+        )
+
+    filled = extended(2, [40, 1])
+    assert torch.equal(filled[:4], extended(1, [40])) and not filled[4:].any()
+
+
 @pytest.mark.parametrize(
     "prefix_lens, new_lens",
     [
