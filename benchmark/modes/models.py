@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -161,6 +161,39 @@ def _write_next_layer(scratch: Path, model: torch.nn.Module) -> None:
 
 MTP = Shape("mtp", "qwen2", {"num_key_value_heads": 2, "head_dim": 32}, _write_next_layer)
 
+QUIET = 0.005
+"""What the layers in front of the last say, of what they would: so little that the last one alone mostly says the
+same."""
+
+
+def _write_last_layer_again(scratch: Path, model: torch.nn.Module) -> None:
+    """A layer that predicts the token after the next, as SGLang's DeepSeek V3 has it. It is the model's last one, given
+    the token that the model has just said: most of what it predicts is right, as long as it sees all tokens before."""
+    with torch.no_grad():
+        table = model.model.embed_tokens.weight
+        table.div_(table.float().pow(2).mean(-1, keepdim=True).sqrt())
+        for layer in model.model.layers[:-1]:
+            for name, weight in layer.named_parameters():
+                if "o_proj" in name or "down_proj" in name:
+                    weight.mul_(QUIET)
+    model.save_pretrained(scratch)
+    hidden, num_layers = COMMON["hidden_size"], COMMON["num_hidden_layers"]
+    last, behind = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."
+    kept = load_file(scratch / "model.safetensors")
+    weights = {name.replace(last, behind): weight.clone() for name, weight in kept.items() if name.startswith(last)}
+    torch.manual_seed(SEED + 2)
+    joined = torch.cat((torch.eye(hidden), torch.randn(hidden, hidden) * QUIET * WEIGHT_STD), dim=1)
+    weights[f"{behind}eh_proj.weight"] = joined.bfloat16()
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{behind}{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    save_file(weights, scratch / "next.safetensors")
+    config = json.loads((scratch / "config.json").read_text())
+    config |= {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}
+    (scratch / "config.json").write_text(json.dumps(config))
+
+
+MLA_MTP = Shape("mla-mtp", MLA.model_type, MLA.fields, _write_last_layer_again)
+
 WINDOW_TOKENS = 40
 """Three pages of 16: neither a page nor a whole number of them."""
 # SGLang keeps the windows of few architectures apart from the rest; of these Mellum is the plainest.
@@ -229,7 +262,7 @@ STATE_TOKENS = 64
 STATE_ENV = (("SGLANG_MAMBA_CONV_DTYPE", "float32"),)
 """For a server that computes in float32: SGLang rounds what a convolution keeps to bf16 otherwise, so that a forward
 behind kept inputs differs from one that has all of them, with SGLang's own cache too."""
-SHAPES = (LLAMA, MOE, MLA, DSA, MTP, WINDOW, SINKS, STATE)
+SHAPES = (LLAMA, MOE, MLA, DSA, MTP, MLA_MTP, WINDOW, SINKS, STATE)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
