@@ -15,7 +15,7 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
-from banyan.refusals.speculation import SHARED, DraftFacts, draft_refusals
+from banyan.refusals.speculation import SHARED, DraftFacts, draft_division_refusal, draft_refusals
 
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
@@ -177,7 +177,6 @@ def test_draft_when_its_algorithm_is_not_known_to_be_shared_then_one_line_says_w
     "facts, said",
     [
         ({"has_layers_of_steps": True}, "--enable-multi-layer-eagle"),
-        ({"steps_together": True}, "data-parallel attention"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
         ({"skips_draft_extend": True}, "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"),
     ],
@@ -188,6 +187,13 @@ def test_draft_when_its_rows_are_not_those_of_its_page_then_refused_and_without_
     assert draft_refusals(DraftFacts(**facts)) == draft_refusals(DraftFacts(algorithm="NGRAM", **facts)) == []
 
 
+def test_draft_when_its_attention_is_divided_as_the_models_then_it_is_not_refused_and_else_the_flag_is_named():
+    assert draft_division_refusal(num_draft_shards=2, num_shards=2) is None
+    line = draft_division_refusal(num_draft_shards=4, num_shards=1)
+    assert "over 4 process(es) and the model's over 1" in line
+    assert "drop --speculative-algorithm" in line and "--banyan-share off" in line
+
+
 def test_facts_of_drafts_when_a_field_is_added_then_it_has_a_refusal_here():
-    covered = {"algorithm", "has_layers_of_steps", "steps_together", "disaggregation_mode", "skips_draft_extend"}
+    covered = {"algorithm", "has_layers_of_steps", "disaggregation_mode", "skips_draft_extend"}
     assert {field.name for field in fields(DraftFacts)} == covered

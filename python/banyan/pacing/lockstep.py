@@ -17,6 +17,10 @@ Nobody waits in a circle
   (c) its own allocator, for a reader whose copy goes on by itself: (a). The lease ends with the copy, by a thread or by
       a word that the stream writes, and never by the reader's scheduler: that may be waiting for this rank.
   (d) the store's threads; never here: what has not landed is not promised (``follows_reads``).
+  With drafts a step is several forwards, of the draft and of the model, and an idle rank goes through all of them. The
+  model's waits for a copy, and with its last layer for the draft's part of it; the draft's do not. SGLang exchanges
+  twice in such a step: first whether any rank has a prompt to compute, then, if none has, the sizes of decodes. The
+  lease comes before the first.
 
 Nobody waits for long
   1. A rank promises what has landed, never a read of the store under way.

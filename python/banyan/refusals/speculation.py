@@ -20,7 +20,6 @@ class DraftFacts:
 
     algorithm: str | None = None
     has_layers_of_steps: bool = False
-    steps_together: bool = False
     disaggregation_mode: str = "null"
     skips_draft_extend: bool = False
 
@@ -40,11 +39,6 @@ def draft_refusals(facts: DraftFacts) -> list[str]:
             "--enable-multi-layer-eagle: the draft's rows depend on more tokens behind them than a page's key says: "
             f"{OFF}"
         )
-    if facts.steps_together:
-        lines.append(
-            f"{flag} with data-parallel attention: its drafts may be divided in another way than the model: use --dp N "
-            "alone, or --banyan-share off"
-        )
     if facts.disaggregation_mode != "null":
         lines.append(f"{flag} with --disaggregation-mode {facts.disaggregation_mode}: pairs share no drafts: {OFF}")
     if facts.skips_draft_extend:
@@ -53,6 +47,17 @@ def draft_refusals(facts: DraftFacts) -> list[str]:
             "unset it"
         )
     return lines
+
+
+def draft_division_refusal(*, num_draft_shards: int, num_shards: int) -> str | None:
+    """The line for a draft whose attention is divided among other processes than the model's, or None: the same shard
+    of another rank would have other heads of it."""
+    if num_draft_shards == num_shards:
+        return None
+    return (
+        f"SGLang divides the draft's attention over {num_draft_shards} process(es) and the model's over {num_shards}: "
+        "drop --speculative-algorithm or use --banyan-share off"
+    )
 
 
 def draft_pool_refusal(found: str) -> str:

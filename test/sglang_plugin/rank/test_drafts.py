@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.configs.draft_parallel import DraftParallelLayout
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_hash_str
@@ -26,6 +27,7 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.core import Offer
+from banyan.sglang_plugin.pools import drafts
 from banyan.sglang_plugin.pools.drafts import together
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import requests
@@ -114,6 +116,26 @@ def test_draft_when_its_pool_is_of_another_kind_then_refused(monkeypatch, capsys
     with pytest.raises((SystemExit, Refused)):
         make_rank(monkeypatch, _native.Roster.create(4), 0, CONFIG, make_pool=lambda: pool)
     assert "a MHATokenToKVPool" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("num_shards", "is_refused"), [(1, False), (2, True)], ids=["as the model", "otherwise"])
+def test_draft_when_its_attention_is_divided_otherwise_than_the_models_then_refused(
+    monkeypatch, capsys, num_shards, is_refused
+):
+    """Ranks of attention data parallelism: a rank is one shard, and SGLang might divide its draft over all of them."""
+    monkeypatch.setattr(drafts.runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(drafts.runtime, "is_on_gpu", lambda: True)
+    monkeypatch.setattr(drafts, "get_parallel", lambda: SimpleNamespace(attn_tp_size=1))
+    worker = SimpleNamespace(draft_parallel_layout=DraftParallelLayout(tp_group=None, attn_tp_size=num_shards))
+    made = []
+    if not is_refused:
+        drafts.around_alloc_memory_pool(made.append, worker)
+        assert made == [worker]
+        return
+    with pytest.raises((SystemExit, Refused)):
+        drafts.around_alloc_memory_pool(made.append, worker)
+    line = capsys.readouterr().err
+    assert "over 2 process(es) and the model's over 1" in line and "--banyan-share off" in line and made == []
 
 
 @pytest.mark.parametrize("make, is_replicated", [(latents, True), (latents_and_drafts, True), (heads, False)])

@@ -51,7 +51,7 @@ def with_drafts(pool, kind, *sizes):
     def make(worker, *, token_to_kv_pool_allocator):
         worker.pools = tuple(kind(**{**common, **own}, layer_num=1, dtype=torch.bfloat16) for own in sizes)
 
-    worker = SimpleNamespace()
+    worker = SimpleNamespace(draft_parallel_layout=None)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(drafts.runtime, "is_sharing", lambda: True)
         patched.setattr(drafts.runtime, "is_on_gpu", lambda: False)

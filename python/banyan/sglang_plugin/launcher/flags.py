@@ -219,7 +219,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         expandable_segments=config.uses_expandable_segments(),
         sizes_pool_after_capture=config.sizes_pool_after_capture(),
         has_arena=wanted.has_arena,
-        draft=_draft(args, layout),
+        draft=_draft(args),
         disaggregation_mode=args.disaggregation_mode,
         disaggregation_transfer_backend=args.disaggregation_transfer_backend,
         retraction_backup=args.disaggregation_decode_retraction_backup,
@@ -236,11 +236,10 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     )
 
 
-def _draft(args: Any, layout: Layout) -> DraftFacts:
+def _draft(args: Any) -> DraftFacts:
     return DraftFacts(
         algorithm=args.speculative_algorithm,
         has_layers_of_steps=args.enable_multi_layer_eagle,
-        steps_together=layout.steps_together,
         disaggregation_mode=args.disaggregation_mode,
         skips_draft_extend=config.skips_draft_extend(),
     )

@@ -10,16 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.runtime_context import get_parallel
+
 from banyan import _native
 from banyan.layout import PoolGeometry
-from banyan.refusals.speculation import draft_pool_refusal
+from banyan.refusals.speculation import draft_division_refusal, draft_pool_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools import host_pool
 from banyan.sglang_plugin.pools.device_pool import Placed
 
 
 def around_alloc_memory_pool(original: Callable[..., None], worker: Any, *args: Any, **kwargs: Any) -> None:
-    """A draft's pools are made. On a host they lie behind the model's, in the memory that peers map."""
+    """A draft's pools are made. On a host they lie behind the model's, in the memory that peers map. Refuses a draft
+    that SGLang has divided in another way than its model."""
+    if runtime.is_sharing() and worker.draft_parallel_layout is not None:
+        line = draft_division_refusal(
+            num_draft_shards=worker.draft_parallel_layout.attn_tp_size, num_shards=get_parallel().attn_tp_size
+        )
+        if line is not None:
+            runtime.refuse(line)
     allocator = kwargs.get("token_to_kv_pool_allocator")
     memory = None
     if allocator is not None and runtime.is_sharing() and not runtime.is_on_gpu():
