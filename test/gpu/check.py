@@ -5,9 +5,10 @@
 
 Run it again after an interruption: what was proved for this commit is not done again. Named steps are. Results lie in
 ``OUT_DIR`` (build/gpu): ``summary.json``, and for each step what it printed. ``MODEL_PATH``, ``MLA_MODEL_PATH``,
-``DSA_MODEL_PATH``, ``WINDOW_MODEL_PATH`` and ``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the
-server. Nothing is fetched. The exit status is 1 when a step has failed, or none was proved. ``--list`` says what would
-be run. ``first`` stands for the steps that come first and tell in minutes whether the rest is worth its time.
+``DSA_MODEL_PATH``, ``WINDOW_MODEL_PATH``, ``MTP_MODEL_PATH``, a model that predicts several tokens, and
+``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the server. Nothing is fetched. The exit status is 1
+when a step has failed, or none was proved. ``--list`` says what would be run. ``first`` stands for the steps that come
+first and tell in minutes whether the rest is worth its time.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def find_facts() -> Facts:
         dsa_model_path=os.environ.get("DSA_MODEL_PATH", ""),
         draft_model_path=os.environ.get("DRAFT_MODEL_PATH", ""),
         window_model_path=os.environ.get("WINDOW_MODEL_PATH", ""),
+        mtp_model_path=os.environ.get("MTP_MODEL_PATH", ""),
     )
 
 

@@ -35,6 +35,7 @@ class Facts:
     dsa_model_path: str = ""
     draft_model_path: str = ""
     window_model_path: str = ""
+    mtp_model_path: str = ""
     sm: int = 0
     no_gpu: str = ""
 
@@ -80,6 +81,10 @@ def dsa_model(facts: Facts) -> str | None:
 
 def window_model(facts: Facts) -> str | None:
     return None if facts.window_model_path else "WINDOW_MODEL_PATH is not set"
+
+
+def mtp_model(facts: Facts) -> str | None:
+    return None if facts.mtp_model_path else "MTP_MODEL_PATH is not set"
 
 
 def draft_model(facts: Facts) -> str | None:
@@ -131,6 +136,7 @@ class Step:
             "dsa_model": facts.dsa_model_path,
             "draft_model": facts.draft_model_path,
             "window_model": facts.window_model_path,
+            "mtp_model": facts.mtp_model_path,
         }
         return [part.format(out=out, **paths) for part in self.command]
 
@@ -140,6 +146,7 @@ MODELS: dict[str, Need] = {
     "{mla_model}": mla_model,
     "{dsa_model}": dsa_model,
     "{window_model}": window_model,
+    "{mtp_model}": mtp_model,
 }
 
 
@@ -176,6 +183,8 @@ CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-
 ITSELF = f"--speculative-algorithm STANDALONE --speculative-draft-model-path {{model}} {CHAIN}"
 """The model drafts for itself, so that many drafts are accepted as long as their rows are there."""
 EAGLE = f"--speculative-algorithm EAGLE --speculative-draft-model-path {{draft_model}} {CHAIN}"
+NEXT_LAYER = f"--speculative-algorithm EAGLE {CHAIN}"
+"""Multi-token prediction: the model brings the layer that drafts."""
 
 KERNEL_TESTS = (
     "-m",
@@ -275,6 +284,30 @@ STEPS = (
         two_gpus,
         peer_access,
         path="{mla_model}",
+        check="--all-gpus",
+    ),
+    _served(
+        "two-gpus-attn-dp-mtp",
+        f"{TOGETHER} {NEXT_LAYER} {GRAPHS}",
+        two_gpus,
+        peer_access,
+        path="{mtp_model}",
+        check="--all-gpus",
+    ),
+    _served(
+        "two-gpus-attn-dp-mtp-damaged",
+        f"{TOGETHER} {NEXT_LAYER} {GRAPHS}",
+        two_gpus,
+        peer_access,
+        path="{mtp_model}",
+        check="--all-gpus --damaged without_draft_rows",
+    ),
+    _loaded(
+        "two-gpus-attn-dp-mtp-concurrent",
+        f"{TOGETHER} {NEXT_LAYER} {FULL} {GRAPHS}",
+        two_gpus,
+        peer_access,
+        path="{mtp_model}",
         check="--all-gpus",
     ),
     _served("four-gpus-tp", f"--tp 2 {GRAPHS}", four_gpus, peer_access, check="--all-gpus"),

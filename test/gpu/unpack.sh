@@ -16,6 +16,7 @@ cd "$folder"
 models=$PWD/build/models/tiny
 export MODEL_PATH=${MODEL_PATH:-$models/wide} MLA_MODEL_PATH=${MLA_MODEL_PATH:-$models/mla}
 export DSA_MODEL_PATH=${DSA_MODEL_PATH:-$models/dsa} WINDOW_MODEL_PATH=${WINDOW_MODEL_PATH:-$models/sinks}
+export MTP_MODEL_PATH=${MTP_MODEL_PATH:-$models/mla-mtp}
 # A package that this machine has is not covered by the one that came along.
 missing=$("$PYTHON" - site/* <<'PYTHON'
 import importlib.metadata
