@@ -2,18 +2,23 @@
 """Draft rows come with their pages: as many drafts are accepted behind fetched pages as behind a rank's own.
 
 Tokens cannot tell, for the model verifies every draft. So the forwards that verify are counted; and pages that travel
-without their draft rows, on purpose, must show in that count and nowhere else. The model drafts for itself, so that
-many drafts are accepted.
+without their draft rows, on purpose, must show in that count and nowhere else. The drafts are good, so that many are
+accepted: of replicas the model drafts for itself, and of ranks in step, for which SGLang takes no such draft, the
+model's next layer is its last one again.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from test.e2e.conftest import Client
 
 from benchmark.modes import asking, models
-from benchmark.modes.rows import CHAIN, IN_PYTHON
+from benchmark.modes.asking import LOGIT_TOLERANCE
+from benchmark.modes.rows import CHAIN, EAGLE_OF_ITSELF, IN_PYTHON, IN_STEP_TOO
+from benchmark.modes.run import ENV
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -23,12 +28,26 @@ NUM_TOKENS, PAGE_TOKENS = 24, 16
 DAMAGE = Path(__file__).parents[1] / "gpu" / "without_draft_rows"
 
 
-def serve(folder, *paths):
-    model = models.ensure(models.LLAMA)
-    drafting = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(model), *CHAIN)
-    found = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    env = (*cpu_env(dp=2), *IN_PYTHON, ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"), ("PYTHONPATH", found))
-    return ForkedServer(ServerSpec("drafts", 2, "on", (*FLAGS, *drafting), env), model, folder)
+@dataclass(frozen=True)
+class Drafting:
+    """Two ranks that draft. ``dp``: replicas."""
+
+    shape: models.Shape
+    dp: int
+    flags: tuple[str, ...]
+
+    def serve(self, folder, *paths):
+        model = models.ensure(self.shape)
+        flags = [flag.replace("{model}", str(model)) for flag in self.flags]
+        found = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        env = (*cpu_env(dp=2), *ENV, *IN_PYTHON, ("PYTHONPATH", found))
+        return ForkedServer(ServerSpec("drafts", self.dp, "on", (*FLAGS, *flags), env), model, folder)
+
+
+ITSELF = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "{model}", *CHAIN)
+REPLICAS = Drafting(models.LLAMA, 2, ITSELF)
+IN_STEP = Drafting(models.MLA_MTP, 1, (*IN_STEP_TOO, *EAGLE_OF_ITSELF))
+both_kinds = pytest.mark.parametrize("drafting", [REPLICAS, IN_STEP], ids=["replicas", "in step"])
 
 
 def ask_both(client):
@@ -45,17 +64,35 @@ def ask_both(client):
     return answers
 
 
-def test_drafts_when_pages_are_fetched_then_as_many_are_accepted_as_behind_own_pages(alone, tmp_path):
-    with serve(tmp_path) as server:
+@both_kinds
+def test_drafts_when_pages_are_fetched_then_as_many_are_accepted_as_behind_own_pages(alone, tmp_path, drafting):
+    with drafting.serve(tmp_path) as server:
         wait_ready([server])
         counts = ask_both(Client(server))
     assert all(own == fetched for own, fetched in counts), counts
     assert sum(own for own, _ in counts) < 0.7 * len(counts) * NUM_TOKENS, "hardly any draft is accepted"
 
 
-def test_drafts_when_their_rows_stay_behind_then_fewer_are_accepted_and_tokens_are_the_same(alone, tmp_path):
-    with serve(tmp_path, DAMAGE) as server:
+@both_kinds
+def test_drafts_when_their_rows_stay_behind_then_fewer_are_accepted_and_tokens_are_the_same(alone, tmp_path, drafting):
+    with drafting.serve(tmp_path, DAMAGE) as server:
         wait_ready([server])
         counts = ask_both(Client(server))
     own, fetched = (sum(column) for column in zip(*counts, strict=True))
     assert fetched > 1.1 * own, counts
+
+
+def test_drafts_when_ranks_in_step_have_other_numbers_of_requests_then_each_is_answered_as_alone(alone, tmp_path):
+    """SGLang fills the batch of the one up to that of the other, or has a rank go through a step with nothing to do."""
+    asked = asking.prompts(12)
+    ranks = [number % 3 // 2 for number in range(len(asked))]
+    with IN_STEP.serve(tmp_path) as server:
+        wait_ready([server])
+        client = Client(server)
+        ask = asking.tokens(server.url)
+        alone_at = [ask(ids, 1 - rank) for ids, rank in zip(asked, ranks, strict=True)]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            together = list(pool.map(ask, asked, ranks))
+        assert client.total("fetches") > 0 and client.total("fetches_failed") == 0
+    assert asking.tokens_from(together)["peer"] > 0
+    assert asking.widest(together, alone_at) <= LOGIT_TOLERANCE

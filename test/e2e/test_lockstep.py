@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that step together (attention data parallelism): what goes wrong at one rank holds nobody up for long.
 
-Every copy of this server takes two seconds, in which all ranks stand still. The server dies in the last test.
+Every copy of this server takes two seconds, in which all ranks stand still. The server dies in the last test. All of
+it once more with drafts, where a step is several forwards and prompts and decodes do not meet in one.
 """
 
 import signal
@@ -15,8 +16,10 @@ import pytest
 from test.e2e.conftest import Client
 from test.e2e.late_copies.late import plugin
 
+from banyan.layout.cacheable import cacheable_tokens
 from benchmark.modes import asking, models
 from benchmark.modes.asking import LOGIT_TOLERANCE
+from benchmark.modes.rows import EAGLE_OF_ITSELF, IN_PYTHON
 from benchmark.processes import ProcessSession, send
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
@@ -31,8 +34,20 @@ FLAGS = (
 )
 
 
+KINDS = {"plain": (models.MOE, (), 0), "drafts": (models.MLA_MTP, EAGLE_OF_ITSELF, 1)}
+"""Model, flags, and tokens behind a page on which its key depends."""
+
+
 class InStep(Client):
     """Asks both ranks, and gives up when the cause is ``WITHIN_S`` ago."""
+
+    def __init__(self, server, tokens_ahead):
+        super().__init__(server)
+        self._tokens_ahead = tokens_ahead
+
+    def whole_pages(self, ids):
+        """Tokens of a prompt that a peer may have."""
+        return cacheable_tokens(len(ids), PAGE, self._tokens_ahead)
 
     def ask(self, ids, rank, num_tokens=4):
         """``(tokens, log probability of the first, tokens from a peer)``."""
@@ -58,30 +73,33 @@ class InStep(Client):
                 time.sleep(0.2)
 
 
-@pytest.fixture(scope="module")
-def in_step(alone, tmp_path_factory):
+@pytest.fixture(scope="module", params=KINDS)
+def in_step(request, alone, tmp_path_factory):
+    shape, flags, tokens_ahead = KINDS[request.param]
     folder = tmp_path_factory.mktemp("lockstep")
     env = (
         *cpu_env(dp=2),
         ("SGLANG_NCCL_SO_PATH", "/nonexistent"),
         ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
+        *IN_PYTHON,
         *plugin(folder / "late", delay_s=COPY_S),
     )
-    with ForkedServer(ServerSpec("in-step", 1, "on", FLAGS, env), models.ensure(models.MOE), folder) as server:
+    spec = ServerSpec("in-step", 1, "on", (*FLAGS, *flags), env)
+    with ForkedServer(spec, models.ensure(shape), folder) as server:
         wait_ready([server])
-        yield InStep(server)
+        yield InStep(server, tokens_ahead)
 
 
 @pytest.fixture(scope="module")
 def asked():
-    return iter(asking.prompts(16))
+    return iter(asking.prompts(8 * len(KINDS)))
 
 
 def test_answer_when_the_other_rank_is_idle_then_it_comes_and_its_tokens_are_right(in_step, asked):
     ids = next(asked)
     computed, _, _ = in_step.ask(ids, 0)
     fetched, _, from_peer = in_step.ask(ids, 1)
-    assert fetched == computed and from_peer == (len(ids) - 1) // PAGE * PAGE
+    assert fetched == computed and from_peer == in_step.whole_pages(ids)
 
 
 def test_decode_when_a_copy_of_the_other_rank_is_slow_then_both_are_answered(in_step, asked):
