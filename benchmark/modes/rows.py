@@ -29,7 +29,7 @@ class Mode:
     name: str
     flags: tuple[str, ...]
     verdict: Verdict
-    model: Literal["llama", "moe", "mla", "mtp", "window", "state", "vision"] = "llama"
+    model: Literal["llama", "moe", "mla", "mtp", "mla-mtp", "window", "state", "vision"] = "llama"
     num_ranks: int = 2
     answer: Answer = "tokens"
     env: tuple[tuple[str, str], ...] = ()
@@ -66,6 +66,8 @@ STANDALONE = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-mode
 EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", DRAFT, *CHAIN)
 EAGLE3 = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", DRAFT_OF_LAYERS, *CHAIN)
 NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", MODEL, *CHAIN)
+EAGLE_OF_ITSELF = ("--speculative-algorithm", "EAGLE", *CHAIN)
+"""As the published lines have it: SGLang takes the next layer of the model itself."""
 IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
 """SGLang compiles a step of drafting at the first request, for seconds."""
 
@@ -81,6 +83,9 @@ def _drafting() -> tuple[Mode, ...]:
         row("drafts from states of several layers (EAGLE3)", "--dp", "2", *EAGLE3, alone=(*ONE_RANK, *EAGLE3)),
         row("drafts of ranks of two shards", "--tp", "2", "--dp", "2", *EAGLE, alone=("--tp", "2", *ONE_RANK, *EAGLE)),
         row("multi-token prediction", "--dp", "2", *NEXTN, alone=(*ONE_RANK, *NEXTN), model="mtp"),
+        row("multi-token prediction of ranks in step (NEXTN)", *IN_STEP_TOO, *NEXTN, model="mla-mtp"),
+        row("multi-token prediction of ranks in step (EAGLE)", *IN_STEP, *EAGLE_OF_ITSELF, model="mla-mtp"),
+        row("drafts of ranks in step from states of several layers (EAGLE3)", *IN_STEP_TOO, *EAGLE3, model="moe"),
         row(
             "drafts through the host arena",
             *("--dp", "2", *STANDALONE, "--banyan-host-gb", "0.25"),
@@ -268,7 +273,7 @@ def _refused() -> tuple[Mode, ...]:
         ),
         row("drafts of another kind", *two, "--speculative-algorithm", "DFLASH"),
         row("drafts with a layer for each step", *two, *EAGLE, "--enable-multi-layer-eagle"),
-        row("drafts of ranks in step", *IN_STEP_TOO, *EAGLE, model="moe"),
+        row("drafts of ranks in step with a divided vocabulary", *IN_STEP_TOO, *EAGLE, model="moe"),
         row(
             "drafts of prefill/decode pairs",
             *(*two, *EAGLE, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"),

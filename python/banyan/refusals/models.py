@@ -27,6 +27,19 @@ LLAMAS = ("IQuestCoder", "InternLM3", "Llama", "Ministral3", "Mistral", "Phi3", 
 SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
 """SGLang divides the vocabulary of these over all ranks of the TP group, under attention data parallelism too."""
 
+SPLIT_DRAFTS = frozenset({"LlamaForCausalLMEagle", "MiMoMTP", "Qwen2ForCausalLMEagle"})
+"""And of these drafts."""
+
+
+def draft_vocabulary_refusal(architecture: str) -> str | None:
+    """The line for a draft of ranks that step together on the CPU, or None."""
+    if architecture not in SPLIT_DRAFTS:
+        return None
+    return (
+        f"--speculative-draft-model-path: SGLang divides the vocabulary of {architecture} over ranks that have other "
+        "tokens each; on the CPU they stand still when one is idle: use --dp N alone, or a draft of EAGLE3"
+    )
+
 
 def model_refusal(facts: ModelFacts) -> str | None:
     """The line for a model that caches more than the KV of attention, or None. Windows alone,

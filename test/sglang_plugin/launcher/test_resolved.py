@@ -16,9 +16,10 @@ from sglang.srt.server_args import prepare_server_args
 
 from banyan import faults, patches
 from banyan.layout.checkpoint import is_by_content
-from banyan.refusals.models import LLAMAS
+from banyan.refusals.models import LLAMAS, SPLIT_DRAFTS
 from banyan.sglang_plugin import seams
 from banyan.sglang_plugin.launcher import adapters, flags, resolved
+from benchmark.modes.rows import CHAIN
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -162,6 +163,50 @@ def test_model_when_it_is_a_llama_and_ranks_step_together_on_the_cpu_then_refuse
     line = refusal(capsys)
     assert "LlamaForCausalLM" in line and "use --dp N alone" in line
     resolve("--tp", "2")
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    **{"head_dim": 32, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+}
+
+
+@pytest.fixture
+def draft(tmp_path):
+    def of(architecture):
+        """Flags that name a draft of this architecture."""
+        folder = tmp_path / "draft"
+        folder.mkdir(exist_ok=True)
+        config = {**LLAMA, "num_hidden_layers": 1, "draft_vocab_size": 256, "architectures": [architecture]}
+        (folder / "config.json").write_text(json.dumps(config))
+        algorithm = "EAGLE3" if architecture.endswith("3") else "EAGLE"
+        return ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(folder), *CHAIN]
+
+    return of
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_draft_when_it_is_divided_as_its_model_and_ranks_step_together_then_it_starts(resolve, draft, device):
+    flags = ["--tp", "2", "--enable-dp-attention", "--device", device, *draft("LlamaForCausalLMEagle3")]
+    assert resolve(*flags, **MOE).speculative_algorithm == "EAGLE3"
+
+
+def test_draft_when_its_vocabulary_is_divided_and_ranks_step_together_on_the_cpu_then_refused_by_its_name(
+    resolve, draft, capsys
+):
+    with pytest.raises(SystemExit):
+        resolve("--tp", "2", "--enable-dp-attention", *draft("LlamaForCausalLMEagle"), **MOE)
+    line = refusal(capsys)
+    assert "LlamaForCausalLMEagle" in line and "--speculative-draft-model-path" in line and "EAGLE3" in line
+    resolve("--tp", "2", *draft("LlamaForCausalLMEagle"), **MOE)
+
+
+@pytest.mark.parametrize("module", ["llama_eagle", "mimo_mtp", "qwen2_eagle"])
+def test_draft_when_upstream_divides_its_vocabulary_no_more_then_the_refusal_can_go(module):
+    source = inspect.getsource(importlib.import_module(f"sglang.srt.models.{module}"))
+    assert "use_attn_tp_group" not in source and "get_embedding_tp_kwargs" not in source
+    assert any(f"class {name}(" in source for name in SPLIT_DRAFTS)
 
 
 def test_llama_when_upstream_divides_its_vocabulary_no_more_then_the_refusal_can_go():

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from banyan.refusals.models import ModelFacts, index_refusal, model_refusal
+from banyan.refusals.models import SPLIT_DRAFTS, ModelFacts, draft_vocabulary_refusal, index_refusal, model_refusal
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
 SERVED = ("has_window", "has_sinks", "has_states", "has_side_states", "has_index_keys")
@@ -37,6 +37,13 @@ def test_model_when_its_vocabulary_is_split_then_it_is_refused_for_ranks_in_step
     assert llama in line and "--attn-dp-size" in line and "use --dp N alone" in line and "\n" not in line
     assert model_refusal(ModelFacts(architecture=llama)) is None
     assert model_refusal(ModelFacts(architecture="Qwen3MoeForCausalLM", steps_together_on_cpu=True)) is None
+
+
+@pytest.mark.parametrize("architecture", sorted(SPLIT_DRAFTS))
+def test_draft_when_its_vocabulary_is_split_then_one_line_names_it_and_the_way_out(architecture):
+    line = draft_vocabulary_refusal(architecture)
+    assert architecture in line and "use --dp N alone" in line and "EAGLE3" in line and "\n" not in line
+    assert draft_vocabulary_refusal("DeepseekV3ForCausalLMNextN") is None
 
 
 def test_model_when_it_has_windows_and_states_then_no_flag_is_promised_to_help():

@@ -51,6 +51,12 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
     )
 
 
+def draft_architecture(path: str, *, revision: str | None, trusts_code: bool) -> str:
+    """What SGLang makes of a draft's configuration: of a checkpoint with a model in it too, the layers behind it."""
+    config = ModelConfig(path, revision=revision, trust_remote_code=trusts_code, is_draft_model=True)
+    return (config.hf_config.architectures or ["?"])[0]
+
+
 def page_tokens_of(model_config: Any) -> int:
     """Tokens of a page, where the flags leave it open."""
     is_mla = model_config.attention_arch is AttentionArch.MLA

@@ -18,11 +18,11 @@ from banyan.feature import Asked
 from banyan.layout import Layout
 from banyan.refusals import refusals
 from banyan.refusals.kinds import kept_states_refusal, kind_refusals
-from banyan.refusals.models import ModelFacts, model_refusal
+from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import flags, page_size
-from banyan.sglang_plugin.launcher.model import model_facts
+from banyan.sglang_plugin.launcher.model import draft_architecture, model_facts
 
 logger = logging.getLogger("banyan")
 
@@ -83,10 +83,21 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
     reasons = [*refusals(facts), *mode_refusals(flags.modes(view))]
     reasons += features.refusals(carried["off"], _asked_of(server_args, carried, model))
-    line = None if model is None else model_refusal(model)
-    if line is not None:
-        return [*reasons, line]
+    lines = [] if model is None else [model_refusal(model), _draft_line(view, model)]
+    if any(lines):
+        return [*reasons, *filter(None, lines)]
     return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
+
+
+def _draft_line(view: Any, model: ModelFacts) -> str | None:
+    """Why the draft cannot run where ranks step together; None where they do not, and where there is none."""
+    path = view.speculative_draft_model_path
+    if not model.steps_together_on_cpu or view.speculative_algorithm is None or path is None:
+        return None
+    revision = view.speculative_draft_model_revision
+    return draft_vocabulary_refusal(
+        draft_architecture(path, revision=revision, trusts_code=bool(view.trust_remote_code))
+    )
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:
