@@ -82,6 +82,12 @@ class Ranks:
         lengths = torch.tensor([PAGE_TOKENS + 1])
         return self.pages.alloc_decode(lengths, lengths, torch.tensor([2 * PAGE_TOKENS - 1]))
 
+    def draft(self):
+        """One request begins a page with its next token and its drafts, for which SGLang has an extension."""
+        before, num_drafts = torch.tensor([PAGE_TOKENS]), PAGE_TOKENS - 1
+        after = before + num_drafts
+        return self.pages.alloc_extend(before, before, after, after, torch.tensor([2 * PAGE_TOKENS - 1]), num_drafts)
+
 
 @pytest.fixture
 def ranks(monkeypatch):
@@ -96,7 +102,8 @@ def lockstep(ranks, monkeypatch):
     return ranks
 
 
-def test_decode_when_the_reader_waits_for_the_owner_then_its_copy_lets_the_page_go(ranks, monkeypatch):
+@pytest.mark.parametrize("step", [Ranks.decode, Ranks.draft], ids=["a token", "a token and drafts"])
+def test_decode_when_the_reader_waits_for_the_owner_then_its_copy_lets_the_page_go(ranks, monkeypatch, step):
     """Nothing of the reader runs but the device: each waits for the other, and the owner gets its page."""
     came = []
 
@@ -116,7 +123,7 @@ def test_decode_when_the_reader_waits_for_the_owner_then_its_copy_lets_the_page_
         sleep(seconds)
 
     monkeypatch.setattr(quarantine.time, "sleep", device_goes_on)
-    assert ranks.decode() is not None, "the owner has waited for the reader's scheduler, which waits for it"
+    assert step(ranks) is not None, "the owner has waited for the reader's scheduler, which waits for it"
     ranks.barrier.wait()
     stands.join(PATIENCE_S)
     assert came == ["reader"]
