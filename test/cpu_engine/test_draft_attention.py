@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts of a model on the CPU engine: the operators that stand in for SGLang's, and the attention of its steps."""
+"""Drafts of a model on the CPU engine: the operators that stand in for SGLang's, the attention of its steps, and the
+tables that it takes from its model."""
 
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.srt.speculative.eagle_utils import TreeMaskMode, build_tree_kernel_efficient
 
-from banyan_cpu_engine import ATTENTION_BACKEND, draft_attention
+from banyan_cpu_engine import ATTENTION_BACKEND, draft_attention, server, shared_head
 from banyan_cpu_engine.attention import CpuAttention
 from banyan_cpu_engine.draft_attention import DraftStep, DraftSteps
 
@@ -119,3 +120,15 @@ def test_step_when_a_draft_decodes_then_it_sees_the_known_tokens_the_drafts_befo
             step, queries, torch.empty_like(queries), *asked, torch.tensor([21 + before]), None, **options
         )
         assert torch.equal(ours, theirs)
+
+
+def test_tables_when_a_draft_takes_its_models_then_it_has_the_same_and_cuda_is_not_asked(monkeypatch):
+    draft = SimpleNamespace(
+        model=SimpleNamespace(embed_tokens=torch.nn.Embedding(4, 2)), lm_head=torch.nn.Linear(2, 4, bias=False)
+    )
+    embed, head = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2))
+    monkeypatch.setattr(server, "is_on", lambda: True)
+    shared_head.around_set_embed_and_head(None, draft, embed, head)
+    assert draft.model.embed_tokens.weight is embed and draft.lm_head.weight is head
+    monkeypatch.setattr(server, "is_on", lambda: False)
+    assert shared_head.around_set_embed_and_head(lambda *told: "sglang's", draft, embed, head) == "sglang's"
