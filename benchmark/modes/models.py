@@ -164,6 +164,9 @@ MTP = Shape("mtp", "qwen2", {"num_key_value_heads": 2, "head_dim": 32}, _write_n
 QUIET = 0.005
 """What the layers in front of the last say, of what they would: so little that the last one alone mostly says the
 same."""
+FRONT = {"o_proj": QUIET, "down_proj": QUIET}
+LAST = {"q_proj": 0.3, "down_proj": 0.03}
+"""It attends to many tokens at once, and says little else: what it says does not hang on a rounding."""
 
 
 def _write_last_layer_again(scratch: Path, model: torch.nn.Module) -> None:
@@ -172,10 +175,10 @@ def _write_last_layer_again(scratch: Path, model: torch.nn.Module) -> None:
     with torch.no_grad():
         table = model.model.embed_tokens.weight
         table.div_(table.float().pow(2).mean(-1, keepdim=True).sqrt())
-        for layer in model.model.layers[:-1]:
+        for layer in model.model.layers:
+            factors = LAST if layer is model.model.layers[-1] else FRONT
             for name, weight in layer.named_parameters():
-                if "o_proj" in name or "down_proj" in name:
-                    weight.mul_(QUIET)
+                weight.mul_(next((factor for part, factor in factors.items() if part in name), 1.0))
     model.save_pretrained(scratch)
     hidden, num_layers = COMMON["hidden_size"], COMMON["num_hidden_layers"]
     last, behind = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."

@@ -30,11 +30,13 @@ DAMAGE = Path(__file__).parents[1] / "gpu" / "without_draft_rows"
 
 @dataclass(frozen=True)
 class Drafting:
-    """Two ranks that draft. ``dp``: replicas."""
+    """Two ranks that draft. ``dp``: replicas. ``most_verified``: forwards that verify, for each token; where no draft
+    is ever accepted it is 0.96."""
 
     shape: models.Shape
     dp: int
     flags: tuple[str, ...]
+    most_verified: float
 
     def serve(self, folder, *paths):
         model = models.ensure(self.shape)
@@ -45,8 +47,8 @@ class Drafting:
 
 
 ITSELF = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "{model}", *CHAIN)
-REPLICAS = Drafting(models.LLAMA, 2, ITSELF)
-IN_STEP = Drafting(models.MLA_MTP, 1, (*IN_STEP_TOO, *EAGLE_OF_ITSELF))
+REPLICAS = Drafting(models.LLAMA, 2, ITSELF, most_verified=0.7)
+IN_STEP = Drafting(models.MLA_MTP, 1, (*IN_STEP_TOO, *EAGLE_OF_ITSELF), most_verified=0.85)
 both_kinds = pytest.mark.parametrize("drafting", [REPLICAS, IN_STEP], ids=["replicas", "in step"])
 
 
@@ -70,7 +72,9 @@ def test_drafts_when_pages_are_fetched_then_as_many_are_accepted_as_behind_own_p
         wait_ready([server])
         counts = ask_both(Client(server))
     assert all(own == fetched for own, fetched in counts), counts
-    assert sum(own for own, _ in counts) < 0.7 * len(counts) * NUM_TOKENS, "hardly any draft is accepted"
+    assert sum(own for own, _ in counts) < drafting.most_verified * len(counts) * NUM_TOKENS, (
+        "hardly any draft is accepted"
+    )
 
 
 @both_kinds
