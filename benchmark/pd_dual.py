@@ -276,7 +276,10 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
             for kind in KINDS
         )
         counters = {
-            side: {word: setting.pair.total(server, word) for word in ("errands", "errands_sent", "errands_failed")}
+            side: {
+                word: setting.pair.total(server, word)
+                for word in ("remote_prefetches", "remote_prefetches_sent", "remote_prefetches_failed")
+            }
             for side, server in servers.items()
         }
     return {

@@ -207,8 +207,8 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     # Its own name for the request is not that of the decode server, which answers.
     said = [line for decision in decisions(Engine(other.url), "all") for line in sentences(decision)]
     assert f"  path: split at 576 tokens, behind them through {pairs.door}" in said
-    assert (pair.total(other, "errands_sent"), pair.total(other, "errands_failed")) == (1, 0)
-    assert pair.total(pair.decode, "errands") == 1 and pair.total(pair.decode, "read_pages") >= 36
+    assert (pair.total(other, "remote_prefetches_sent"), pair.total(other, "remote_prefetches_failed")) == (1, 0)
+    assert pair.total(pair.decode, "remote_prefetches") == 1 and pair.total(pair.decode, "read_pages") >= 36
     assert sum(state.get("door", {}).get("num_loans", 0) for state in pair.states(pair.decode)) == 0
 
 

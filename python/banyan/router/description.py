@@ -159,7 +159,9 @@ def _store(states: Sequence[Mapping[str, Any]]) -> str:
 
 def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Those that all of its ranks may ask, if all of them can wait for others to read, and have a store themselves."""
-    if not states or not all(state.get("waits_for_errands") and state.get("store") is not None for state in states):
+    if not states or not all(
+        state.get("waits_for_remote_prefetches") and state.get("store") is not None for state in states
+    ):
         return ()
     return tuple(states[0]["nodes"]["asked"]) if states[0].get("nodes") else ()
 

@@ -55,9 +55,9 @@ class Counters:
     question_hits: int = 0
     questions_directed: int = 0
     questions_spared: int = 0
-    errands: int = 0
-    errands_sent: int = 0
-    errands_failed: int = 0
+    remote_prefetches: int = 0
+    remote_prefetches_sent: int = 0
+    remote_prefetches_failed: int = 0
     pulls: int = 0
     pull_pages: int = 0
     pull_bytes: int = 0
@@ -169,9 +169,9 @@ DESCRIPTIONS = {
     "question_hits": "of these, prompts of which at least one page was there",
     "questions_directed": "of these, prompts that only the node was asked for that a router had named",
     "questions_spared": "prompts that no node was asked for: a router knew that no arena has more of them",
-    "errands": "reads of this rank's store that other nodes have asked for",
-    "errands_sent": "reads of other nodes' stores that this rank has asked for",
-    "errands_failed": "of these, reads that did not bring all pages: the rest was read here, or computed",
+    "remote_prefetches": "reads of this rank's store that other nodes have asked for",
+    "remote_prefetches_sent": "reads of other nodes' stores that this rank has asked for",
+    "remote_prefetches_failed": "of these, reads that did not bring all pages: the rest was read here, or computed",
     "pulls": "pulls from other nodes that were started",
     "pull_pages": "pages that were pulled from other nodes and verified",
     "pull_bytes": "bytes pulled from other nodes",

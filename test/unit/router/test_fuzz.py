@@ -34,7 +34,13 @@ NAMES = (
 SAID = (
     *("dp_size", "internal_states", "kv_events", "banyan", "door", "address", "most_read_tokens", "nodes", "asked"),
     *("publisher", "endpoint_host", "endpoint_port_base", "replay_endpoint_port_base", "block_size", "topic", "store"),
-    *("disaggregation_mode", "disaggregation_bootstrap_port", "startup_time", "tells_store", "waits_for_errands"),
+    *(
+        "disaggregation_mode",
+        "disaggregation_bootstrap_port",
+        "startup_time",
+        "tells_store",
+        "waits_for_remote_prefetches",
+    ),
     *("timestamp", "loads", "dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_tokens", "load_topic"),
     *("max_total_num_tokens", "num_used_tokens", "num_waiting_uncached_tokens", "read_tokens_per_s"),
 )

@@ -248,7 +248,7 @@ LONG = list(range(1, 1025))
 def dual(**more):
     """A pair of which the decode server reads for the prefill server."""
     (p,), (d,) = pair(banyan=True)
-    p.banyan_state = {"waits_for_errands": True, "store": {}, "nodes": {"asked": [DOOR]}} | more
+    p.banyan_state = {"waits_for_remote_prefetches": True, "store": {}, "nodes": {"asked": [DOOR]}} | more
     d.banyan = True
     d.banyan_state = {"door": {"address": DOOR, "most_read_tokens": 100_000}}
     return p, d
@@ -316,7 +316,7 @@ def test_prompt_when_only_the_prefill_server_reads_slowly_then_the_decode_server
 @pytest.mark.parametrize("off", ["flag", "door", "store", "waits", "queue"])
 def test_prompt_when_the_decode_server_is_not_to_read_then_nothing_is_said_and_a_clients_word_is_dropped(off):
     async def scenario():
-        p, d = dual(**{"store": {"store": None}, "waits": {"waits_for_errands": False}}.get(off, {}))
+        p, d = dual(**{"store": {"store": None}, "waits": {"waits_for_remote_prefetches": False}}.get(off, {}))
         if off == "door":
             d.banyan_state["door"]["most_read_tokens"] = 0
         if off == "queue":

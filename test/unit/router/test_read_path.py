@@ -101,7 +101,7 @@ def test_description_when_a_server_reads_for_others_then_its_door_is_named_as_ot
 
 
 def test_description_when_a_server_can_have_others_read_then_their_doors_are_known():
-    state = {"waits_for_errands": True, "store": {"num_pages": 0}, "nodes": {"asked": [DOOR]}}
+    state = {"waits_for_remote_prefetches": True, "store": {"num_pages": 0}, "nodes": {"asked": [DOOR]}}
     assert Description.read(info(state), "http://p:30000").doors == (DOOR,)
     for lacking in state:
         assert Description.read(info({**state, lacking: None}), "http://p:30000").doors == ()

@@ -203,7 +203,7 @@ class Borrower:
                 self._take(node, payload)
             self._obey()
             self._answers.extend(self._asking.expire())
-            self._give_up_errands()
+            self._give_up_remote_prefetches()
             self._give_up_waiting()
             self._probe()
         self._end()
@@ -261,14 +261,14 @@ class Borrower:
             self._over(self._waits.answered(number, node, 0))
             self._asking.silent(node)
 
-    def _give_up_errands(self) -> None:
+    def _give_up_remote_prefetches(self) -> None:
         late, silent = self._waits.expire()
         self._answers.extend(late)
         for node in silent:
             self._asking.silent(node)
 
     def _turned_down(self, number: int, node: int, reason: str) -> None:
-        """An errand was refused; said once for each node."""
+        """A remote prefetch was refused; said once for each node."""
         best = self._waits.answered(number, node, 0)
         if best is not None and node not in self._unwilling:
             self._unwilling.add(node)

@@ -5,7 +5,7 @@ Invariants
   1. Only who knows the secret is heard: ZeroMQ drops everybody else in the handshake. What cannot be read as a message
      is dropped and counted; nothing that arrives ends the door.
   2. One thread owns the socket. What it says, `Lending` decides; the bytes go out through `TcpSource`, on threads of
-     its own. Reads of the store that others ask for are the rank's to carry out (`Errands`).
+     its own. Reads of the store that others ask for are the rank's to carry out (`RemotePrefetches`).
 
 States: open -> closed.
 """
@@ -22,9 +22,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
-from banyan.features.nodes.errands import Errand, Errands
 from banyan.features.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.features.nodes.limits import Allowance
+from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.tcp import IN_FLIGHT_BYTES, LENDING, TcpSource
 from banyan.features.nodes.wire import (
     MAX_MESSAGE_BYTES,
@@ -74,7 +74,7 @@ class Door:
         self.address = address
         self.lending = Lending(max_pages=max_pages, clock=clock)
         self.num_foreign = 0
-        self._errands: Errands | None = None
+        self._remote_prefetches: RemotePrefetches | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._clock = clock
         self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
@@ -124,21 +124,21 @@ class Door:
         return self._source.sent_bytes
 
     @property
-    def most_errand_pages(self) -> int:
+    def most_remote_prefetch_pages(self) -> int:
         """How many pages it reads for others at once; 0: it does not."""
-        return 0 if self._errands is None else self._errands.max_pages
+        return 0 if self._remote_prefetches is None else self._remote_prefetches.max_pages
 
-    def take_errands(self) -> Errands:
-        """From now on take errands; whoever calls carries them out."""
-        self._errands = Errands(
+    def take_remote_prefetches(self) -> RemotePrefetches:
+        """From now on take remote prefetches; whoever calls carries them out."""
+        self._remote_prefetches = RemotePrefetches(
             loans=self.lending.loans, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1)
         )
-        return self._errands
+        return self._remote_prefetches
 
     def withdraw(self) -> None:
         """Lend nothing any more; what was lent is called in. When this returns, the door holds nothing of its stock."""
-        if self._errands is not None:
-            self._errands.end()
+        if self._remote_prefetches is not None:
+            self._remote_prefetches.end()
         self.lending.withdraw()
         self._source.settle()
 
@@ -147,7 +147,7 @@ class Door:
         self._has_ended = True
         self._thread.join()
         self._source.close()
-        self._errands = None
+        self._remote_prefetches = None
         os.close(self._wake)
 
     # ---- the thread --------------------------------------------------------------------------------------------
@@ -161,9 +161,9 @@ class Door:
             self._context.destroy(linger=0)
 
     def _off(self) -> None:
-        """The thread has ended by a fault: nothing is lent, and nobody waits for an errand."""
-        if self._errands is not None:
-            self._errands.end()
+        """The thread has ended by a fault: nothing is lent, and nobody waits for a remote prefetch."""
+        if self._remote_prefetches is not None:
+            self._remote_prefetches.end()
         self.lending.withdraw()
 
     def _listen_on(self) -> None:
@@ -180,8 +180,8 @@ class Door:
                 os.eventfd_read(self._wake)
             if self._socket in ready:
                 self._answer(self._socket.recv_multipart())
-            if self._errands is not None:
-                for sender, said in self._errands.to_say():
+            if self._remote_prefetches is not None:
+                for sender, said in self._remote_prefetches.to_say():
                     self._send(sender, said)
             self.lending.loans.expire()
             if not self._gate.is_alive():
@@ -211,19 +211,19 @@ class Door:
             return Refused(message.number, "too many messages")
         if isinstance(message, Read):
             return self._take(sender, message)
-        if isinstance(message, Borrow) and self._errands is not None and (keys := unpack_keys(message.keys)):
-            num_reserved = self._errands.num_brought(sender, keys[0])
+        if isinstance(message, Borrow) and self._remote_prefetches is not None and (keys := unpack_keys(message.keys)):
+            num_reserved = self._remote_prefetches.num_brought(sender, keys[0])
             answer = self.lending.answer(message, port=self._source.port, num_reserved=num_reserved)
-            self._errands.borrowed(sender, keys[0])
+            self._remote_prefetches.borrowed(sender, keys[0])
             return answer
         return self.lending.answer(message, port=self._source.port)
 
     def _take(self, sender: bytes, wanted: Read) -> ToBorrower:
-        """Take an errand; what to say to it now."""
-        if self._errands is None:
+        """Take a remote prefetch; what to say to it now."""
+        if self._remote_prefetches is None:
             return Refused(wanted.number, "it has no --banyan-store to read for others")
         if not self.lending.lends(wanted.namespace):
             return Refused(wanted.number, OTHER_WEIGHTS)
-        if not self._errands.ask(Errand(sender, wanted.number, unpack_keys(wanted.keys))):
+        if not self._remote_prefetches.ask(RemotePrefetch(sender, wanted.number, unpack_keys(wanted.keys))):
             return Refused(wanted.number, "too much is being read")
         return Reading(wanted.number)

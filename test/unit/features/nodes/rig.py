@@ -21,9 +21,9 @@ from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
-from banyan.features.nodes.errand_tier import ErrandTier
 from banyan.features.nodes.goods import ArenaStock
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.tcp import Carrier, TcpCarrier
 from banyan.layout import BlockGeometry
 from banyan.pacing import Admission, WriteAdmission
@@ -167,7 +167,7 @@ class StoreNode(Node):
             floor_bytes=0,
             read_bytes_per_s=read_bytes_per_s,
         )
-        self.errands: ErrandTier | None = None
+        self.remote_prefetches: RemotePrefetchTier | None = None
         self.remote: NodeTier | None = None
         self.prefetch = self.make_prefetch()
         self.tier = self._make_tier()
@@ -193,9 +193,9 @@ class StoreNode(Node):
         self.residency.reset()
         return pages
 
-    def take_errands(self) -> None:
-        self.errands = ErrandTier(
-            self.door.take_errands(),
+    def take_remote_prefetches(self) -> None:
+        self.remote_prefetches = RemotePrefetchTier(
+            self.door.take_remote_prefetches(),
             prefetch=self.prefetch,
             residency=self.residency,
             peers=self.view,
@@ -223,8 +223,8 @@ class StoreNode(Node):
             self.remote.poll()
         self.prefetch.poll()
         self.tier.poll()
-        if self.errands is not None:
-            self.errands.poll()
+        if self.remote_prefetches is not None:
+            self.remote_prefetches.poll()
 
     def close(self) -> None:
         self.prefetch.quiesce()

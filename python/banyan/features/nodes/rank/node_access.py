@@ -19,11 +19,11 @@ from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
-from banyan.features.nodes.errand_tier import ErrandTier
-from banyan.features.nodes.errands import Errands
 from banyan.features.nodes.goods import ArenaStock
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
 from banyan.features.nodes.rank import said
+from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
+from banyan.features.nodes.remote_prefetches import RemotePrefetches
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
@@ -55,7 +55,7 @@ class NodeAccess:
         self._block = block
         self._door: Door | None = None
         self._borrower: Borrower | None = None
-        self.errands: Errands | None = None
+        self.remote_prefetches: RemotePrefetches | None = None
         self.path: DualPath | None = None
         """Of the present namespace: this rank's store and the other nodes as one source, where it has both."""
         self.reads: Callable[[str], Part | None] = lambda request: None
@@ -95,10 +95,10 @@ class NodeAccess:
                 told=self._told,
             )
             sources = self._behind(sources, nodes, parts)
-        if self.errands is not None:
+        if self.remote_prefetches is not None:
             sources.append(
-                ErrandTier(
-                    self.errands,
+                RemotePrefetchTier(
+                    self.remote_prefetches,
                     prefetch=parts.prefetch,
                     residency=parts.residency,
                     peers=parts.peers,
@@ -140,7 +140,7 @@ class NodeAccess:
                 runtime.refuse(door_refusal(address=address, error=error))
             logger.info("banyan: the door for other nodes is at %s", address)
             if self._config.store:
-                self.errands = self._door.take_errands()
+                self.remote_prefetches = self._door.take_remote_prefetches()
         reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
@@ -181,7 +181,7 @@ class NodeAccess:
                 "num_loans": self._door.lending.loans.num_loans,
                 "num_loan_pages": self._door.lending.loans.num_pages,
                 "num_foreign_messages": self._door.num_foreign,
-                "most_read_tokens": self._door.most_errand_pages * self._roster.page_tokens,
+                "most_read_tokens": self._door.most_remote_prefetch_pages * self._roster.page_tokens,
             }
         if self._borrower is not None:
             state["nodes"] = {

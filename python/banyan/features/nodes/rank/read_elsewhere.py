@@ -76,4 +76,4 @@ class ReadElsewhere(Attachment):
         return True
 
     def state(self) -> Mapping[str, Any]:
-        return {"waits_for_errands": self.can_wait}
+        return {"waits_for_remote_prefetches": self.can_wait}

@@ -19,8 +19,8 @@ from test.unit.features.nodes.test_loans import FakeLease
 from banyan.arena.prefetch import joined
 from banyan.core import Run, SourceKind
 from banyan.features.nodes import waits
-from banyan.features.nodes.errands import BORROW_S, MAX_ERRANDS, Errand, Errands
 from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.remote_prefetches import BORROW_S, MAX_REMOTE_PREFETCHES, RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.wire import Answer
 
 PAGES = [1, 2, 3, 4]
@@ -108,7 +108,7 @@ def own(num_pages: int) -> Run:
 @pytest.mark.parametrize("first_page", [0, 1, 3])
 def test_prompt_when_the_other_node_reads_its_end_then_both_parts_come_with_the_right_bytes(made, tmp_path, first_page):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(first_page)
     assert pair.p.remote.is_sent_for("r")
     assert pair.p.prefetch.num_arriving(keys(*PAGES)) == first_page, "its own part, and nothing of the other's"
@@ -119,13 +119,13 @@ def test_prompt_when_the_other_node_reads_its_end_then_both_parts_come_with_the_
     assert pair.fetch() == ((own(first_page), there) if first_page else (there,))
     pair.nothing_is_left()
     p, d = pair.p.counters, pair.d.counters
-    assert (p.errands_sent, p.errands_failed, d.errands) == (1, 0, 1)
+    assert (p.remote_prefetches_sent, p.remote_prefetches_failed, d.remote_prefetches) == (1, 0, 1)
     assert (p.read_pages, d.read_pages, p.pull_pages) == (first_page, 4 - first_page, 4 - first_page)
 
 
-def test_errand_when_the_node_has_the_pages_in_its_arena_then_it_reads_nothing(made, tmp_path):
+def test_remote_prefetch_when_the_node_has_the_pages_in_its_arena_then_it_reads_nothing(made, tmp_path):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.d.prefetch.start_reads(keys(*PAGES), all_found)
     until(lambda: pair.d.poll() or pair.d.residency.num_resident == 4)
     pair.arrive(0)
@@ -144,20 +144,20 @@ def test_node_when_it_is_told_to_read_and_has_no_store_then_it_refuses_in_one_li
         until(lambda: pair.p.poll() or pair.p.residency.num_resident == len(PAGES))
     assert pair.fetch() == (own(4),)
     assert sum("does not read for this one: it has no --banyan-store" in line for line in caplog.messages) == 1
-    assert pair.p.counters.errands_failed == 2
+    assert pair.p.counters.remote_prefetches_failed == 2
 
 
-def test_errand_when_it_is_larger_than_a_node_takes_then_all_is_read_here(made, tmp_path):
+def test_remote_prefetch_when_it_is_larger_than_a_node_takes_then_all_is_read_here(made, tmp_path):
     pair = made(tmp_path / "store", max_pages=1)
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(2)
     pair.wait(with_d=False)
     assert pair.fetch() == (own(4),)
 
 
-def test_errand_when_it_takes_all_that_may_be_lent_then_what_it_brought_is_lent(made, tmp_path):
+def test_remote_prefetch_when_it_takes_all_that_may_be_lent_then_what_it_brought_is_lent(made, tmp_path):
     pair = made(tmp_path / "store", max_pages=3)
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(1)
     pair.wait()
     assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
@@ -169,7 +169,7 @@ def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then
     made, tmp_path
 ):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(1)
     pair.wait()
     # They may have landed by now.
@@ -177,110 +177,114 @@ def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then
     pair.p.look_again("r", keys(*PAGES), num_held, all_found, node=pair.node, first_page=1)
     assert not pair.p.remote.is_sent_for("r")
     assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
-    assert (pair.p.counters.errands_sent, pair.p.counters.reads) == (1, 1)
+    assert (pair.p.counters.remote_prefetches_sent, pair.p.counters.reads) == (1, 1)
 
 
-def test_errand_when_it_brings_nothing_then_nothing_of_it_is_remembered(made, tmp_path):
+def test_remote_prefetch_when_it_brings_nothing_then_nothing_of_it_is_remembered(made, tmp_path):
     pair = made(tmp_path / "store", d_folder=tmp_path / "elsewhere")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.d.store.evict(1000)
     pair.arrive(0)
     pair.wait()
-    assert pair.p.counters.errands_failed == 1 and pair.d.errands._held == {}
+    assert pair.p.counters.remote_prefetches_failed == 1 and pair.d.remote_prefetches._held == {}
     assert pair.fetch() == (own(4),)
 
 
 def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_stay_that_long(made, tmp_path):
     pair = made(tmp_path / "store")
     d = pair.d
-    d.take_errands()
+    d.take_remote_prefetches()
     pair.arrive(0)
     until(lambda: d.poll() or d.residency.num_resident == len(PAGES))
-    until(lambda: d.poll() or d.errands._held)
+    until(lambda: d.poll() or d.remote_prefetches._held)
     d.residency.abandon(d.residency.claim(1000))
     assert d.residency.num_resident == len(PAGES)
     pair.wait()
     assert pair.fetch() == (Run(SourceKind.REMOTE, 4, pair.node),)
     pair.nothing_is_left()
-    until(lambda: d.poll() or not d.errands._held)
+    until(lambda: d.poll() or not d.remote_prefetches._held)
     d.residency.abandon(d.residency.claim(1000))
     assert d.residency.num_resident == 0
 
 
 class Line:
-    """Errands in a room of five pages, without a door; ``now_s`` is the time."""
+    """Remote prefetches in a room of five pages, without a door; ``now_s`` is the time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.loans = Loans(max_pages=5, clock=lambda: self.now_s)
-        self.errands = Errands(loans=self.loans, clock=lambda: self.now_s, wake=lambda: None)
+        self.remote_prefetches = RemotePrefetches(loans=self.loans, clock=lambda: self.now_s, wake=lambda: None)
 
-    def errand(self, number: int, *pages: int) -> Errand:
-        made = Errand(b"p", number, keys(*pages))
-        assert self.errands.ask(made)
+    def remote_prefetch(self, number: int, *pages: int) -> RemotePrefetch:
+        made = RemotePrefetch(b"p", number, keys(*pages))
+        assert self.remote_prefetches.ask(made)
         return made
 
     def answers(self) -> dict[int, int]:
-        return {said.number: said.num_pages for _, said in self.errands.to_say() if isinstance(said, Answer)}
+        return {said.number: said.num_pages for _, said in self.remote_prefetches.to_say() if isinstance(said, Answer)}
 
 
-def test_errands_when_there_is_no_room_for_all_then_the_others_wait_in_line_until_pages_were_borrowed_and_returned():
+def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in_line_until_pages_come_back():
     line = Line()
-    first, second, third = line.errand(1, 1, 2, 3), line.errand(2, 4, 5, 6), line.errand(3, 7)
-    assert line.errands.take() == [first], "nobody overtakes, also who would fit"
-    line.errands.over(first, 3)
-    assert line.answers() == {1: 3} and line.errands.take() == []
-    lease = FakeLease(line.errands.num_brought(b"p", keys(1)[0]))
-    assert lease.num_pages == 3 and line.errands.num_brought(b"other", keys(1)[0]) == 0
+    first, second, third = (
+        line.remote_prefetch(1, 1, 2, 3),
+        line.remote_prefetch(2, 4, 5, 6),
+        line.remote_prefetch(3, 7),
+    )
+    assert line.remote_prefetches.take() == [first], "nobody overtakes, also who would fit"
+    line.remote_prefetches.over(first, 3)
+    assert line.answers() == {1: 3} and line.remote_prefetches.take() == []
+    lease = FakeLease(line.remote_prefetches.num_brought(b"p", keys(1)[0]))
+    assert lease.num_pages == 3 and line.remote_prefetches.num_brought(b"other", keys(1)[0]) == 0
     loan = line.loans.lend(lease, None)
-    assert line.errands.let_go() == []
-    line.errands.borrowed(b"p", keys(1)[0])
-    assert line.errands.take() == [] and line.errands.num_brought(b"p", keys(1)[0]) == 0
-    assert line.errands.let_go() == [first]
+    assert line.remote_prefetches.let_go() == []
+    line.remote_prefetches.borrowed(b"p", keys(1)[0])
+    assert line.remote_prefetches.take() == [] and line.remote_prefetches.num_brought(b"p", keys(1)[0]) == 0
+    assert line.remote_prefetches.let_go() == [first]
     line.loans.give_back(loan.token)
-    assert line.errands.take() == [second, third]
+    assert line.remote_prefetches.take() == [second, third]
 
 
-def test_errand_when_it_brings_a_part_or_nobody_borrows_it_then_its_room_is_given_back():
+def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_room_is_given_back():
     line = Line()
-    first, second = line.errand(1, 1, 2, 3, 4), line.errand(2, 5, 6, 7)
-    line.errands.take()
-    line.errands.over(first, 2)
+    first, second = line.remote_prefetch(1, 1, 2, 3, 4), line.remote_prefetch(2, 5, 6, 7)
+    line.remote_prefetches.take()
+    line.remote_prefetches.over(first, 2)
     assert line.loans.has_room(3) and not line.loans.has_room(4)
-    assert line.errands.take() == [second]
-    line.errands.over(second, 0)
+    assert line.remote_prefetches.take() == [second]
+    line.remote_prefetches.over(second, 0)
     line.now_s = BORROW_S
     assert line.answers() == {1: 2, 2: 0} and line.loans.has_room(5)
-    line.errands.borrowed(b"p", keys(1)[0])
+    line.remote_prefetches.borrowed(b"p", keys(1)[0])
     assert line.loans.has_room(5) and not line.loans.has_room(6)
 
 
-def test_errand_when_it_is_in_line_for_longer_than_anybody_waits_then_nothing_is_read_for_it():
+def test_remote_prefetch_when_it_is_in_line_for_longer_than_anybody_waits_then_nothing_is_read_for_it():
     line = Line()
-    first, _ = line.errand(1, 1, 2, 3), line.errand(2, 4, 5, 6)
-    assert line.errands.take() == [first]
+    first, _ = line.remote_prefetch(1, 1, 2, 3), line.remote_prefetch(2, 4, 5, 6)
+    assert line.remote_prefetches.take() == [first]
     line.now_s = waits.MOST_READ_S
-    assert line.errands.take() == [] and line.answers() == {2: 0}
+    assert line.remote_prefetches.take() == [] and line.answers() == {2: 0}
 
 
-def test_errands_when_they_end_then_all_are_answered_and_no_room_is_kept():
+def test_remote_prefetches_when_they_end_then_all_are_answered_and_no_room_is_kept():
     line = Line()
-    done, _, _ = line.errand(1, 1), line.errand(2, 2, 3), line.errand(3, 4, 5, 6)
-    line.errands.take()
-    line.errands.over(done, 1)
-    line.errands.end()
+    done, _, _ = line.remote_prefetch(1, 1), line.remote_prefetch(2, 2, 3), line.remote_prefetch(3, 4, 5, 6)
+    line.remote_prefetches.take()
+    line.remote_prefetches.over(done, 1)
+    line.remote_prefetches.end()
     assert line.answers() == {1: 1, 2: 0, 3: 0} and line.loans.has_room(5)
-    assert line.errands.let_go() == [done]
-    line.errands.over(done, 1)
-    assert line.answers() == {} and line.errands.take() == [] and line.errands.let_go() == [done]
+    assert line.remote_prefetches.let_go() == [done]
+    line.remote_prefetches.over(done, 1)
+    assert line.answers() == {} and line.remote_prefetches.take() == [] and line.remote_prefetches.let_go() == [done]
 
 
-def test_errand_when_it_is_larger_than_all_that_may_be_lent_or_too_many_are_here_then_it_is_refused():
+def test_remote_prefetch_when_it_is_larger_than_all_that_may_be_lent_or_too_many_are_here_then_it_is_refused():
     line = Line()
-    assert not line.errands.ask(Errand(b"p", 1, keys(*range(1, 7))))
-    for number in range(MAX_ERRANDS):
-        line.errand(number, 1)
-    assert not line.errands.ask(Errand(b"p", 99, keys(2)))
+    assert not line.remote_prefetches.ask(RemotePrefetch(b"p", 1, keys(*range(1, 7))))
+    for number in range(MAX_REMOTE_PREFETCHES):
+        line.remote_prefetch(number, 1)
+    assert not line.remote_prefetches.ask(RemotePrefetch(b"p", 99, keys(2)))
 
 
 @pytest.mark.parametrize("node", ["127.0.0.1:1", "garbage", ""])
@@ -288,20 +292,20 @@ def test_hint_when_it_names_a_node_that_is_none_of_the_peers_then_all_is_read_he
     pair = made(tmp_path / "store")
     pair.node = node
     pair.arrive(1)
-    assert not pair.p.remote.is_awaited("r") and pair.p.counters.errands_sent == 0
+    assert not pair.p.remote.is_awaited("r") and pair.p.counters.remote_prefetches_sent == 0
     assert pair.fetch() == (own(4),)
 
 
 def test_hint_when_it_names_tokens_behind_what_is_stored_then_nobody_is_asked(made, tmp_path):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(4)
     assert not pair.p.remote.is_awaited("r") and pair.fetch() == (own(4),)
 
 
 def test_part_when_it_is_too_small_for_a_second_reader_then_it_is_read_here(made, tmp_path):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.p.path._least_pages = 3
     pair.arrive(2)
     assert not pair.p.remote.is_awaited("r") and pair.fetch() == (own(4),)
@@ -309,7 +313,7 @@ def test_part_when_it_is_too_small_for_a_second_reader_then_it_is_read_here(made
 
 def test_prompt_when_its_pages_leave_after_it_came_then_the_other_node_reads_them_all_the_same(made, tmp_path):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.p.arrive("r", keys(*PAGES), len(PAGES), all_found, node=pair.node, first_page=0)
     assert not pair.p.remote.is_awaited("r"), "all were here"
     pair.p.look_again("r", keys(*PAGES), 0, all_found, node=pair.node, first_page=0)
@@ -320,7 +324,7 @@ def test_prompt_when_its_pages_leave_after_it_came_then_the_other_node_reads_the
 
 def test_own_part_when_it_is_not_worth_reading_then_nobody_reads_what_lies_behind_it(made, tmp_path):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
 
     def remote_only(num_missing: int, num_found: int, kind: SourceKind) -> int:
         return num_found if kind is SourceKind.REMOTE else 0
@@ -334,26 +338,26 @@ def test_own_part_when_it_is_not_worth_reading_then_nobody_reads_what_lies_behin
 def test_node_when_it_is_killed_while_it_reads_then_the_rest_is_read_here(made, tmp_path, monkeypatch):
     monkeypatch.setattr(waits, "SILENCE_S", 0.3)
     pair = made(tmp_path / "store", d_bytes_per_s=SLOW_BYTES_PER_S)
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(1)
     until(lambda: pair.p.poll() or pair.d.poll() or pair.d.prefetch.num_reading)
     # As a kill: nothing is answered any more.
-    door, pair.d.door, pair.d.errands = pair.d.door, None, None
-    door._errands._said_s.clear()
-    door._errands._over.clear()
+    door, pair.d.door, pair.d.remote_prefetches = pair.d.door, None, None
+    door._remote_prefetches._said_s.clear()
+    door._remote_prefetches._over.clear()
     door.close()
     assert pair.p.remote.is_sent_for("r")
     pair.wait(with_d=False)
     assert pair.p.borrower.num_listening == 0
     assert pair.fetch() == (own(4),)
-    assert (pair.p.counters.errands_failed, pair.p.counters.pulls) == (1, 0)
+    assert (pair.p.counters.remote_prefetches_failed, pair.p.counters.pulls) == (1, 0)
     pair.nothing_is_left()
 
 
 def test_node_when_its_rank_stands_still_then_the_rest_is_read_here_after_a_while(made, tmp_path, monkeypatch):
     monkeypatch.setattr(waits, "MOST_READ_S", 0.6)
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(1)
     pair.wait(with_d=False)
     assert pair.p.borrower.num_listening == 1, "its door goes on answering"
@@ -366,33 +370,33 @@ def test_node_when_its_rank_stands_still_then_the_rest_is_read_here_after_a_whil
 
 def test_node_when_its_record_is_damaged_then_what_lies_behind_it_is_read_here(made, tmp_path):
     pair = made(tmp_path / "store", d_folder=tmp_path / "other")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     damage(tmp_path / "other", pair.pages[2][1])
     pair.arrive(0)
     pair.wait()
     assert pair.fetch() == (Run(SourceKind.REMOTE, 2, pair.node), own(2))
-    assert (pair.d.counters.read_failed_pages, pair.p.counters.errands_failed) == (1, 1)
+    assert (pair.d.counters.read_failed_pages, pair.p.counters.remote_prefetches_failed) == (1, 1)
     pair.nothing_is_left()
 
 
 def test_weights_when_they_change_while_a_node_reads_then_the_rest_is_read_here(made, tmp_path):
     pair = made(tmp_path / "store", d_bytes_per_s=SLOW_BYTES_PER_S)
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(2)
     until(lambda: pair.p.poll() or pair.d.poll() or pair.d.prefetch.num_reading)
     pair.d.door.withdraw()
-    pair.d.errands.forget()
+    pair.d.remote_prefetches.forget()
     pair.wait(with_d=False)
     assert pair.fetch() == (own(4),)
 
 
 def test_pages_when_they_leave_the_node_before_they_are_pulled_then_they_are_read_here(made, tmp_path):
     pair = made(tmp_path / "store")
-    pair.d.take_errands()
+    pair.d.take_remote_prefetches()
     pair.arrive(1)
     until(lambda: pair.d.poll() or pair.d.residency.num_resident == 3)
     pair.d.poll()
-    pair.d.errands.forget()
+    pair.d.remote_prefetches.forget()
     pair.d.residency.reset()
     pair.wait(with_d=False)
     until(lambda: pair.p.poll() or pair.p.counters.pull_failed_pages == 3)

@@ -25,8 +25,8 @@ NODE = "there:1"
 PROMPT = keys(*range(1, NUM_PAGES + 1))
 
 
-class Errand(Enum):
-    """What becomes of an errand."""
+class RemotePrefetch(Enum):
+    """What becomes of a remote prefetch."""
 
     DONE = auto()
     DONE_IN_PART = auto()
@@ -36,23 +36,23 @@ class Errand(Enum):
     """The node says that the pages are there, and has none of them."""
 
 
-class ErrandWire(Wire):
+class RemotePrefetchWire(Wire):
     """``Wire``, with a node that brings pages from its store."""
 
     def __init__(self, lender: Lender, memory: _native.SharedBytes) -> None:
         super().__init__(lender, memory)
-        self.errand = Errand.DONE
+        self.remote_prefetch = RemotePrefetch.DONE
 
     def send(self, node: str, asked: Sequence[str]) -> int | None:
         assert node == NODE
-        if self.errand is Errand.CANNOT_BE_ASKED:
+        if self.remote_prefetch is RemotePrefetch.CANNOT_BE_ASKED:
             return None
         num_pages = len(asked)
-        if self.errand is Errand.DONE_IN_PART:
+        if self.remote_prefetch is RemotePrefetch.DONE_IN_PART:
             num_pages = self._rng.randrange(len(asked))
-        if self.errand is Errand.NOTHING_COMES:
+        if self.remote_prefetch is RemotePrefetch.NOTHING_COMES:
             num_pages = 0
-        if self.errand is Errand.IS_A_LIE:
+        if self.remote_prefetch is RemotePrefetch.IS_A_LIE:
             self._lender.lending.withdraw()
         self._answers.append((1, NodeFound(NODE, 0, asked[:num_pages]) if num_pages else None))
         return 1
@@ -72,19 +72,21 @@ def test_prompt_when_the_node_that_reads_its_end_fails_then_no_wrong_byte_lands_
     writer.close()
     p = StoreNode(tmp_path, num_frames=3 * NUM_PAGES)
     p.save(range(1, NUM_PAGES + 1), range(NUM_PAGES))
-    wire = ErrandWire(lender, p.memory)
+    wire = RemotePrefetchWire(lender, p.memory)
     p.borrow_through(wire)
-    outcomes: Counter[tuple[Errand, Fault, bool]] = Counter()
+    outcomes: Counter[tuple[RemotePrefetch, Fault, bool]] = Counter()
     for seed in range(NUM_SEEDS):
-        rng = random.Random(f"errand-{seed}")
+        rng = random.Random(f"remote_prefetch-{seed}")
         wire.set_fault(rng, rng.choice([fault for fault in Fault if fault is not Fault.GIVEN_UP]))
-        wire.errand = rng.choice(list(Errand))
-        outcomes[wire.errand, wire._fault, fetch(p, lender, rng)] += 1
+        wire.remote_prefetch = rng.choice(list(RemotePrefetch))
+        outcomes[wire.remote_prefetch, wire._fault, fetch(p, lender, rng)] += 1
         lender.recover(wire._fault, content)
         lender.lending.lend(lender.stock)
         nothing_is_left(p, lender)
     p.close()
-    assert len({(errand, fault) for errand, fault, _ in outcomes}) == len(Errand) * (len(Fault) - 1)
+    assert len({(remote_prefetch, fault) for remote_prefetch, fault, _ in outcomes}) == len(RemotePrefetch) * (
+        len(Fault) - 1
+    )
     assert all(landed for _, _, landed in outcomes), "a fault that is seen before the forward costs no attempt"
     assert min(p.counters.pull_pages, p.counters.pull_failed_pages) > 300, "both ways were gone"
 

@@ -95,7 +95,10 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
     (plan,) = decisions_of("r", state["rid_nonce"], state["plans"])
     assert plan["found"][-1] == ["remote", NUM_PAGES - num_own, servers.node]
     poll(servers.d, lambda: servers.rosters[0].read_rate(0) > 0)
-    assert servers.p.state()["waits_for_errands"] and servers.d.state()["door"]["most_read_tokens"] >= NUM_PAGES * PAGE
+    assert (
+        servers.p.state()["waits_for_remote_prefetches"]
+        and servers.d.state()["door"]["most_read_tokens"] >= NUM_PAGES * PAGE
+    )
 
 
 def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_them_once(servers):
@@ -118,13 +121,13 @@ def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_t
     assert p.lookup("r", transfer(servers.names, None)) == [NUM_PAGES] and not p.kinds.full.is_awaited(
         requests.id_of_rid("r")
     )
-    assert (p.counters.errands_sent, p.counters.reads) == (1, 2)
+    assert (p.counters.remote_prefetches_sent, p.counters.reads) == (1, 2)
 
 
 def test_request_when_nobody_is_named_then_it_is_read_here(servers):
     req = ask(servers, "r", None)
     assert torch.equal(fetch(servers, req.rid), servers.expected)
-    assert servers.d.counters.errands == 0
+    assert servers.d.counters.remote_prefetches == 0
 
 
 def test_request_when_its_rank_cannot_hold_it_back_then_it_is_read_here(servers):
@@ -132,7 +135,7 @@ def test_request_when_its_rank_cannot_hold_it_back_then_it_is_read_here(servers)
     elsewhere.can_wait = False
     req = ask(servers, "r", ReadHint(servers.node, 0))
     assert torch.equal(fetch(servers, req.rid), servers.expected)
-    assert servers.p.counters.errands_sent == 0
+    assert servers.p.counters.remote_prefetches_sent == 0
 
 
 class Watched:

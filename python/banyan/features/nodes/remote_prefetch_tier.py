@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out the errands of other nodes: brings pages from this rank's store into its part of the arena.
+"""Carries out the remote prefetches of other nodes: brings pages from this rank's store into its part of the arena.
 
 They are read as those of an own request would be, and stay in the arena; who asked then borrows them, and until then
 they are not evicted. One thread calls; nothing waits.
@@ -14,7 +14,7 @@ from banyan.arena.page_source import Source
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.core import SourceKind
-from banyan.features.nodes.errands import Errand, Errands
+from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
 from banyan.ports import Peers
 from banyan.telemetry import Counters
 
@@ -22,24 +22,24 @@ NEWS_S = 0.3
 """What another server has just written may be announced a moment later."""
 
 MOST_READS = 3
-"""For one errand: a page that fails is not read over and over."""
+"""For one remote prefetch: a page that fails is not read over and over."""
 
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    errand: Errand
+    remote_prefetch: RemotePrefetch
     until_s: float
     num_reads: int = 0
     seen_version: int | None = None
     """Of the reads under way, when it was last looked at; None while it waits for news."""
 
 
-class ErrandTier(Source):
+class RemotePrefetchTier(Source):
     """One rank's. A source that brings pages for others: to the rank's own requests it has nothing to give."""
 
     def __init__(
         self,
-        errands: Errands,
+        remote_prefetches: RemotePrefetches,
         *,
         prefetch: Prefetch,
         residency: Residency,
@@ -48,7 +48,7 @@ class ErrandTier(Source):
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
-        self._errands = errands
+        self._remote_prefetches = remote_prefetches
         self._prefetch = prefetch
         self._residency = residency
         self._peers = peers
@@ -56,35 +56,35 @@ class ErrandTier(Source):
         self._counters = counters
         self._clock = clock
         self._begun: list[_Begun] = []
-        self._held: dict[Errand, list[int]] = {}  # frames
+        self._held: dict[RemotePrefetch, list[int]] = {}  # frames
 
     def poll(self) -> None:
         """Begin what has come, and answer what is over. Never blocks."""
-        for errand in self._errands.let_go():
-            self._residency.unhold(self._held.pop(errand, ()))
-        for errand in self._errands.take():
-            self._counters.errands += 1
-            self._begun.append(_Begun(errand, self._clock() + NEWS_S))
+        for remote_prefetch in self._remote_prefetches.let_go():
+            self._residency.unhold(self._held.pop(remote_prefetch, ()))
+        for remote_prefetch in self._remote_prefetches.take():
+            self._counters.remote_prefetches += 1
+            self._begun.append(_Begun(remote_prefetch, self._clock() + NEWS_S))
         for begun in list(self._begun):
             if begun.seen_version == self._prefetch.version:
                 continue
-            num_here = self._peers.lookup(begun.errand.keys, self._arena_slots).num_pages
+            num_here = self._peers.lookup(begun.remote_prefetch.keys, self._arena_slots).num_pages
             if not self._goes_on(begun, num_here):
                 self._begun.remove(begun)
-                self._hold(begun.errand, num_here)
-                self._errands.over(begun.errand, num_here)
+                self._hold(begun.remote_prefetch, num_here)
+                self._remote_prefetches.over(begun.remote_prefetch, num_here)
 
-    def _hold(self, errand: Errand, num_pages: int) -> None:
+    def _hold(self, remote_prefetch: RemotePrefetch, num_pages: int) -> None:
         """Keep those of the pages that are in this rank's part of the arena."""
-        places = (self._residency.frame(key) for key in errand.keys[:num_pages])
+        places = (self._residency.frame(key) for key in remote_prefetch.keys[:num_pages])
         frames = [frame for frame in places if frame is not None]
         if frames:
-            self._held[errand] = frames
+            self._held[remote_prefetch] = frames
             self._residency.hold(frames)
 
     def _goes_on(self, begun: _Begun, num_here: int) -> bool:
         """Whether more pages are coming behind those that are here; reads them if they are not on their way."""
-        here, rest = begun.errand.keys[:num_here], begun.errand.keys[num_here:]
+        here, rest = begun.remote_prefetch.keys[:num_here], begun.remote_prefetch.keys[num_here:]
         if not rest:
             return False
         begun.seen_version = self._prefetch.version
@@ -101,7 +101,7 @@ class ErrandTier(Source):
     def forget(self) -> None:
         """What is under way, or has been brought, is nobody's any more."""
         for begun in self._begun:
-            self._errands.over(begun.errand, 0)
+            self._remote_prefetches.over(begun.remote_prefetch, 0)
         self._begun.clear()
         for frames in self._held.values():
             self._residency.unhold(frames)
