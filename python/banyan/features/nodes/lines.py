@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's connections to the doors of other nodes, and the bell that wakes the thread which owns them.
+"""A rank's connections to the doors of other nodes, and the wakeup that wakes the thread which owns them.
 
 States: open -> closed. One thread sends, waits and closes; any thread may ``ring``.
 """
@@ -28,7 +28,7 @@ class Lines:
 
     def __init__(self, nodes: Sequence[Address], keys: Keys, *, connected: Callable[[int], None]) -> None:
         self._connected = connected
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
         self._strangers = [
             Strangers(f"the node at {node} does not let this one in: compare the files of --banyan-secret-file")
@@ -37,19 +37,19 @@ class Lines:
         self._sockets = [connect(self._context, node, keys) for node in nodes]
         self._monitors = [socket.get_monitor_socket(HANDSHAKES) for socket in self._sockets]
         self._poller = zmq.Poller()
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._wakeup, zmq.POLLIN)
         for socket in (*self._sockets, *self._monitors):
             self._poller.register(socket, zmq.POLLIN)
 
     def ring(self) -> None:
         """End the wait that is under way, or the next one."""
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
 
     def wait(self, timeout_ms: int) -> list[tuple[int, bytes]]:
-        """Wait for messages or the bell; at most one message of each node. Says when a node refuses a handshake."""
+        """Wait for messages or the wakeup; at most one message of each node. Says when a node refuses a handshake."""
         ready = dict(self._poller.poll(timeout_ms))
-        if self._bell in ready:
-            os.eventfd_read(self._bell)
+        if self._wakeup in ready:
+            os.eventfd_read(self._wakeup)
         for node, monitor in enumerate(self._monitors):
             if monitor in ready:
                 if recv_monitor_message(monitor)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -73,5 +73,5 @@ class Lines:
         self._context.destroy(linger=LINGER_MS)
 
     def close(self) -> None:
-        """Take the bell away, once nobody waits or rings any more."""
-        os.close(self._bell)
+        """Take the wakeup away, once nobody waits or wakes it any more."""
+        os.close(self._wakeup)

@@ -21,7 +21,7 @@ def lines():
     made.close()
 
 
-def test_wait_when_the_bell_rings_then_it_ends_without_a_message_and_the_next_one_waits_again(lines):
+def test_wait_when_it_is_woken_then_it_ends_without_a_message_and_the_next_one_waits_again(lines):
     ringing = threading.Timer(0.02, lines.ring)
     ringing.start()
     start = time.monotonic()
