@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import FlushCacheReqInput, msgpack_decode, ms
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.utils import storage_namespace_seed
-from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
+from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, probe_of, request
 from test.sglang_plugin.image_prompts import image_prompt
 from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import Rank, frames
@@ -27,7 +27,7 @@ from banyan.sglang_plugin import kv_hints, page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
 from banyan.sglang_plugin.dispatcher.placement import Placer, session_of
-from banyan.sglang_plugin.dispatcher.scout import (
+from banyan.sglang_plugin.dispatcher.prefix_probe import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
     Found,
@@ -48,57 +48,57 @@ def node():
     return roster, [Rank(roster, slot) for slot in range(2)]
 
 
-def test_scout_when_ranks_hold_different_lengths_then_each_is_told(node):
+def test_probe_when_ranks_hold_different_lengths_then_each_is_told(node):
     roster, ranks = node
     keys = page_keys(list(range(96)))
     ranks[0].shelf.publish(frames(1, 2), keys[:2])
     ranks[1].shelf.publish(frames(1, 2, 3), keys[:3])
-    assert scout_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
+    assert probe_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
 
 
-def test_scout_when_sglang_chose_other_pages_than_the_flags_then_prompts_are_hashed_in_those_of_the_ranks(node):
+def test_probe_when_sglang_chose_other_pages_than_the_flags_then_prompts_are_hashed_in_those_of_the_ranks(node):
     roster, ranks = node
     ranks[0].shelf.publish(frames(1, 2), page_keys(list(range(128)), page_tokens=64))
-    assert scout_of(roster, page_tokens=64).look_up(request(range(150))) == Found((128, 0), 128)
+    assert probe_of(roster, page_tokens=64).look_up(request(range(150))) == Found((128, 0), 128)
 
 
-def test_scout_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
+def test_probe_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
     roster, ranks = node
     keys = page_keys(list(range(96)))
     ranks[0].shelf.publish(frames(1, 2, 3), keys[:3])
-    assert scout_of(roster, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
+    assert probe_of(roster, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
     ranks[1].shelf.publish(frames(1, 2), keys[:2])
-    assert scout_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
+    assert probe_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
 
 
-def test_scout_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
+def test_probe_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
     roster, ranks = node
     ids = list(range(64))
-    scout = scout_of(roster)
+    probe = probe_of(roster)
     ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
+    assert probe.look_up(request(ids)).tokens_by_rank == (48, 0)
     for rank in ranks:
         rank.shelf.close()
         del rank.peers
     updated = [Rank(roster, slot, namespace=b"u" * 32) for slot in range(2)]
-    assert scout.look_up(request(ids)).tokens_by_rank == (0, 0)
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, 0)
     updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    assert scout.look_up(request(ids)).tokens_by_rank == (0, 48)
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, 48)
 
 
 @pytest.mark.parametrize("num_tokens, expected", [(33, 16), (34, 32), (48, 32), (49, 32), (50, 48), (200, 192)])
-def test_scout_when_keys_are_of_bigrams_then_a_page_counts_with_the_token_behind_it(node, num_tokens, expected):
+def test_probe_when_keys_are_of_bigrams_then_a_page_counts_with_the_token_behind_it(node, num_tokens, expected):
     roster, ranks = node
     ids = list(range(num_tokens))
     # What SGLang's tree has of the prompt and its first token of an answer.
     keys = page_keys([*ids, 7], is_bigram=True)
     ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
-    scout = scout_of(roster, tokens_ahead=1)
-    assert scout.look_up(request(ids)) == Found((0, expected), expected)
-    assert scout.most_cached_tokens(request(ids)) == expected
-    assert scout_of(roster).look_up(request(ids)) == Found((0, 0), 0), "keys of tokens are other keys"
+    probe = probe_of(roster, tokens_ahead=1)
+    assert probe.look_up(request(ids)) == Found((0, expected), expected)
+    assert probe.most_cached_tokens(request(ids)) == expected
+    assert probe_of(roster).look_up(request(ids)) == Found((0, 0), 0), "keys of tokens are other keys"
     others = [*ids[:16], 9999, *ids[17:]]
-    assert scout.look_up(request(others)).tokens_by_rank == (0, 0), "the token behind the first page is another"
+    assert probe.look_up(request(others)).tokens_by_rank == (0, 0), "the token behind the first page is another"
 
 
 @pytest.mark.parametrize(
@@ -110,60 +110,60 @@ def test_keys_when_a_draft_of_eagles_kind_runs_then_the_dispatcher_looks_one_tok
 
 
 @pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
-def test_scout_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
+def test_probe_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
     roster, ranks = node
     ids = list(range(64))
     ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    scout = scout_of(roster)
-    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
-    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
+    probe = probe_of(roster)
+    assert probe.look_up(request(ids)).tokens_by_rank == (48, 0)
+    assert probe.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
     ranks[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
-    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
+    assert probe.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
 
 
-def test_scout_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
+def test_probe_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
     roster, ranks = node
     ids = list(range(32))
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
-    assert scout_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
+    assert probe_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
 
 
 @pytest.mark.parametrize(
     "content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}, {"need_wait_for_mm_inputs": True}]
 )
-def test_scout_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
+def test_probe_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
     roster, ranks = node
     ids = list(range(32))
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
-    assert scout_of(roster).look_up(request(ids, **content)) == Found()
+    assert probe_of(roster).look_up(request(ids, **content)) == Found()
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_scout_when_the_processor_says_what_the_image_becomes_then_the_same_image_is_found_and_no_other(node, ahead):
+def test_probe_when_the_processor_says_what_the_image_becomes_then_the_same_image_is_found_and_no_other(node, ahead):
     roster, ranks = node
     ids, sent = image_prompt(1 << 63, num_tokens=120, image=PLACE)
     keys = page_keys([*sent.padded_input_ids, 5], is_bigram=bool(ahead))
     ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
-    scout = scout_of(roster, tokens_ahead=ahead)
+    probe = probe_of(roster, tokens_ahead=ahead)
     whole = (len(ids) - 1 - ahead) // PAGE * PAGE
     # As it comes to the dispatcher, in SGLang's own encoding.
     required = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False}
     came = msgpack_decode(msgpack_encode(request(ids, mm_inputs=sent, **required)))
-    assert scout.look_up(came).tokens_by_rank == (0, whole)
+    assert probe.look_up(came).tokens_by_rank == (0, whole)
     # The text in front of it. Of bigrams the last of its pages depends on the image.
     in_front = PLACE[0] // PAGE * PAGE - ahead * PAGE
     other = request(ids, mm_inputs=image_prompt(1 << 62, num_tokens=120, image=PLACE)[1])
-    assert scout.look_up(other).tokens_by_rank == (0, in_front)
-    assert scout.look_up(request(ids)).tokens_by_rank == (0, in_front), "the tokens of the text alone"
+    assert probe.look_up(other).tokens_by_rank == (0, in_front)
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, in_front), "the tokens of the text alone"
 
 
 @pytest.mark.parametrize("padded", [None, []])
-def test_scout_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_not_look(node, padded):
+def test_probe_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_not_look(node, padded):
     roster, ranks = node
     ids, sent = image_prompt(1, num_tokens=120, image=PLACE)
     ranks[0].shelf.publish(frames(1, 2), page_keys(ids[:32]))
     sent.padded_input_ids = padded
-    assert scout_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
+    assert probe_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
 
 
 @pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])

@@ -32,7 +32,7 @@ class Rig:
         self.snapshots = [snapshot(0), snapshot(1)]
         self.placer = placer_of(self.roster, dispatcher=Dispatcher(2, LMetric()))
         self.placer._read_snapshots = lambda: self.snapshots
-        self.placer._scout.unused_tokens = lambda now_s: {0: 0, 1: 0}
+        self.placer._probe.unused_tokens = lambda now_s: {0: 0, 1: 0}
         self.sent, self.now_s = [], 50.0
         self.held_back = HeldBack(self.placer, self.sent.append, clock=lambda: self.now_s)
         assert self.placer.place(request(FIRST, rid="first", routed_dp_rank=0), BOTH) is None
@@ -138,8 +138,8 @@ def test_held_when_there_are_many_then_a_round_looks_at_a_few_in_turn_and_reads_
     rig, rounds = Rig(), 2
     reqs = crowd(rig, rounds * MAX_LOOKS)
     looked, reads = [], []
-    look_up, read = rig.placer._scout.look_up, rig.placer._read_snapshots
-    monkeypatch.setattr(rig.placer._scout, "look_up", lambda req: (looked.append(req), look_up(req))[1])
+    look_up, read = rig.placer._probe.look_up, rig.placer._read_snapshots
+    monkeypatch.setattr(rig.placer._probe, "look_up", lambda req: (looked.append(req), look_up(req))[1])
     rig.placer._read_snapshots = lambda: (reads.append(1), read())[1]
     for _ in range(rounds):
         rig.held_back.send_on(BOTH)

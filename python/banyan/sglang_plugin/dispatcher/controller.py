@@ -21,8 +21,8 @@ from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import Placer
+from banyan.sglang_plugin.dispatcher.prefix_probe import PrefixProbe
 from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
-from banyan.sglang_plugin.dispatcher.scout import PrefixScout
 
 POLL_MS = 200
 """How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
@@ -83,14 +83,14 @@ def _placer(config: Config, controller: Any, roster: _native.Roster) -> Placer:
     if config.policy != SGLANG_POLICY:
         guard = HotRankGuard(config.hot_rank_factor)
         dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
-    scout = PrefixScout(
+    probe = PrefixProbe(
         roster,
         layout=Layout.from_dict(carried["layout"]),
         fetches=config.fetches,
         tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),
     )
     return Placer(
-        scout,
+        probe,
         dispatcher,
         policy_name=config.policy,
         read_snapshots=controller.load_snapshot_reader.read_all,

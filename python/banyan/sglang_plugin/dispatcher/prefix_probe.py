@@ -72,7 +72,7 @@ def cached_as(req: Any) -> Sequence[int] | None:
     return array("q", padded) if padded is not None and len(padded) == len(req.input_ids) else None
 
 
-class PrefixScout:
+class PrefixProbe:
     """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing.
 
     The roster seats the shards of all ranks first, then, where there is a host arena, their parts of it. Of each rank
