@@ -193,7 +193,7 @@ class Borrower:
     def _tell(self, command: Callable[[], None]) -> None:
         if not self._is_off:
             self._commands.put(command)
-        self._lines.ring()
+        self._lines.wake()
 
     # ---- the thread that owns the sockets ----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's connections to the doors of other nodes, and the wakeup that wakes the thread which owns them.
+"""A rank's connections to the doors of other nodes, and what wakes the thread that owns them.
 
-States: open -> closed. One thread sends, waits and closes; any thread may ``ring``.
+States: open -> closed. One thread sends, waits and closes; any thread may ``wake``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lines:
         for socket in (*self._sockets, *self._monitors):
             self._poller.register(socket, zmq.POLLIN)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the wait that is under way, or the next one."""
         os.eventfd_write(self._wakeup, 1)
 

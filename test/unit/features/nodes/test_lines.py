@@ -22,7 +22,7 @@ def lines():
 
 
 def test_wait_when_it_is_woken_then_it_ends_without_a_message_and_the_next_one_waits_again(lines):
-    ringing = threading.Timer(0.02, lines.ring)
+    ringing = threading.Timer(0.02, lines.wake)
     ringing.start()
     start = time.monotonic()
     assert lines.wait(LONG_MS) == []
