@@ -37,7 +37,7 @@ from banyan.sglang_plugin.rank.arena_part import ArenaPart
 from banyan.sglang_plugin.rank.identity import Identity
 from banyan.sglang_plugin.rank.points import Points, Site
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
-from banyan.sglang_plugin.rank.reporting.lookout import Lookout
+from banyan.sglang_plugin.rank.reporting.residency_report import ResidencyReport
 from banyan.sglang_plugin.rank.seating import agree_on_page_tokens, seats_of
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store
 from banyan.sglang_plugin.rank.tier import HostTier, StoreDoor, TierPlace, withdraw
@@ -92,7 +92,7 @@ class Kind:
         self.store: PageStore | None = None
         self._roster = _native.Roster.open(rank.carried["roster"])
         agree_on_page_tokens(self._roster, rank.page_tokens, asked=args.page_size, is_first=self.seats.own == 0)
-        self.lookout = Lookout(self._roster, self.seats, rank.page_tokens)
+        self.residency_report = ResidencyReport(self._roster, self.seats, rank.page_tokens)
         part = ArenaPart(
             config=config,
             seats=self.seats,
@@ -171,7 +171,7 @@ class Kind:
         """Take the places, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
         shelf, peers = self.access.join(self._roster, self.seats, namespace)
-        self.lookout.joined(namespace)
+        self.residency_report.joined(namespace)
         num_parts = self.seats.num_parts
         if config.store and self.seats.is_keeper and self.store is None:
             self.store = open_store(

@@ -130,7 +130,7 @@ class Rank:
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
-        full.lookout.saw(request, keys)
+        full.residency_report.saw(request, keys)
         self.kinds.arrive(request, keys, self.worth_of(request))
 
     def worth_of(self, request: str) -> Worth:

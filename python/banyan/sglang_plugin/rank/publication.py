@@ -59,7 +59,7 @@ class Publication:
         beside = [] if window is None else [(kind, *window) for kind in self._beside]
         for kind, window_keys, window_frames in beside:
             kind.publish(window_keys, window_frames)
-        self._full.lookout.published(keys)
+        self._full.residency_report.published(keys)
         tier = self._full.tier if may_be_kept else None
         keys = list(tier.to_keep(keys)) if tier is not None else []
         if tier is None or not keys:

@@ -39,7 +39,7 @@ class RankFigures:
 
     def gauges(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
-        copies = self.kinds.full.lookout.copies(time.monotonic())
+        copies = self.kinds.full.residency_report.copies(time.monotonic())
         return {
             **self.kinds.full.figures(),
             **self._room(),
@@ -52,7 +52,7 @@ class RankFigures:
         state = {
             **self.kinds.full.state(),
             **self._room(),
-            **self.kinds.full.lookout.state(),
+            **self.kinds.full.residency_report.state(),
             **self.counters_now().as_dict(),
             **self.planner.state(),
             **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},

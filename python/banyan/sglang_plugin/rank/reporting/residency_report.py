@@ -19,7 +19,7 @@ from banyan.telemetry import Copies, CopySample, Holding, RecentPrompts
 COUNT_PERIOD_S = 5.0
 
 
-class Lookout:
+class ResidencyReport:
     """One rank's. ``joined`` is called before anything else, and again under another namespace."""
 
     def __init__(self, roster: _native.Roster, seats: Seats, page_tokens: int) -> None:
