@@ -78,7 +78,7 @@ class _Pages:
 
 def _lend(ports: Any, dscp: int | None, in_flight_bytes: int) -> None:
     _stand_back()
-    loans = SimpleNamespace(find=lambda token: SimpleNamespace(goods=pages))
+    loans = SimpleNamespace(find=lambda token: SimpleNamespace(leased_frames=pages))
     pages = _Pages()
     source = TcpSource(
         Address(HOST, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp, in_flight_bytes=in_flight_bytes

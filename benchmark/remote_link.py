@@ -20,7 +20,7 @@ from banyan import _native
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.door import Door
-from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
@@ -104,7 +104,7 @@ def lend() -> None:
     peers = _native.Peers(roster, None, 1, NAMESPACE, BLOCK.table(), memory, BLOCK.frame_bytes)
     address = Address("127.0.0.1", int(sys.argv[1]))
     door = Door(address, KEYS, max_pages=2 * NUM_PAGES, num_layers=len(BLOCK.layer_bytes))
-    door.lending.lend(ArenaStock(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))
+    door.lending.lend(ExportedArena(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))
     agent = _Agent("lender", memory)
     print(DESCRIBED, agent.describe(), flush=True)
     sys.stdin.read()

@@ -73,7 +73,7 @@ class Loopback:
             if lent is None:
                 raise ConnectionError("the source has closed the connection")
             shown = (layer + 1) % num_layers if self._fault is Fault.LAYERS_SWAPPED else layer
-            pieces = [bytes(view) for view in lent.goods.layer(shown)]
+            pieces = [bytes(view) for view in lent.leased_frames.layer(shown)]
             views = target.layer(layer)
             if layer == at:
                 pieces = self._spoil(pieces)

@@ -136,7 +136,8 @@ class Door:
         return self._remote_prefetches
 
     def withdraw(self) -> None:
-        """Lend nothing any more; what was lent is called in. When this returns, the door holds nothing of its stock."""
+        """Lend nothing any more; what was lent is called in. When this returns, the door holds nothing of its
+        export."""
         if self._remote_prefetches is not None:
             self._remote_prefetches.end()
         self.lending.withdraw()

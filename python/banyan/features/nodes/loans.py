@@ -34,11 +34,11 @@ class Lease(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lent:
-    """Pages that somebody may read. ``goods`` is what they are read from."""
+    """Pages that somebody may read. ``leased_frames`` is what they are read from."""
 
     token: bytes
     lease: Lease
-    goods: Any
+    leased_frames: Any
     expires_s: float
 
 
@@ -78,9 +78,9 @@ class Loans:
         with self._lock:
             self._num_reserved -= num_pages
 
-    def lend(self, lease: Lease, goods: Any) -> Lent:
+    def lend(self, lease: Lease, leased_frames: Any) -> Lent:
         """Take over ``lease``."""
-        lent = Lent(secrets.token_bytes(TOKEN_BYTES), lease, goods, self._clock() + TERM_S)
+        lent = Lent(secrets.token_bytes(TOKEN_BYTES), lease, leased_frames, self._clock() + TERM_S)
         with self._lock:
             self._lent[lent.token] = lent
             self._num_pages += lease.num_pages

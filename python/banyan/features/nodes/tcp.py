@@ -230,7 +230,7 @@ class TcpSource:
             if lent is None:
                 return False
             self._num_sending += 1
-        views = lent.goods.layer(layer)
+        views = lent.leased_frames.layer(layer)
         try:
             _send(connection, views)
         finally:

@@ -21,7 +21,7 @@ from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
-from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.tcp import Carrier, TcpCarrier
@@ -87,16 +87,16 @@ class Node(Host):
         assert self.wait_landed()
         return [self.rank.pages(target) for target in targets]
 
-    def stock(self, namespace: bytes = NAMESPACE) -> ArenaStock:
+    def exported(self, namespace: bytes = NAMESPACE) -> ExportedArena:
         view = _native.Peers(
             self.roster, None, DOOR_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
         )
-        return ArenaStock(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
+        return ExportedArena(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
 
     def lend(self, *, max_pages: int = 100, keys: Keys = KEYS, address: Address | None = None) -> Address:
         address = free_address() if address is None else address
         self.door = Door(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS)
-        self.door.lending.lend(self.stock())
+        self.door.lending.lend(self.exported())
         return address
 
     def borrow_from(self, *nodes: Address, keys: Keys = KEYS, carrier: Carrier | None = None) -> None:

@@ -161,14 +161,14 @@ class _Lease:
         pass
 
 
-class _Goods:
+class _LeasedFrames:
     def layer(self, layer):
         return [memoryview(b"a page")]
 
 
 def test_loan_when_no_thread_can_be_started_then_its_connection_is_closed_and_the_next_one_is_served(monkeypatch):
     lender = source()
-    token = lender._loans.lend(_Lease(), _Goods()).token
+    token = lender._loans.lend(_Lease(), _LeasedFrames()).token
 
     def refuse(*args, **named):
         raise RuntimeError("can't start new thread")
@@ -197,7 +197,7 @@ def test_lending_when_the_port_behind_the_door_ends_by_a_fault_then_nothing_is_l
     door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
         withdrawn = door.lending
-        withdrawn.lend(type("Stock", (), {"namespace": b"n"})())
+        withdrawn.lend(type("Exported", (), {"namespace": b"n"})())
         door._source._thread.join(5)
         until(lambda: not withdrawn.lends(b"n"))
     finally:
@@ -207,7 +207,7 @@ def test_lending_when_the_port_behind_the_door_ends_by_a_fault_then_nothing_is_l
 def test_lending_when_the_doors_thread_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
     door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
-        door.lending.lend(type("Stock", (), {"namespace": b"n"})())
+        door.lending.lend(type("Exported", (), {"namespace": b"n"})())
         monkeypatch.setattr(door.lending.loans, "expire", fail)
         door._thread.join(5)
         assert not door._thread.is_alive() and not door.lending.lends(b"n")

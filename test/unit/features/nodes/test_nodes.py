@@ -140,7 +140,7 @@ def test_door_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes)
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     connect(one, two)
-    one.door.lending.loans.lend(one.door.lending._stock.lease(keys(1, 2, 3))[0], None)
+    one.door.lending.loans.lend(one.door.lending._exported.lease(keys(1, 2, 3))[0], None)
     one.residency.reset()
     assert one.shelf.num_quarantined == 3
     one.door.withdraw()
@@ -149,7 +149,7 @@ def test_door_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes)
     two.remote.ask(Wanted("r", keys(1), 0, whole))
     two.wait_answered("r")
     assert two.counters.question_hits == 0
-    one.door.lending.lend(one.stock())
+    one.door.lending.lend(one.exported())
 
 
 def test_secret_when_it_is_wrong_then_one_line_on_each_side_and_no_answer(nodes, caplog) -> None:

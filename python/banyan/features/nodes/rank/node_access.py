@@ -19,7 +19,7 @@ from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
-from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
 from banyan.features.nodes.rank import said
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
@@ -145,7 +145,7 @@ class NodeAccess:
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
         self._door.lending.lend(
-            ArenaStock(view, namespace=namespace, arena_slots=self._seats.arenas, block=self._block)
+            ExportedArena(view, namespace=namespace, arena_slots=self._seats.arenas, block=self._block)
         )
 
     def call_in(self) -> None:

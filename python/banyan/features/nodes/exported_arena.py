@@ -20,7 +20,7 @@ class _Part:
     offsets: list[int]
 
 
-class ArenaGoods:
+class LeasedFrames:
     """Leased frames of any parts of the arena, mapped read-only."""
 
     def __init__(self, parts: Sequence[_Part], layer_bytes: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class ArenaGoods:
         return sums
 
 
-class ArenaStock:
+class ExportedArena:
     """The arena parts of one namespace that a door lends from. ``view`` has a reader bit of its own."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ArenaStock:
         """Leading pages that the arena holds now."""
         return self._view.lookup(list(keys), self._slots).num_pages
 
-    def lease(self, keys: Sequence[str]) -> tuple[_native.Lease, ArenaGoods] | None:
+    def lease(self, keys: Sequence[str]) -> tuple[_native.Lease, LeasedFrames] | None:
         """All pages of ``keys``, or None."""
         found = self._view.lookup(list(keys), self._slots)
         lease = self._view.lease(found, list(keys)) if found.num_pages == len(keys) else None
@@ -78,4 +78,4 @@ class ArenaStock:
                 return None
             frame_bytes = self._block.frame_bytes
             parts.append(_Part(memory, [frame * frame_bytes for frame in memoryview(frames).cast("q")]))
-        return lease, ArenaGoods(parts, self._block.layer_bytes)
+        return lease, LeasedFrames(parts, self._block.layer_bytes)
