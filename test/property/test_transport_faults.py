@@ -107,8 +107,8 @@ class Lender:
         self.now_s = 0.0
         self.pages = self.node.keep(range(1, NUM_PAGES + 1), range(NUM_PAGES))
         self.lending = Lending(max_pages=100, clock=lambda: self.now_s)
-        self.stock = self.node.stock()
-        self.lending.lend(self.stock)
+        self.exported = self.node.exported()
+        self.lending.lend(self.exported)
 
     def suffer(self, fault: Fault) -> None:
         if fault is Fault.LATE:
@@ -116,7 +116,7 @@ class Lender:
             self.lending.loans.expire()
         elif fault is Fault.RESTARTED:
             self.lending.withdraw()
-            self.lending.lend(self.stock)
+            self.lending.lend(self.exported)
         elif fault is Fault.REUSED:
             # What the lease forbids, as a source without one would do: other bytes in the middle of the pull.
             memoryview(self.node.memory)[:] = bytes(len(memoryview(self.node.memory)))
