@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a loan against a bare NIXL READ of the same pages: between two processes, both over TCP, taking turns.
+"""The bytes of a remote lease against a bare NIXL READ of the same pages: between two processes, both over TCP, taking
+turns.
 
 `run` starts the other process. Rates are of whole transfers, verified on our side and not on NIXL's.
 """

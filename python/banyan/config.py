@@ -261,8 +261,8 @@ class Config:
         None,
         "--banyan-dscp",
         NODES,
-        """Mark the KV that travels between servers with this DSCP, for switches that know traffic classes: loans over
-        TCP, and hand-overs of a pair over RoCE.""",
+        """Mark the KV that travels between servers with this DSCP, for switches that know traffic classes: remote
+        leases over TCP, and hand-overs of a pair over RoCE.""",
         metavar="N",
         parse=int,
         check=from_zero_to(63),
@@ -272,8 +272,8 @@ class Config:
         512,
         "--banyan-in-flight-kb",
         NODES,
-        """Of all loans over TCP together, so much is under way at most: in this host's queues and in the network. What
-        shares a queue with them waits no longer than that takes.""",
+        """Of all remote leases over TCP together, so much is under way at most: in this host's queues and in the
+        network. What shares a queue with them waits no longer than that takes.""",
         metavar="KIB",
         parse=int,
         check=at_least(32, "KiB"),

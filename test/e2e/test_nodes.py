@@ -100,7 +100,7 @@ def test_prefix_when_another_node_holds_it_then_it_comes_from_there_with_the_sam
     _, meta = nodes.borrower.generate(ids)
     assert "remote" not in meta["cached_tokens_details"], "it has its own now"
     state = nodes.lender.ranks()[0]
-    assert state["door"]["num_loans"] == 0 and state["lent_bytes"] == nodes.borrower.total("pull_bytes") > 0
+    assert state["door"]["num_remote_leases"] == 0 and state["lent_bytes"] == nodes.borrower.total("pull_bytes") > 0
 
 
 def listening(server: Server) -> set[int]:

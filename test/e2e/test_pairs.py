@@ -209,7 +209,7 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     assert f"  path: split at 576 tokens, behind them through {pairs.door}" in said
     assert (pair.total(other, "remote_prefetches_sent"), pair.total(other, "remote_prefetches_failed")) == (1, 0)
     assert pair.total(pair.decode, "remote_prefetches") == 1 and pair.total(pair.decode, "read_pages") >= 36
-    assert sum(state.get("door", {}).get("num_loans", 0) for state in pair.states(pair.decode)) == 0
+    assert sum(state.get("door", {}).get("num_remote_leases", 0) for state in pair.states(pair.decode)) == 0
 
 
 def control_address(server: Server) -> str:

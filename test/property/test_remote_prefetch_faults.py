@@ -17,8 +17,8 @@ from test.unit.features.nodes.rig import BLOCK, StoreNode, until
 
 from banyan import _native
 from banyan.core import SourceKind
-from banyan.features.nodes.loans import TERM_S
 from banyan.features.nodes.pull import NodeFound
+from banyan.features.nodes.remote_leases import TERM_S
 
 NUM_SEEDS = 1_500
 NODE = "there:1"
@@ -113,10 +113,10 @@ def nothing_is_left(p: StoreNode, lender: Lender) -> None:
         if frame is not None:
             start = frame * BLOCK.frame_bytes
             assert bytes(memoryview(p.memory)[start : start + BLOCK.block_bytes]) == b"".join(lender.pages[page])
-    loans = lender.lending.loans
-    if loans.num_loans:
+    remote_leases = lender.lending.remote_leases
+    if remote_leases.num_remote_leases:
         # What nobody gives back runs out.
         lender.now_s += TERM_S
-        loans.expire()
-    assert (loans.num_loans, loans.num_pages) == (0, 0)
+        remote_leases.expire()
+    assert (remote_leases.num_remote_leases, remote_leases.num_pages) == (0, 0)
     p.residency.reset()

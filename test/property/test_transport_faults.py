@@ -18,14 +18,14 @@ from banyan import _native
 from banyan.arena.page_source import Wanted
 from banyan.core import Address
 from banyan.features.nodes.lending import Lending
-from banyan.features.nodes.loans import TERM_S
 from banyan.features.nodes.pull import NodeFound, Pull
+from banyan.features.nodes.remote_leases import TERM_S
 from banyan.features.nodes.tcp import Layers
 from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
-    Loan,
+    RemoteLease,
     Return,
     encode,
     pack_keys,
@@ -69,7 +69,7 @@ class Loopback:
         for layer in range(num_layers):
             if layer == at:
                 self._lender.suffer(self._fault)
-            lent = self._lender.lending.loans.find(token)
+            lent = self._lender.lending.remote_leases.find(token)
             if lent is None:
                 raise ConnectionError("the source has closed the connection")
             shown = (layer + 1) % num_layers if self._fault is Fault.LAYERS_SWAPPED else layer
@@ -113,7 +113,7 @@ class Lender:
     def suffer(self, fault: Fault) -> None:
         if fault is Fault.LATE:
             self.now_s += TERM_S + 1
-            self.lending.loans.expire()
+            self.lending.remote_leases.expire()
         elif fault is Fault.RESTARTED:
             self.lending.withdraw()
             self.lending.lend(self.exported)
@@ -153,8 +153,8 @@ class Wire:
         feed = _native.Feed(memory, offsets, BLOCK.block_bytes, NUM_LAYERS)
         read = feed.read()
         pull = Pull(NAMESPACE, found.keys[:num_pages], memory, offsets, BLOCK, feed)
-        loan = self._said(Borrow(2, NAMESPACE, pack_keys(pull.keys)))
-        payload = bytearray(encode(loan))
+        remote_lease = self._said(Borrow(2, NAMESPACE, pack_keys(pull.keys)))
+        payload = bytearray(encode(remote_lease))
         if self._fault is Fault.MESSAGE_LOST:
             feed.end()
             return read
@@ -164,9 +164,9 @@ class Wire:
             heard = read_by_borrower(bytes(payload))
         except Foreign:
             heard = None
-        if isinstance(heard, Loan):
+        if isinstance(heard, RemoteLease):
             pull.carry(heard, "there", Loopback(self._lender, self._rng, self._fault))
-            self._said(Return(loan.token))
+            self._said(Return(remote_lease.token))
         feed.end()
         return read
 
@@ -220,28 +220,28 @@ def nothing_is_left(borrower: Node, lender: Lender) -> None:
     assert borrower.residency.num_filling == 0
     borrower.residency.reset()
     assert borrower.shelf.num_quarantined == 0
-    if lender.lending.loans.num_loans:
+    if lender.lending.remote_leases.num_remote_leases:
         # What nobody gives back runs out.
         lender.now_s += TERM_S
-        lender.lending.loans.expire()
-    assert (lender.lending.loans.num_loans, lender.lending.loans.num_pages) == (0, 0)
+        lender.lending.remote_leases.expire()
+    assert (lender.lending.remote_leases.num_remote_leases, lender.lending.remote_leases.num_pages) == (0, 0)
 
 
-def test_frames_when_all_loans_have_ended_then_their_owner_has_them_back() -> None:
+def test_frames_when_all_remote_leases_have_ended_then_their_owner_has_them_back() -> None:
     lender = Lender()
     lent = lender.lending.answer(Borrow(1, NAMESPACE, pack_keys(keys(1, 2))), port=1)
-    assert isinstance(lent, Loan)
+    assert isinstance(lent, RemoteLease)
     lender.node.residency.reset()
     assert lender.node.shelf.num_quarantined == 2
     lender.now_s += TERM_S
-    assert lender.lending.loans.expire() == 1
+    assert lender.lending.remote_leases.expire() == 1
     assert len(ids(lender.node.shelf.drain())) == 2 and lender.node.shelf.num_quarantined == 0
 
 
 @pytest.mark.parametrize("reader", [read_by_door, read_by_borrower])
 def test_message_when_it_is_random_then_it_is_read_or_refused(reader: Any) -> None:
     rng = random.Random(0)
-    samples = [encode(Ask(1, NAMESPACE, pack_keys(keys(1)))), encode(Loan(1, b"t" * 16, 1, b"s" * 8))]
+    samples = [encode(Ask(1, NAMESPACE, pack_keys(keys(1)))), encode(RemoteLease(1, b"t" * 16, 1, b"s" * 8))]
     for _ in range(20_000):
         payload = bytearray(rng.choice(samples))
         for _ in range(rng.randint(1, 4)):

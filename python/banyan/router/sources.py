@@ -2,7 +2,7 @@
 """Where a server is to take from what it lacks of a prompt: which other node's arena has more of it.
 
 Invariants
-  1. Named is only a door that the server may ask by itself. The server asks there, and the loan is the truth.
+  1. Named is only a door that the server may ask by itself. The server asks there, and the remote lease is the truth.
   2. That nobody has more is said only where it is known of every door that the server would ask.
 
 Pages of pools are not lent: what counts is what a server's arena holds, all its ranks' parts together.

@@ -66,7 +66,7 @@ class Counters:
     pulls_dropped_pages: int = 0
     lent_pages: int = 0
     lent_bytes: int = 0
-    loans_refused: int = 0
+    remote_leases_refused: int = 0
     archived_pages: int = 0
     archive_refused_pages: int = 0
     archive_failed_pages: int = 0
@@ -180,7 +180,7 @@ DESCRIPTIONS = {
     "pulls_dropped_pages": "pages at other nodes that were not pulled: no frame, or too many reads on their way",
     "lent_pages": "pages of the host arena that were lent to other nodes",
     "lent_bytes": "bytes of the host arena that were sent to other nodes",
-    "loans_refused": "questions of other nodes that were refused: other weights, pages gone, too much lent",
+    "remote_leases_refused": "questions of other nodes that were refused: other weights, pages gone, too much lent",
     "archived_pages": "pages that the store has written durably",
     "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
     "archive_failed_pages": "pages that the store could not write",

@@ -4,8 +4,8 @@
 Invariants
   1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
      thread, which owns the sockets; what that learns comes back through another queue.
-  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a loan, or after
-     the carrier's own time-out.
+  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a remote lease, or
+     after the carrier's own time-out.
      When the thread ends by a fault, those end that no executor has begun, questions are over, and no node listens.
   3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
 
@@ -39,10 +39,10 @@ from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
-    Loan,
     Read,
     Reading,
     Refused,
+    RemoteLease,
     Return,
     ToBorrower,
     pack_keys,
@@ -61,7 +61,7 @@ TICK_MS = 20
 
 @dataclass(slots=True)
 class _Wanted:
-    """A pull that waits for its loan."""
+    """A pull that waits for its remote lease."""
 
     node: int
     pull: Pull
@@ -321,7 +321,7 @@ class Borrower:
                 self._turned_down(number, node, reason)
                 if self._is_wanted_of(node, number):
                     self._refused(number)
-            case Loan(number):
+            case RemoteLease(number):
                 self._asking.heard(node)
                 if not self._is_wanted_of(node, number):
                     self._lines.send(node, Return(message.token))
@@ -335,12 +335,12 @@ class Borrower:
 
     # ---- a thread of the executor ------------------------------------------------------------------------------
 
-    def _carry(self, node: int, pull: Pull, loan: Loan) -> None:
-        ended = pull.carry(loan, self._nodes[node].host, self._carrier)
-        self._tell(partial(self._carried, node, loan, ended))
+    def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease) -> None:
+        ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier)
+        self._tell(partial(self._carried, node, remote_lease, ended))
 
-    def _carried(self, node: int, loan: Loan, ended: Ended) -> None:
-        self._lines.send(node, Return(loan.token))
+    def _carried(self, node: int, remote_lease: RemoteLease, ended: Ended) -> None:
+        self._lines.send(node, Return(remote_lease.token))
         if ended in (Ended.LOST, Ended.DAMAGED):
             self.num_lost += 1
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)

@@ -65,8 +65,8 @@ class Door:
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``max_pages``: lent at once. ``dscp``: marks the bytes of loans, of which ``in_flight_bytes`` at most are
-        under way.
+        """``max_pages``: lent at once. ``dscp``: marks the bytes of remote leases, of which ``in_flight_bytes`` at most
+        are under way.
 
         Raises:
             OSError: when the address, or the port behind it, cannot be listened on.
@@ -82,7 +82,7 @@ class Door:
         self._context = zmq.Context()
         self._source = TcpSource(
             Address(address.host, address.port + 1),
-            self.lending.loans,
+            self.lending.remote_leases,
             num_layers=num_layers,
             dscp=dscp,
             in_flight_bytes=in_flight_bytes,
@@ -131,7 +131,7 @@ class Door:
     def take_remote_prefetches(self) -> RemotePrefetches:
         """From now on take remote prefetches; whoever calls carries them out."""
         self._remote_prefetches = RemotePrefetches(
-            loans=self.lending.loans, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1)
+            remote_leases=self.lending.remote_leases, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1)
         )
         return self._remote_prefetches
 
@@ -184,7 +184,7 @@ class Door:
             if self._remote_prefetches is not None:
                 for sender, said in self._remote_prefetches.to_say():
                     self._send(sender, said)
-            self.lending.loans.expire()
+            self.lending.remote_leases.expire()
             if not self._gate.is_alive():
                 raise RuntimeError("ZeroMQ's authenticator has ended: nobody could come in any more")
 
@@ -204,7 +204,7 @@ class Door:
         try:
             self._socket.send_multipart([receiver, encode(answer)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
-            # It left, or takes nothing: a loan that it does not know of runs out.
+            # It left, or takes nothing: a remote lease that it does not know of runs out.
             logger.debug("banyan: an answer of the door could not be sent: %s", error)
 
     def _answer_to(self, sender: bytes, message: ToDoor) -> ToBorrower | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of what is lent is under way at once: in this host's queues and in the network, sent and not acknowledged.
 
-Whatever shares a queue with loans waits behind what is in it. A kernel lets a connection have megabytes under way; here
-all of them together have a stated number of bytes, leave evenly instead of in bursts, and stand behind other traffic in
-the host's own queue.
+Whatever shares a queue with remote leases waits behind what is in it. A kernel lets a connection have megabytes under
+way; here all of them together have a stated number of bytes, leave evenly instead of in bursts, and stand behind other
+traffic in the host's own queue.
 
 Invariants
   1. The connections of a flight have at most its bytes under way together, but for one packet each and for what is said

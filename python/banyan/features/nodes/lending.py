@@ -2,7 +2,7 @@
 """What a door says to each message: no socket, no thread of its own.
 
 Invariants
-  1. What is lent is leased, and no more than a part of the arena (`Loans`).
+  1. What is lent is leased, and no more than a part of the arena (`RemoteLeases`).
   2. A door that lends nothing answers all the same: that it refuses.
   3. After ``withdraw`` nothing of the export is held here.
 
@@ -15,8 +15,18 @@ import threading
 from collections.abc import Callable
 
 from banyan.features.nodes.exported_arena import ExportedArena
-from banyan.features.nodes.loans import Loans
-from banyan.features.nodes.wire import Answer, Ask, Borrow, Loan, Refused, Return, ToBorrower, pack_sums, unpack_keys
+from banyan.features.nodes.remote_leases import RemoteLeases
+from banyan.features.nodes.wire import (
+    Answer,
+    Ask,
+    Borrow,
+    Refused,
+    RemoteLease,
+    Return,
+    ToBorrower,
+    pack_sums,
+    unpack_keys,
+)
 
 OTHER_WEIGHTS = "other weights, or another layout of KV"
 
@@ -26,7 +36,7 @@ class Lending:
 
     def __init__(self, *, max_pages: int, clock: Callable[[], float]) -> None:
         """``max_pages``: lent at once."""
-        self.loans = Loans(max_pages=max_pages, clock=clock)
+        self.remote_leases = RemoteLeases(max_pages=max_pages, clock=clock)
         self.num_pages = 0
         """Pages lent so far."""
         self.num_refused = 0
@@ -42,7 +52,7 @@ class Lending:
         """Lend nothing any more; what was lent is called in."""
         with self._lock:
             self._exported = None
-            self.loans.call_in()
+            self.remote_leases.call_in()
 
     def lends(self, namespace: bytes) -> bool:
         """Whether pages of that namespace are lent now."""
@@ -50,10 +60,10 @@ class Lending:
         return exported is not None and exported.namespace == namespace
 
     def answer(self, message: Ask | Borrow | Return, *, port: int, num_reserved: int = 0) -> ToBorrower | None:
-        """What to say to who sent ``message``, if anything; the bytes of a loan come from ``port``. ``num_reserved``
-        pages of room were kept for it."""
+        """What to say to who sent ``message``, if anything; the bytes of a remote lease come from ``port``.
+        ``num_reserved`` pages of room were kept for it."""
         if isinstance(message, Return):
-            self.loans.give_back(message.token)
+            self.remote_leases.give_back(message.token)
             return None
         with self._lock:
             answer = self._answer(message, port, num_reserved)
@@ -67,13 +77,13 @@ class Lending:
         keys = unpack_keys(message.keys)
         if isinstance(message, Ask):
             return Answer(message.number, exported.num_pages(keys))
-        if not self.loans.has_room(len(keys) - num_reserved):
+        if not self.remote_leases.has_room(len(keys) - num_reserved):
             return Refused(message.number, "too much is lent")
         leased = exported.lease(keys)
         if leased is None:
             return Refused(message.number, "gone")
         lease, leased_frames = leased
         sums = pack_sums(leased_frames.sums(exported.namespace, keys))
-        lent = self.loans.lend(lease, leased_frames)
+        lent = self.remote_leases.lend(lease, leased_frames)
         self.num_pages += len(keys)
-        return Loan(message.number, lent.token, port, sums)
+        return RemoteLease(message.number, lent.token, port, sums)

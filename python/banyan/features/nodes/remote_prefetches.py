@@ -6,8 +6,8 @@ them out.
 
 Invariants
   1. No more than `MAX_REMOTE_PREFETCHES` are taken in, and none that is larger than all that may be lent.
-  2. What is being brought, and what has been brought and is about to be borrowed, has its room among the loans. What
-     has none waits in line, in the order in which it came. The rank is told when what it has brought may go.
+  2. What is being brought, and what has been brought and is about to be borrowed, has its room among the remote leases.
+     What has none waits in line, in the order in which it came. The rank is told when what it has brought may go.
   3. Every remote prefetch that was taken in is answered once; until then its sender is told every `SAY_S` that it is
      under way.
 
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.waits import MOST_READ_S
 from banyan.features.nodes.wire import Answer, Reading
 
@@ -51,10 +51,11 @@ class _Brought:
 
 
 class RemotePrefetches:
-    """One door's. ``loans`` is what they have room in; ``wake`` makes the door's thread ask `to_say`. Any thread."""
+    """One door's. ``remote_leases`` is what they have room in; ``wake`` makes the door's thread ask `to_say`. Any
+    thread."""
 
-    def __init__(self, *, loans: Loans, clock: Callable[[], float], wake: Callable[[], None]) -> None:
-        self._loans = loans
+    def __init__(self, *, remote_leases: RemoteLeases, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        self._remote_leases = remote_leases
         self._clock = clock
         self._wake = wake
         self._lock = threading.Lock()
@@ -68,7 +69,7 @@ class RemotePrefetches:
     @property
     def max_pages(self) -> int:
         """Of one remote prefetch."""
-        return self._loans.max_pages
+        return self._remote_leases.max_pages
 
     # ---- the door's thread -------------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class RemotePrefetches:
                     said.append((remote_prefetch.sender, Reading(remote_prefetch.number)))
                     self._said_s[remote_prefetch] = now_s
             for place in [place for place, brought in self._brought.items() if brought.until_s <= now_s]:
-                self._loans.unreserve(self._end_keeping(place))
+                self._remote_leases.unreserve(self._end_keeping(place))
         return said
 
     def num_brought(self, sender: bytes, first_key: str) -> int:
@@ -107,7 +108,7 @@ class RemotePrefetches:
     def borrowed(self, sender: bytes, first_key: str) -> None:
         """It has borrowed them, or could not."""
         with self._lock:
-            self._loans.unreserve(self._end_keeping((sender, first_key)))
+            self._remote_leases.unreserve(self._end_keeping((sender, first_key)))
 
     # ---- the rank's thread -------------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class RemotePrefetches:
                 since_s, remote_prefetch = self._in_line[0]
                 if since_s <= late_s:
                     self._is_over(remote_prefetch, 0)
-                elif self._loans.reserve(len(remote_prefetch.keys)):
+                elif self._remote_leases.reserve(len(remote_prefetch.keys)):
                     self._begun.add(remote_prefetch)
                     taken.append(remote_prefetch)
                 else:
@@ -148,7 +149,7 @@ class RemotePrefetches:
             place = (remote_prefetch.sender, remote_prefetch.keys[0])
             num_free += self._end_keeping(place)
             self._brought[place] = _Brought(remote_prefetch, num_pages, self._clock() + BORROW_S)
-        self._loans.unreserve(num_free)
+        self._remote_leases.unreserve(num_free)
 
     def _end_keeping(self, place: tuple[bytes, str]) -> int:
         """How many pages are not kept for a borrower any more."""
@@ -173,5 +174,5 @@ class RemotePrefetches:
             for remote_prefetch in list(self._said_s):
                 self._is_over(remote_prefetch, 0)
             for place in list(self._brought):
-                self._loans.unreserve(self._end_keeping(place))
+                self._remote_leases.unreserve(self._end_keeping(place))
         self._wake()

@@ -53,7 +53,7 @@ def test_door_when_the_weights_change_then_it_listens_on_and_lends_the_new_names
     assert answers == [(number, None)]
     counters = Counters()
     rank.count(counters)
-    assert counters.loans_refused > 0, "the first one asked for other weights"
+    assert counters.remote_leases_refused > 0, "the first one asked for other weights"
     borrower.close()
     rank.close()
     assert not is_open(address) and not is_open(Address(address.host, address.port + 1))

@@ -16,7 +16,7 @@ from banyan.features.nodes import callers as module
 from banyan.features.nodes import tcp
 from banyan.features.nodes.callers import Callers
 from banyan.features.nodes.door import Door
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import TOKEN_BYTES
 from banyan.telemetry import start_thread
 
@@ -139,10 +139,10 @@ def test_origin_when_addresses_are_compared_then_a_network_of_ipv6_is_one(one, o
 
 
 def source(**more):
-    return tcp.TcpSource(Address("127.0.0.1", 0), Loans(max_pages=9, clock=time.monotonic), num_layers=1, **more)
+    return tcp.TcpSource(Address("127.0.0.1", 0), RemoteLeases(max_pages=9, clock=time.monotonic), num_layers=1, **more)
 
 
-def test_stranger_when_his_token_is_of_no_loan_then_he_has_no_thread_and_no_slot(monkeypatch):
+def test_stranger_when_his_token_is_of_no_remote_lease_then_he_has_no_thread_and_no_slot(monkeypatch):
     lender = source()
     monkeypatch.setattr(tcp, "start_thread", lambda *args, **named: pytest.fail("a thread for a stranger"))
     try:
@@ -166,9 +166,11 @@ class _LeasedFrames:
         return [memoryview(b"a page")]
 
 
-def test_loan_when_no_thread_can_be_started_then_its_connection_is_closed_and_the_next_one_is_served(monkeypatch):
+def test_remote_lease_when_no_thread_can_be_started_then_its_connection_is_closed_and_the_next_one_is_served(
+    monkeypatch,
+):
     lender = source()
-    token = lender._loans.lend(_Lease(), _LeasedFrames()).token
+    token = lender._remote_leases.lend(_Lease(), _LeasedFrames()).token
 
     def refuse(*args, **named):
         raise RuntimeError("can't start new thread")
@@ -208,7 +210,7 @@ def test_lending_when_the_doors_thread_ends_by_a_fault_then_nothing_is_lent_any_
     door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
         door.lending.lend(type("Exported", (), {"namespace": b"n"})())
-        monkeypatch.setattr(door.lending.loans, "expire", fail)
+        monkeypatch.setattr(door.lending.remote_leases, "expire", fail)
         door._thread.join(5)
         assert not door._thread.is_alive() and not door.lending.lends(b"n")
     finally:

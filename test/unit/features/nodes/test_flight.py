@@ -95,7 +95,7 @@ def test_part_when_many_send_then_each_still_has_some_packets(connect):
         assert part_bytes >= LEAST_PACKETS * packet_bytes - 1 and part_bytes > 1 << 10
 
 
-def test_loan_when_packets_are_as_large_as_the_bound_then_it_is_not_held_up(connect):
+def test_remote_lease_when_packets_are_as_large_as_the_bound_then_it_is_not_held_up(connect):
     """As on a loopback, where one packet is 64 KiB."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as here:
         here.connect(listener.getsockname())
@@ -127,7 +127,7 @@ def control_of(connection):
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
-def test_connection_when_the_system_has_chosen_another_control_then_loans_travel_without_timers(connect):
+def test_connection_when_the_system_has_chosen_another_control_then_remote_leases_travel_without_timers(connect):
     connection = connect()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     with Flight(64 << 10).joined(connection):

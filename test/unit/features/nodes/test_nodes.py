@@ -50,7 +50,7 @@ def test_prefix_when_another_node_holds_it_then_it_comes_from_there_with_the_sam
     assert two.cache.finish(two.cache.start())
     assert [two.rank.pages(frame) for frame in (9, 1, 7)] == pages
     until(lambda: two.poll() or two.residency.num_resident == 3)
-    until(lambda: one.door.lending.loans.num_loans == 0)
+    until(lambda: one.door.lending.remote_leases.num_remote_leases == 0)
     assert two.cache.prepare(request("again"), keys(1, 2, 3)).runs == (Run(SourceKind.HOST, 3),)
     counters = two.counters
     assert (counters.questions, counters.question_hits, counters.pulls, counters.pull_pages) == (1, 1, 1, 3)
@@ -109,7 +109,7 @@ def test_node_when_it_starts_again_then_it_is_asked_as_soon_as_it_is_reached(nod
     until(lambda: two.borrower.num_listening == 1)
 
 
-def test_pages_when_they_leave_between_answer_and_loan_then_the_read_fails_and_frames_are_free(nodes) -> None:
+def test_pages_when_they_leave_between_answer_and_remote_lease_then_the_read_fails_and_frames_are_free(nodes) -> None:
     one, two = nodes
     one.keep([1, 2], LENT[:2])
     connect(one, two)
@@ -125,7 +125,7 @@ def test_pages_when_they_leave_between_answer_and_loan_then_the_read_fails_and_f
     assert one.door.lending.num_refused == 1
 
 
-def test_loan_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> None:
+def test_remote_lease_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> None:
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     two.borrow_from(one.lend(max_pages=2))
@@ -133,19 +133,19 @@ def test_loan_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> 
     two.remote.ask(Wanted("r", keys(1, 2, 3), 0, whole))
     two.wait_answered("r")
     until(lambda: two.poll() or two.residency.num_filling == 0)
-    assert two.counters.pull_failed_pages == 3 and one.door.lending.loans.num_loans == 0
+    assert two.counters.pull_failed_pages == 3 and one.door.lending.remote_leases.num_remote_leases == 0
 
 
 def test_door_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes) -> None:
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     connect(one, two)
-    one.door.lending.loans.lend(one.door.lending._exported.lease(keys(1, 2, 3))[0], None)
+    one.door.lending.remote_leases.lend(one.door.lending._exported.lease(keys(1, 2, 3))[0], None)
     one.residency.reset()
     assert one.shelf.num_quarantined == 3
     one.door.withdraw()
     one.shelf.drain()
-    assert one.shelf.num_quarantined == 0 and one.door.lending.loans.num_pages == 0
+    assert one.shelf.num_quarantined == 0 and one.door.lending.remote_leases.num_pages == 0
     two.remote.ask(Wanted("r", keys(1), 0, whole))
     two.wait_answered("r")
     assert two.counters.question_hits == 0

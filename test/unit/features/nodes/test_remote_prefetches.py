@@ -14,12 +14,12 @@ import pytest
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 from test.unit.features.nodes.rig import StoreNode, until
-from test.unit.features.nodes.test_loans import FakeLease
+from test.unit.features.nodes.test_remote_leases import FakeLease
 
 from banyan.arena.prefetch import joined
 from banyan.core import Run, SourceKind
 from banyan.features.nodes import waits
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.remote_prefetches import BORROW_S, MAX_REMOTE_PREFETCHES, RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.wire import Answer
 
@@ -72,7 +72,7 @@ class Pair:
 
     def nothing_is_left(self) -> None:
         until(lambda: self.p.poll() or self.d.poll() or not self.p.residency.num_filling + self.d.residency.num_filling)
-        until(lambda: self.d.door is None or self.d.door.lending.loans.num_loans == 0)
+        until(lambda: self.d.door is None or self.d.door.lending.remote_leases.num_remote_leases == 0)
         assert not self.p.remote.is_sent_for("r")
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ def test_remote_prefetch_when_it_takes_all_that_may_be_lent_then_what_it_brought
     pair.wait()
     assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
     pair.nothing_is_left()
-    assert pair.d.door.lending.loans.has_room(3)
+    assert pair.d.door.lending.remote_leases.has_room(3)
 
 
 def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then_they_are_not_asked_for_again(
@@ -212,8 +212,10 @@ class Line:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.loans = Loans(max_pages=5, clock=lambda: self.now_s)
-        self.remote_prefetches = RemotePrefetches(loans=self.loans, clock=lambda: self.now_s, wake=lambda: None)
+        self.remote_leases = RemoteLeases(max_pages=5, clock=lambda: self.now_s)
+        self.remote_prefetches = RemotePrefetches(
+            remote_leases=self.remote_leases, clock=lambda: self.now_s, wake=lambda: None
+        )
 
     def remote_prefetch(self, number: int, *pages: int) -> RemotePrefetch:
         made = RemotePrefetch(b"p", number, keys(*pages))
@@ -236,12 +238,12 @@ def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in
     assert line.answers() == {1: 3} and line.remote_prefetches.take() == []
     lease = FakeLease(line.remote_prefetches.num_brought(b"p", keys(1)[0]))
     assert lease.num_pages == 3 and line.remote_prefetches.num_brought(b"other", keys(1)[0]) == 0
-    loan = line.loans.lend(lease, None)
+    remote_lease = line.remote_leases.lend(lease, None)
     assert line.remote_prefetches.let_go() == []
     line.remote_prefetches.borrowed(b"p", keys(1)[0])
     assert line.remote_prefetches.take() == [] and line.remote_prefetches.num_brought(b"p", keys(1)[0]) == 0
     assert line.remote_prefetches.let_go() == [first]
-    line.loans.give_back(loan.token)
+    line.remote_leases.give_back(remote_lease.token)
     assert line.remote_prefetches.take() == [second, third]
 
 
@@ -250,13 +252,13 @@ def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_roo
     first, second = line.remote_prefetch(1, 1, 2, 3, 4), line.remote_prefetch(2, 5, 6, 7)
     line.remote_prefetches.take()
     line.remote_prefetches.over(first, 2)
-    assert line.loans.has_room(3) and not line.loans.has_room(4)
+    assert line.remote_leases.has_room(3) and not line.remote_leases.has_room(4)
     assert line.remote_prefetches.take() == [second]
     line.remote_prefetches.over(second, 0)
     line.now_s = BORROW_S
-    assert line.answers() == {1: 2, 2: 0} and line.loans.has_room(5)
+    assert line.answers() == {1: 2, 2: 0} and line.remote_leases.has_room(5)
     line.remote_prefetches.borrowed(b"p", keys(1)[0])
-    assert line.loans.has_room(5) and not line.loans.has_room(6)
+    assert line.remote_leases.has_room(5) and not line.remote_leases.has_room(6)
 
 
 def test_remote_prefetch_when_it_is_in_line_for_longer_than_anybody_waits_then_nothing_is_read_for_it():
@@ -273,7 +275,7 @@ def test_remote_prefetches_when_they_end_then_all_are_answered_and_no_room_is_ke
     line.remote_prefetches.take()
     line.remote_prefetches.over(done, 1)
     line.remote_prefetches.end()
-    assert line.answers() == {1: 1, 2: 0, 3: 0} and line.loans.has_room(5)
+    assert line.answers() == {1: 1, 2: 0, 3: 0} and line.remote_leases.has_room(5)
     assert line.remote_prefetches.let_go() == [done]
     line.remote_prefetches.over(done, 1)
     assert line.answers() == {} and line.remote_prefetches.take() == [] and line.remote_prefetches.let_go() == [done]

@@ -3,7 +3,7 @@ import pytest
 from test.unit.directory.rig import NAMESPACE, keys
 
 from banyan.features.nodes import wire
-from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Loan, Read, Reading, Refused, Return
+from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Read, Reading, Refused, RemoteLease, Return
 
 TO_DOOR = [
     Ask(1, NAMESPACE, b""),
@@ -12,7 +12,7 @@ TO_DOOR = [
     Read(4, NAMESPACE, wire.pack_keys(keys(1, 2, 3))),
     Return(b"t" * 16),
 ]
-TO_BORROWER = [Answer(1, 4), Reading(4), Loan(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
+TO_BORROWER = [Answer(1, 4), Reading(4), RemoteLease(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
 FOREIGN = [
     b"",
     b"GET / HTTP/1.1",
@@ -25,8 +25,8 @@ FOREIGN = [
     wire.encode(Read(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
     wire.encode(Return(b"short")),
     wire.encode(Answer(1, -1)),
-    wire.encode(Loan(1, b"t" * 16, 0, b"")),
-    wire.encode(Loan(1, b"t" * 16, 7400, b"odd")),
+    wire.encode(RemoteLease(1, b"t" * 16, 0, b"")),
+    wire.encode(RemoteLease(1, b"t" * 16, 7400, b"odd")),
     bytes(wire.MAX_MESSAGE_BYTES + 1),
 ]
 

@@ -170,7 +170,7 @@ class NodeAccess:
         if self._door is not None:
             counters.lent_pages = self._door.lending.num_pages
             counters.lent_bytes = self._door.sent_bytes
-            counters.loans_refused = self._door.lending.num_refused
+            counters.remote_leases_refused = self._door.lending.num_refused
 
     def state(self) -> dict[str, Any]:
         """The part of ``/server_info``."""
@@ -178,8 +178,8 @@ class NodeAccess:
         if self._door is not None:
             state["door"] = {
                 "address": str(self._door.address),
-                "num_loans": self._door.lending.loans.num_loans,
-                "num_loan_pages": self._door.lending.loans.num_pages,
+                "num_remote_leases": self._door.lending.remote_leases.num_remote_leases,
+                "num_remote_lease_pages": self._door.lending.remote_leases.num_pages,
                 "num_foreign_messages": self._door.num_foreign,
                 "most_read_tokens": self._door.most_remote_prefetch_pages * self._roster.page_tokens,
             }

@@ -2,12 +2,13 @@
 """What a door has lent: pure but for a lock, the clock is the caller's.
 
 Invariants
-  1. A loan holds a lease on all its pages from ``lend`` until it is returned, runs out or is called in; each lease is
-     released exactly once.
+  1. A remote lease holds a lease on all its pages from ``lend`` until it is returned, runs out or is called in; each
+     lease is released exactly once.
   2. No more than ``max_pages`` are lent or reserved at once.
-  3. A loan is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums do.
+  3. A remote lease is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums
+     do.
 
-A loan: lent -> returned, run out, or called in. The door's threads call.
+A remote lease: lent -> returned, run out, or called in. The door's threads call.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Lent:
     expires_s: float
 
 
-class Loans:
-    """All loans of one door."""
+class RemoteLeases:
+    """All remote leases of one door."""
 
     def __init__(self, *, max_pages: int, clock: Callable[[], float]) -> None:
         self.max_pages = max_pages
@@ -54,7 +55,7 @@ class Loans:
         self._num_reserved = 0
 
     @property
-    def num_loans(self) -> int:
+    def num_remote_leases(self) -> int:
         return len(self._lent)
 
     @property
@@ -67,7 +68,7 @@ class Loans:
         return self._num_pages + self._num_reserved + num_pages <= self.max_pages
 
     def reserve(self, num_pages: int) -> bool:
-        """Keep room for a later loan, if there is any; until ``unreserve``."""
+        """Keep room for a later remote lease, if there is any; until ``unreserve``."""
         with self._lock:
             if not self.has_room(num_pages):
                 return False
@@ -87,7 +88,7 @@ class Loans:
         return lent
 
     def find(self, token: bytes) -> Lent | None:
-        """The loan of this token, if it is good now; it is good for another term from now on."""
+        """The remote lease of this token, if it is good now; it is good for another term from now on."""
         with self._lock:
             lent = self._lent.get(token)
             if lent is not None:
@@ -100,7 +101,7 @@ class Loans:
             self._end(token)
 
     def expire(self) -> int:
-        """End what has run out; how many loans that were."""
+        """End what has run out; how many remote leases that were."""
         now_s = self._clock()
         with self._lock:
             late = [token for token, lent in self._lent.items() if lent.expires_s <= now_s]
@@ -109,7 +110,7 @@ class Loans:
         return len(late)
 
     def call_in(self) -> None:
-        """End all loans now."""
+        """End all remote leases now."""
         with self._lock:
             for token in list(self._lent):
                 self._end(token)
