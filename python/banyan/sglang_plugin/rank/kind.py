@@ -40,7 +40,7 @@ from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.residency_report import ResidencyReport
 from banyan.sglang_plugin.rank.seating import agree_on_page_tokens, seats_of
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store
-from banyan.sglang_plugin.rank.tier import HostTier, StoreDoor, TierPlace, withdraw
+from banyan.sglang_plugin.rank.tier import HostTier, TierPlace, WritableStore, withdraw
 from banyan.supply import Supply
 from banyan.telemetry import Counters
 
@@ -181,9 +181,9 @@ class Kind:
             self.store.invalidate(namespace)
         if self._arena is None:
             return shelf, Supply(peers, self.sources(), None)
-        door = None
+        writable = None
         if self.store is not None:
-            door = StoreDoor(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
+            writable = WritableStore(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
         place = TierPlace(
             roster=self._roster,
             seats=self.seats,
@@ -195,7 +195,7 @@ class Kind:
             counters=self._rank.counters,
         )
         partner = self._rank.points.partner(self)
-        self.tier = HostTier(place, door, partner, self._sources, self._rank.arena_events)
+        self.tier = HostTier(place, writable, partner, self._sources, self._rank.arena_events)
         has_reads = config.reads_into_arena and self.follows_reads
         return shelf, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
 

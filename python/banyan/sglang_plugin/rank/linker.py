@@ -52,7 +52,7 @@ def installed() -> Rank:
 
 
 class BanyanLinker(Rank, UnifiedCacheLinker):
-    """One rank's door to its peers. Built by SGLang once for each worker process."""
+    """One rank's connection to its peers. Built by SGLang once for each worker process."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's door to the store that the flags name: which weights its pages belong to, and what it may write."""
+"""A rank's access to the store that the flags name: which weights its pages belong to, and what it may write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("banyan")
 def open_store(
     config: Config, *, namespace: bytes, block: BlockGeometry, num_parts: int, share: float = 1.0
 ) -> PageStore:
-    """This rank's door to the store that the flags name, for its ``share`` of a part. Refuses what the store refuses,
+    """This rank's access to the store that the flags name, for its ``share`` of a part. Refuses what the store refuses,
     naming the flag."""
     space = Space(
         quota_bytes=config.store_bytes,

@@ -104,7 +104,7 @@ class TierPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreDoor:
+class WritableStore:
     """A store, and what this rank may write to it."""
 
     store: PageStore
@@ -121,13 +121,13 @@ class HostTier:
     def __init__(
         self,
         place: TierPlace,
-        door: StoreDoor | None,
+        writable: WritableStore | None,
         partner: Partner,
         behind: Sequence[SourceAccess],
         events: ArenaEvents | None,
     ) -> None:
         arena, memory, counters = place.arena, place.arena.memory, place.counters
-        store = None if door is None else door.store
+        store = None if writable is None else writable.store
         frame_bytes, seats = arena.block.frame_bytes, place.seats
         most_down_bytes = backup_limit_bytes(link_bytes_per_s=place.link_bytes_per_s, arena_bytes=memory.num_bytes)
         self._roster = place.roster
@@ -170,17 +170,17 @@ class HostTier:
             layers_per_read=place.layers_per_read,
             counters=counters,
         )
-        self.store = None if door is None else self._store_tier(door, arena)
+        self.store = None if writable is None else self._store_tier(writable, arena)
         self._sources = self._sources_of(place, store, behind)
 
-    def _store_tier(self, door: StoreDoor, arena: Arena) -> StoreTier:
+    def _store_tier(self, writable: WritableStore, arena: Arena) -> StoreTier:
         return StoreTier(
-            store=door.store,
+            store=writable.store,
             residency=self._residency,
             prefetch=self.prefetch,
             memory=arena.memory,
             block=arena.block,
-            admission=door.admission,
+            admission=writable.admission,
             counters=self._counters,
             orphaned=self._partner.orphaned,
         )
