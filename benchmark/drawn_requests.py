@@ -110,7 +110,7 @@ def _hints(rng: random.Random) -> dict[str, Any]:
         "policy",
         "action",
         "reason",
-        "doors",
+        "page_servers",
         "node",
         "server",
         "dp_max_kv_len",

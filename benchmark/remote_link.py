@@ -20,8 +20,8 @@ from typing import Any
 from banyan import _native
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
-from banyan.features.nodes.door import Door
 from banyan.features.nodes.exported_arena import ExportedArena
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
@@ -104,8 +104,8 @@ def lend() -> None:
     shelf.publish(array("q", range(NUM_PAGES)), _page_keys())
     peers = _native.Peers(roster, None, 1, NAMESPACE, BLOCK.table(), memory, BLOCK.frame_bytes)
     address = Address("127.0.0.1", int(sys.argv[1]))
-    door = Door(address, KEYS, max_pages=2 * NUM_PAGES, num_layers=len(BLOCK.layer_bytes))
-    door.lending.lend(ExportedArena(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))
+    page_server = PageServer(address, KEYS, max_pages=2 * NUM_PAGES, num_layers=len(BLOCK.layer_bytes))
+    page_server.lending.lend(ExportedArena(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))
     agent = _Agent("lender", memory)
     print(DESCRIBED, agent.describe(), flush=True)
     sys.stdin.read()

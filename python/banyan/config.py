@@ -58,7 +58,7 @@ CPU_FEATURE_FOR_BFLOAT16 = "avx512bw"
 
 
 def addresses(values: tuple[str, ...]) -> str | None:
-    """A check: what is wrong with a list of doors."""
+    """A check: what is wrong with a list of page servers."""
     try:
         for value in values:
             Address.parse(value)

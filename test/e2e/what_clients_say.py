@@ -84,7 +84,7 @@ BAD: dict[str, tuple[Said, ...]] = {
     "`kv_hints`, other actions of `banyan.`": (
         _asked(("banyan.prefix", FORGED)),
         _asked(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62})),
-        _asked(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000})),
+        _asked(("banyan.source", {"page_servers": ["127.0.0.1:1"] * 1000})),
     ),
     "`kv_hints` in all": (_asked(*(("someone.else", {}) for _ in range(65))),),
     "`input_ids`": (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank on a GPU without the engine: pool, shelf, the door to the peers. What a page holds follows from its key."""
+"""A rank on a GPU without the engine: pool, shelf, what connects it to its peers. What a page holds follows from its
+key."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from banyan.features.nodes.wire import (
     encode,
     pack_keys,
     read_by_borrower,
-    read_by_door,
+    read_by_page_server,
 )
 
 NUM_FAULTS = 10_000
@@ -138,7 +138,7 @@ class Wire:
         self._rng, self._fault = rng, fault
 
     def _said(self, message: Any) -> Any:
-        return self._lender.lending.answer(read_by_door(encode(message)), port=1)
+        return self._lender.lending.answer(read_by_page_server(encode(message)), port=1)
 
     def ask(self, asked: Sequence[str]) -> int:
         answer = read_by_borrower(encode(self._said(Ask(1, NAMESPACE, pack_keys(asked)))))
@@ -238,7 +238,7 @@ def test_frames_when_all_remote_leases_have_ended_then_their_owner_has_them_back
     assert len(ids(lender.node.shelf.drain())) == 2 and lender.node.shelf.num_quarantined == 0
 
 
-@pytest.mark.parametrize("reader", [read_by_door, read_by_borrower])
+@pytest.mark.parametrize("reader", [read_by_page_server, read_by_borrower])
 def test_message_when_it_is_random_then_it_is_read_or_refused(reader: Any) -> None:
     rng = random.Random(0)
     samples = [encode(Ask(1, NAMESPACE, pack_keys(keys(1)))), encode(RemoteLease(1, b"t" * 16, 1, b"s" * 8))]

@@ -8,9 +8,9 @@ import pytest
 from banyan.refusals import (
     ServerFacts,
     arena_room_refusal,
-    door_seats_refusal,
     layout_refusal,
     memory_refusal,
+    page_server_seats_refusal,
     pool_refusal,
     refusals,
     secret_refusal,
@@ -150,9 +150,9 @@ def test_refusals_when_kv_has_scales_of_its_own_then_it_is_refused_whatever_it_i
     assert f"--kv-cache-dtype {dtype}" in line
 
 
-def test_door_when_the_ranks_leave_no_place_for_it_then_refused_with_the_way_out():
-    assert door_seats_refusal(num_slots=62, num_shards=2) is None
-    line = door_seats_refusal(num_slots=62, num_shards=3)
+def test_page_server_when_the_ranks_leave_no_place_for_it_then_refused_with_the_way_out():
+    assert page_server_seats_refusal(num_slots=62, num_shards=2) is None
+    line = page_server_seats_refusal(num_slots=62, num_shards=3)
     assert "--banyan-listen" in line and "fewer ranks" in line
 
 

@@ -283,13 +283,13 @@ def secret_refusal(*, path: str, error: object) -> str:
     return f"--banyan-secret-file {path}: {error}"
 
 
-def door_seats_refusal(*, num_slots: int, num_shards: int) -> str | None:
-    """The line for a node on which no place is left for its doors, or None."""
+def page_server_seats_refusal(*, num_slots: int, num_shards: int) -> str | None:
+    """The line for a node on which no place is left for its page servers, or None."""
     if num_slots + num_shards <= MAX_SLOTS:
         return None
     return (
-        f"--banyan-listen: the ranks take {num_slots} places and the doors {num_shards}, a node has {MAX_SLOTS}: use "
-        "fewer ranks, or drop that flag"
+        f"--banyan-listen: the ranks take {num_slots} places and the page servers {num_shards}, a node has "
+        f"{MAX_SLOTS}: use fewer ranks, or drop that flag"
     )
 
 

@@ -32,7 +32,17 @@ NAMES = (
     *prompt.RANK_FIELDS,
 )
 SAID = (
-    *("dp_size", "internal_states", "kv_events", "banyan", "door", "address", "most_read_tokens", "nodes", "asked"),
+    *(
+        "dp_size",
+        "internal_states",
+        "kv_events",
+        "banyan",
+        "page_server",
+        "address",
+        "most_read_tokens",
+        "nodes",
+        "asked",
+    ),
     *("publisher", "endpoint_host", "endpoint_port_base", "replay_endpoint_port_base", "block_size", "topic", "store"),
     *(
         "disaggregation_mode",

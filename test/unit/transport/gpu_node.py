@@ -31,7 +31,7 @@ GEOMETRY = [
 
 
 class GpuRank:
-    """A pool on the device, its shelf, and its door to the peers."""
+    """A pool on the device, its shelf, and what connects it to its peers."""
 
     def __init__(
         self, gpu: FakeGpu, roster: _native.Roster, slot: int, layers_per_launch: int = 1, make_reads=lambda rank: None

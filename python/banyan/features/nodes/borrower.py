@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's dealings with the doors of other nodes: asks who has a prompt, borrows, pulls, gives back.
+"""A rank's dealings with the page servers of other nodes: asks who has a prompt, borrows, pulls, gives back.
 
 Invariants
   1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
@@ -69,7 +69,7 @@ class _Wanted:
 
 
 class Borrower:
-    """One rank's. ``nodes``: the doors of its shard."""
+    """One rank's. ``nodes``: the page servers of its shard."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class Borrower:
         try:
             message = read_by_borrower(payload)
         except Foreign as error:
-            logger.warning("banyan: the node at %s sent what no door sends: %s", self._nodes[node], error)
+            logger.warning("banyan: the node at %s sent what no page server sends: %s", self._nodes[node], error)
             return
         self._heed(node, message)
 

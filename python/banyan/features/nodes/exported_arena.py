@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arena frames of a node as a door lends them: found, leased, summed, and as the bytes of each layer."""
+"""Arena frames of a node as a page server lends them: found, leased, summed, and as the bytes of each layer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LeasedFrames:
 
 
 class ExportedArena:
-    """The arena parts of one namespace that a door lends from. ``view`` has a reader bit of its own."""
+    """The arena parts of one namespace that a page server lends from. ``view`` has a reader bit of its own."""
 
     def __init__(
         self, view: _native.Peers, *, namespace: bytes, arena_slots: Sequence[int], block: BlockGeometry

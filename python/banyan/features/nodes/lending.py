@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a door says to each message: no socket, no thread of its own.
+"""What a page server says to each message: no socket, no thread of its own.
 
 Invariants
   1. What is lent is leased, and no more than a part of the arena (`RemoteLeases`).
-  2. A door that lends nothing answers all the same: that it refuses.
+  2. A page server that lends nothing answers all the same: that it refuses.
   3. After ``withdraw`` nothing of the export is held here.
 
 States: lending nothing <-> lending an export (one namespace). Any thread.
@@ -32,7 +32,7 @@ OTHER_WEIGHTS = "other weights, or another layout of KV"
 
 
 class Lending:
-    """One door's."""
+    """One page server's."""
 
     def __init__(self, *, max_pages: int, clock: Callable[[], float]) -> None:
         """``max_pages``: lent at once."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's connections to the doors of other nodes, and what wakes the thread that owns them.
+"""A rank's connections to the page servers of other nodes, and what wakes the thread that owns them.
 
 States: open -> closed. One thread sends, waits and closes; any thread may ``wake``.
 """
@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
 from banyan.features.nodes.connection import connect
-from banyan.features.nodes.wire import ToDoor, encode
+from banyan.features.nodes.wire import ToPageServer, encode
 from banyan.transport.sealed.secret import Keys
 from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, Strangers
 
@@ -58,7 +58,7 @@ class Lines:
                     self._strangers[node].came()
         return [(node, socket.recv()) for node, socket in enumerate(self._sockets) if socket in ready]
 
-    def send(self, node: int, message: ToDoor) -> bool:
+    def send(self, node: int, message: ToPageServer) -> bool:
         """Never waits; whether there was room for it."""
         try:
             self._sockets[node].send(encode(message), zmq.DONTWAIT)

@@ -33,7 +33,7 @@ class FoundThere(StoreFound, Protocol):
 
 
 class OtherNodes(Asked[FoundThere], Protocol):
-    """The doors of other nodes, as a rank uses them. No call waits."""
+    """The page servers of other nodes, as a rank uses them. No call waits."""
 
     def knows(self, node: str) -> bool:
         """Whether a node of that address may be asked."""

@@ -2,8 +2,8 @@
 """Pages of a remote lease on their way into this rank's part of the arena, verified layer by layer.
 
 Invariants
-  1. A page counts as landed in a layer only when its checksum agrees: it was said by the door, over the channel that
-     the secret protects, and is bound to namespace, page key and layer.
+  1. A page counts as landed in a layer only when its checksum agrees: it was said by the page server, over the channel
+     that the secret protects, and is bound to namespace, page key and layer.
   2. The frames are written until `carry` returns, and not afterwards: then the read has ended, whatever happened.
 """
 

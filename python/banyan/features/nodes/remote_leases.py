@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a door has lent: pure but for a lock, the clock is the caller's.
+"""What a page server has lent: pure but for a lock, the clock is the caller's.
 
 Invariants
   1. A remote lease holds a lease on all its pages from ``lend`` until it is returned, runs out or is called in; each
@@ -8,7 +8,7 @@ Invariants
   3. A remote lease is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums
      do.
 
-A remote lease: lent -> returned, run out, or called in. The door's threads call.
+A remote lease: lent -> returned, run out, or called in. The page server's threads call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lent:
 
 
 class RemoteLeases:
-    """All remote leases of one door."""
+    """All remote leases of one page server."""
 
     def __init__(self, *, max_pages: int, clock: Callable[[], float]) -> None:
         self.max_pages = max_pages

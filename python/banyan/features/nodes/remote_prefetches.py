@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remote prefetches of a node: pages that other nodes have asked it to bring from its store into its arena.
 
-The door's thread takes remote prefetches in and answers them; the rank's thread, which owns store and arena, carries
-them out.
+The page server's thread takes remote prefetches in and answers them; the rank's thread, which owns store and arena,
+carries them out.
 
 Invariants
   1. No more than `MAX_REMOTE_PREFETCHES` are taken in, and none that is larger than all that may be lent.
@@ -51,8 +51,8 @@ class _Brought:
 
 
 class RemotePrefetches:
-    """One door's. ``remote_leases`` is what they have room in; ``wake`` makes the door's thread ask `to_say`. Any
-    thread."""
+    """One page server's. ``remote_leases`` is what they have room in; ``wake`` makes the page server's thread ask
+    `to_say`. Any thread."""
 
     def __init__(self, *, remote_leases: RemoteLeases, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._remote_leases = remote_leases
@@ -71,7 +71,8 @@ class RemotePrefetches:
         """Of one remote prefetch."""
         return self._remote_leases.max_pages
 
-    # ---- the door's thread -------------------------------------------------------------------------------------
+    # ---- the page server's thread
+    # -------------------------------------------------------------------------------------
 
     def ask(self, remote_prefetch: RemotePrefetch) -> bool:
         """Take it in, unless it is too large or too many are here."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two nodes say to each other: the only place that knows the form of a message. Pure.
 
-A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a door answers `Answer`,
-`Reading`, `RemoteLease` or `Refused`. Whatever else arrives raises `Foreign`.
+A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a page server answers
+`Answer`, `Reading`, `RemoteLease` or `Refused`. Whatever else arrives raises `Foreign`.
 """
 
 from __future__ import annotations
@@ -97,24 +97,24 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, forbid_unknown_fie
     reason: str
 
 
-ToDoor = Ask | Read | Borrow | Return
+ToPageServer = Ask | Read | Borrow | Return
 ToBorrower = Answer | Reading | RemoteLease | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_to_door = msgspec.msgpack.Decoder(ToDoor)
+_to_page_server = msgspec.msgpack.Decoder(ToPageServer)
 _to_borrower = msgspec.msgpack.Decoder(ToBorrower)
 
 
-def encode(message: ToDoor | ToBorrower) -> bytes:
+def encode(message: ToPageServer | ToBorrower) -> bytes:
     return _encoder.encode(message)
 
 
-def read_by_door(payload: bytes) -> ToDoor:
+def read_by_page_server(payload: bytes) -> ToPageServer:
     """
     Raises:
-        Foreign: for anything else than a message to a door.
+        Foreign: for anything else than a message to a page server.
     """
-    message = _decoded(_to_door, payload)
+    message = _decoded(_to_page_server, payload)
     if isinstance(message, Return):
         _check(len(message.token) == TOKEN_BYTES, "a token of another length")
     else:

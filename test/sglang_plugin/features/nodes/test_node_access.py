@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's side of the door: it listens where it was told to, over several namespaces, and nowhere else."""
+"""One rank's side of the page server: it listens where it was told to, over several namespaces, and nowhere else."""
 
 import socket
 
@@ -35,7 +35,7 @@ def is_open(address):
         return probe.connect_ex((address.host, address.port)) == 0
 
 
-def test_door_when_the_weights_change_then_it_listens_on_and_lends_the_new_namespace(secret):
+def test_page_server_when_the_weights_change_then_it_listens_on_and_lends_the_new_namespace(secret):
     node, address = Node(), free_address()
     rank = access(node, secret, listen=str(address))
     assert not is_open(address), "not before it joins"
@@ -46,7 +46,7 @@ def test_door_when_the_weights_change_then_it_listens_on_and_lends_the_new_names
         rank.call_in()
         rank.leave()
         rank.join(namespace, node.memory)
-    assert rank.state()["door"]["address"] == str(address)
+    assert rank.state()["page_server"]["address"] == str(address)
     number = borrower.ask(["00" * 32])
     answers = []
     until(lambda: answers.extend(borrower.answers()) or answers)

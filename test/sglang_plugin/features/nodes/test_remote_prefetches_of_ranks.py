@@ -97,7 +97,7 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
     poll(servers.d, lambda: servers.rosters[0].read_rate(0) > 0)
     assert (
         servers.p.state()["waits_for_remote_prefetches"]
-        and servers.d.state()["door"]["most_read_tokens"] >= NUM_PAGES * PAGE
+        and servers.d.state()["page_server"]["most_read_tokens"] >= NUM_PAGES * PAGE
     )
 
 

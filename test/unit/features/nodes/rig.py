@@ -19,10 +19,10 @@ from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower
-from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.tcp import Carrier, TcpCarrier
 from banyan.layout import BlockGeometry
@@ -32,7 +32,7 @@ from banyan.transport.sealed.secret import Keys
 LAYER_BYTES = 4096
 NUM_LAYERS = 3
 KEYS = Keys.of(b"a secret of all nodes")
-DOOR_BIT = 2 * LAYOUT.num_ranks
+PAGE_SERVER_BIT = 2 * LAYOUT.num_ranks
 LEAST_PAGES = 1
 """That another node reads."""
 
@@ -77,7 +77,7 @@ class Node(Host):
         self.block = block_of(layer_bytes)
         super().__init__(self.roster, 0, num_frames=num_frames, page_bytes=layer_bytes // 2, block=self.block)
         self.store: _native.Store | None = None
-        self.door: Door | None = None
+        self.page_server: PageServer | None = None
         self.borrower: Borrower | None = None
 
     def keep(self, numbers: Sequence[int], targets: Sequence[int]) -> list[list[bytes]]:
@@ -89,14 +89,14 @@ class Node(Host):
 
     def exported(self, namespace: bytes = NAMESPACE) -> ExportedArena:
         view = _native.Peers(
-            self.roster, None, DOOR_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
+            self.roster, None, PAGE_SERVER_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
         )
         return ExportedArena(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
 
     def lend(self, *, max_pages: int = 100, keys: Keys = KEYS, address: Address | None = None) -> Address:
         address = free_address() if address is None else address
-        self.door = Door(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS)
-        self.door.lending.lend(self.exported())
+        self.page_server = PageServer(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS)
+        self.page_server.lending.lend(self.exported())
         return address
 
     def borrow_from(self, *nodes: Address, keys: Keys = KEYS, carrier: Carrier | None = None) -> None:
@@ -149,8 +149,8 @@ class Node(Host):
         if self.borrower is not None:
             self.prefetch.quiesce()
             self.borrower.close()
-        if self.door is not None:
-            self.door.close()
+        if self.page_server is not None:
+            self.page_server.close()
 
 
 class StoreNode(Node):
@@ -195,7 +195,7 @@ class StoreNode(Node):
 
     def take_remote_prefetches(self) -> None:
         self.remote_prefetches = RemotePrefetchTier(
-            self.door.take_remote_prefetches(),
+            self.page_server.take_remote_prefetches(),
             prefetch=self.prefetch,
             residency=self.residency,
             peers=self.view,

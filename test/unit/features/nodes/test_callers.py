@@ -15,7 +15,7 @@ from banyan.core import Address
 from banyan.features.nodes import callers as module
 from banyan.features.nodes import tcp
 from banyan.features.nodes.callers import Callers
-from banyan.features.nodes.door import Door
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import TOKEN_BYTES
 from banyan.telemetry import start_thread
@@ -194,24 +194,24 @@ def fail(*args, **named):
     raise ZeroDivisionError
 
 
-def test_lending_when_the_port_behind_the_door_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
+def test_lending_when_the_port_behind_the_page_server_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
     monkeypatch.setattr(Callers, "_give_up", fail)
-    door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
+    page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
-        withdrawn = door.lending
+        withdrawn = page_server.lending
         withdrawn.lend(type("Exported", (), {"namespace": b"n"})())
-        door._source._thread.join(5)
+        page_server._source._thread.join(5)
         until(lambda: not withdrawn.lends(b"n"))
     finally:
-        door.close()
+        page_server.close()
 
 
-def test_lending_when_the_doors_thread_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
-    door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
+def test_lending_when_the_page_servers_thread_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
+    page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
-        door.lending.lend(type("Exported", (), {"namespace": b"n"})())
-        monkeypatch.setattr(door.lending.remote_leases, "expire", fail)
-        door._thread.join(5)
-        assert not door._thread.is_alive() and not door.lending.lends(b"n")
+        page_server.lending.lend(type("Exported", (), {"namespace": b"n"})())
+        monkeypatch.setattr(page_server.lending.remote_leases, "expire", fail)
+        page_server._thread.join(5)
+        assert not page_server._thread.is_alive() and not page_server.lending.lends(b"n")
     finally:
-        door.close()
+        page_server.close()

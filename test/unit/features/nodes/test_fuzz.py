@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever arrives at a door, at a borrower or at a lender's port: it is read, or dropped, and nothing is kept of it.
+"""Whatever arrives at a page server, at a borrower or at a lender's port: it is read, or dropped, and nothing is kept
+of it.
 
 Longer: `pytest test/unit/features/nodes/test_fuzz.py --hypothesis-profile=long`.
 """
@@ -33,7 +34,7 @@ from banyan.features.nodes.wire import (
     Return,
     encode,
     read_by_borrower,
-    read_by_door,
+    read_by_page_server,
     unpack_keys,
     unpack_sums,
 )
@@ -75,10 +76,10 @@ PAYLOADS = st.one_of(
 
 
 @given(PAYLOADS)
-def test_message_when_it_is_anything_then_a_door_reads_it_or_drops_it_and_lends_nothing(payload):
+def test_message_when_it_is_anything_then_a_page_server_reads_it_or_drops_it_and_lends_nothing(payload):
     lending = Lending(max_pages=8, clock=time.monotonic)
     try:
-        message = read_by_door(payload)
+        message = read_by_page_server(payload)
     except Foreign:
         return
     if isinstance(message, Read):

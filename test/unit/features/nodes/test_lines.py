@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to doors; what is said over them is tested with real doors in ``test_nodes``."""
+"""Connections to page servers; what is said over them is tested with real page servers in ``test_nodes``."""
 
 import threading
 import time

@@ -48,7 +48,7 @@ class Pair:
         self.d = StoreNode(d_folder or folder, read_bytes_per_s=d_bytes_per_s)
         self.p = StoreNode(folder)
         self.node = str(self.d.lend(max_pages=max_pages))
-        self.p.borrow_from(self.d.door.address)
+        self.p.borrow_from(self.d.page_server.address)
         until(lambda: self.p.borrower.num_listening == 1)
 
     def arrive(self, first_page: int) -> None:
@@ -72,7 +72,7 @@ class Pair:
 
     def nothing_is_left(self) -> None:
         until(lambda: self.p.poll() or self.d.poll() or not self.p.residency.num_filling + self.d.residency.num_filling)
-        until(lambda: self.d.door is None or self.d.door.lending.remote_leases.num_remote_leases == 0)
+        until(lambda: self.d.page_server is None or self.d.page_server.lending.remote_leases.num_remote_leases == 0)
         assert not self.p.remote.is_sent_for("r")
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ def test_remote_prefetch_when_it_takes_all_that_may_be_lent_then_what_it_brought
     pair.wait()
     assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
     pair.nothing_is_left()
-    assert pair.d.door.lending.remote_leases.has_room(3)
+    assert pair.d.page_server.lending.remote_leases.has_room(3)
 
 
 def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then_they_are_not_asked_for_again(
@@ -208,7 +208,7 @@ def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_s
 
 
 class Line:
-    """Remote prefetches in a room of five pages, without a door; ``now_s`` is the time."""
+    """Remote prefetches in a room of five pages, without a page server; ``now_s`` is the time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -344,10 +344,10 @@ def test_node_when_it_is_killed_while_it_reads_then_the_rest_is_read_here(made, 
     pair.arrive(1)
     until(lambda: pair.p.poll() or pair.d.poll() or pair.d.prefetch.num_reading)
     # As a kill: nothing is answered any more.
-    door, pair.d.door, pair.d.remote_prefetches = pair.d.door, None, None
-    door._remote_prefetches._said_s.clear()
-    door._remote_prefetches._over.clear()
-    door.close()
+    page_server, pair.d.page_server, pair.d.remote_prefetches = pair.d.page_server, None, None
+    page_server._remote_prefetches._said_s.clear()
+    page_server._remote_prefetches._over.clear()
+    page_server.close()
     assert pair.p.remote.is_sent_for("r")
     pair.wait(with_d=False)
     assert pair.p.borrower.num_listening == 0
@@ -362,7 +362,7 @@ def test_node_when_its_rank_stands_still_then_the_rest_is_read_here_after_a_whil
     pair.d.take_remote_prefetches()
     pair.arrive(1)
     pair.wait(with_d=False)
-    assert pair.p.borrower.num_listening == 1, "its door goes on answering"
+    assert pair.p.borrower.num_listening == 1, "its page server goes on answering"
     assert pair.fetch() == (own(4),)
     # The answer comes when nobody waits for it any more.
     until(lambda: pair.d.poll() or pair.d.residency.num_resident == 3)
@@ -386,7 +386,7 @@ def test_weights_when_they_change_while_a_node_reads_then_the_rest_is_read_here(
     pair.d.take_remote_prefetches()
     pair.arrive(2)
     until(lambda: pair.p.poll() or pair.d.poll() or pair.d.prefetch.num_reading)
-    pair.d.door.withdraw()
+    pair.d.page_server.withdraw()
     pair.d.remote_prefetches.forget()
     pair.wait(with_d=False)
     assert pair.fetch() == (own(4),)

@@ -5,7 +5,7 @@ from test.unit.directory.rig import NAMESPACE, keys
 from banyan.features.nodes import wire
 from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Read, Reading, Refused, RemoteLease, Return
 
-TO_DOOR = [
+TO_PAGE_SERVER = [
     Ask(1, NAMESPACE, b""),
     Ask(2, NAMESPACE, wire.pack_keys(keys(1, 2))),
     Borrow(3, NAMESPACE, wire.pack_keys(keys(1))),
@@ -31,23 +31,23 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("message", TO_DOOR)
-def test_message_when_sent_to_a_door_then_it_arrives_and_no_borrower_takes_it(message):
-    assert wire.read_by_door(wire.encode(message)) == message
+@pytest.mark.parametrize("message", TO_PAGE_SERVER)
+def test_message_when_sent_to_a_page_server_then_it_arrives_and_no_borrower_takes_it(message):
+    assert wire.read_by_page_server(wire.encode(message)) == message
     with pytest.raises(Foreign):
         wire.read_by_borrower(wire.encode(message))
 
 
 @pytest.mark.parametrize("message", TO_BORROWER)
-def test_message_when_sent_to_a_borrower_then_it_arrives_and_no_door_takes_it(message):
+def test_message_when_sent_to_a_borrower_then_it_arrives_and_no_page_server_takes_it(message):
     assert wire.read_by_borrower(wire.encode(message)) == message
     with pytest.raises(Foreign):
-        wire.read_by_door(wire.encode(message))
+        wire.read_by_page_server(wire.encode(message))
 
 
 @pytest.mark.parametrize("payload", FOREIGN, ids=range(len(FOREIGN)))
 def test_message_when_no_node_would_send_it_then_foreign(payload):
-    for reader in (wire.read_by_door, wire.read_by_borrower):
+    for reader in (wire.read_by_page_server, wire.read_by_borrower):
         with pytest.raises(Foreign):
             reader(payload)
 

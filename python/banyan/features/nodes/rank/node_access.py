@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's dealings with other nodes: the door that it may keep for all ranks, and what it borrows for itself.
+"""This rank's dealings with other nodes: the page server that it may keep for all ranks, and what it borrows for
+itself.
 
-The first rank of a server keeps the doors, one on each shard: each lends from the arena parts of all ranks.
+The first rank of a server keeps the page servers, one on each shard: each lends from the arena parts of all ranks.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from banyan.arena.page_source import Source
 from banyan.config import Config
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
-from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.rank import said
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.remote_prefetches import RemotePrefetches
@@ -28,7 +29,7 @@ from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
 from banyan.layout.seats import Seats
 from banyan.refusals import secret_refusal
-from banyan.refusals.start import door_refusal
+from banyan.refusals.start import page_server_refusal
 from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.points import TierParts
@@ -42,7 +43,7 @@ MAX_LENT_SHARE = 4
 
 
 class NodeAccess:
-    """One rank's side of the door and of the other nodes'. Scheduler thread only.
+    """One rank's side of the page server and of the other nodes'. Scheduler thread only.
 
     States: apart -> ``join`` (a namespace) -> joined -> ``leave`` -> apart -> ... -> ``close``.
     """
@@ -53,7 +54,7 @@ class NodeAccess:
         self._seats = seats
         self._roster = roster
         self._block = block
-        self._door: Door | None = None
+        self._page_server: PageServer | None = None
         self._borrower: Borrower | None = None
         self.remote_prefetches: RemotePrefetches | None = None
         self.path: DualPath | None = None
@@ -119,16 +120,20 @@ class NodeAccess:
         return [*(source for source in nearer if source is not store), self.path]
 
     def _told(self, request: str) -> Sequence[str] | None:
-        """The doors that were named for the request. A hint names a node by its first shard's."""
+        """The page servers that were named for the request. A hint names a node by its first shard's."""
         source = said.source_of(request)
-        return None if source is None else [str(door.of_shard(self._seats.shard)) for door in source.doors]
+        return (
+            None
+            if source is None
+            else [str(page_server.of_shard(self._seats.shard)) for page_server in source.page_servers]
+        )
 
     def _lend(self, namespace: bytes, memory: _native.SharedBytes) -> None:
-        if self._door is None:
+        if self._page_server is None:
             address = Address.parse(self._config.listen).of_shard(self._seats.shard)
             num_frames = self._seats.layout.num_ranks * self._block.num_frames(memory.num_bytes)
             try:
-                self._door = Door(
+                self._page_server = PageServer(
                     address,
                     self._keys,
                     max_pages=max(1, num_frames // MAX_LENT_SHARE),
@@ -137,21 +142,21 @@ class NodeAccess:
                     in_flight_bytes=self._config.in_flight_kb << 10,
                 )
             except OSError as error:
-                runtime.refuse(door_refusal(address=address, error=error))
-            logger.info("banyan: the door for other nodes is at %s", address)
+                runtime.refuse(page_server_refusal(address=address, error=error))
+            logger.info("banyan: the page server for other nodes is at %s", address)
             if self._config.store:
-                self.remote_prefetches = self._door.take_remote_prefetches()
+                self.remote_prefetches = self._page_server.take_remote_prefetches()
         reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
-        self._door.lending.lend(
+        self._page_server.lending.lend(
             ExportedArena(view, namespace=namespace, arena_slots=self._seats.arenas, block=self._block)
         )
 
     def call_in(self) -> None:
         """Lend nothing any more: the frames are about to be given up."""
-        if self._door is not None:
-            self._door.withdraw()
+        if self._page_server is not None:
+            self._page_server.withdraw()
 
     def leave(self) -> None:
         """No pull is under way any more: let the other nodes go."""
@@ -161,27 +166,27 @@ class NodeAccess:
 
     def close(self) -> None:
         self.leave()
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._page_server is not None:
+            self._page_server.close()
+            self._page_server = None
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
-        if self._door is not None:
-            counters.lent_pages = self._door.lending.num_pages
-            counters.lent_bytes = self._door.sent_bytes
-            counters.remote_leases_refused = self._door.lending.num_refused
+        if self._page_server is not None:
+            counters.lent_pages = self._page_server.lending.num_pages
+            counters.lent_bytes = self._page_server.sent_bytes
+            counters.remote_leases_refused = self._page_server.lending.num_refused
 
     def state(self) -> dict[str, Any]:
         """The part of ``/server_info``."""
         state: dict[str, Any] = {}
-        if self._door is not None:
-            state["door"] = {
-                "address": str(self._door.address),
-                "num_remote_leases": self._door.lending.remote_leases.num_remote_leases,
-                "num_remote_lease_pages": self._door.lending.remote_leases.num_pages,
-                "num_foreign_messages": self._door.num_foreign,
-                "most_read_tokens": self._door.most_remote_prefetch_pages * self._roster.page_tokens,
+        if self._page_server is not None:
+            state["page_server"] = {
+                "address": str(self._page_server.address),
+                "num_remote_leases": self._page_server.lending.remote_leases.num_remote_leases,
+                "num_remote_lease_pages": self._page_server.lending.remote_leases.num_pages,
+                "num_foreign_messages": self._page_server.num_foreign,
+                "most_read_tokens": self._page_server.most_remote_prefetch_pages * self._roster.page_tokens,
             }
         if self._borrower is not None:
             state["nodes"] = {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's door: it answers other nodes that know the secret, and lends them pages of the host arena.
+"""A node's page server: it answers other nodes that know the secret, and lends them pages of the host arena.
 
 Invariants
   1. Only who knows the secret is heard: ZeroMQ drops everybody else in the handshake. What cannot be read as a message
-     is dropped and counted; nothing that arrives ends the door.
+     is dropped and counted; nothing that arrives ends the page server.
   2. One thread owns the socket. What it says, `Lending` decides; the bytes go out through `TcpSource`, on threads of
      its own. Reads of the store that others ask for are the rank's to carry out (`RemotePrefetches`).
 
@@ -35,9 +35,9 @@ from banyan.features.nodes.wire import (
     Refused,
     Return,
     ToBorrower,
-    ToDoor,
+    ToPageServer,
     encode,
-    read_by_door,
+    read_by_page_server,
     unpack_keys,
 )
 from banyan.telemetry import start_thread
@@ -51,7 +51,7 @@ MESSAGES_PER_S = 2000
 MOST_QUEUED = 1000
 
 
-class Door:
+class PageServer:
     """Listens from the moment it is made. Any thread."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Door:
             os.close(self._wake)
             self._context.destroy(linger=0)
             raise OSError(error.errno, f"{address}: {error}") from error
-        self._thread = start_thread(self._run, name="banyan-door", feature=LENDING, ended=self._off)
+        self._thread = start_thread(self._run, name="banyan-page-server", feature=LENDING, ended=self._off)
 
     def _listen(self, keys: Keys) -> None:
         self._gate = ThreadAuthenticator(self._context)
@@ -103,8 +103,8 @@ class Door:
         self._gate.configure_curve_callback(credentials_provider=Known(keys.borrower.public))
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.door.secret)
-        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.door.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.page_server.secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.page_server.public)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         self._socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
@@ -112,7 +112,9 @@ class Door:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, ":" in self.address.host)
         self._watch = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
-        self._strangers = Strangers(f"the door at {self.address}: one who does not know the secret is not let in")
+        self._strangers = Strangers(
+            f"the page server at {self.address}: one who does not know the secret is not let in"
+        )
         try:
             self._socket.bind(self.address.endpoint)
         except zmq.ZMQError:
@@ -136,7 +138,7 @@ class Door:
         return self._remote_prefetches
 
     def withdraw(self) -> None:
-        """Lend nothing any more; what was lent is called in. When this returns, the door holds nothing of its
+        """Lend nothing any more; what was lent is called in. When this returns, the page server holds nothing of its
         export."""
         if self._remote_prefetches is not None:
             self._remote_prefetches.end()
@@ -191,10 +193,10 @@ class Door:
     def _answer(self, frames: list[bytes]) -> None:
         sender, payload = frames[0], frames[-1]
         try:
-            message = read_by_door(payload)
+            message = read_by_page_server(payload)
         except Foreign as error:
             self.num_foreign += 1
-            logger.debug("banyan: the door was sent what no node sends: %s", error)
+            logger.debug("banyan: the page server was sent what no node sends: %s", error)
             return
         answer = self._answer_to(sender, message)
         if answer is not None:
@@ -205,9 +207,9 @@ class Door:
             self._socket.send_multipart([receiver, encode(answer)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             # It left, or takes nothing: a remote lease that it does not know of runs out.
-            logger.debug("banyan: an answer of the door could not be sent: %s", error)
+            logger.debug("banyan: an answer of the page server could not be sent: %s", error)
 
-    def _answer_to(self, sender: bytes, message: ToDoor) -> ToBorrower | None:
+    def _answer_to(self, sender: bytes, message: ToPageServer) -> ToBorrower | None:
         if not isinstance(message, Return) and not self._allowance.take():
             return Refused(message.number, "too many messages")
         if isinstance(message, Read):
