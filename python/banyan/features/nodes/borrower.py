@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.lines import Lines
+from banyan.features.nodes.node_connections import NodeConnections
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.features.nodes.tcp import Carrier
@@ -102,7 +102,7 @@ class Borrower:
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
         self._has_ended = False
         self.num_lost = 0
-        self._lines = Lines(nodes, keys, connected=self._asking.connected)
+        self._connections = NodeConnections(nodes, keys, connected=self._asking.connected)
         self._thread = start_thread(
             self._run, name="banyan-borrow", feature="borrowing pages of other nodes", ended=self._off
         )
@@ -188,18 +188,18 @@ class Borrower:
         self._has_ended = True
         self._tell(lambda: None)
         self._thread.join()
-        self._lines.close()
+        self._connections.close()
 
     def _tell(self, command: Callable[[], None]) -> None:
         if not self._is_off:
             self._commands.put(command)
-        self._lines.wake()
+        self._connections.wake()
 
     # ---- the thread that owns the sockets ----------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._has_ended:
-            for node, payload in self._lines.wait(TICK_MS):
+            for node, payload in self._connections.wait(TICK_MS):
                 self._take(node, payload)
             self._obey()
             self._answers.extend(self._asking.expire())
@@ -221,7 +221,7 @@ class Borrower:
         self._obey()
         for wanted in self._wanted.values():
             self._let_go(wanted.pull)
-        self._lines.hang_up()
+        self._connections.hang_up()
 
     def _off(self) -> None:
         """The thread has ended by a fault: nobody is to wait for what it would have done."""
@@ -233,7 +233,7 @@ class Borrower:
         for node in range(len(self._nodes)):
             self._asking.silent(node)
         self._executor.shutdown()
-        self._lines.hang_up()
+        self._connections.hang_up()
 
     def _let_go(self, pull: Pull) -> None:
         """It ends without a byte."""
@@ -252,12 +252,12 @@ class Borrower:
         if not nodes:
             self._answers.append(Best(number, -1, 0))
         for node in nodes:
-            if not self._lines.send(node, Ask(number, self._namespace, packed)):
+            if not self._connections.send(node, Ask(number, self._namespace, packed)):
                 self._over(self._asking.missed(number, node))
 
     def _send_for(self, number: int, node: int, packed: bytes) -> None:
         self._waits.begin(number, node)
-        if not self._lines.send(node, Read(number, self._namespace, packed)):
+        if not self._connections.send(node, Read(number, self._namespace, packed)):
             self._over(self._waits.answered(number, node, 0))
             self._asking.silent(node)
 
@@ -277,7 +277,7 @@ class Borrower:
 
     def _probe(self) -> None:
         for node in self._asking.to_probe():
-            self._lines.send(node, Ask(0, self._namespace, b""))
+            self._connections.send(node, Ask(0, self._namespace, b""))
 
     def _over(self, best: Best | None) -> None:
         if best is not None:
@@ -286,7 +286,7 @@ class Borrower:
     def _want(self, node: int, pull: Pull) -> None:
         number = next(self._numbers)
         self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S)
-        if not self._lines.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
+        if not self._connections.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
             self._refused(number)
 
     def _refused(self, number: int) -> None:
@@ -324,7 +324,7 @@ class Borrower:
             case RemoteLease(number):
                 self._asking.heard(node)
                 if not self._is_wanted_of(node, number):
-                    self._lines.send(node, Return(message.token))
+                    self._connections.send(node, Return(message.token))
                 elif self._begins(pull := self._wanted.pop(number).pull):
                     carrying = self._executor.submit(self._carry, node, pull, message)
                     noticed(carrying, name="banyan-pull", feature="a pull from another node")
@@ -340,7 +340,7 @@ class Borrower:
         self._tell(partial(self._carried, node, remote_lease, ended))
 
     def _carried(self, node: int, remote_lease: RemoteLease, ended: Ended) -> None:
-        self._lines.send(node, Return(remote_lease.token))
+        self._connections.send(node, Return(remote_lease.token))
         if ended in (Ended.LOST, Ended.DAMAGED):
             self.num_lost += 1
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)

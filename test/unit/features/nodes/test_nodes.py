@@ -223,7 +223,7 @@ def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_
     connect(one, two)
     borrower = two.borrower
     found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
-    monkeypatch.setattr(borrower._lines, "wait", lambda timeout_ms: [(0, b"")])
+    monkeypatch.setattr(borrower._connections, "wait", lambda timeout_ms: [(0, b"")])
     monkeypatch.setattr(borrower, "_take", lambda node, payload: 1 // 0)
     number = borrower.ask(keys(1, 2, 3))
     reads = [borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))]

@@ -22,7 +22,7 @@ HANDSHAKES = HANDSHAKE_FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED
 LINGER_MS = 100
 
 
-class Lines:
+class NodeConnections:
     """One connection for each of ``nodes``, which are called by their places. ``connected`` is told, by the thread that
     waits, when one has let this node in."""
 
