@@ -25,10 +25,10 @@ from time import monotonic
 from banyan._native import Feed, Read, SharedBytes
 from banyan.features.stores.asked_values import AskedValues, KeyedFound, name_of
 from banyan.features.stores.complaints import Complaints
-from banyan.features.stores.form import Slab, ValueForm, address_of
 from banyan.features.stores.known import MAX_KNOWN, Known
+from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, address_of
 from banyan.features.stores.value_reads import PageRead, PageReader
-from banyan.features.stores.values import Stretch, Values
+from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
 from banyan.ports import Frames
@@ -66,7 +66,7 @@ class KeyedStore:
         stall_s: float = STALL_S,
     ) -> None:
         self._values = values
-        self._form = ValueForm(tuple(layer_bytes))
+        self._value_format = ValueFormat(tuple(layer_bytes))
         self._lock = threading.Lock()
         self._known = Known(namespace, monotonic)
         self._own: dict[str, None] = {}
@@ -82,22 +82,24 @@ class KeyedStore:
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
         for _ in range(NUM_READERS):
-            slab, moved = self._slab(HEADERS_AT_ONCE), self._watch.moves
-            self._readers.put(PageReader(values, self._form, slab, bytes_per_s=read_bytes_per_s, moved=moved))
+            header_buffer, moved = self._header_buffer(HEADERS_AT_ONCE), self._watch.moves
+            self._readers.put(
+                PageReader(values, self._value_format, header_buffer, bytes_per_s=read_bytes_per_s, moved=moved)
+            )
         self._writes = Writes(
             values,
-            self._form,
-            self._slab(BATCH),
+            self._value_format,
+            self._header_buffer(BATCH),
             backlog_bytes=backlog_bytes,
             num_reads=lambda: self._num_reading,
             done=self._wrote,
             lost=self._complaints.about,
         )
 
-    def _slab(self, num_headers: int) -> Slab:
-        slab = Slab(self._form, num_headers)
-        self._values.register(Stretch(slab.address, slab.num_bytes))
-        return slab
+    def _header_buffer(self, num_headers: int) -> HeaderBuffer:
+        header_buffer = HeaderBuffer(self._value_format, num_headers)
+        self._values.register(Iovec(header_buffer.address, header_buffer.num_bytes))
+        return header_buffer
 
     @property
     def engine(self) -> str:
@@ -106,7 +108,7 @@ class KeyedStore:
     def register(self, memory: SharedBytes) -> None:
         if id(memory) not in self._bases:
             self._bases[id(memory)] = (memory, address_of(memory))
-            self._values.register(Stretch(self._bases[id(memory)][1], memory.num_bytes))
+            self._values.register(Iovec(self._bases[id(memory)][1], memory.num_bytes))
 
     def _base(self, memory: SharedBytes) -> int:
         self.register(memory)
@@ -140,7 +142,7 @@ class KeyedStore:
         self, found: KeyedFound, num_pages: int, memory: SharedBytes, offsets: Frames, *, layers_per_step: int = 1
     ) -> Read:
         """Start to read; with more reads under way than it keeps in mind, all pages fail at once."""
-        feed = Feed(memory, offsets, self._form.page_bytes, self._form.num_layers)
+        feed = Feed(memory, offsets, self._value_format.page_bytes, self._value_format.num_layers)
         read, base, places = feed.read(), self._base(memory), _numbers(offsets)
         with self._lock:
             is_taken = not (self._has_ended or self._watch.is_stalled) and self._num_reading < MAX_READS
@@ -209,7 +211,7 @@ class KeyedStore:
         for page in stored:
             self._known.wrote([page.key], page.namespace)
         self._count("written_pages", len(stored))
-        self._count("written_bytes", len(stored) * self._form.value_bytes)
+        self._count("written_bytes", len(stored) * self._value_format.value_bytes)
         self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
         with self._lock:
             self._own.update(dict.fromkeys(page.key for page in stored))

@@ -26,7 +26,7 @@ ALIGN_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class ValueForm:
+class ValueFormat:
     """The value of a page whose layers have so many bytes."""
 
     layer_bytes: tuple[int, ...]
@@ -80,18 +80,18 @@ class ValueForm:
         struct.pack_into(f"<{self.num_layers}Q", header, HEAD.size, *sums)
 
     def sums_of(self, header: memoryview) -> tuple[int, ...] | None:
-        """What a header says; None where it is of no page of this form."""
+        """What a header says; None where it is of no page of this format."""
         if HEAD.unpack_from(header) != (MAGIC, self.page_bytes, self.num_layers):
             return None
         return struct.unpack_from(f"<{self.num_layers}Q", header, HEAD.size)
 
 
-class Slab:
+class HeaderBuffer:
     """Room for the headers of some pages, at an address that a library may be given."""
 
-    def __init__(self, form: ValueForm, num_headers: int) -> None:
-        self._header_bytes = form.header_bytes
-        self._memory = mmap.mmap(-1, num_headers * form.header_bytes)
+    def __init__(self, value_format: ValueFormat, num_headers: int) -> None:
+        self._header_bytes = value_format.header_bytes
+        self._memory = mmap.mmap(-1, num_headers * value_format.header_bytes)
         self.num_headers = num_headers
         self.num_bytes = len(self._memory)
         self.address = address_of(self._memory)
