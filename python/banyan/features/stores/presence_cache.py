@@ -10,19 +10,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-MAX_KNOWN = 1 << 17
+MAX_PRESENT = 1 << 17
 """Some 20 MB."""
 
 DOUBT_S = 30.0
 """So long nothing is expected of a page that has failed: a store may go on naming what died with its owner."""
 
 
-class Known:
+class PresenceCache:
     """Pages of one namespace; what is said of another one is not heard. Any thread."""
 
-    def __init__(self, namespace: bytes, clock: Callable[[], float], max_known: int = MAX_KNOWN) -> None:
+    def __init__(self, namespace: bytes, clock: Callable[[], float], max_pages: int = MAX_PRESENT) -> None:
         self._clock = clock
-        self._max_known = max_known
+        self._max_pages = max_pages
         self._lock = threading.Lock()
         self.namespace = namespace
         self._keys: OrderedDict[str, None] = OrderedDict()
@@ -54,7 +54,7 @@ class Known:
                 self._keys.pop(key, None)
                 self._doubted_until[key] = self._clock() + DOUBT_S
                 self._doubted_until.move_to_end(key)
-            while len(self._doubted_until) > self._max_known:
+            while len(self._doubted_until) > self._max_pages:
                 self._doubted_until.popitem(last=False)
             self.version += 1
 
@@ -96,7 +96,7 @@ class Known:
         for key in keys:
             self._keys[key] = None
             self._keys.move_to_end(key)
-        while len(self._keys) > self._max_known:
+        while len(self._keys) > self._max_pages:
             self._keys.popitem(last=False)
         self.version += 1
 
