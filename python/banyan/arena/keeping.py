@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the inventory of a part of the arena that is to outlive its server: also one that is killed.
+"""Keeps the index file of a part of the arena that is to outlive its server: also one that is killed.
 
 Invariants
   1. A frame is held while its page's checksum is computed, so that nobody fills it meanwhile.
   2. A checksum that cannot be computed ends the keeping, not the rank: nothing more is entered.
   3. No more than ``max_pages`` wait for theirs; what comes on top is not kept. Nothing waits.
 
-A page: resident --filled--> being summed -> entered in the inventory, or not kept. One thread calls; sums are computed
+A page: resident --filled--> being summed -> entered in the index file, or not kept. One thread calls; sums are computed
 on others.
 """
 
@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import pairwise
 
-from banyan.arena.inventory import Entry, Inventory
+from banyan.arena.index_file import Entry, IndexFile
 from banyan.arena.residency import Residency
 from banyan.telemetry import Counters, notice
 
@@ -42,14 +42,14 @@ class Keeping:
     def __init__(
         self,
         *,
-        inventory: Inventory,
+        index_file: IndexFile,
         residency: Residency,
         checksums: Checksums,
         executor: Executor,
         max_pages: int,
         counters: Counters,
     ) -> None:
-        self._inventory = inventory
+        self._index_file = index_file
         self._residency = residency
         self._checksums = checksums
         self._executor = executor
@@ -59,7 +59,7 @@ class Keeping:
         self._num_summing = 0
 
     def taken(self, frames: Sequence[int]) -> None:
-        self._inventory.strike(frames)
+        self._index_file.strike(frames)
 
     def filled(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         # The end of the prefix first: the order of entering is the order in which a successor lets them go.
@@ -76,7 +76,7 @@ class Keeping:
         """What a frame holds until it is taken may be found again."""
 
     def emptied(self) -> None:
-        self._inventory.strike_all()
+        self._index_file.strike_all()
 
     def poll(self) -> None:
         """Enter the pages whose checksums have been computed since the last call. Never blocks."""
@@ -98,12 +98,12 @@ class Keeping:
         self._num_summing -= len(summed.frames)
         self._residency.unhold(summed.frames)
         if error is not None:
-            # They stay out of the inventory: a restart does not find them.
+            # They stay out of the index file: a restart does not find them.
             self._counters.unkept_pages += len(summed.frames)
             notice(error, name="banyan-keep", feature="keeping some pages over a restart")
             return
         checksums = summed.checksums.result()
-        self._inventory.enter(summed.frames, summed.keys, checksums)
+        self._index_file.enter(summed.frames, summed.keys, checksums)
         self._counters.kept_pages += len(summed.frames)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from test.unit.arena.test_residency import FakeShelf
 
-from banyan.arena.inventory import Entry, Inventory
+from banyan.arena.index_file import Entry, IndexFile
 from banyan.arena.keeping import Keeping, gaps, latest, verified
 from banyan.arena.residency import Residency
 from banyan.telemetry import Counters
@@ -47,12 +47,12 @@ class Later(Executor):
 
 
 class Part:
-    """Frames and inventory in plain memory, as a killed owner leaves them."""
+    """Frames and index file in plain memory, as a killed owner leaves them."""
 
-    def __init__(self, num_frames: int, *, frames: bytes = b"", inventory: bytes = b"") -> None:
+    def __init__(self, num_frames: int, *, frames: bytes = b"", index_file: bytes = b"") -> None:
         self.num_frames = num_frames
         self.frames = bytearray(frames or num_frames * PAGE_BYTES)
-        self.inventory = bytearray(inventory or Inventory.num_bytes(num_frames))
+        self.index_file = bytearray(index_file or IndexFile.num_bytes(num_frames))
 
     def checksums(self, frames: Sequence[int], keys: Sequence[str]) -> list[int]:
         return [zlib.crc32(self.page(frame), int(key, 16)) for frame, key in zip(frames, keys, strict=True)]
@@ -64,11 +64,11 @@ class Part:
         self.frames[frame * PAGE_BYTES : frame * PAGE_BYTES + len(data)] = data
 
     def killed(self) -> Part:
-        return Part(self.num_frames, frames=bytes(self.frames), inventory=bytes(self.inventory))
+        return Part(self.num_frames, frames=bytes(self.frames), index_file=bytes(self.index_file))
 
     def entries(self) -> list[Entry]:
-        inventory = Inventory(memoryview(self.inventory), page_bytes=PAGE_BYTES, num_frames=self.num_frames)
-        return inventory.entries(NAMESPACE)
+        index_file = IndexFile(memoryview(self.index_file), page_bytes=PAGE_BYTES, num_frames=self.num_frames)
+        return index_file.entries(NAMESPACE)
 
 
 class Owner:
@@ -78,11 +78,11 @@ class Owner:
         self.shelf = FakeShelf()
         self.residency = Residency(self.shelf, part.num_frames)
         self.counters = Counters()
-        inventory = Inventory(memoryview(part.inventory), page_bytes=PAGE_BYTES, num_frames=part.num_frames)
-        entries = inventory.entries(NAMESPACE)
+        index_file = IndexFile(memoryview(part.index_file), page_bytes=PAGE_BYTES, num_frames=part.num_frames)
+        entries = index_file.entries(NAMESPACE)
         self.residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
         self.keeping = Keeping(
-            inventory=inventory,
+            index_file=index_file,
             residency=self.residency,
             checksums=part.checksums,
             executor=self.later,
@@ -229,6 +229,6 @@ def test_part_when_its_owner_is_killed_at_any_moment_then_what_is_adopted_is_wha
             assert part.checksums([entry.frame], [entry.key]) == [entry.checksum]
         # As the next owner does, who also meets frames that were evicted and filled with the same page again.
         keep = {entry.frame for entry in latest(part.entries())}
-        inventory = Inventory(memoryview(part.inventory), page_bytes=PAGE_BYTES, num_frames=10)
-        inventory.strike([entry.frame for entry in part.entries() if entry.frame not in keep])
+        index_file = IndexFile(memoryview(part.index_file), page_bytes=PAGE_BYTES, num_frames=10)
+        index_file.strike([entry.frame for entry in part.entries() if entry.frame not in keep])
     assert num_adopted > 0

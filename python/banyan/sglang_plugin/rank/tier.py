@@ -57,12 +57,12 @@ def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
 
 def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
     """Take over what the arena has kept, and go on keeping."""
-    if arena.inventory is None:
+    if arena.index_file is None:
         return None
-    entries = arena.inventory.entries(namespace)
+    entries = arena.index_file.entries(namespace)
     residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
     keeping = Keeping(
-        inventory=arena.inventory,
+        index_file=arena.index_file,
         residency=residency,
         checksums=arena.checksums(namespace),
         executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),

@@ -38,7 +38,7 @@ class Entry:
     checksum: int
 
 
-class Inventory:
+class IndexFile:
     """The entries of a part of ``num_frames`` frames, in ``memory`` of ``num_bytes(num_frames)``."""
 
     @staticmethod
