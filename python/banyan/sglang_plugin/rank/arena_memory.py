@@ -23,7 +23,7 @@ import psutil
 from banyan import _native, config
 from banyan.arena.growth import STEP_BYTES, Growth
 from banyan.arena.index_file import IndexFile
-from banyan.arena.keeping import Checksums, gaps, latest, verified
+from banyan.arena.persistence import Checksums, gaps, latest, verified
 from banyan.arena.sizing import LEAST_FRAMES, AutoSize
 from banyan.layout import BlockGeometry
 from banyan.owner import claim_folder, open_own

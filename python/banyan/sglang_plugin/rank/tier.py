@@ -16,9 +16,9 @@ from functools import partial
 
 from banyan import _native
 from banyan.arena.backup import Backup
-from banyan.arena.keeping import Keeping
 from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.partner import Partner
+from banyan.arena.persistence import Persistence
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
@@ -55,13 +55,13 @@ def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
         time.sleep(POLL_S)
 
 
-def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
+def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Persistence | None:
     """Take over what the arena has kept, and go on keeping."""
     if arena.index_file is None:
         return None
     entries = arena.index_file.entries(namespace)
     residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
-    keeping = Keeping(
+    persistence = Persistence(
         index_file=arena.index_file,
         residency=residency,
         checksums=arena.checksums(namespace),
@@ -70,8 +70,8 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
         max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
         counters=counters,
     )
-    residency.watch(keeping)
-    return keeping
+    residency.watch(persistence)
+    return persistence
 
 
 def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | None:
@@ -148,7 +148,7 @@ class HostTier:
         self._peers = place.peers
         self._growth = arena.growth
         self._residency = Residency(self._shelf, arena.num_backed)
-        self._keeping = _keep(arena, place.namespace, self._residency, counters)
+        self._persistence = _keep(arena, place.namespace, self._residency, counters)
         self._events = _told(events, self._residency)
         self.store_events = _told_of_store(events, store)
         self._backup = Backup(
@@ -294,8 +294,8 @@ class HostTier:
         if self.store is not None:
             self._partner.meet(self.store, self._counters)
             self._tell_reading()
-        if self._keeping is not None:
-            self._keeping.poll()
+        if self._persistence is not None:
+            self._persistence.poll()
 
     def _tell_reading(self) -> None:
         """Let the dispatcher and the server's main process know how many pages this rank waits for, and how fast they
@@ -313,8 +313,8 @@ class HostTier:
     def reset(self) -> None:
         """Forget every page of the arena. Copies that are attached to a read have ended."""
         self._quiesce()
-        if self._keeping is not None:
-            self._keeping.quiesce()
+        if self._persistence is not None:
+            self._persistence.quiesce()
         self._residency.reset()
 
     def leave(self) -> None:
@@ -356,8 +356,8 @@ class HostTier:
 
     def _end(self) -> None:
         self._quiesce()
-        if self._keeping is not None:
-            self._keeping.close()
+        if self._persistence is not None:
+            self._persistence.close()
 
     def state(self) -> dict[str, int]:
         """This tier's part of ``/server_info``."""

@@ -13,7 +13,7 @@ import pytest
 from test.unit.arena.test_residency import FakeShelf
 
 from banyan.arena.index_file import Entry, IndexFile
-from banyan.arena.keeping import Keeping, gaps, latest, verified
+from banyan.arena.persistence import Persistence, gaps, latest, verified
 from banyan.arena.residency import Residency
 from banyan.telemetry import Counters
 
@@ -81,7 +81,7 @@ class Owner:
         index_file = IndexFile(memoryview(part.index_file), page_bytes=PAGE_BYTES, num_frames=part.num_frames)
         entries = index_file.entries(NAMESPACE)
         self.residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
-        self.keeping = Keeping(
+        self.persistence = Persistence(
             index_file=index_file,
             residency=self.residency,
             checksums=part.checksums,
@@ -89,7 +89,7 @@ class Owner:
             max_pages=max_pages,
             counters=self.counters,
         )
-        self.residency.watch(self.keeping)
+        self.residency.watch(self.persistence)
 
     def fill(self, *numbers: int) -> None:
         frames = self.residency.claim(len(numbers))
@@ -100,7 +100,7 @@ class Owner:
 
     def keep(self) -> None:
         self.later.work()
-        self.keeping.poll()
+        self.persistence.poll()
 
 
 def kept(part: Part) -> set[str]:
@@ -130,9 +130,9 @@ def test_pages_when_their_checksums_cannot_be_computed_then_they_are_not_kept_an
     owner.fill(1, 2)
     failed: Future[list[int]] = Future()
     failed.set_exception(ZeroDivisionError())
-    (waiting,) = owner.keeping._summing
-    owner.keeping._summing[0] = replace(waiting, checksums=failed)
-    owner.keeping.poll()
+    (waiting,) = owner.persistence._summing
+    owner.persistence._summing[0] = replace(waiting, checksums=failed)
+    owner.persistence.poll()
     assert kept(owner.part.killed()) == set() and len(owner.residency.claim(2)) == 2
     assert (owner.counters.kept_pages, owner.counters.unkept_pages) == (0, 2)
 
@@ -166,9 +166,9 @@ def test_successor_when_it_needs_room_then_the_end_of_the_prefix_goes_first() ->
 def test_close_when_checksums_are_under_way_then_they_are_entered_first() -> None:
     part = Part(2)
     owner = Owner(part)
-    owner.keeping._executor = ThreadPoolExecutor(1)
+    owner.persistence._executor = ThreadPoolExecutor(1)
     owner.fill(1, 2)
-    owner.keeping.close()
+    owner.persistence.close()
     assert kept(part) == {key(1), key(2)}
 
 

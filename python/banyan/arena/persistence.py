@@ -3,7 +3,7 @@
 
 Invariants
   1. A frame is held while its page's checksum is computed, so that nobody fills it meanwhile.
-  2. A checksum that cannot be computed ends the keeping, not the rank: nothing more is entered.
+  2. A checksum that cannot be computed ends the persistence, not the rank: nothing more is entered.
   3. No more than ``max_pages`` wait for theirs; what comes on top is not kept. Nothing waits.
 
 A page: resident --filled--> being summed -> entered in the index file, or not kept. One thread calls; sums are computed
@@ -36,7 +36,7 @@ class _Summing:
     checksums: Future[list[int]]
 
 
-class Keeping:
+class Persistence:
     """Watches a residency, and writes down what it holds. Owns ``executor``."""
 
     def __init__(
