@@ -24,8 +24,8 @@ from time import monotonic
 
 from banyan._native import Feed, Read, SharedBytes
 from banyan.features.stores.asked_values import AskedValues, KeyedFound, name_of
-from banyan.features.stores.complaints import Complaints
 from banyan.features.stores.presence_cache import MAX_PRESENT, PresenceCache
+from banyan.features.stores.rate_limited_log import RateLimitedLog
 from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, address_of
 from banyan.features.stores.value_reads import PageRead, PageReader
 from banyan.features.stores.values import Iovec, Values
@@ -74,7 +74,7 @@ class KeyedStore:
         self._num_reading = 0
         self._completed: deque[tuple[str, str]] = deque()
         self._counts: Counter[str] = Counter()
-        self._complaints = Complaints(values.engine)
+        self._log = RateLimitedLog(values.engine)
         self._has_ended = False
         self._stall_s = stall_s
         self._watch = Watch(stall_s)
@@ -93,7 +93,7 @@ class KeyedStore:
             backlog_bytes=backlog_bytes,
             num_reads=lambda: self._num_reading,
             done=self._wrote,
-            lost=self._complaints.about,
+            lost=self._log.about,
         )
 
     def _header_buffer(self, num_headers: int) -> HeaderBuffer:
@@ -183,7 +183,7 @@ class KeyedStore:
         damaged = [read.keys[page] for page, was_there in read.failed.items() if was_there]
         if damaged:
             self._count("checksum_failures", len(damaged))
-            self._complaints.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
+            self._log.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
             with contextlib.suppress(Exception):
                 self._values.remove([name_of(read.namespace, key) for key in damaged])
 
@@ -297,7 +297,7 @@ class KeyedStore:
 
     def _failed(self, name: str, error: Exception) -> None:
         self._count(name, 1)
-        self._complaints.about(error)
+        self._log.about(error)
 
 
 def _numbers(offsets: Frames) -> list[int]:

@@ -13,7 +13,7 @@ logger = logging.getLogger("banyan")
 SILENCE_S = 60.0
 
 
-class Complaints:
+class RateLimitedLog:
     """Any thread."""
 
     def __init__(self, engine: str, clock: Callable[[], float] = monotonic) -> None:
