@@ -276,7 +276,7 @@ class PrefixCache(Generic[Request]):
                 self._let_go(held)
                 return None
             held.append(pages)
-        arriving = joined([arrival.run for arrival in held[0].arrivals])
+        arriving = joined([in_flight_read.run for in_flight_read in held[0].in_flight_reads])
         fetch = Fetch(request, self._runs(held[0].lease, arriving), self._page_tokens)
         return _Queued(fetch, tuple(held))
 
@@ -369,7 +369,7 @@ class PrefixCache(Generic[Request]):
 
     def _are_good(self, batch: _Batch) -> bool:
         """Whether all that came from the store has been verified."""
-        return all([kind.supply.are_good(held.arrivals) for kind, held in self._held_of(batch)])
+        return all([kind.supply.are_good(held.in_flight_reads) for kind, held in self._held_of(batch)])
 
     def _held_of(self, batch: _Batch) -> Iterator[tuple[KindPages, Held]]:
         for item in batch.queued:
@@ -390,7 +390,7 @@ class PrefixCache(Generic[Request]):
 
     def _detach(self, batch: _Batch) -> None:
         for kind, held in self._held_of(batch):
-            kind.supply.detach(held.arrivals)
+            kind.supply.detach(held.in_flight_reads)
 
     def part(self, slots: Sequence[int]) -> Part:
         """The shelves in ``slots``, under the present namespace."""

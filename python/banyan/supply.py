@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from banyan.arena.prefetch import Arrival, Prefetch
+from banyan.arena.prefetch import InFlightRead, Prefetch
 from banyan.core import Run
 from banyan.ports import Copy, Frames, Lease, Match, Peers
 
@@ -20,7 +20,7 @@ class Held:
     """What a fetch copies from, and where to: leased pages first, then what is on its way from the store."""
 
     lease: Lease | None
-    arrivals: Sequence[Arrival]
+    in_flight_reads: Sequence[InFlightRead]
     frames: Frames
 
     @property
@@ -92,16 +92,16 @@ class Supply:
     def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | None:
         """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
         num_leased = min(match.num_pages, len(keys))
-        arrivals = self._attach(keys[num_leased:], frames[num_leased:])
-        if arrivals is None:
+        in_flight_reads = self._attach(keys[num_leased:], frames[num_leased:])
+        if in_flight_reads is None:
             return None
         lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
         if num_leased and lease is None:
-            self.detach(arrivals)
+            self.detach(in_flight_reads)
             return None
-        return Held(lease, arrivals, frames[:num_leased])
+        return Held(lease, in_flight_reads, frames[:num_leased])
 
-    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
+    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[InFlightRead] | None:
         """What comes from the store, nothing for no keys, or None when it is not coming."""
         if not keys:
             return ()
@@ -111,21 +111,21 @@ class Supply:
         """It will not be copied."""
         if held.lease is not None:
             held.lease.release()
-        self.detach(held.arrivals)
+        self.detach(held.in_flight_reads)
 
-    def detach(self, arrivals: Sequence[Arrival]) -> None:
+    def detach(self, in_flight_reads: Sequence[InFlightRead]) -> None:
         """Their copies have ended, or will not start."""
-        for arrival in arrivals:
+        for in_flight_read in in_flight_reads:
             assert self.prefetch is not None
-            self.prefetch.detach(arrival)
+            self.prefetch.detach(in_flight_read)
 
     def start_copy(self, held: Sequence[Held]) -> Copy:
         """Start to copy all of it into the frames that it was held for."""
         loads = [(item.lease, item.frames) for item in held if item.lease is not None]
-        arrivals = [arrival for item in held for arrival in item.arrivals]
-        return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
+        in_flight_reads = [in_flight_read for item in held for in_flight_read in item.in_flight_reads]
+        return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in in_flight_reads])
 
-    def are_good(self, arrivals: Sequence[Arrival]) -> bool:
+    def are_good(self, in_flight_reads: Sequence[InFlightRead]) -> bool:
         """Whether every page was verified. Each is looked at: a page that failed may have been copied as if it were
         good."""
-        return all([self.prefetch.is_good(item) for item in arrivals if self.prefetch is not None])
+        return all([self.prefetch.is_good(item) for item in in_flight_reads if self.prefetch is not None])

@@ -217,7 +217,7 @@ def test_quiesce_when_a_batch_moves_then_how_it_ended_is_told_when_it_is_asked_f
     node.holder.publish(frames(3), keys(1))
     assert node.reader.admit("r", keys(1), frames(7))
     index = node.reader.start()
-    monkeypatch.setattr(node.reader._full.supply, "are_good", lambda arrivals: lands)
+    monkeypatch.setattr(node.reader._full.supply, "are_good", lambda in_flight_reads: lands)
     node.reader.quiesce()
     assert node.reader.moving(index) is None
     assert node.reader.finish(index) is lands
