@@ -182,7 +182,7 @@ class Node:
             work, _, wait = held
             prompt = self._prompt(work)
             has_come = prompt.cached_tokens[wait.rank] >= wait.num_tokens
-            if has_come or not self._dispatcher.is_awaited(prompt, wait):
+            if has_come or not self._dispatcher.is_pending(prompt, wait):
                 self._held.remove(held)
                 self._place(work, prompt)
 

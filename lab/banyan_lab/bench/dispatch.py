@@ -28,7 +28,7 @@ PAGE_TOKENS = 16
 NUM_RANKS = 8
 NUM_PUBLISHED = 20_000
 NUM_ROUNDS = 201
-NUM_AWAITED = 32
+NUM_PENDING = 32
 NUM_CHUNKS = 16_384
 NAMESPACE = b"b" * 32
 PAGE_BYTES = 64
@@ -88,14 +88,14 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     continued = prompt[:-PAGE_TOKENS] + stranger[:PAGE_TOKENS]
     _crowd(crowded, num_ranks, continued)
     place = _placing(crowded, num_ranks, lambda: found(warm, continued))
-    row |= _percentiles(f"dispatch_awaited_{DEFAULT_POLICY}", place)
+    row |= _percentiles(f"dispatch_pending_{DEFAULT_POLICY}", place)
     return row
 
 
 def _crowd(dispatcher: Dispatcher, num_ranks: int, tokens: array[int]) -> None:
     """Send prompts to every rank that begin like ``tokens``, half of it in common."""
     half = len(tokens) // 2
-    for number in range(NUM_AWAITED * num_ranks):
+    for number in range(NUM_PENDING * num_ranks):
         other = PromptTokens(None, tokens[:half] + array("q", [number]) + tokens[half:], PAGE_TOKENS)
         dispatcher.count(Prompt(len(other), tokens=other), number % num_ranks, 0.0)
 

@@ -108,7 +108,7 @@ class DpNode:
             request, wait = held
             prompt = self._prompt(request)
             has_come = prompt.cached_tokens[wait.rank] >= wait.num_tokens
-            if has_come or not self._dispatcher.is_awaited(prompt, wait):
+            if has_come or not self._dispatcher.is_pending(prompt, wait):
                 self._held_back.remove(held)
                 self._place(request, prompt)
 

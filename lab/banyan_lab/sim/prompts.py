@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that are lists of pages, as the shipped dispatcher compares prompts (``banyan.routing.awaited``)."""
+"""Prompts that are lists of pages, as the shipped dispatcher compares prompts (``banyan.routing.pending_prefixes``)."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from banyan.routing.awaited import PromptTokens, Trail
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
+from banyan.routing.pending_prefixes import PromptTokens, Trail
 from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
 from banyan.routing.view import Choice, Lots, Policy, Query, RankState
 from banyan.routing.wait import Coming, Wait, wait_for
@@ -93,13 +93,13 @@ class Dispatcher:
         Raises:
             NoActiveRank: when none is active and the request would have to be placed.
         """
-        if not any(len(load.awaited) for load in self._loads):
+        if not any(len(load.pending) for load in self._loads):
             return None
         trail = _trail_of(prompt)
         if trail is None:
             return None
         states = [state for state in self.states(active) if state.is_active]
-        lengths = {state.rank: self._loads[state.rank].awaited.leading_tokens(trail) for state in states}
+        lengths = {state.rank: self._loads[state.rank].pending.leading_tokens(trail) for state in states}
         coming = {
             rank: Coming(num_tokens, self._loads[rank].tokens_until(trail, num_tokens, now_s))
             for rank, num_tokens in lengths.items()
@@ -112,10 +112,10 @@ class Dispatcher:
         chosen = next(state for state in states if state.rank == rank)
         return wait_for(query, _held(prompt, rank), coming, chosen, states)
 
-    def is_awaited(self, prompt: Prompt, wait: Wait) -> bool:
+    def is_pending(self, prompt: Prompt, wait: Wait) -> bool:
         """Whether what was waited for is still to come, as far as the rank's reports say."""
         trail = _trail_of(prompt)
-        return trail is not None and self._loads[wait.rank].awaited.leading_tokens(trail) >= wait.num_tokens
+        return trail is not None and self._loads[wait.rank].pending.leading_tokens(trail) >= wait.num_tokens
 
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
@@ -163,7 +163,7 @@ class Dispatcher:
     def _cached(self, prompt: Prompt, trail: Trail | None, rank: int) -> int:
         """Leading tokens that the rank holds, or is about to."""
         held = _held(prompt, rank)
-        return held if trail is None else max(held, self._loads[rank].awaited.leading_tokens(trail))
+        return held if trail is None else max(held, self._loads[rank].pending.leading_tokens(trail))
 
     def _remember(self, session: str, rank: int) -> None:
         digest = _digest(session)
@@ -183,7 +183,7 @@ def _held(prompt: Prompt, rank: int) -> int:
 
 
 def _trail_of(prompt: Prompt) -> Trail | None:
-    """What to compare with prompts that are awaited; None where that can add nothing: somebody has all of it."""
+    """What to compare with prompts that are pending; None where that can add nothing: somebody has all of it."""
     most_held = max((prompt.fetchable_tokens, *prompt.cached_tokens))
     return prompt.tokens.trail() if prompt.tokens is not None and most_held < len(prompt.tokens) else None
 

@@ -94,7 +94,7 @@ class Placer:
     def is_coming(self, req: Any, found: Found, wait: Wait) -> bool:
         """Whether the rank has still to compute what the request waits for, as far as was read."""
         assert self._dispatcher is not None
-        return self._dispatcher.is_awaited(_prompt_of(req, found, None), wait)
+        return self._dispatcher.is_pending(_prompt_of(req, found, None), wait)
 
     def _wait(
         self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], policy_name: str

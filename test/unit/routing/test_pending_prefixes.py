@@ -9,10 +9,10 @@ from itertools import takewhile
 
 import pytest
 
-from banyan.routing import Dispatcher, LoadReport, Prompt, Reason, awaited
+from banyan.routing import Dispatcher, LoadReport, Prompt, Reason, pending_prefixes
 from banyan.routing.affinity import Affinity
-from banyan.routing.awaited import AwaitedPrompts
 from banyan.routing.lmetric import LMetric
+from banyan.routing.pending_prefixes import PendingPrefixes
 
 BOTH = (0, 1)
 
@@ -56,7 +56,7 @@ def asking(letters, **fields):
 
 
 def test_due_tokens_when_several_begin_alike_then_the_first_that_has_them_all():
-    prompts = AwaitedPrompts()
+    prompts = PendingPrefixes()
     for letters, due_tokens in (("abx", 10), ("abcd", 20), ("abce", 30)):
         prompts.placed(Text(letters), due_tokens)
     assert [prompts.due_tokens(Text("abce"), length) for length in (2, 3, 4)] == [10, 20, 30]
@@ -65,7 +65,7 @@ def test_due_tokens_when_several_begin_alike_then_the_first_that_has_them_all():
 
 
 def test_leading_tokens_when_prompts_were_placed_then_the_longest_counts():
-    prompts = AwaitedPrompts()
+    prompts = PendingPrefixes()
     assert prompts.leading_tokens(Text("abc")) == 0
     for letters in ("abx", "abcd", "b"):
         prompts.placed(Text(letters), 10)
@@ -73,7 +73,7 @@ def test_leading_tokens_when_prompts_were_placed_then_the_longest_counts():
 
 
 def test_computed_when_more_than_was_due_then_forgotten_and_not_before():
-    prompts = AwaitedPrompts()
+    prompts = PendingPrefixes()
     prompts.placed(Text("aa"), 10)
     prompts.placed(Text("bb"), 20)
     prompts.computed(10)
@@ -83,8 +83,8 @@ def test_computed_when_more_than_was_due_then_forgotten_and_not_before():
 
 
 def test_placed_when_there_are_too_many_tokens_then_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(awaited, "MAX_AWAITED_TOKENS", 5)
-    prompts = AwaitedPrompts()
+    monkeypatch.setattr(pending_prefixes, "MAX_PENDING_TOKENS", 5)
+    prompts = PendingPrefixes()
     for letters in ("aa", "bb", "cc"):
         prompts.placed(Text(letters), 10)
     assert [prompts.leading_tokens(Text(letters)) for letters in ("aa", "bb", "cc")] == [0, 2, 2]
@@ -109,7 +109,7 @@ def test_place_when_a_prefix_is_on_its_way_then_it_is_new_there_once():
 
 
 @pytest.mark.parametrize(
-    ("report", "is_awaited"),
+    ("report", "is_pending"),
     [
         (LoadReport(taken_s=2.0, num_waiting=1, total_prefill_tokens=0), True),
         (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=100), True),
@@ -119,24 +119,24 @@ def test_place_when_a_prefix_is_on_its_way_then_it_is_new_there_once():
     ],
     ids=["it waits", "it was the last", "the next was begun", "idle", "idle before it was sent"],
 )
-def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(report, is_awaited):
+def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(report, is_pending):
     dispatcher = Dispatcher(1, LMetric())
     dispatcher.place(asking("a" * 99), {0}, 1.0)
     dispatcher.reported(0, report)
     dispatcher.place(asking("a" * 99), {0}, 3.0)
     pending = dispatcher.states({0})[0].pending_prefill_tokens
     on_its_way = 100 if report.taken_s < 1.0 else 0
-    assert pending - on_its_way == (1 if is_awaited else 100)
+    assert pending - on_its_way == (1 if is_pending else 100)
 
 
-def test_count_when_the_directory_knows_more_than_is_awaited_then_the_directory_counts():
+def test_count_when_the_directory_knows_more_than_is_pending_then_the_directory_counts():
     dispatcher = Dispatcher(1, LMetric())
     dispatcher.place(asking("aab"), {0}, 1.0)
     dispatcher.place(asking("aaaa", cached_tokens=(3,)), {0}, 1.0)
     assert dispatcher.states({0})[0].pending_prefill_tokens == 4 + 2
 
 
-def test_place_when_a_rank_holds_all_of_it_then_nobody_is_awaited():
+def test_place_when_a_rank_holds_all_of_it_then_nobody_is_pending():
     dispatcher = Dispatcher(2, Affinity())
     first = dispatcher.place(asking("abc"), BOTH, 1.0).rank
     held = [0, 0]

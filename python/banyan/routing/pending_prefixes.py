@@ -5,11 +5,11 @@ A directory knows a page once it is published. Of two requests with one prefix t
 second would be placed as if nobody were about to have it.
 
 Invariants
-  1. A prompt is awaited from its placement until the rank has computed more tokens than were before it and its own, or
+  1. A prompt is pending from its placement until the rank has computed more tokens than were before it and its own, or
      has said that it has nothing to do. By then its pages are published, or never will be: aborted, or already evicted.
-  2. The latest prompts are kept, of at most ``MAX_AWAITED_TOKENS`` in all.
+  2. The latest prompts are kept, of at most ``MAX_PENDING_TOKENS`` in all.
 
-What is awaited is advice for placing. It never says that pages can be read, or copied.
+What is pending is advice for placing. It never says that pages can be read, or copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
-MAX_AWAITED_TOKENS = 1 << 22
+MAX_PENDING_TOKENS = 1 << 22
 """2 MB for each rank at 16 tokens a page."""
 
 
@@ -59,7 +59,7 @@ class PromptTokens(Protocol):
     def trail(self) -> Trail: ...
 
 
-class AwaitedPrompts:
+class PendingPrefixes:
     """Those of one rank, the latest first. ``due_tokens`` count what the rank computes in its life."""
 
     __slots__ = ("_due_tokens", "_num_tokens", "_row")
@@ -80,7 +80,7 @@ class AwaitedPrompts:
         self._row.appendleft(trail)
         self._due_tokens.appendleft(due_tokens)
         self._num_tokens += len(trail)
-        while self._num_tokens > MAX_AWAITED_TOKENS:
+        while self._num_tokens > MAX_PENDING_TOKENS:
             self._forget_oldest()
 
     def computed(self, total_tokens: int) -> None:
