@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.features.pairs.meeting import Meeting, address, has_broken
+from banyan.features.pairs.rendezvous import Rendezvous, address, has_broken
 from banyan.router import prompt
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MAX_MEDIA, RankBlocks
@@ -86,7 +86,7 @@ def test_body_when_it_is_anything_then_it_is_placed_and_passed_on(path, body, he
         list(asked.ids(4))
     if read.may_pin:
         assert len(prompt.pin(body, 1)) > len(body)
-    address(body, Meeting("host", 1, 2))
+    address(body, Rendezvous("host", 1, 2))
     has_broken(200, body, is_stream=True)
 
 

@@ -35,7 +35,7 @@ from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 logger = logging.getLogger("banyan")
 
 _roster: _native.Roster | None = None
-"""Keeps the ranks' meeting place open for as long as this process, their ancestor, lives."""
+"""Keeps the ranks' rendezvous open for as long as this process, their ancestor, lives."""
 
 
 def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:

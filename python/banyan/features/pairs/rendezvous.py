@@ -14,7 +14,7 @@ ROOM_BITS = 62
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the two servers of one attempt meet: the prefill server's bootstrap address, and the room."""
 
     host: str
@@ -34,16 +34,16 @@ def choose_room(random_bits: int, *, num_ranks: int, rank: int | None) -> int:
     return room or num_ranks
 
 
-def address(body: bytes, meeting: Meeting) -> bytes:
-    """The body of a request with its meeting as the last fields: of two equal names the last counts. A body that is no
-    object is the servers' to refuse."""
+def address(body: bytes, rendezvous: Rendezvous) -> bytes:
+    """The body of a request with its rendezvous as the last fields: of two equal names the last counts. A body that is
+    no object is the servers' to refuse."""
     start, end = body.find(b"{") + 1, body.rfind(b"}")
     if not 0 < start <= end:
         return body
     fields = {
-        "bootstrap_host": meeting.host,
-        "bootstrap_port": meeting.port,
-        "bootstrap_room": meeting.room,
+        "bootstrap_host": rendezvous.host,
+        "bootstrap_port": rendezvous.port,
+        "bootstrap_room": rendezvous.room,
     }
     inside = body[start:end].strip()
     return body[:end] + (b"," if inside else b"") + json.dumps(fields)[1:-1].encode() + body[end:]

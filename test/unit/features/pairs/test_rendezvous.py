@@ -5,24 +5,24 @@ import json
 
 import pytest
 
-from banyan.features.pairs.meeting import ROOM_BITS, Meeting, address, choose_room, has_broken
+from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, choose_room, has_broken
 
-MEETING = Meeting("10.0.0.1", 8998, 77)
+RENDEZVOUS = Rendezvous("10.0.0.1", 8998, 77)
 FIELDS = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 77}
 
 
 @pytest.mark.parametrize("body", [b'{"text": "hi {}"}', b' { "text" : "}" } \n', b"{}", b"{ }"])
-def test_address_when_the_body_is_an_object_then_the_meeting_is_in_it(body):
-    assert json.loads(address(body, MEETING)) == json.loads(body) | FIELDS
+def test_address_when_the_body_is_an_object_then_the_rendezvous_is_in_it(body):
+    assert json.loads(address(body, RENDEZVOUS)) == json.loads(body) | FIELDS
 
 
 def test_address_when_the_client_named_a_room_then_it_is_replaced():
-    assert json.loads(address(b'{"bootstrap_room": 5}', MEETING))["bootstrap_room"] == 77
+    assert json.loads(address(b'{"bootstrap_room": 5}', RENDEZVOUS))["bootstrap_room"] == 77
 
 
 @pytest.mark.parametrize("body", [b"", b"not json"])
 def test_address_when_the_body_is_no_object_then_it_is_left_to_the_servers(body):
-    assert address(body, MEETING) == body
+    assert address(body, RENDEZVOUS) == body
 
 
 @pytest.mark.parametrize("bits", [0, 1, 5, (1 << ROOM_BITS) - 1, 1 << 70])
