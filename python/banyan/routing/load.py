@@ -93,10 +93,10 @@ class RankLoad:
     __slots__ = (
         "_computes_since_s",
         "_on_its_way",
-        "pending",
         "last_turn",
         "num_new_tokens",
         "num_prompt_tokens",
+        "pending",
         "read_queue_tokens",
         "report",
     )
