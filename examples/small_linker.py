@@ -19,7 +19,7 @@ import numpy as np
 from banyan._native import Peers, Roster, SharedBytes, Shelf
 from banyan.cache import PrefixCache
 from banyan.core import Fetch, Offer, Outcome, SourceKind
-from banyan.layout import Layout, Seats
+from banyan.layout import Layout, MemberSlots
 from banyan.restorable import KindPages
 from banyan.supply import Supply
 from banyan.telemetry import Counters
@@ -66,12 +66,12 @@ class SmallRank:
         geometry = [[(layer * NUM_FRAMES * LAYER_BYTES, LAYER_BYTES)] for layer in range(NUM_LAYERS)]
         shelf = Shelf(roster, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
         peers = Peers(roster, rank, rank, NAMESPACE, geometry, memory)
-        seats = Seats(LAYOUT, rank, 0)
+        member_slots = MemberSlots(LAYOUT, rank, 0)
         self.counters = Counters()
         self.cache: PrefixCache[Request] = PrefixCache(
-            seats=seats,
+            member_slots=member_slots,
             page_tokens=PAGE_TOKENS,
-            full=KindPages(shelf, Supply(peers, seats.peers, prefetch=None)),
+            full=KindPages(shelf, Supply(peers, member_slots.peers, prefetch=None)),
             beside=(),
             planner=FetchAll(),
             agreed=lambda granted: granted,  # this process is the whole rank

@@ -31,7 +31,7 @@ from typing import Generic
 from banyan import faults
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
-from banyan.layout import Seats
+from banyan.layout import MemberSlots
 from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnShelf, Request
 from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Held, Part, Supply
@@ -129,7 +129,7 @@ class PrefixCache(Generic[Request]):
     def __init__(
         self,
         *,
-        seats: Seats,
+        member_slots: MemberSlots,
         page_tokens: int,
         full: KindPages,
         beside: Sequence[WindowPages],
@@ -137,7 +137,7 @@ class PrefixCache(Generic[Request]):
         agreed: Callable[[bool], bool],
         counters: Counters,
     ) -> None:
-        self._seats = seats
+        self._member_slots = member_slots
         self._page_tokens = page_tokens
         self._full = full
         self._beside = tuple(beside)
@@ -197,7 +197,7 @@ class PrefixCache(Generic[Request]):
         """The slots to ask, first the pool of the rank that is said to hold the most: of equally long runs the first
         supplies."""
         slots = self._full.supply.slots
-        first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
+        first = self._member_slots.slot(rank, self._member_slots.shard) if rank >= 0 else None
         return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
     def _start_reads(self, request: Request, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
@@ -211,9 +211,9 @@ class PrefixCache(Generic[Request]):
         return self._full.supply.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:
-        lengths = [(length, self._seats.rank_of(slot)) for slot, length in match.runs]
+        lengths = [(length, self._member_slots.rank_of(slot)) for slot, length in match.runs]
         num_arriving = sum(run.num_pages for run in arriving)
-        _, rank = max([*lengths, (num_arriving, self._seats.dp_rank)], key=itemgetter(0))
+        _, rank = max([*lengths, (num_arriving, self._member_slots.dp_rank)], key=itemgetter(0))
         return Offer(self._runs(match, arriving), rank)
 
     def _restorable(self, offer: Offer, keys: Sequence[str]) -> Offer:
@@ -223,7 +223,7 @@ class PrefixCache(Generic[Request]):
         return offer if num_pages == offer.num_pages else offer.first(num_pages)
 
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
-        leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
+        leased = [] if found is None else [Run(self._member_slots.kind_of(slot), length) for slot, length in found.runs]
         return (*leased, *arriving)
 
     def _remember(self, request: str, seen: _Seen) -> None:
@@ -398,7 +398,7 @@ class PrefixCache(Generic[Request]):
 
     def copies_of(self, keys: Sequence[str]) -> list[SourceKind | None]:
         """Where this rank could have each page from now: the first of its shelves. A hint, as every lookup."""
-        kind_of = self._seats.kind_of
+        kind_of = self._member_slots.kind_of
         return [None if slot is None else kind_of(slot) for slot in self._full.supply.holders(keys)]
 
     # ---- what prompts ask for ----------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ class PrefixCache(Generic[Request]):
 
     def heard(self) -> Sequence[bytes]:
         """What prompts of the other ranks asked for since the last call, prompt by prompt."""
-        return self._full.supply.heard(self._seats.peers)
+        return self._full.supply.heard(self._member_slots.peers)
 
     # ---- publish and release -----------------------------------------------------------------------------------
 

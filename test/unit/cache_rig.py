@@ -10,7 +10,7 @@ from typing import Any
 from banyan.arena.prefetch import Prefetch
 from banyan.cache import PrefixCache
 from banyan.core import Fetch, Outcome, SourceKind
-from banyan.layout import Layout, Seats
+from banyan.layout import Layout, MemberSlots
 from banyan.planner import RequestFacts
 from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Supply
@@ -61,7 +61,7 @@ def make_cache(
 ) -> PrefixCache:
     """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
     cache = PrefixCache(
-        seats=Seats(layout, slot, 0),
+        member_slots=MemberSlots(layout, slot, 0),
         page_tokens=PAGE_TOKENS,
         full=KindPages(shelf, Supply(peers, [1 - slot] if slots is None else slots, prefetch)),
         beside=() if windows is None else (windows,),

@@ -115,12 +115,12 @@ def test_start_when_the_user_chose_page_size_and_attention_then_they_stay():
     assert (args.page_size, args.attention_backend) == (32, "torch_native")
 
 
-def test_start_when_the_arenas_size_is_left_open_then_it_has_seats():
+def test_start_when_the_arenas_size_is_left_open_then_it_has_member_slots():
     args = prepare_server_args([*BASE, "--enable-banyan"])
     assert _native.Roster.open(runtime.bookkeeping(args)["roster"]).num_slots == 4
 
 
-def test_start_when_the_ranks_leave_no_seats_then_without_the_arena_and_said(capsys):
+def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_said(capsys):
     args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
     carried = runtime.bookkeeping(args)
     assert _native.Roster.open(carried["roster"]).num_slots == 40

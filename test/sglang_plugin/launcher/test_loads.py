@@ -42,8 +42,8 @@ def test_loads_when_ranks_wait_for_reads_then_each_says_how_much(include, manage
     roster = Roster.create(4)
     roster.agree_on_page_tokens(16)
     # A rank has two shards, of which the first one tells.
-    for seat, num_pages in enumerate((3, 3, 0, 0)):
-        roster.set_reading(seat, num_pages)
+    for member_slot, num_pages in enumerate((3, 3, 0, 0)):
+        roster.set_reading(member_slot, num_pages)
     roster.set_read_rate(2, 50)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "bookkeeping", lambda args: {"roster": roster.path, "layout": LAYOUT.as_dict()})

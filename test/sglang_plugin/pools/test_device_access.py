@@ -18,7 +18,7 @@ from banyan import _native
 from banyan.arena.backup import Backup
 from banyan.arena.residency import Residency
 from banyan.config import Config
-from banyan.layout import BlockGeometry, Layout, PageLayout, Seats
+from banyan.layout import BlockGeometry, Layout, MemberSlots, PageLayout
 from banyan.layout.page import Part
 from banyan.sglang_plugin.pools import device_access as module
 from banyan.sglang_plugin.pools import device_start, rank_device
@@ -155,11 +155,15 @@ class Rank:
             reserve=Reserve(0),
             devices=range(layout.dp),
         )
-        self.seats = Seats(layout, slot, 0)
+        self.member_slots = MemberSlots(layout, slot, 0)
         self.roster, self.arena = roster, arena
-        self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
+        self.shelf, self.source = self.access.join(roster, self.member_slots, NAMESPACE)
         self.cache = make_cache(
-            self.shelf, self.source, slot=slot, slots=[*self.seats.peers, *self.seats.arenas], layout=layout
+            self.shelf,
+            self.source,
+            slot=slot,
+            slots=[*self.member_slots.peers, *self.member_slots.arenas],
+            layout=layout,
         )
         self.access.attach(lambda frames, names, window: self.cache.publish(frames, names))
         self.pages = DeviceAllocator(
@@ -290,12 +294,14 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     owner, reader = (Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
-    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arenas[0])
-    shelf = _native.Shelf(roster, owner.seats.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes)
+    view = owner.access.arena_peers(roster, owner.member_slots, NAMESPACE, block, arenas[0])
+    shelf = _native.Shelf(
+        roster, owner.member_slots.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes
+    )
     owner.offload([3, 5], keys(1, 2))
     gpu.run()
     owner.access.poll()
-    found = view.lookup(keys(1, 2), [owner.seats.own])
+    found = view.lookup(keys(1, 2), [owner.member_slots.own])
     copy = view.start_copy([(view.lease(found, keys(1, 2)), array("q", [1, 2]))])
     assert not copy.has_ended
     gpu.run()
@@ -316,12 +322,12 @@ def test_backup_when_copies_have_a_partition_then_those_down_run_beside_it_on_a_
     roster, arena = _native.Roster.create(4), arena_of_four_pages()
     owner = Rank(gpu, roster, 0, monkeypatch, arena=arena)
     block = BlockGeometry.of_page(owner.pool.banyan_geometry.page)
-    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arena)
+    view = owner.access.arena_peers(roster, owner.member_slots, NAMESPACE, block, arena)
     owner.offload([3], keys(1))
     gpu.run()
     owner.access.poll()
     owner.driver.grids.clear()
-    view.start_copy([(view.lease(view.lookup(keys(1), [owner.seats.own]), keys(1)), array("q", [1]))])
+    view.start_copy([(view.lease(view.lookup(keys(1), [owner.member_slots.own]), keys(1)), array("q", [1]))])
     assert set(owner.driver.grids) == {(owner.device.backup_stream, BACKUP_PROGRAMS)}
     assert BACKUP_PROGRAMS <= 16 < owner.access._kernel.num_programs
     gpu.run()
@@ -365,9 +371,9 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     ranks = [Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
-    views = [rank.access.arena_peers(roster, rank.seats, NAMESPACE, block, rank.arena) for rank in ranks]
+    views = [rank.access.arena_peers(roster, rank.member_slots, NAMESPACE, block, rank.arena) for rank in ranks]
     shelves = [
-        _native.Shelf(roster, rank.seats.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes)
+        _native.Shelf(roster, rank.member_slots.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes)
         for rank in ranks
     ]
     shelves[1].publish(array("q", [0]), keys(1))
@@ -377,8 +383,8 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     backup = Backup(
         residency=Residency(shelves[0], 4),
         peers=views[0],
-        pool_slot=ranks[0].seats.own,
-        arena_slots=ranks[0].seats.arenas,
+        pool_slot=ranks[0].member_slots.own,
+        arena_slots=ranks[0].member_slots.arenas,
         max_pages=4,
         counters=Counters(),
     )
@@ -557,7 +563,9 @@ class TwoPairs(Device):
 
 
 @pytest.mark.parametrize(("devices", "is_direct"), [([0, 1], True), ([0, 1, 2, 3], False), ([0, 9], True)])
-def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_seats_matter(gpu, devices, is_direct, capsys):
+def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_member_slots_matter(
+    gpu, devices, is_direct, capsys
+):
     driver = TwoPairs(gpu)
     if is_direct:
         assert device_start.find_route(driver, [], devices, has_arena=False).route is Route.DIRECT

@@ -120,13 +120,13 @@ def test_draft_when_its_pool_is_of_another_kind_then_refused(monkeypatch, capsys
 def test_shards_when_the_heads_of_a_draft_are_divided_then_each_has_pages_of_its_own(monkeypatch, make, is_replicated):
     layout = rig.Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=2)
     rig.be_rank(monkeypatch, 0)
-    parallel = rig.seating.get_parallel()
+    parallel = rig.own_slots.get_parallel()
     parallel.dp_size, parallel.attn_tp_size = 1, 2
     pool = make()
     pools = (pool, *getattr(pool, "drafts", ()))
-    assert rig.seating.seats_of(layout, pools).is_replicated == is_replicated
+    assert rig.own_slots.member_slots_of(layout, pools).is_replicated == is_replicated
     divided = with_drafts(latents(), SharedMHAPool, extents.SMALL_HEADS)
-    assert not rig.seating.seats_of(layout, (divided, *divided.drafts)).is_replicated
+    assert not rig.own_slots.member_slots_of(layout, (divided, *divided.drafts)).is_replicated
 
 
 @pytest.fixture

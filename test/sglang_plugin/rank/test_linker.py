@@ -25,7 +25,7 @@ from banyan.layout import Layout
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
-from banyan.sglang_plugin.rank import identity, kind, seating
+from banyan.sglang_plugin.rank import identity, kind, own_slots
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.reporting import report
@@ -85,7 +85,7 @@ def be_rank(monkeypatch, rank):
         attn_tp_rank=0,
         dcp_enabled=False,
     )
-    for user in (module, seating, identity):
+    for user in (module, own_slots, identity):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
     monkeypatch.setattr(kind, "get_schedule", lambda: SCHEDULE)
     monkeypatch.setattr(identity, "get_spec", lambda: SPECULATION)
@@ -377,7 +377,7 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     roster = _native.Roster.create(4)
     reader, _, _ = make_rank(monkeypatch, roster, 1, slow)
     reader.kinds.full.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
-    assert [roster.reading(seat) for seat in (0, 1)] == [0, 2]
+    assert [roster.reading(member_slot) for member_slot in (0, 1)] == [0, 2]
     assert reader.state()["num_reading_pages"] == 2
     polled_until(reader, lambda: roster.reading(1) == 0)
     assert reader.counters.read_pages == 2

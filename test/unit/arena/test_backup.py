@@ -38,10 +38,10 @@ class Host:
     ) -> None:
         self.rank = Rank(roster, slot, page_bytes=page_bytes)
         self.memory = SharedBytes.create(num_frames * block.frame_bytes, f"arena-{slot}")
-        seat = LAYOUT.num_ranks + slot
+        member_slot = LAYOUT.num_ranks + slot
         table = block.table()
-        self.shelf = Shelf(roster, seat, NAMESPACE, self.memory, num_frames, table, block.frame_bytes)
-        self.view = Peers(roster, None, seat, NAMESPACE, table, self.memory, block.frame_bytes)
+        self.shelf = Shelf(roster, member_slot, NAMESPACE, self.memory, num_frames, table, block.frame_bytes)
+        self.view = Peers(roster, None, member_slot, NAMESPACE, table, self.memory, block.frame_bytes)
         self.residency = Residency(self.shelf, num_frames)
         self.counters = Counters()
         self.backup = Backup(

@@ -48,7 +48,7 @@ def test_page_tokens_when_a_rank_says_another_number_then_it_is_refused_and_the_
     assert roster.page_tokens == 64
 
 
-def test_reading_when_a_rank_says_it_then_others_see_it_until_another_takes_the_seat() -> None:
+def test_reading_when_a_rank_says_it_then_others_see_it_until_another_takes_the_member_slot() -> None:
     roster = Roster.create(2)
     rank = Rank(roster, 1)
     roster.set_reading(1, 7)

@@ -34,9 +34,13 @@ def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_token
     full = (member for member in members if member["slot"] < layout.first_window_slot)
     alive = {member["slot"]: member for member in full if member["alive"]}
     unused = {slot: member["num_frames"] - member["num_published"] for slot, member in alive.items()}
-    if any(num_frames > 0 for slot, num_frames in unused.items() if slot >= layout.num_seats):
+    if any(num_frames > 0 for slot, num_frames in unused.items() if slot >= layout.num_member_slots):
         return {}
-    return {rank: unused[seat] * page_tokens for rank, seat in enumerate(layout.first_seats) if seat in unused}
+    return {
+        rank: unused[member_slot] * page_tokens
+        for rank, member_slot in enumerate(layout.first_member_slots)
+        if member_slot in unused
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,8 @@ def cached_as(req: Any) -> Sequence[int] | None:
 class PrefixProbe:
     """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing.
 
-    The roster seats the shards of all ranks first, then, where there is a host arena, their parts of it. Of each rank
-    shard 0 is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
+    The roster lists the shards of all ranks first, then, where there is a host arena, their parts of it. Of each
+    rank shard 0 is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
     """
 
     def __init__(self, roster: _native.Roster, *, layout: Layout, fetches: bool, tokens_ahead: int = 0) -> None:
@@ -107,8 +111,8 @@ class PrefixProbe:
         prompt = _native.PromptTokens(seed, cast(Any, tokens[: num_tokens + ahead]), self._page_tokens, ahead)
         pages_by_slot = peers.prefix_lens_of(page_keys, prompt, MAX_HASHED_PAGES)
         self._found_nothing = not any(pages_by_slot)
-        num_seats = self.layout.num_seats
-        pools, arenas = pages_by_slot[:num_seats], pages_by_slot[num_seats:]
+        num_member_slots = self.layout.num_member_slots
+        pools, arenas = pages_by_slot[:num_member_slots], pages_by_slot[num_member_slots:]
         most_fetchable = max([*(pools if self.fetches else ()), *arenas], default=0)
         return Found(
             tuple(num * self._page_tokens for num in pools[:: self.layout.num_shards]),
@@ -152,4 +156,4 @@ class PrefixProbe:
         return self._met
 
     def _is_first_shard(self, slot: int) -> bool:
-        return slot < self.layout.num_seats and slot % self.layout.num_shards == 0
+        return slot < self.layout.num_member_slots and slot % self.layout.num_shards == 0

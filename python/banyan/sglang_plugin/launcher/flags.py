@@ -86,7 +86,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
         runtime.refuse(str(error))
     assert wanted is not None
     runtime.log_as_asked(wanted, "main")
-    wanted = _seated(wanted, layout)
+    wanted = _with_member_slots(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += [*_store_refusals(wanted), *features.lines(asked_of(args, wanted, layout))]
     if reasons:
@@ -134,7 +134,7 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
     )
 
 
-def _seated(wanted: Config, layout: Layout) -> Config:
+def _with_member_slots(wanted: Config, layout: Layout) -> Config:
     """Without the arena that nobody has asked for, where the ranks leave no places for it."""
     num_slots = layout.num_slots(has_arena=True)
     if not wanted.sizes_arena or wanted.store or num_slots <= MAX_SLOTS:
@@ -200,7 +200,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     return ServerFacts(
         sglang_version=importlib.metadata.version("sglang"),
         device=runtime.device_of(args),
-        num_seats=layout.num_seats,
+        num_member_slots=layout.num_member_slots,
         pp_size=args.pp_size,
         num_nodes=args.nnodes,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
@@ -268,7 +268,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
     )
 
 
-def seat_windows(carried: dict[str, Any]) -> None:
+def reserve_window_slots(carried: dict[str, Any]) -> None:
     """The model keeps its windows, or states, apart: the ranks meet at a roster with places for these too. No rank has
     been started yet."""
     global _roster

@@ -13,7 +13,7 @@ import torch
 
 from banyan import _native
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -81,14 +81,14 @@ class PoolAccess(Protocol):
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
         ...
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnShelf, Peers]:
         """Announce the pool in the roster and open the view of the others."""
         ...
 
     def arena_peers(
         self,
         roster: _native.Roster,
-        seats: Seats,
+        member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,

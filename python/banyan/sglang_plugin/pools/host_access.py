@@ -10,7 +10,7 @@ import torch
 
 from banyan import _native
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
 from banyan.ports import OwnShelf, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
@@ -42,22 +42,22 @@ class HostAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return frame_array(slots[:: self._page_tokens] // self._page_tokens)
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnShelf, Peers]:
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
-        shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
+        shelf = _native.Shelf(roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table())
         # It leases only what its own lookup has found; a protocol cannot say that.
-        peers = _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
+        peers = _native.Peers(roster, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
         return cast(OwnShelf, shelf), cast(Peers, peers)
 
     def arena_peers(
         self,
         roster: _native.Roster,
-        seats: Seats,
+        member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
     ) -> Peers:
-        view = _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
+        view = _native.Peers(roster, None, member_slots.own_arena, namespace, block.table(), memory, block.frame_bytes)
         return cast(Peers, view)
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:

@@ -68,7 +68,9 @@ def assemble(
     shards, kinds = Shards(params), Kinds(pools.kinds, setup)
     planner = _make_planner(setup, kinds, pools)
     cache = _make_cache(setup, kinds, planner, shards)
-    demand = NodeDemand(cache, kinds.full.pools.allocator.num_pages * kinds.full.seats.layout.num_ranks, setup.counters)
+    demand = NodeDemand(
+        cache, kinds.full.pools.allocator.num_pages * kinds.full.member_slots.layout.num_ranks, setup.counters
+    )
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.
     times.time_control(stopwatch, cache, ("retire", "drain"))
@@ -110,7 +112,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         num_layers=pools.num_layers,
         page_tokens=setup.page_tokens,
         min_pages=-(-setup.config.min_fetch_tokens // setup.page_tokens),
-        num_in_step=kinds.full.seats.layout.attn_dp,
+        num_in_step=kinds.full.member_slots.layout.attn_dp,
         fixed_tokens=kinds.fixed_tokens,
     )
     faults.hush(planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
@@ -119,7 +121,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
 
 def _make_cache(setup: RankSetup, kinds: Kinds, planner: RankPlanner, shards: Shards) -> PrefixCache[RequestFacts]:
     return PrefixCache(
-        seats=kinds.full.seats,
+        member_slots=kinds.full.member_slots,
         page_tokens=setup.page_tokens,
         full=kinds.full.pages,
         beside=[kind.pages for kind in kinds.beside],
@@ -140,7 +142,7 @@ def _keep_time(
     full = kinds.full
     if shards.is_one:
         times.load_without_circles(cache, *(kind.pools.allocator for kind in kinds))
-    if full.seats.layout.steps_together:
+    if full.member_slots.layout.steps_together:
         token_bytes = full.block.block_bytes // setup.page_tokens
         times.step_together(full.pools.allocator, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
     times.pace_writes(planner, kinds)

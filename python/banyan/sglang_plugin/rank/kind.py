@@ -4,7 +4,8 @@ table of the pool (its shelf), what is supplied by peers, the part of the host a
 
 Invariants
   1. All places carry one namespace: that of the weights the rank computes with.
-  2. A place is left before it is taken again: a rank has one shelf in each seat and one reader bit for each view.
+  2. A place is left before it is taken again: a rank has one shelf in each member slot and one reader bit for each
+     view.
 
 States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
 ``close_tier``, ``close``. Scheduler thread only.
@@ -35,10 +36,10 @@ from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.arena_part import ArenaPart
 from banyan.sglang_plugin.rank.identity import Identity
+from banyan.sglang_plugin.rank.own_slots import agree_on_page_tokens, member_slots_of
 from banyan.sglang_plugin.rank.points import Points, Site
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.residency_report import ResidencyReport
-from banyan.sglang_plugin.rank.seating import agree_on_page_tokens, seats_of
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store
 from banyan.sglang_plugin.rank.tier import HostTier, TierPlace, WritableStore, withdraw
 from banyan.supply import Supply
@@ -87,15 +88,17 @@ class Kind:
         self.block = BlockGeometry.of_page(self._page)
         self.weights_epoch = 0
         self._apart = ""
-        self.seats = pools.seats(seats_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts)))
+        self.member_slots = pools.member_slots(
+            member_slots_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts))
+        )
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
         self._roster = _native.Roster.open(rank.carried["roster"])
-        agree_on_page_tokens(self._roster, rank.page_tokens, asked=args.page_size, is_first=self.seats.own == 0)
-        self.residency_report = ResidencyReport(self._roster, self.seats, rank.page_tokens)
+        agree_on_page_tokens(self._roster, rank.page_tokens, asked=args.page_size, is_first=self.member_slots.own == 0)
+        self.residency_report = ResidencyReport(self._roster, self.member_slots, rank.page_tokens)
         part = ArenaPart(
             config=config,
-            seats=self.seats,
+            member_slots=self.member_slots,
             block=self.block,
             share=pools.share,
             pool_bytes=shared.banyan_geometry.num_bytes,
@@ -104,7 +107,7 @@ class Kind:
         arena = part.open(self._namespace_digest)
         self.access = self._open_access(shared, arena)
         self._arena = part.known_to(self.access, arena)
-        site = Site(config=config, seats=self.seats, roster=self._roster, block=self.block)
+        site = Site(config=config, member_slots=self.member_slots, roster=self._roster, block=self.block)
         made = [make(site) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self._join())
@@ -113,7 +116,7 @@ class Kind:
         return KindPages(shelf, supply)
 
     def _open_access(self, shared: Any, arena: Arena | None) -> PoolAccess:
-        rank, layout = self._rank, self.seats.layout
+        rank, layout = self._rank, self.member_slots.layout
         first_device, device_step = rank.server_args.base_gpu_id, rank.server_args.gpu_id_step
         return open_access(
             device=rank.device,
@@ -130,7 +133,7 @@ class Kind:
                 max_prefill_tokens=get_schedule().max_prefill_tokens,
                 pool_tokens=self.pools.pool.size,
             ),
-            devices=[first_device + seat * device_step for seat in range(layout.num_seats)],
+            devices=[first_device + member_slot * device_step for member_slot in range(layout.num_member_slots)],
         )
 
     # ---- what is asked of it -----------------------------------------------------------------------------------
@@ -150,16 +153,18 @@ class Kind:
     def follows_reads(self) -> bool:
         """Whether a page is promised while it is still being read: not where others would wait for the drive as well,
         nor where only one of the rank's shards reads."""
-        return self.access.follows_reads and not (self.seats.layout.steps_together or self.seats.is_replicated)
+        return self.access.follows_reads and not (
+            self.member_slots.layout.steps_together or self.member_slots.is_replicated
+        )
 
     def sources(self) -> list[int]:
-        """The seats that this rank takes pages from, the preferred first."""
-        pools = self.seats.peers if self.config.fetches and self.access.shares_pool else ()
-        return [*pools, *(self.seats.arenas if self._has_part(self._arena) else ())]
+        """The member slots that this rank takes pages from, the preferred first."""
+        pools = self.member_slots.peers if self.config.fetches and self.access.shares_pool else ()
+        return [*pools, *(self.member_slots.arenas if self._has_part(self._arena) else ())]
 
     def _has_part(self, arena: Arena | None) -> bool:
         """Whether pages of this rank have a part of the arena to go to: its own, or its keeper's."""
-        return self.config.has_arena and (arena is not None or not self.seats.is_keeper)
+        return self.config.has_arena and (arena is not None or not self.member_slots.is_keeper)
 
     def is_awaited(self, request: str) -> bool:
         """Whether somebody who was asked for the request's prompt may still answer."""
@@ -170,10 +175,10 @@ class Kind:
     def _join(self) -> Places:
         """Take the places, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
-        shelf, peers = self.access.join(self._roster, self.seats, namespace)
+        shelf, peers = self.access.join(self._roster, self.member_slots, namespace)
         self.residency_report.joined(namespace)
-        num_parts = self.seats.num_parts
-        if config.store and self.seats.is_keeper and self.store is None:
+        num_parts = self.member_slots.num_parts
+        if config.store and self.member_slots.is_keeper and self.store is None:
             self.store = open_store(
                 config, namespace=namespace, block=self.block, num_parts=num_parts, share=pools.share
             )
@@ -186,10 +191,10 @@ class Kind:
             writable = WritableStore(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
         place = TierPlace(
             roster=self._roster,
-            seats=self.seats,
+            member_slots=self.member_slots,
             namespace=namespace,
             arena=self._arena,
-            peers=self.access.arena_peers(self._roster, self.seats, namespace, self.block, self._arena.memory),
+            peers=self.access.arena_peers(self._roster, self.member_slots, namespace, self.block, self._arena.memory),
             layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
@@ -284,8 +289,8 @@ class Kind:
 
     def figures(self) -> dict[str, Any]:
         """What changes of this kind's places, for ``/metrics`` and ``/server_info``."""
-        layout, members = self.seats.layout, self._roster.members()
-        firsts = {self.seats.seat(rank, self.seats.shard) for rank in range(layout.num_ranks)}
+        layout, members = self.member_slots.layout, self._roster.members()
+        firsts = {self.member_slots.slot(rank, self.member_slots.shard) for rank in range(layout.num_ranks)}
         figures = {
             "num_published_pages": self.pages.shelf.num_published,
             "num_quarantined_pages": self.pages.shelf.num_quarantined,
@@ -293,7 +298,7 @@ class Kind:
             "num_failures": self._roster.num_failures,
             "num_silent_ranks": self._roster.num_silent,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
-            "peers": [member for member in members if member["slot"] in self.seats.peers],
+            "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),
             **(self._store_figures(self.store) if self.store is not None else {}),
         }
@@ -302,17 +307,17 @@ class Kind:
         return figures
 
     def _store_figures(self, store: PageStore) -> dict[str, Any]:
-        per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.seats.num_parts
+        per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.member_slots.num_parts
         return {"store": store.stats(), "store_write_bytes_per_day": per_day}
 
     def state(self) -> dict[str, Any]:
         """This kind's places, for ``/server_info``."""
         return {
             **self.figures(),
-            "dp_rank": self.seats.dp_rank,
-            "shard": self.seats.shard,
-            "seat": self.seats.own,
-            "layout": self.seats.layout.as_dict(),
+            "dp_rank": self.member_slots.dp_rank,
+            "shard": self.member_slots.shard,
+            "member_slot": self.member_slots.own,
+            "layout": self.member_slots.layout.as_dict(),
             "page_tokens": self._rank.page_tokens,
             "namespace": self._namespace_digest().hex()[:16],
             **self.access.state(),
@@ -327,6 +332,6 @@ class Kind:
             page_tokens=self._rank.page_tokens,
             weights_epoch=self.weights_epoch,
             apart=self._apart,
-            seats=self.seats,
+            member_slots=self.member_slots,
             window=self.pools.identity,
         )

@@ -173,4 +173,4 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
         self._close()
 
     def _labels(self) -> dict[str, str]:
-        return {"dp_rank": str(self.kinds.full.seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
+        return {"dp_rank": str(self.kinds.full.member_slots.dp_rank), "tp_rank": str(get_parallel().tp_rank)}

@@ -24,7 +24,7 @@ from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.pacing import WriteAdmission
 from banyan.ports import OwnShelf, PageStore, Peers
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
@@ -94,7 +94,7 @@ class TierPlace:
     rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not measured."""
 
     roster: _native.Roster
-    seats: Seats
+    member_slots: MemberSlots
     namespace: bytes
     arena: Arena
     peers: Peers
@@ -128,17 +128,17 @@ class HostTier:
     ) -> None:
         arena, memory, counters = place.arena, place.arena.memory, place.counters
         store = None if writable is None else writable.store
-        frame_bytes, seats = arena.block.frame_bytes, place.seats
+        frame_bytes, member_slots = arena.block.frame_bytes, place.member_slots
         most_down_bytes = backup_limit_bytes(link_bytes_per_s=place.link_bytes_per_s, arena_bytes=memory.num_bytes)
         self._roster = place.roster
-        self._seats = seats
+        self._member_slots = member_slots
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
         self._partner = partner
         self._shelf = _native.Shelf(
             place.roster,
-            seats.own_arena,
+            member_slots.own_arena,
             place.namespace,
             memory,
             arena.num_frames,
@@ -154,8 +154,8 @@ class HostTier:
         self._backup = Backup(
             residency=self._residency,
             peers=self._peers,
-            pool_slot=seats.own,
-            arena_slots=seats.arenas,
+            pool_slot=member_slots.own,
+            arena_slots=member_slots.arenas,
             max_pages=max(1, most_down_bytes // frame_bytes),
             counters=counters,
         )
@@ -163,7 +163,7 @@ class HostTier:
             store=store,
             residency=self._residency,
             peers=self._peers,
-            arena_slots=seats.arenas,
+            arena_slots=member_slots.arenas,
             memory=memory,
             frame_bytes=frame_bytes,
             max_pages=min(arena.num_frames, read_limit_bytes(arena_bytes=memory.num_bytes) // frame_bytes),
@@ -202,7 +202,7 @@ class HostTier:
             prefetch=self.prefetch,
             residency=self._residency,
             peers=self._peers,
-            arena_slots=self._seats.arenas,
+            arena_slots=self._member_slots.arenas,
             store=self.store if asked is None else None,
             counters=self._counters,
         )
@@ -240,7 +240,7 @@ class HostTier:
 
     def _touch(self, keys: Sequence[str]) -> int:
         """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
-        in_arena = self._peers.lookup(keys, self._seats.arenas)
+        in_arena = self._peers.lookup(keys, self._member_slots.arenas)
         self._peers.touch(in_arena)
         return in_arena.num_pages
 
@@ -261,7 +261,7 @@ class HostTier:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
         if num_in_arena == len(keys):
             return num_in_arena
-        shelves = [self._seats.own, *self._seats.peers, *self._seats.arenas]
+        shelves = [self._member_slots.own, *self._member_slots.peers, *self._member_slots.arenas]
         return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
 
     # ---- down --------------------------------------------------------------------------------------------------
@@ -303,10 +303,10 @@ class HostTier:
         num_reading, pages_per_s = self.prefetch.num_reading, self.prefetch.pages_per_s
         if num_reading != self._num_reading:
             self._num_reading = num_reading
-            self._roster.set_reading(self._seats.own, num_reading)
+            self._roster.set_reading(self._member_slots.own, num_reading)
         if pages_per_s != self._pages_per_s:
             self._pages_per_s = pages_per_s
-            self._roster.set_read_rate(self._seats.own, pages_per_s)
+            self._roster.set_read_rate(self._member_slots.own, pages_per_s)
 
     # ---- life --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.rank.node_access import NodeAccess
 from banyan.features.nodes.tcp import TcpCarrier
-from banyan.layout import Seats
+from banyan.layout import MemberSlots
 from banyan.telemetry import Counters
 
 OLD, NEW = b"o" * 32, b"w" * 32
@@ -27,7 +27,7 @@ def secret(tmp_path):
 
 def access(node, secret, *, dp_rank=0, **flags):
     config = Config(secret_file=str(secret), host_gb=1.0, **flags)
-    return NodeAccess(config, seats=Seats(LAYOUT, dp_rank, 0), roster=node.roster, block=BLOCK)
+    return NodeAccess(config, member_slots=MemberSlots(LAYOUT, dp_rank, 0), roster=node.roster, block=BLOCK)
 
 
 def is_open(address):

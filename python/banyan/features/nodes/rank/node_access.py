@@ -27,7 +27,7 @@ from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.remote_prefetches import RemotePrefetches
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.refusals import secret_refusal
 from banyan.refusals.start import page_server_refusal
 from banyan.routing.reads import LEAST_PART_TOKENS
@@ -48,10 +48,12 @@ class NodeAccess:
     States: apart -> ``join`` (a namespace) -> joined -> ``leave`` -> apart -> ... -> ``close``.
     """
 
-    def __init__(self, config: Config, *, seats: Seats, roster: _native.Roster, block: BlockGeometry) -> None:
+    def __init__(
+        self, config: Config, *, member_slots: MemberSlots, roster: _native.Roster, block: BlockGeometry
+    ) -> None:
         """Refuses a secret that cannot be used."""
         self._config = config
-        self._seats = seats
+        self._member_slots = member_slots
         self._roster = roster
         self._block = block
         self._page_server: PageServer | None = None
@@ -69,11 +71,11 @@ class NodeAccess:
     def join(self, namespace: bytes, memory: _native.SharedBytes) -> Borrower | None:
         """Lend and borrow pages of ``namespace``; ``memory`` is this rank's part of the arena. What borrows, if there
         is anybody to borrow from."""
-        if self._config.listen and self._seats.dp_rank == 0:
+        if self._config.listen and self._member_slots.dp_rank == 0:
             self._lend(namespace, memory)
         if self._config.peers:
             self._borrower = Borrower(
-                [Address.parse(peer).of_shard(self._seats.shard) for peer in self._config.peers],
+                [Address.parse(peer).of_shard(self._member_slots.shard) for peer in self._config.peers],
                 self._keys,
                 namespace=namespace,
                 block=self._block,
@@ -125,13 +127,13 @@ class NodeAccess:
         return (
             None
             if source is None
-            else [str(page_server.of_shard(self._seats.shard)) for page_server in source.page_servers]
+            else [str(page_server.of_shard(self._member_slots.shard)) for page_server in source.page_servers]
         )
 
     def _lend(self, namespace: bytes, memory: _native.SharedBytes) -> None:
         if self._page_server is None:
-            address = Address.parse(self._config.listen).of_shard(self._seats.shard)
-            num_frames = self._seats.layout.num_ranks * self._block.num_frames(memory.num_bytes)
+            address = Address.parse(self._config.listen).of_shard(self._member_slots.shard)
+            num_frames = self._member_slots.layout.num_ranks * self._block.num_frames(memory.num_bytes)
             try:
                 self._page_server = PageServer(
                     address,
@@ -146,11 +148,11 @@ class NodeAccess:
             logger.info("banyan: the page server for other nodes is at %s", address)
             if self._config.store:
                 self.remote_prefetches = self._page_server.take_remote_prefetches()
-        reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
+        reader_bit = self._member_slots.layout.num_slots(has_arena=True) + self._member_slots.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
         self._page_server.lending.lend(
-            ExportedArena(view, namespace=namespace, arena_slots=self._seats.arenas, block=self._block)
+            ExportedArena(view, namespace=namespace, arena_slots=self._member_slots.arenas, block=self._block)
         )
 
     def call_in(self) -> None:

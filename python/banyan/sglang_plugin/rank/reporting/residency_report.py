@@ -13,7 +13,7 @@ from typing import Any
 
 from banyan import _native
 from banyan.core import rid_of
-from banyan.layout import Seats
+from banyan.layout import MemberSlots
 from banyan.telemetry import Copies, CopySample, Holding, RecentPrompts
 
 COUNT_PERIOD_S = 5.0
@@ -22,12 +22,12 @@ COUNT_PERIOD_S = 5.0
 class ResidencyReport:
     """One rank's. ``joined`` is called before anything else, and again under another namespace."""
 
-    def __init__(self, roster: _native.Roster, seats: Seats, page_tokens: int) -> None:
+    def __init__(self, roster: _native.Roster, member_slots: MemberSlots, page_tokens: int) -> None:
         self._roster = roster
-        self._seats = seats
+        self._member_slots = member_slots
         self._prompts = RecentPrompts(page_tokens)
         self._sample = CopySample()
-        self._pools = [seats.seat(rank, seats.shard) for rank in range(seats.layout.num_ranks)]
+        self._pools = [member_slots.slot(rank, member_slots.shard) for rank in range(member_slots.layout.num_ranks)]
         self._view: _native.Peers
         self._copies = Copies(0, 0, 0.0)
         self._counts_again_s = 0.0
@@ -65,7 +65,7 @@ class ResidencyReport:
     def _holders(self, key: str) -> tuple[bool, int, bool]:
         held = self._view.prefix_lens([key])
         num_pools = sum(held[slot] > 0 for slot in self._pools)
-        return held[self._seats.own] > 0, num_pools, any(held[slot] > 0 for slot in self._arenas(held))
+        return held[self._member_slots.own] > 0, num_pools, any(held[slot] > 0 for slot in self._arenas(held))
 
     def _holding(self, keys: list[str]) -> Holding:
         held = self._view.prefix_lens(keys)
@@ -76,4 +76,4 @@ class ResidencyReport:
 
     def _arenas(self, held: Sequence[int]) -> list[int]:
         """The slots of the arena's parts; a roster without an arena ends before them."""
-        return [slot for slot in self._seats.arenas if slot < len(held)]
+        return [slot for slot in self._member_slots.arenas if slot < len(held)]

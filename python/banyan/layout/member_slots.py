@@ -14,11 +14,12 @@ from banyan.layout.ranks import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
-    """One process's view of the roster: seat ``s`` has its pool in slot ``s``, its part of the arena ``num_seats`` on.
+class MemberSlots:
+    """One process's view of the roster: member slot ``s`` has its pool in slot ``s``, its part of the arena
+    ``num_member_slots`` on.
 
-    ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP). ``first_slot``: seats of window
-    pages, or of states, lie behind those of the others.
+    ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP). ``first_slot``: member slots of
+    window pages, or of states, lie behind those of the others.
     """
 
     layout: Layout
@@ -33,33 +34,33 @@ class Seats:
 
     @property
     def own(self) -> int:
-        return self.seat(self.dp_rank, self.shard)
+        return self.slot(self.dp_rank, self.shard)
 
     @property
     def own_arena(self) -> int:
-        return self.layout.num_seats + self.own
+        return self.layout.num_member_slots + self.own
 
-    def seat(self, dp_rank: int, shard: int) -> int:
+    def slot(self, dp_rank: int, shard: int) -> int:
         return self.first_slot + dp_rank * self.layout.num_shards + shard
 
-    def of_windows(self) -> Seats:
-        """The same process's seats for its window pages, or its states."""
+    def of_windows(self) -> MemberSlots:
+        """The same process's member slots for its window pages, or its states."""
         return replace(self, first_slot=self.layout.first_window_slot)
 
     def rank_of(self, slot: int) -> int:
         """The rank whose pool, or part of the arena, has this slot."""
-        return slot % self.layout.num_seats // self.layout.num_shards
+        return slot % self.layout.num_member_slots // self.layout.num_shards
 
     def kind_of(self, slot: int) -> SourceKind:
         """What the slot's pages lie in: another rank's pool, or the host arena."""
-        return SourceKind.HOST if slot - self.first_slot >= self.layout.num_seats else SourceKind.PEER
+        return SourceKind.HOST if slot - self.first_slot >= self.layout.num_member_slots else SourceKind.PEER
 
     @property
     def peers(self) -> list[int]:
         """The pools of other ranks that hold this shard's part of the KV, the next rank first, so that ranks which all
         want the same choose different sources. Shards of one rank have equal trees: none of them lacks what another
         has."""
-        return [self.seat(rank, self.shard) for rank in self._ranks_from_own()[1:]]
+        return [self.slot(rank, self.shard) for rank in self._ranks_from_own()[1:]]
 
     # ---- the arena ---------------------------------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ class Seats:
     @property
     def arenas(self) -> list[int]:
         """The arena's parts that hold this shard's part of the KV, that of its own rank first."""
-        return [self.layout.num_seats + self.seat(rank, self.keeper) for rank in self._ranks_from_own()]
+        return [self.layout.num_member_slots + self.slot(rank, self.keeper) for rank in self._ranks_from_own()]
 
     @property
     def num_parts(self) -> int:

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from banyan import _native
-from banyan.layout import Layout, Seats
+from banyan.layout import Layout, MemberSlots
 from banyan.refusals import layout_refusal
 from banyan.refusals.start import disagreement_refusal
 from banyan.sglang_plugin import runtime
@@ -19,9 +19,9 @@ from banyan.sglang_plugin import runtime
 logger = logging.getLogger("banyan")
 
 
-def seats_of(layout: Layout, pools: Sequence[Any]) -> Seats:
-    """The seat of a process with these pools. Refuses where SGLang has resolved another layout than the roster was made
-    for."""
+def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
+    """The member slot of a process with these pools. Refuses where SGLang has resolved another layout than the roster
+    was made for."""
     parallel = get_parallel()
     resolved = Layout(
         dp=parallel.dp_size, attn_dp=parallel.attn_dp_size, attn_cp=parallel.attn_cp_size, attn_tp=parallel.attn_tp_size
@@ -36,7 +36,7 @@ def seats_of(layout: Layout, pools: Sequence[Any]) -> Seats:
         and layout.attn_tp > 1
         and not parallel.dcp_enabled
     )
-    return Seats(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
+    return MemberSlots(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
 
 
 def agree_on_page_tokens(roster: _native.Roster, page_tokens: int, *, asked: int | None, is_first: bool) -> None:
