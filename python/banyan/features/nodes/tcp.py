@@ -21,7 +21,7 @@ from typing import Protocol
 
 from banyan.core import Address
 from banyan.features.nodes.callers import Callers
-from banyan.features.nodes.flight import Flight
+from banyan.features.nodes.in_flight_limit import InFlightLimit
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.telemetry import start_thread
 
@@ -167,7 +167,7 @@ class TcpSource:
         self._remote_leases = remote_leases
         self._num_layers = num_layers
         self._dscp = dscp
-        self._flight = Flight(in_flight_bytes)
+        self._in_flight_limit = InFlightLimit(in_flight_bytes)
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._sending = threading.Condition()
         self._num_sending = 0
@@ -214,7 +214,7 @@ class TcpSource:
     def _serve(self, connection: socket.socket, token: bytes) -> None:
         try:
             # Behind the mark, which sets the host's own priority too.
-            with connection, self._flight.joined(connection):
+            with connection, self._in_flight_limit.joined(connection):
                 self._send_remote_lease(connection, token)
         except OSError as error:
             # The reader has left, or stands still: its remote lease runs out.

@@ -6,8 +6,8 @@ way; here all of them together have a stated number of bytes, leave evenly inste
 traffic in the host's own queue.
 
 Invariants
-  1. The connections of a flight have at most its bytes under way together, but for one packet each and for what is said
-     below; while another one joins, what the others had under way counts as before.
+  1. The connections of one limit have at most its bytes under way together, but for one packet each and for what is
+     said below; while another one joins, what the others had under way counts as before.
   2. Each of them has an equal part, and never less than `LEAST_PACKETS`.
 """
 
@@ -36,7 +36,7 @@ PACED_BYTES_PER_S = (1 << 62) - 2
 sees 4 GB/s."""
 
 
-class Flight:
+class InFlightLimit:
     """The connections of one lender. Any thread."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What connections of a flight have under way, as the kernel counts it."""
+"""What connections of one limit have under way, as the kernel counts it."""
 
 import contextlib
 import fcntl
@@ -10,8 +10,14 @@ import time
 
 import pytest
 
-from banyan.features.nodes import flight as module
-from banyan.features.nodes.flight import BULK, LEAST_PACKETS, PACED_BYTES_PER_S, SO_MAX_PACING_RATE, Flight
+from banyan.features.nodes import in_flight_limit as module
+from banyan.features.nodes.in_flight_limit import (
+    BULK,
+    LEAST_PACKETS,
+    PACED_BYTES_PER_S,
+    SO_MAX_PACING_RATE,
+    InFlightLimit,
+)
 
 SIOCOUTQ = 0x5411
 PACKET_BYTES = 64 << 10
@@ -53,42 +59,42 @@ def test_connection_when_its_reader_takes_nothing_then_no_more_than_the_bound_is
     under_way = []
     for most_bytes in (64 << 10, 256 << 10):
         connection = connect()
-        with Flight(most_bytes).joined(connection):
+        with InFlightLimit(most_bytes).joined(connection):
             under_way.append(fill(connection))
         assert most_bytes // 4 < under_way[-1] <= most_bytes + PACKET_BYTES
     assert under_way[0] < under_way[1]
 
 
 def test_connections_when_several_send_then_all_of_them_together_keep_to_the_bound(connect):
-    flight, most_bytes = Flight(256 << 10), 256 << 10
+    in_flight_limit, most_bytes = InFlightLimit(256 << 10), 256 << 10
     with contextlib.ExitStack() as stack:
         connections = [connect() for _ in range(4)]
         for connection in connections:
-            stack.enter_context(flight.joined(connection))
+            stack.enter_context(in_flight_limit.joined(connection))
         under_way = [fill(connection) for connection in connections]
         assert sum(under_way) <= most_bytes + 4 * PACKET_BYTES
         assert max(under_way) < 2 * min(under_way) + PACKET_BYTES
 
 
 def test_parts_when_a_connection_leaves_then_the_others_have_its_part(connect):
-    flight, one, other = Flight(128 << 10), connect(), connect()
+    in_flight_limit, one, other = InFlightLimit(128 << 10), connect(), connect()
 
     def part_bytes(connection):
         return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
-    with flight.joined(one):
+    with in_flight_limit.joined(one):
         alone = part_bytes(one)
-        with flight.joined(other):
+        with in_flight_limit.joined(other):
             assert part_bytes(one) == part_bytes(other) == alone // 2
         assert part_bytes(one) == alone == 128 << 10
 
 
 def test_part_when_many_send_then_each_still_has_some_packets(connect):
-    flight = Flight(16 << 10)
+    in_flight_limit = InFlightLimit(16 << 10)
     with contextlib.ExitStack() as stack:
         connections = [connect() for _ in range(16)]
         for connection in connections:
-            stack.enter_context(flight.joined(connection))
+            stack.enter_context(in_flight_limit.joined(connection))
         packet_bytes = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         assert packet_bytes <= ETHERNET_BYTES
         part_bytes = connections[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -100,7 +106,7 @@ def test_remote_lease_when_packets_are_as_large_as_the_bound_then_it_is_not_held
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as here:
         here.connect(listener.getsockname())
         there, _ = listener.accept()
-        with there, Flight(32 << 10).joined(here):
+        with there, InFlightLimit(32 << 10).joined(here):
             reader = threading.Thread(target=take, args=(there, 8 << 20))
             start_s = time.monotonic()
             reader.start()
@@ -117,7 +123,7 @@ def take(connection, num_bytes):
 
 def test_connection_when_it_sends_then_it_is_paced_and_stands_behind_other_traffic(connect):
     connection = connect()
-    with Flight(64 << 10).joined(connection):
+    with InFlightLimit(64 << 10).joined(connection):
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK
         rate = connection.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8)
         assert int.from_bytes(rate, "little") == PACED_BYTES_PER_S
@@ -130,7 +136,7 @@ def control_of(connection):
 def test_connection_when_the_system_has_chosen_another_control_then_remote_leases_travel_without_timers(connect):
     connection = connect()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with Flight(64 << 10).joined(connection):
+    with InFlightLimit(64 << 10).joined(connection):
         assert control_of(connection) == b"cubic"
 
 
@@ -138,5 +144,5 @@ def test_connection_when_the_kernel_has_no_such_control_then_it_keeps_its_own(co
     monkeypatch.setattr(module, "CONGESTION_CONTROL", b"none-such")
     connection = connect()
     before = control_of(connection)
-    with Flight(64 << 10).joined(connection):
+    with InFlightLimit(64 << 10).joined(connection):
         assert control_of(connection) == before
