@@ -5,7 +5,7 @@ Invariants
   1. Turns count placements, pinned ones included, from 0.
   2. A session is where its last request was placed. At most ``MAX_SESSIONS`` are remembered, the latest ones; each
      takes as much memory as any other, however long the name is that a client has given it.
-  3. Nothing here blocks, reads a clock or draws lots that depend on anything but seed, turn and rank.
+  3. Nothing here blocks, reads a clock or breaks ties by anything that depends on anything but seed, turn and rank.
 
 Used by one thread: the engine's dispatcher, the router's event loop, or the simulator.
 """
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.pending_prefixes import PromptTokens, Trail
-from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
-from banyan.routing.view import Choice, Lots, Policy, Query, RankState
+from banyan.routing.place import DEFAULT_GUARD, DEFAULT_TIE_BREAKS, place
+from banyan.routing.view import Choice, Policy, Query, RankState, TieBreaks
 from banyan.routing.wait import Coming, Wait, wait_for
 
 MAX_SESSIONS = 65_536
@@ -53,11 +53,16 @@ class Dispatcher:
     """Asks a policy, and remembers what the next question needs."""
 
     def __init__(
-        self, num_ranks: int, policy: Policy, *, guard: HotRankGuard = DEFAULT_GUARD, lots: Lots = DEFAULT_LOTS
+        self,
+        num_ranks: int,
+        policy: Policy,
+        *,
+        guard: HotRankGuard = DEFAULT_GUARD,
+        tie_breaks: TieBreaks = DEFAULT_TIE_BREAKS,
     ) -> None:
         self.policy = policy
         self.guard = guard
-        self._lots = lots
+        self._tie_breaks = tie_breaks
         self._loads = [RankLoad() for _ in range(num_ranks)]
         self._sessions: dict[bytes, int] = {}
         self._turn = 0
@@ -81,7 +86,7 @@ class Dispatcher:
         """
         trail = _trail_of(prompt)
         query = self._query(prompt, trail)
-        choice = place(policy or self.policy, query, self.states(active), guard=self.guard, lots=self._lots)
+        choice = place(policy or self.policy, query, self.states(active), guard=self.guard, tie_breaks=self._tie_breaks)
         self._count(prompt, trail, choice.rank, now_s, query.cached_on(choice.rank))
         return choice
 
@@ -108,7 +113,7 @@ class Dispatcher:
         if not coming:
             return None
         query = self._query(prompt, trail)
-        rank = place(policy or self.policy, query, states, guard=self.guard, lots=self._lots).rank
+        rank = place(policy or self.policy, query, states, guard=self.guard, tie_breaks=self._tie_breaks).rank
         chosen = next(state for state in states if state.rank == rank)
         return wait_for(query, _held(prompt, rank), coming, chosen, states)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded lots: where two ranks are equally good, neither the lower number nor the earlier place may decide.
+"""Seeded tie-breaks: where two ranks are equally good, neither the lower number nor the earlier place may decide.
 
 Always giving ties to rank 0 would send every request of an idle server there.
 """
@@ -19,8 +19,8 @@ def _mix(value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SeededLots:
-    """Lots that depend on the seed, the turn and the rank, and on nothing else."""
+class SeededTieBreaks:
+    """Tie-breaks that depend on the seed, the turn and the rank, and on nothing else."""
 
     seed: int = 0
 
