@@ -5,7 +5,7 @@ Invariants
   1. Turns count placements, pinned ones included, from 0.
   2. A session is where its last request was placed. At most ``MAX_SESSIONS`` are remembered, the latest ones; each
      takes as much memory as any other, however long the name is that a client has given it.
-  3. Nothing here blocks, reads a clock or breaks ties by anything that depends on anything but seed, turn and rank.
+  3. Nothing here blocks, reads a clock or breaks ties by anything but seed, turn and rank.
 
 Used by one thread: the engine's dispatcher, the router's event loop, or the simulator.
 """

@@ -14,7 +14,7 @@ from banyan import _native
 from banyan.config import Config
 from banyan.features.nodes.rank import node_access
 from banyan.features.nodes.rank.read_elsewhere import ReadElsewhere
-from banyan.observe.life import decisions_of
+from banyan.observe.request_history import decisions_of
 from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import hooks, identity, requests

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request's life, as its rank remembers it: what it found elsewhere, what was expected, and what became of it."""
+"""A request's history, as its rank remembers it: what it found elsewhere, what was expected, and what became of it."""
 
 from __future__ import annotations
 
