@@ -29,7 +29,7 @@ from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import events_for
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped, Pseudonyms, Stopwatch
+from banyan.telemetry import Counters, Dropped, Pseudonyms
 
 logger = logging.getLogger("banyan")
 
@@ -41,10 +41,8 @@ def assemble(
     *,
     forward_stream: Any,
     record_ready: Callable[[], list[Any]],
-    stopwatch: Stopwatch,
 ) -> RankParts:
-    """``params`` and ``components`` are those of SGLang's tree; ``stopwatch`` measures what Banyan takes of the
-    scheduler thread. Refuses what Banyan does not know how to share."""
+    """``params`` and ``components`` are those of SGLang's tree. Refuses what Banyan does not know how to share."""
     began_s = time.monotonic()
     registered = points.of_features()
     pools = registered.take_apart(components, params)
@@ -73,7 +71,7 @@ def assemble(
     )
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.
-    times.time_control(stopwatch, cache, ("retire", "drain"))
+    times.time_control(cache, "cache", ("retire", "drain"))
     requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
     publication = Publication(cache, kinds, setup.page_tokens)
     kinds.full.access.attach(publication.publish)
@@ -99,7 +97,6 @@ def assemble(
             demand=demand,
             dropped=dropped,
             counters=setup.counters,
-            control_us=lambda: stopwatch.elapsed_ns // 1000,
             page_tokens=setup.page_tokens,
             began_s=began_s,
             pseudonyms=Pseudonyms(carried["server"]),
