@@ -213,8 +213,8 @@ class HostTier:
     # ---- requests that have come -------------------------------------------------------------------------------
 
     def arrive(self, request: str, keys: Sequence[str], worth: Worth) -> None:
-        """A request for the prompt of ``keys`` has come: bring up what only sources hold and what is ``worth`` it,
-        before it is its turn."""
+        """A request for the prompt of ``keys`` has come: prefetch what only sources hold and what passes ``worth``,
+        before the request is scheduled."""
         partner = self._partner
         partner.came(keys, partial(self._look_again, request, keys, worth))
         num_in_arena = self._touch(keys) if partner.uses_arena else 0
