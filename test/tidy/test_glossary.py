@@ -36,10 +36,10 @@ ORDINARY = set(
     read reading reason receiver recent refused remote removed rendezvous report reporting request rerun resolved
     response return robin role room round route routing row run runtime said sample scheme screened sealing seeded seen
     sender sent server session setting setup severity sglang shape shared sharing site size sizing space speculation
-    start stat state step sticky stopwatch stored stranger stream subscription summary table taken task tcp telemetry
-    thread tie tile time timeline timer token too top trace traced trans transfer transport tried unanswered unified
-    unreached until upstream usage value verdict view wait waited waiting walk wanted watch watchdog watched wearing web
-    webpage whole wire worth writable write wrong
+    spent start stat state step sticky stopwatch stored stranger stream subscription summary table taken task tcp
+    telemetry thread tie tile time timeline timer token too top trace traced trans transfer transport tried unanswered
+    unified unreached until upstream usage value verdict view wait waited waiting walk wanted watch watchdog watched
+    wearing web webpage whole wire worth writable write wrong
     """.split()
 )
 
