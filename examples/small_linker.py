@@ -3,7 +3,7 @@
 
     python examples/small_linker.py
 
-A ``SmallRank`` owns a pool of pages in shared memory and announces it in a frame table (``Shelf``). ``lookup``,
+A ``SmallRank`` owns a pool of pages in shared memory and announces it in a frame table (``FrameTable``). ``lookup``,
 ``load``, ``start``, ``wait_layer``, ``finish`` and ``offload`` are the calls that SGLang makes of a linker, in this
 order; the decisions behind them are ``banyan.cache``'s. docs/tour.md walks through it.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, Roster, SharedBytes
 from banyan.cache import PrefixCache
 from banyan.core import Fetch, Offer, Outcome, SourceKind
 from banyan.layout import Layout, MemberSlots
@@ -64,14 +64,14 @@ class SmallRank:
         self.pool = np.frombuffer(memory, dtype=np.uint8).reshape(NUM_LAYERS, NUM_FRAMES, LAYER_BYTES)
         # Where the bytes of each layer lie: offset of frame 0, bytes of a page there.
         geometry = [[(layer * NUM_FRAMES * LAYER_BYTES, LAYER_BYTES)] for layer in range(NUM_LAYERS)]
-        shelf = Shelf(roster, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
+        frame_table = FrameTable(roster, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
         peers = Peers(roster, rank, rank, NAMESPACE, geometry, memory)
         member_slots = MemberSlots(LAYOUT, rank, 0)
         self.counters = Counters()
         self.cache: PrefixCache[Request] = PrefixCache(
             member_slots=member_slots,
             page_tokens=PAGE_TOKENS,
-            full=KindPages(shelf, Supply(peers, member_slots.peers, prefetch=None)),
+            full=KindPages(frame_table, Supply(peers, member_slots.peers, prefetch=None)),
             beside=(),
             planner=FetchAll(),
             agreed=lambda granted: granted,  # this process is the whole rank

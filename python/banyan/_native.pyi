@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native core: shared memory, the page directory of a node, leases, and page copies.
 
-Processes meet in a `Roster`. A rank announces its pool there with a `Shelf` and reads the other ranks through `Peers`.
+Processes meet in a `Roster`. A rank announces its pool there with a `FrameTable` and reads the other ranks through
+`Peers`.
 
 Common to all:
 
@@ -229,12 +230,12 @@ def page_numbers(keys: list[str]) -> bytes:
 
 def page_number(key: str) -> int: ...
 
-class Shelf:
+class FrameTable:
     """A rank's announcement of its pool. Belongs to one thread (the scheduler).
 
     A frame is idle, published, or in quarantine: withdrawn, while a peer may still be reading it. Frames in
     quarantine must not be
-    written; `drain` hands them back. The shelf keeps the pool alive.
+    written; `drain` hands them back. The frame table keeps the pool alive.
     """
 
     def __init__(
@@ -257,8 +258,8 @@ class Shelf:
     def publish(self, frames: Frames, keys: Sequence[str]) -> int:
         """Make `frames[i]` findable as `keys[i]`; returns how many are new. The pages must be complete.
 
-        Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the
-        first
+        Passed over: a frame already published under the same key, and a key that another frame of this frame table has
+        (the first
         stays). ValueError for a frame published under another key, or in quarantine.
         """
 
@@ -452,7 +453,7 @@ class Peers:
         """
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
-        """Leading pages that live shelves hold: the one with the longest run, then on from its end.
+        """Leading pages that live frame tables hold: the one with the longest run, then on from its end.
 
         `slots` says which to ask, the preferred first among equally long runs. Without it all but the own one are
         asked, the next above the own first, cyclically, so that ranks choose different sources.
@@ -473,7 +474,7 @@ class Peers:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
     def prefix_lens_of(self, page_keys: PageKeys, prompt: PromptTokens, max_hashed_pages: int) -> list[int]:
-        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for shelves that publish prefixes.
+        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for frame tables that publish prefixes.
 
         Hashes only as far as somebody holds the prompt, and of what is not remembered at most `max_hashed_pages` (in
         whole chunks): beyond that nobody counts as a holder, this time. Who has the last page of a chunk is taken to

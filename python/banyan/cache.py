@@ -32,7 +32,7 @@ from banyan import faults
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
 from banyan.layout import MemberSlots
-from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnShelf, Request
+from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable, Request
 from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Held, Part, Supply
 from banyan.telemetry import Counters
@@ -49,7 +49,7 @@ MAX_REMEMBERED = 4096
 NOTHING_OFFERED = Offer((), -1)
 
 FRAME_BYTES = 8
-"""Frames that come back from the shelf are bytes of int64."""
+"""Frames that come back from the frame table are bytes of int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,11 +393,11 @@ class PrefixCache(Generic[Request]):
             kind.supply.detach(held.in_flight_reads)
 
     def part(self, slots: Sequence[int]) -> Part:
-        """The shelves in ``slots``, under the present namespace."""
+        """The frame tables in ``slots``, under the present namespace."""
         return self._full.supply.part(slots)
 
     def copies_of(self, keys: Sequence[str]) -> list[SourceKind | None]:
-        """Where this rank could have each page from now: the first of its shelves. A hint, as every lookup."""
+        """Where this rank could have each page from now: the first of its frame tables. A hint, as every lookup."""
         kind_of = self._member_slots.kind_of
         return [None if slot is None else kind_of(slot) for slot in self._full.supply.holders(keys)]
 
@@ -405,7 +405,7 @@ class PrefixCache(Generic[Request]):
 
     def tell(self, pages: bytes) -> None:
         """Tell the other ranks that a prompt of these pages has come here; by their numbers."""
-        self._full.shelf.tell(pages)
+        self._full.frame_table.tell(pages)
 
     def heard(self) -> Sequence[bytes]:
         """What prompts of the other ranks asked for since the last call, prompt by prompt."""
@@ -432,7 +432,7 @@ class PrefixCache(Generic[Request]):
 
     @property
     def num_quarantined(self) -> int:
-        return self._full.shelf.num_quarantined
+        return self._full.frame_table.num_quarantined
 
     def quiesce(self) -> None:
         """Give back what is queued, finish the copies in flight, and forget every lookup. How the copies ended is told
@@ -451,8 +451,9 @@ class PrefixCache(Generic[Request]):
             kind.reset()
         self._counters.resets += 1
 
-    def move_to(self, joins: Sequence[Callable[[], tuple[OwnShelf, Supply]]]) -> None:
-        """Go on in a new namespace: ``joins`` make the shelf and the supply of each kind. Call ``quiesce`` before."""
+    def move_to(self, joins: Sequence[Callable[[], tuple[OwnFrameTable, Supply]]]) -> None:
+        """Go on in a new namespace: ``joins`` make the frame table and the supply of each kind. Call ``quiesce``
+        before."""
         assert not self._queued and not self._moving and not self._ending
         for kind, join in zip(self._kinds, joins, strict=True):
             kind.move_to(join)

@@ -72,21 +72,21 @@ class Copy(Protocol):
 
 
 class Peers(Protocol):
-    """Where pages come from: the shelves of the peers."""
+    """Where pages come from: the frame tables of the peers."""
 
     def version(self) -> int:
         """A number that changes whenever an earlier ``lookup`` could now answer differently."""
         ...
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
-        """The longest run of leading pages that the shelves in ``slots`` hold together. Never blocks.
+        """The longest run of leading pages that the frame tables in ``slots`` hold together. Never blocks.
 
         Of equally long runs the first of ``slots`` supplies; without it all peers are asked, the nearest first.
         """
         ...
 
     def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]:
-        """For each page by itself the first of ``slots`` whose shelf holds it. Never blocks."""
+        """For each page by itself the first of ``slots`` whose frame table holds it. Never blocks."""
         ...
 
     def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
@@ -114,7 +114,7 @@ class Peers(Protocol):
         ...
 
 
-class OwnShelf(Protocol):
+class OwnFrameTable(Protocol):
     """This rank's own pages, as others see them. One writer: the scheduler thread.
 
     Frames that come back are ``bytes`` of little-endian int64.
@@ -149,8 +149,9 @@ class OwnShelf(Protocol):
         ...
 
 
-class ArenaShelf(Protocol):
-    """The shelf of this rank's part of the host arena. As ``OwnShelf``; what was leased lately decides who stays."""
+class ArenaFrameTable(Protocol):
+    """The frame table of this rank's part of the host arena. As ``OwnFrameTable``; what was leased lately decides who
+    stays."""
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> int: ...
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pages of one kind come from: the shelves that a rank asks, and behind them what is on its way from the store.
+"""Where pages of one kind come from: the frame tables that a rank asks, and behind them what is on its way from the
+store.
 
-A list of pages is supplied from its beginning: what was matched on the shelves is leased, the rest is taken over from
-reads. All of it or nothing. Scheduler thread only.
+A list of pages is supplied from its beginning: what was matched on the frame tables is leased, the rest is taken over
+from reads. All of it or nothing. Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Held:
 
 
 class Part:
-    """Some of the shelves of a supply: their pages are leased before there is a place to copy them to."""
+    """Some of the frame tables of a supply: their pages are leased before there is a place to copy them to."""
 
     def __init__(self, peers: Peers, slots: Sequence[int]) -> None:
         self._peers = peers
         self._slots = slots
 
     def lookup(self, keys: Sequence[str]) -> Match:
-        """The leading pages that these shelves hold."""
+        """The leading pages that these frame tables hold."""
         return self._peers.lookup(keys, self._slots)
 
     def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
@@ -65,7 +66,7 @@ class Supply:
         return self._peers.version(), self.prefetch.version if self.prefetch is not None else 0
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
-        """The leading pages that the shelves hold; of equally long runs the first of ``slots`` supplies."""
+        """The leading pages that the frame tables hold; of equally long runs the first of ``slots`` supplies."""
         return self._peers.lookup(keys, self.slots if slots is None else slots)
 
     def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
@@ -73,11 +74,11 @@ class Supply:
         return self._peers.heard(slots)
 
     def holders(self, keys: Sequence[str]) -> Sequence[int | None]:
-        """For each page by itself the first of the shelves that holds it."""
+        """For each page by itself the first of the frame tables that holds it."""
         return self._peers.holders(keys, self.slots)
 
     def part(self, slots: Sequence[int]) -> Part:
-        """Of the shelves, those in ``slots``."""
+        """Of the frame tables, those in ``slots``."""
         return Part(self._peers, slots)
 
     def arriving(self, keys: Sequence[str]) -> Sequence[Run]:

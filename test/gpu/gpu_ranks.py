@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank on a GPU without the engine: pool, shelf, what connects it to its peers. What a page holds follows from its
-key."""
+"""A rank on a GPU without the engine: pool, frame table, what connects it to its peers. What a page holds follows from
+its key."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GpuRank:
         placed = [(address, NUM_PAGES * size) for address, size in zip(addresses, sizes, strict=True)]
         description = describe(self.driver, self.driver.device_uuid(0), placed)
         pool = _native.DevicePool(description.encode(), NUM_PAGES * SHAPE.block_bytes)
-        self.shelf = _native.Shelf(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
+        self.frame_table = _native.FrameTable(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
         self.peers = _native.Peers(roster, slot, slot, NAMESPACE, geometry, pool)
         self.copy_stream, self.forward = self.driver.create_stream(), torch.cuda.Stream()
         places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
@@ -154,17 +154,17 @@ def own(roster_path: str) -> None:
     free = list(range(NUM_PAGES))
     num_written = 0
     while True:
-        free += np.frombuffer(rank.shelf.drain(), dtype=np.int64).tolist()
+        free += np.frombuffer(rank.frame_table.drain(), dtype=np.int64).tolist()
         while len(free) < NUM_PAGES // 2 and held:
             number = chance.choice(list(held))
-            free += np.frombuffer(rank.shelf.retire(np.array([held.pop(number)])), dtype=np.int64).tolist()
+            free += np.frombuffer(rank.frame_table.retire(np.array([held.pop(number)])), dtype=np.int64).tolist()
         page, number = free.pop(), chance.randrange(NUM_KEYS)
         if number in held:
             free.append(page)
             continue
         rank.write(page, number)
         torch.cuda.synchronize()
-        rank.shelf.publish(np.array([page]), [key(number)])
+        rank.frame_table.publish(np.array([page]), [key(number)])
         held[number] = page
         num_written += 1
         if num_written == 100:

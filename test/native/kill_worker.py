@@ -26,11 +26,11 @@ def fill(pool: Pool, slot: int) -> None:
 def rank(roster: Roster, slot: int) -> tuple:
     pool = Pool(NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, f"kill-{slot}")
     fill(pool, slot)
-    return pool, pool.shelf(roster, slot), pool.peers(roster, slot)
+    return pool, pool.frame_table(roster, slot), pool.peers(roster, slot)
 
 
 def read_for_ever(roster: Roster, slot: int, num_pages: int) -> None:
-    _pool, _shelf, peers = rank(roster, slot)
+    _pool, _frame_table, peers = rank(roster, slot)
     wanted = [key(number) for number in range(num_pages)]
     held = peers.lookup(wanted)
     lease = peers.lease(held, wanted)
@@ -42,13 +42,13 @@ def read_for_ever(roster: Roster, slot: int, num_pages: int) -> None:
 
 def publish_for_ever(roster: Roster, slot: int, num_steady: int) -> None:
     """The first frames stay published; the others come and go all the time."""
-    _pool, shelf, _peers = rank(roster, slot)
-    shelf.publish(frames(range(num_steady)), [key(number) for number in range(num_steady)])
+    _pool, frame_table, _peers = rank(roster, slot)
+    frame_table.publish(frames(range(num_steady)), [key(number) for number in range(num_steady)])
     moving = frames(range(num_steady, NUM_FRAMES))
     print("published", flush=True)
     while True:
-        shelf.publish(moving, [key(slot * 10_000 + frame) for frame in moving])
-        shelf.retire(moving)
+        frame_table.publish(moving, [key(slot * 10_000 + frame) for frame in moving])
+        frame_table.retire(moving)
 
 
 if __name__ == "__main__":

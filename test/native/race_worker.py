@@ -30,7 +30,7 @@ POSITIONS = np.arange(PAGE_BYTES // 8, dtype=np.uint64)
 def own(roster: Roster) -> None:
     """Withdraws, rewrites and publishes stretches of keys for ever."""
     pool = Pool(NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, "race-owner")
-    shelf = pool.shelf(roster, 0)
+    frame_table = pool.frame_table(roster, 0)
     place = random.Random(1)
     free = list(range(NUM_FRAMES))
     frame_of: dict[int, int] = {}
@@ -42,14 +42,14 @@ def own(roster: Roster) -> None:
         generation += 1
         first = place.randrange(NUM_KEYS - RUN)
         evicted = [frame_of.pop(number) for number in range(first, first + RUN) if number in frame_of]
-        free += ids(shelf.retire(frames(evicted)))
-        num_quarantined += shelf.num_quarantined > 0
-        free += ids(shelf.drain())
+        free += ids(frame_table.retire(frames(evicted)))
+        num_quarantined += frame_table.num_quarantined > 0
+        free += ids(frame_table.drain())
         missing = [number for number in range(first, first + RUN) if number not in frame_of][: len(free)]
         taken = [free.pop(0) for _ in missing]
         tags = np.array([number * (1 << 40) + generation * (1 << 20) for number in missing], dtype=np.uint64)
         pool.pages[:, taken, :] = tags[None, :, None] + POSITIONS
-        assert shelf.publish(frames(taken), [KEYS[number] for number in missing]) == len(missing)
+        assert frame_table.publish(frames(taken), [KEYS[number] for number in missing]) == len(missing)
         frame_of.update(zip(missing, taken, strict=True))
         num_rewritten += len(missing)
         if generation % 64 == 0 and not owner_goes_on(generation):

@@ -59,53 +59,53 @@ def keys(numbers) -> list[str]:
 
 def test_reader_when_killed_mid_copy_then_its_frames_come_back() -> None:
     roster = Roster.create(3)
-    _pool, shelf, _peers = rank(roster, 0)
-    shelf.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES)))
+    _pool, frame_table, _peers = rank(roster, 0)
+    frame_table.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES)))
     reader = Process(WORKER, "reader", roster.path, 1, NUM_PAGES)
     reader.expect("leased")
-    assert ids(shelf.retire(frames(range(NUM_PAGES)))) == []
-    assert ids(shelf.drain()) == [], "the reader lives and holds them"
+    assert ids(frame_table.retire(frames(range(NUM_PAGES)))) == []
+    assert ids(frame_table.drain()) == [], "the reader lives and holds them"
     reader.kill()
     came_back: list[int] = []
-    assert until(lambda: came_back.extend(ids(shelf.drain())) or len(came_back) == NUM_PAGES)
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == NUM_PAGES)
     assert sorted(came_back) == list(range(NUM_PAGES))
-    assert shelf.num_quarantined == 0
-    assert shelf.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES))) == NUM_PAGES
+    assert frame_table.num_quarantined == 0
+    assert frame_table.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES))) == NUM_PAGES
 
 
 def test_reader_when_killed_and_not_reaped_then_its_frames_come_back() -> None:
     roster = Roster.create(3)
-    _pool, shelf, _peers = rank(roster, 0)
-    shelf.publish(frames([0, 1]), keys([0, 1]))
+    _pool, frame_table, _peers = rank(roster, 0)
+    frame_table.publish(frames([0, 1]), keys([0, 1]))
     reader = Process(WORKER, "reader", roster.path, 1, 2)
     reader.expect("leased")
-    assert ids(shelf.retire(frames([0, 1]))) == []
+    assert ids(frame_table.retire(frames([0, 1]))) == []
     reader.popen.kill()
     came_back: list[int] = []
-    assert until(lambda: came_back.extend(ids(shelf.drain())) or len(came_back) == 2)
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == 2)
     reader.close()
 
 
 def test_reader_when_its_successor_takes_its_place_then_old_pins_are_gone() -> None:
     roster = Roster.create(3)
-    _pool, shelf, _peers = rank(roster, 0)
-    shelf.publish(frames(range(4)), keys(range(4)))
+    _pool, frame_table, _peers = rank(roster, 0)
+    frame_table.publish(frames(range(4)), keys(range(4)))
     first = Process(WORKER, "reader", roster.path, 1, 4)
     first.expect("leased")
     first.kill()
     # The successor has the same slot and reader bit, and leases other pages than the dead one did.
     second = Process(WORKER, "reader", roster.path, 1, 1)
     second.expect("leased")
-    came_back = ids(shelf.retire(frames(range(4))))
-    assert until(lambda: came_back.extend(ids(shelf.drain())) or len(came_back) == 3)
+    came_back = ids(frame_table.retire(frames(range(4))))
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == 3)
     assert sorted(came_back) == [1, 2, 3]
     second.kill()
-    assert until(lambda: ids(shelf.drain()) == [0])
+    assert until(lambda: ids(frame_table.drain()) == [0])
 
 
 def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
     roster = Roster.create(3)
-    pool, shelf, peers = rank(roster, 0)
+    pool, frame_table, peers = rank(roster, 0)
     victim = Process(WORKER, "owner", roster.path, 1, NUM_PAGES)
     victim.expect("published")
     survivor = Process(WORKER, "owner", roster.path, 2, 2)
@@ -134,12 +134,12 @@ def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
         assert (pool.pages[:, frame] == content(1, frame)).all(), "memory of the dead rank, mapped while leased"
     assert (pool.pages[:, 40] == content(2, 0)).all()
     survivor.kill()
-    shelf.close()
+    frame_table.close()
 
 
 def test_owner_when_killed_then_its_slot_can_be_taken_again() -> None:
     roster = Roster.create(3)
-    _pool, _shelf, peers = rank(roster, 0)
+    _pool, _frame_table, peers = rank(roster, 0)
     for _ in range(3):
         owner = Process(WORKER, "owner", roster.path, 1, 3)
         owner.expect("published")

@@ -219,7 +219,7 @@ def fetch(borrower: Node, lender: Lender, num_pages: int, rng: random.Random, *,
 def nothing_is_left(borrower: Node, lender: Lender) -> None:
     assert borrower.residency.num_filling == 0
     borrower.residency.reset()
-    assert borrower.shelf.num_quarantined == 0
+    assert borrower.frame_table.num_quarantined == 0
     if lender.lending.remote_leases.num_remote_leases:
         # What nobody gives back runs out.
         lender.now_s += TERM_S
@@ -232,10 +232,10 @@ def test_frames_when_all_remote_leases_have_ended_then_their_owner_has_them_back
     lent = lender.lending.answer(Borrow(1, NAMESPACE, pack_keys(keys(1, 2))), port=1)
     assert isinstance(lent, RemoteLease)
     lender.node.residency.reset()
-    assert lender.node.shelf.num_quarantined == 2
+    assert lender.node.frame_table.num_quarantined == 2
     lender.now_s += TERM_S
     assert lender.lending.remote_leases.expire() == 1
-    assert len(ids(lender.node.shelf.drain())) == 2 and lender.node.shelf.num_quarantined == 0
+    assert len(ids(lender.node.frame_table.drain())) == 2 and lender.node.frame_table.num_quarantined == 0
 
 
 @pytest.mark.parametrize("reader", [read_by_page_server, read_by_borrower])

@@ -45,7 +45,7 @@ def request(rid: str) -> RequestFacts:
 
 
 def make_cache(
-    shelf: Any,
+    frame_table: Any,
     peers: Any,
     *,
     slot: int = 0,
@@ -63,7 +63,7 @@ def make_cache(
     cache = PrefixCache(
         member_slots=MemberSlots(layout, slot, 0),
         page_tokens=PAGE_TOKENS,
-        full=KindPages(shelf, Supply(peers, [1 - slot] if slots is None else slots, prefetch)),
+        full=KindPages(frame_table, Supply(peers, [1 - slot] if slots is None else slots, prefetch)),
         beside=() if windows is None else (windows,),
         planner=planner or Notes(),
         agreed=agreed,

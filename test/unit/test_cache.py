@@ -7,7 +7,7 @@ import pytest
 from test.unit.cache_rig import PAGE_TOKENS, Notes, make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
-from banyan._native import Peers, Roster, Shelf
+from banyan._native import FrameTable, Peers, Roster
 from banyan.cache import NOTHING_QUEUED
 from banyan.core import Outcome, Run, SourceKind
 from banyan.layout import Layout
@@ -38,9 +38,9 @@ class Node:
         self.counters = [Counters(), Counters()]
         self.planner = Notes()
         self.is_agreed = True
-        self.holder = make_cache(self.ranks[0].shelf, self.ranks[0].peers, counters=self.counters[0])
+        self.holder = make_cache(self.ranks[0].frame_table, self.ranks[0].peers, counters=self.counters[0])
         self.reader = make_cache(
-            self.ranks[1].shelf,
+            self.ranks[1].frame_table,
             self.source,
             slot=1,
             counters=self.counters[1],
@@ -284,13 +284,13 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
     for slot, cache in enumerate((node.holder, node.reader)):
         cache.quiesce()
         rank = node.ranks[slot]
-        rank.shelf.close()
-        rank.shelf = rank.peers = node.source = None
+        rank.frame_table.close()
+        rank.frame_table = rank.peers = node.source = None
 
         def join(rank=rank, slot=slot):
             arguments = (b"m" * 32, rank.geometry, rank.pool)
             return (
-                Shelf(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
+                FrameTable(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
                 Supply(Peers(node.roster, slot, slot, *arguments), [1 - slot], None),
             )
 
@@ -304,9 +304,9 @@ def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_sup
     roster = Roster.create(3)
     ranks = [Rank(roster, slot) for slot in range(3)]
     for rank in ranks[1:]:
-        rank.shelf.publish(frames(1, 2), keys(1, 2))
+        rank.frame_table.publish(frames(1, 2), keys(1, 2))
     three = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
-    cache = make_cache(ranks[0].shelf, ranks[0].peers, slots=[1, 2], layout=three)
+    cache = make_cache(ranks[0].frame_table, ranks[0].peers, slots=[1, 2], layout=three)
     for named, supplier in ((-1, 1), (0, 1), (2, 2)):
         facts = RequestFacts(f"named {named}", None, PAGE_TOKENS, None, max_rank=named)
         assert cache.prepare(facts, keys(1, 2)).rank == supplier

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Window pages over the real native core: two ranks, each with two shelves, in one process."""
+"""Window pages over the real native core: two ranks, each with two frame tables, in one process."""
 
 from types import SimpleNamespace
 
@@ -26,8 +26,10 @@ class WindowRank:
         self.full, self.window = Rank(roster, slot), Rank(roster, behind + slot, namespace=WINDOWS)
         self.counters = Counters()
         supply = Supply(self.window.peers, [behind + 1 - slot], None)
-        self.pages = WindowPages(self.window.shelf, supply, num_pages=num_pages, places=PLACES)
-        self.cache = make_cache(self.full.shelf, self.full.peers, slot=slot, counters=self.counters, windows=self.pages)
+        self.pages = WindowPages(self.window.frame_table, supply, num_pages=num_pages, places=PLACES)
+        self.cache = make_cache(
+            self.full.frame_table, self.full.peers, slot=slot, counters=self.counters, windows=self.pages
+        )
 
     def publish(self, numbers, windowed=None):
         """Pages by number, each in the frame of its number; the window pages of ``windowed``."""

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from banyan._native import PageKeys, Peers, PromptTokens, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, PageKeys, Peers, PromptTokens, Roster, SharedBytes
 from banyan.config import DEFAULT_POLICY
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
@@ -45,13 +45,13 @@ class _Node:
         geometry = [[(0, PAGE_BYTES)]]
         keys = PageKeys(PAGE_TOKENS, 1).of(None, prompt)
         order = np.random.default_rng(1)
-        self.shelves = []
+        self.frame_tables = []
         for slot in range(num_ranks):
             pool = SharedBytes.create(NUM_PUBLISHED * PAGE_BYTES, f"bench-{slot}")
-            shelf = Shelf(self.roster, slot, NAMESPACE, pool, NUM_PUBLISHED, geometry)
+            frame_table = FrameTable(self.roster, slot, NAMESPACE, pool, NUM_PUBLISHED, geometry)
             others = (hashlib.sha256(b"%d %d" % (slot, number)) for number in range(NUM_PUBLISHED - NUM_PAGES))
-            shelf.publish(order.permutation(NUM_PUBLISHED), keys + [other.hexdigest() for other in others])
-            self.shelves.append(shelf)
+            frame_table.publish(order.permutation(NUM_PUBLISHED), keys + [other.hexdigest() for other in others])
+            self.frame_tables.append(frame_table)
         self.peers = Peers(self.roster, None, 0, NAMESPACE, [], None)
 
 

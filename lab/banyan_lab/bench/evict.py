@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import Demand, Peers, Roster, SharedBytes, Shelf, page_numbers
+from banyan._native import Demand, FrameTable, Peers, Roster, SharedBytes, page_numbers
 from banyan.core import SourceKind
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
 
@@ -46,10 +46,12 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
     roster = Roster.create(NUM_RANKS)
     geometry = [[(0, PAGE_BYTES)]]
     pools = [SharedBytes.create(NUM_LEAVES * PAGE_BYTES, f"bench-{slot}") for slot in range(NUM_RANKS)]
-    shelves = [Shelf(roster, slot, NAMESPACE, pools[slot], NUM_LEAVES, geometry) for slot in range(1, NUM_RANKS)]
-    for number, shelf in enumerate(shelves):
+    frame_tables = [
+        FrameTable(roster, slot, NAMESPACE, pools[slot], NUM_LEAVES, geometry) for slot in range(1, NUM_RANKS)
+    ]
+    for number, frame_table in enumerate(frame_tables):
         strange = [_key(number, -1 - page) for page in range(NUM_LEAVES - len(duplicates))]
-        shelf.publish(np.arange(NUM_LEAVES), [*duplicates, *strange])
+        frame_table.publish(np.arange(NUM_LEAVES), [*duplicates, *strange])
     peers = Peers(roster, 0, 0, NAMESPACE, geometry, pools[0])
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
@@ -80,7 +82,7 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
         "wanted_pages": wanted_pages,
         "leaves_in_a_walk": num_leaves,
         "duplicate_share": len(duplicates) / NUM_LEAVES,
-        "num_peers": len(shelves),
+        "num_peers": len(frame_tables),
         "looks_per_leaf": num_looks / num_gone,
         "choose_us_per_leaf": statistics.median(times_us),
         "choose_us_per_page": statistics.median(times_us) / leaf_pages,

@@ -3,7 +3,7 @@
 
 A pool is the engine's radix cache. Its leaves go in the shipped walks (``banyan.planner.victims``): by age, as stock
 SGLang evicts, or by their loss, as Banyan does. The arena's eviction is ``banyan.arena.Residency``, the shipped code,
-over a shelf that copies nothing.
+over a frame table that copies nothing.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Pool:
         return [Leaf(number, page, *loss) for number, page, loss in zip(numbers, pages, losses, strict=True)]
 
 
-class _Shelf:
-    """An ``ArenaShelf`` without memory: remembers which frames were leased."""
+class _FrameTable:
+    """An ``ArenaFrameTable`` without memory: remembers which frames were leased."""
 
     def __init__(self) -> None:
         self.touched: set[int] = set()
@@ -121,8 +121,8 @@ class Arena:
     """The node's DRAM tier. ``num_pages`` 0: there is none."""
 
     def __init__(self, num_pages: int) -> None:
-        self._shelf = _Shelf()
-        self._residency = Residency(self._shelf, num_pages) if num_pages else None
+        self._frame_table = _FrameTable()
+        self._residency = Residency(self._frame_table, num_pages) if num_pages else None
 
     def __contains__(self, page: Page) -> bool:
         return self._residency is not None and self._residency.frame(page) is not None
@@ -140,7 +140,7 @@ class Arena:
             frame = self._residency.frame(pages[number])
             if frame is None:
                 return number
-            self._shelf.touched.add(frame)
+            self._frame_table.touched.add(frame)
         return len(pages)
 
     def insert(self, pages: Sequence[Page]) -> None:

@@ -79,7 +79,7 @@ class Prefetch:
     """Reads pages of one rank's requests.
 
     Args:
-        peers: finds pages on this node's shelves.
+        peers: finds pages on this node's frame tables.
         memory: the bytes of this rank's part of the arena; frame ``f`` begins at ``f * frame_bytes``.
         max_pages: bound on the pages that are on their way.
         layers_per_read: layers in one submission; 1 streams layer by layer.

@@ -51,23 +51,23 @@ def node():
 def test_probe_when_ranks_hold_different_lengths_then_each_is_told(node):
     roster, ranks = node
     keys = page_keys(list(range(96)))
-    ranks[0].shelf.publish(frames(1, 2), keys[:2])
-    ranks[1].shelf.publish(frames(1, 2, 3), keys[:3])
+    ranks[0].frame_table.publish(frames(1, 2), keys[:2])
+    ranks[1].frame_table.publish(frames(1, 2, 3), keys[:3])
     assert probe_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
 
 
 def test_probe_when_sglang_chose_other_pages_than_the_flags_then_prompts_are_hashed_in_those_of_the_ranks(node):
     roster, ranks = node
-    ranks[0].shelf.publish(frames(1, 2), page_keys(list(range(128)), page_tokens=64))
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(list(range(128)), page_tokens=64))
     assert probe_of(roster, page_tokens=64).look_up(request(range(150))) == Found((128, 0), 128)
 
 
 def test_probe_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
     roster, ranks = node
     keys = page_keys(list(range(96)))
-    ranks[0].shelf.publish(frames(1, 2, 3), keys[:3])
+    ranks[0].frame_table.publish(frames(1, 2, 3), keys[:3])
     assert probe_of(roster, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
-    ranks[1].shelf.publish(frames(1, 2), keys[:2])
+    ranks[1].frame_table.publish(frames(1, 2), keys[:2])
     assert probe_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
 
 
@@ -75,14 +75,14 @@ def test_probe_when_weights_were_updated_then_the_ranks_are_found_under_their_ne
     roster, ranks = node
     ids = list(range(64))
     probe = probe_of(roster)
-    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    ranks[0].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48]))
     assert probe.look_up(request(ids)).tokens_by_rank == (48, 0)
     for rank in ranks:
-        rank.shelf.close()
+        rank.frame_table.close()
         del rank.peers
     updated = [Rank(roster, slot, namespace=b"u" * 32) for slot in range(2)]
     assert probe.look_up(request(ids)).tokens_by_rank == (0, 0)
-    updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    updated[1].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48]))
     assert probe.look_up(request(ids)).tokens_by_rank == (0, 48)
 
 
@@ -92,7 +92,7 @@ def test_probe_when_keys_are_of_bigrams_then_a_page_counts_with_the_token_behind
     ids = list(range(num_tokens))
     # What SGLang's tree has of the prompt and its first token of an answer.
     keys = page_keys([*ids, 7], is_bigram=True)
-    ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
+    ranks[1].frame_table.publish(frames(*range(1, len(keys) + 1)), keys)
     probe = probe_of(roster, tokens_ahead=1)
     assert probe.look_up(request(ids)) == Found((0, expected), expected)
     assert probe.most_cached_tokens(request(ids)) == expected
@@ -113,18 +113,18 @@ def test_keys_when_a_draft_of_eagles_kind_runs_then_the_dispatcher_looks_one_tok
 def test_probe_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
     roster, ranks = node
     ids = list(range(64))
-    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    ranks[0].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48]))
     probe = probe_of(roster)
     assert probe.look_up(request(ids)).tokens_by_rank == (48, 0)
     assert probe.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
-    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
+    ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
     assert probe.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
 
 
 def test_probe_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
     roster, ranks = node
     ids = list(range(32))
-    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(ids))
     assert probe_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
 
 
@@ -134,7 +134,7 @@ def test_probe_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_co
 def test_probe_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
     roster, ranks = node
     ids = list(range(32))
-    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(ids))
     assert probe_of(roster).look_up(request(ids, **content)) == Found()
 
 
@@ -143,7 +143,7 @@ def test_probe_when_the_processor_says_what_the_image_becomes_then_the_same_imag
     roster, ranks = node
     ids, sent = image_prompt(1 << 63, num_tokens=120, image=PLACE)
     keys = page_keys([*sent.padded_input_ids, 5], is_bigram=bool(ahead))
-    ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
+    ranks[1].frame_table.publish(frames(*range(1, len(keys) + 1)), keys)
     probe = probe_of(roster, tokens_ahead=ahead)
     whole = (len(ids) - 1 - ahead) // PAGE * PAGE
     # As it comes to the dispatcher, in SGLang's own encoding.
@@ -161,7 +161,7 @@ def test_probe_when_the_processor_says_what_the_image_becomes_then_the_same_imag
 def test_probe_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_not_look(node, padded):
     roster, ranks = node
     ids, sent = image_prompt(1, num_tokens=120, image=PLACE)
-    ranks[0].shelf.publish(frames(1, 2), page_keys(ids[:32]))
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(ids[:32]))
     sent.padded_input_ids = padded
     assert probe_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
 
@@ -205,7 +205,7 @@ def test_place_when_no_rank_has_come_yet_then_no_hint():
 
 def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
     roster, ranks = node
-    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
     req = request(range(64))
     placer_of(roster).place(req, [0, 1])
     (action,) = req.kv_hints.actions
@@ -215,7 +215,7 @@ def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
 
 def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(node):
     roster, ranks = node
-    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(list(range(48))))
     req = request(range(64))
     placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0, 1])
     payload = req.kv_hints.actions[-1].payload
@@ -226,7 +226,7 @@ def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(nod
 
 def test_place_when_the_holder_is_not_active_then_another_is_named(node):
     roster, ranks = node
-    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(list(range(48))))
     req = request(range(64))
     placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0])
     assert req.routed_dp_rank == 0
@@ -234,7 +234,7 @@ def test_place_when_the_holder_is_not_active_then_another_is_named(node):
 
 def test_place_when_the_holder_is_loaded_then_the_snapshot_counts(node):
     roster, ranks = node
-    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
     busy = LoadSnapshot(timestamp=1.0, dp_rank=1, num_waiting_reqs=3, num_waiting_uncached_tokens=900)
     req = request(range(64))
     placer_of(roster, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
@@ -375,7 +375,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     counters = Counters()
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))
     ids = list(range(64))
-    ranks[1].shelf.publish(frames(1), page_keys(ids[:16]))
+    ranks[1].frame_table.publish(frames(1), page_keys(ids[:16]))
     sent = request(ids)
     placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 

@@ -62,10 +62,10 @@ class Rig:
 def test_held_when_the_pages_are_published_then_it_is_placed_and_told_of_them():
     rig = Rig()
     req = rig.begin()
-    rig.ranks[0].shelf.publish(frames(*range(29)), page_keys(FIRST[:464]))
+    rig.ranks[0].frame_table.publish(frames(*range(29)), page_keys(FIRST[:464]))
     rig.held_back.send_on(BOTH)
     assert rig.held_back.num_held == 1, "one page is missing"
-    rig.ranks[0].shelf.publish(frames(29), page_keys(FIRST[:480])[29:])
+    rig.ranks[0].frame_table.publish(frames(29), page_keys(FIRST[:480])[29:])
     rig.now_s += 0.25
     rig.held_back.send_on(BOTH)
     told = rig.ended(req, "landed")
@@ -144,7 +144,7 @@ def test_held_when_there_are_many_then_a_round_looks_at_a_few_in_turn_and_reads_
     for _ in range(rounds):
         rig.held_back.send_on(BOTH)
     assert looked == reqs and len(reads) == rounds
-    rig.ranks[0].shelf.publish(frames(*range(30)), page_keys(FIRST[:480]))
+    rig.ranks[0].frame_table.publish(frames(*range(30)), page_keys(FIRST[:480]))
     for _ in range(rounds):
         rig.held_back.send_on(BOTH)
     assert rig.sent == reqs, "in the order in which they came"

@@ -37,7 +37,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         roster = Roster.create(2)
         self.ranks = [Rank(roster, slot) for slot in range(2)]
         self.peers = self.ranks[1].peers
-        self.cache = make_cache(self.ranks[0].shelf, self.ranks[0].peers)
+        self.cache = make_cache(self.ranks[0].frame_table, self.ranks[0].peers)
         self.pages = self.allocator_class(
             size=(NUM_FRAMES - 1) * PAGE_TOKENS,
             page_size=PAGE_TOKENS,

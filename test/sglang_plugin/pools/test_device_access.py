@@ -157,9 +157,9 @@ class Rank:
         )
         self.member_slots = MemberSlots(layout, slot, 0)
         self.roster, self.arena = roster, arena
-        self.shelf, self.source = self.access.join(roster, self.member_slots, NAMESPACE)
+        self.frame_table, self.source = self.access.join(roster, self.member_slots, NAMESPACE)
         self.cache = make_cache(
-            self.shelf,
+            self.frame_table,
             self.source,
             slot=slot,
             slots=[*self.member_slots.peers, *self.member_slots.arenas],
@@ -259,13 +259,13 @@ def test_fetch_when_started_then_the_peers_bytes_arrive_and_their_owner_gets_its
     owner.access.poll()
     index = fetch(reader, keys(1, 2), 7, 1)
     assert reader.cache.finish(index)
-    owner.shelf.retire(array("q", [3, 5]))
-    assert owner.shelf.num_quarantined == 2
+    owner.frame_table.retire(array("q", [3, 5]))
+    assert owner.frame_table.num_quarantined == 2
     gpu.run()
     assert torch.equal(reader.page(7), owner.page(3)) and torch.equal(reader.page(1), owner.page(5))
     back, deadline_s = [], time.monotonic() + 5
     while len(back) < 2 and time.monotonic() < deadline_s:
-        back += ids(owner.shelf.drain())
+        back += ids(owner.frame_table.drain())
     assert sorted(back) == [3, 5], "the reader does not poll"
 
 
@@ -295,7 +295,7 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     owner, reader = (Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
     view = owner.access.arena_peers(roster, owner.member_slots, NAMESPACE, block, arenas[0])
-    shelf = _native.Shelf(
+    frame_table = _native.FrameTable(
         roster, owner.member_slots.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes
     )
     owner.offload([3, 5], keys(1, 2))
@@ -307,8 +307,8 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     gpu.run()
     assert copy.has_ended and copy.finish()
     owner.access.poll()
-    shelf.publish(array("q", [1, 2]), keys(1, 2))
-    owner.shelf.reset()
+    frame_table.publish(array("q", [1, 2]), keys(1, 2))
+    owner.frame_table.reset()
     reader.meet_peers()
     fetch(reader, keys(1, 2), 6, 2)
     gpu.run()
@@ -372,16 +372,18 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     ranks = [Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
     views = [rank.access.arena_peers(roster, rank.member_slots, NAMESPACE, block, rank.arena) for rank in ranks]
-    shelves = [
-        _native.Shelf(roster, rank.member_slots.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes)
+    frame_tables = [
+        _native.FrameTable(
+            roster, rank.member_slots.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes
+        )
         for rank in ranks
     ]
-    shelves[1].publish(array("q", [0]), keys(1))
+    frame_tables[1].publish(array("q", [0]), keys(1))
     if not can_register:
         ranks[0].driver.refuse["register_host"] = 0
     ranks[0].meet_peers()
     backup = Backup(
-        residency=Residency(shelves[0], 4),
+        residency=Residency(frame_tables[0], 4),
         peers=views[0],
         pool_slot=ranks[0].member_slots.own,
         arena_slots=ranks[0].member_slots.arenas,

@@ -28,7 +28,7 @@ class Node:
         self.ranks = [Rank(roster, slot) for slot in range(2)]
         self.gpu = FakeGpu()
         driver = FakeDriver(self.gpu)
-        self.cache = make_cache(self.ranks[0].shelf, self.ranks[0].peers)
+        self.cache = make_cache(self.ranks[0].frame_table, self.ranks[0].peers)
         self.pages = DeviceAllocator(
             size=ALL_SLOTS, page_size=PAGE_TOKENS, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
         )

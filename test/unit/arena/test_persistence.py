@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from test.unit.arena.test_residency import FakeShelf
+from test.unit.arena.test_residency import FakeFrameTable
 
 from banyan.arena.index_file import Entry, IndexFile
 from banyan.arena.persistence import Persistence, gaps, latest, verified
@@ -75,8 +75,8 @@ class Owner:
     def __init__(self, part: Part, *, max_pages: int = 100) -> None:
         self.part = part
         self.later = Later()
-        self.shelf = FakeShelf()
-        self.residency = Residency(self.shelf, part.num_frames)
+        self.frame_table = FakeFrameTable()
+        self.residency = Residency(self.frame_table, part.num_frames)
         self.counters = Counters()
         index_file = IndexFile(memoryview(part.index_file), page_bytes=PAGE_BYTES, num_frames=part.num_frames)
         entries = index_file.entries(NAMESPACE)
@@ -158,9 +158,9 @@ def test_successor_when_it_needs_room_then_the_end_of_the_prefix_goes_first() ->
     owner.fill(1, 2, 3)
     owner.keep()
     successor = Owner(owner.part.killed())
-    assert set(successor.shelf.key_of.values()) == {key(1), key(2), key(3)}
+    assert set(successor.frame_table.key_of.values()) == {key(1), key(2), key(3)}
     successor.fill(4, 5)
-    assert set(successor.shelf.key_of.values()) == {key(1), key(4), key(5)}
+    assert set(successor.frame_table.key_of.values()) == {key(1), key(4), key(5)}
 
 
 def test_close_when_checksums_are_under_way_then_they_are_entered_first() -> None:
@@ -204,7 +204,7 @@ def test_part_when_its_owner_is_killed_at_any_moment_then_what_is_adopted_is_wha
     num_adopted = 0
     for _ in range(12):
         owner = Owner(part, max_pages=rng.choice([2, 100]))
-        num_adopted += len(owner.shelf.key_of)
+        num_adopted += len(owner.frame_table.key_of)
         filling: list[tuple[int, str]] = []
         for _ in range(rng.randrange(60)):
             match rng.randrange(6):

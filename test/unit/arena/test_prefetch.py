@@ -80,7 +80,7 @@ class StoreHost(Host):
             counters=self.counters,
         )
         self.cache = make_cache(
-            self.rank.shelf,
+            self.rank.frame_table,
             self.rank.peers,
             slot=slot,
             slots=[1 - slot, *ARENAS],
@@ -91,7 +91,7 @@ class StoreHost(Host):
     def save(self, targets: list[int], names: list[str]) -> None:
         """Publish pages of the pool, back them up, and wait until they are stored."""
         self.tier.learn([names])
-        self.rank.shelf.publish(frames(*targets), names)
+        self.rank.frame_table.publish(frames(*targets), names)
         self.backup.offer(names)
         for landed in self.wait_landed():
             self.tier.landed(landed.keys)
@@ -103,7 +103,7 @@ class StoreHost(Host):
 
     def lose(self) -> None:
         """Everything but the store forgets."""
-        self.rank.shelf.reset()
+        self.rank.frame_table.reset()
         self.residency.reset()
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -204,7 +204,7 @@ def test_arrive_when_the_node_holds_more_than_the_store_then_nothing_is_read(hos
 def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_rest(host: StoreHost) -> None:
     before = [host.rank.pages(frame) for frame in (3, 4, 5)]
     host.save([3, 4, 5], keys(1, 2, 3))
-    host.rank.shelf.reset()
+    host.rank.frame_table.reset()
     # The page furthest from the root goes first.
     host.residency.abandon(host.residency.claim(host.residency.num_frames - host.residency.num_resident + 1))
     assert host.residency.frame(*keys(3)) is None and host.residency.frame(*keys(2)) is not None
@@ -360,7 +360,7 @@ def test_quiesce_when_the_store_does_not_take_what_it_has_then_its_frames_stay_l
     archive = host.tier._archive
     archive._store = silent
     host.tier.learn([keys(1, 2)])
-    host.rank.shelf.publish(frames(3, 4), keys(1, 2))
+    host.rank.frame_table.publish(frames(3, 4), keys(1, 2))
     host.backup.offer(keys(1, 2))
     for landed in host.wait_landed():
         host.tier.landed(landed.keys)
@@ -385,7 +385,7 @@ def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes
 
 
 def test_sight_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
-    host.rank.shelf.publish(frames(3), keys(1))
+    host.rank.frame_table.publish(frames(3), keys(1))
     host.backup.offer(keys(1))
     for landed in host.wait_landed():
         host.tier.landed(landed.keys)
@@ -399,7 +399,7 @@ def test_landed_when_the_store_lacks_the_parent_then_the_chain_is_handed_out_and
     assert host.store.evict(10) == 1
     orphans: list[list[str]] = []
     host.tier._orphaned = lambda chain: orphans.append(list(chain))
-    host.rank.shelf.publish(frames(4), keys(2))
+    host.rank.frame_table.publish(frames(4), keys(2))
     host.tier.learn([keys(1, 2)])
     host.backup.offer(keys(2))
     for landed in host.wait_landed():
@@ -415,7 +415,7 @@ def test_landed_when_nobody_else_could_write_the_parent_then_the_page_counts_as_
     host.save([3], keys(1))
     assert host.store.evict(10) == 1
     host.tier.learn([keys(1, 2)])
-    host.rank.shelf.publish(frames(4), keys(2))
+    host.rank.frame_table.publish(frames(4), keys(2))
     host.backup.offer(keys(2))
     for landed in host.wait_landed():
         host.tier.landed(landed.keys)

@@ -60,7 +60,7 @@ def test_prefix_lens_of_when_ranks_hold_parts_then_as_for_the_keys(tokens, held)
     page_keys = PageKeys(PAGE, 4)
     keys = chained(tokens)
     for rank, num_pages in zip(ranks, held, strict=True):
-        rank.shelf.publish(frames(*range(len(keys[:num_pages]))), keys[:num_pages])
+        rank.frame_table.publish(frames(*range(len(keys[:num_pages]))), keys[:num_pages])
     for _ in range(2):
         assert ranks[0].peers.prefix_lens_of(page_keys, prompt(tokens), UNBOUNDED) == ranks[0].peers.prefix_lens(keys)
 
@@ -69,7 +69,7 @@ def test_prefix_lens_of_when_a_prompt_is_longer_than_a_chunk_then_counted_to_its
     roster = Roster.create(2)
     rank = Rank(roster, 0, num_frames=80)
     tokens = list(range(80 * PAGE))
-    rank.shelf.publish(frames(*range(80)), chained(tokens))
+    rank.frame_table.publish(frames(*range(80)), chained(tokens))
     page_keys = PageKeys(PAGE, 4)
     assert rank.peers.prefix_lens_of(page_keys, prompt(tokens), UNBOUNDED) == [80, 0]
     assert rank.peers.prefix_lens_of(page_keys, prompt([*tokens[:260], 0]), UNBOUNDED) == [65, 0]
@@ -80,7 +80,7 @@ def test_prefix_lens_of_when_much_is_new_then_it_hashes_a_bounded_part_at_a_time
     roster = Roster.create(2)
     rank = Rank(roster, 0, num_frames=100)
     tokens = prompt(range(100 * PAGE))
-    rank.shelf.publish(frames(*range(100)), chained(range(100 * PAGE)))
+    rank.frame_table.publish(frames(*range(100)), chained(range(100 * PAGE)))
     page_keys = PageKeys(PAGE, 64)
     lens = [rank.peers.prefix_lens_of(page_keys, tokens, bound)[0] for bound in (31, 32, 32, 64, 0)]
     assert lens == [0, 32, 64, 100, 100], "what was hashed before is known and costs nothing of the bound"

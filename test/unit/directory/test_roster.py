@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, Roster, SharedBytes
 
 from .rig import NAMESPACE, NUM_FRAMES, Rank, frames, geometry, keys
 
@@ -55,7 +55,7 @@ def test_reading_when_a_rank_says_it_then_others_see_it_until_another_takes_the_
     roster.set_read_rate(1, 50)
     seen = Roster.open(roster.path)
     assert [(seen.reading(slot), seen.read_rate(slot)) for slot in (0, 1)] == [(0, 0), (7, 50)]
-    rank.shelf.close()
+    rank.frame_table.close()
     assert (roster.reading(1), roster.read_rate(1)) == (0, 0)
     with pytest.raises(ValueError, match="slot 2 is outside"):
         roster.reading(2)
@@ -71,7 +71,7 @@ def test_open_when_a_plain_file_then_valueerror(tmp_path) -> None:
 def test_members_when_a_rank_joins_and_leaves_then_listed_and_gone() -> None:
     roster = Roster.create(4)
     rank = Rank(Roster.open(roster.path), 2)
-    rank.shelf.publish(frames(0, 1), keys(0, 1))
+    rank.frame_table.publish(frames(0, 1), keys(0, 1))
     assert roster.members() == [
         {
             "slot": 2,
@@ -82,15 +82,15 @@ def test_members_when_a_rank_joins_and_leaves_then_listed_and_gone() -> None:
             "num_published": 2,
         }
     ]
-    rank.shelf.close()
+    rank.frame_table.close()
     assert roster.members() == []
 
 
-def test_shelf_when_the_slot_is_taken_by_a_live_process_then_valueerror() -> None:
+def test_frame_table_when_the_slot_is_taken_by_a_live_process_then_valueerror() -> None:
     roster = Roster.create(1)
     rank = Rank(roster, 0)
     with pytest.raises(ValueError, match=f"slot 0 is in use by process {os.getpid()}"):
-        Shelf(roster, 0, NAMESPACE, rank.pool, NUM_FRAMES, geometry())
+        FrameTable(roster, 0, NAMESPACE, rank.pool, NUM_FRAMES, geometry())
 
 
 def test_peers_when_the_reader_bit_is_taken_then_valueerror_until_it_is_free() -> None:
@@ -105,7 +105,7 @@ def test_peers_when_the_reader_bit_is_taken_then_valueerror_until_it_is_free() -
 def test_onlookers_when_many_then_they_need_no_bit_of_their_own() -> None:
     roster = Roster.create(2)
     rank = Rank(roster, 0)
-    rank.shelf.publish(frames(3), keys(1))
+    rank.frame_table.publish(frames(3), keys(1))
     onlookers = [Peers(roster, None, 0, NAMESPACE, [], None) for _ in range(3)]
     assert [onlooker.prefix_lens(keys(1)) for onlooker in onlookers] == [[1, 0]] * 3
     with pytest.raises(ValueError, match="only a rank with a pool"):

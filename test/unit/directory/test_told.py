@@ -9,7 +9,7 @@ from test.unit.directory.rig import Rank, ids, keys
 from banyan._native import Roster, page_number, page_numbers
 
 NUM_WORDS = 1 << 13
-"""Of a shelf's ring."""
+"""Of a frame table's ring."""
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_number_when_of_one_key_then_as_of_many_and_its_lowest_bit_is_free():
 
 def test_heard_when_two_ranks_tell_then_each_prompt_once_and_those_of_the_slots_only(ranks):
     one, other, third = ranks
-    one.shelf.tell(page_numbers(keys(1, 2)))
-    one.shelf.tell(page_numbers(keys(3)))
-    third.shelf.tell(page_numbers(keys(4)))
+    one.frame_table.tell(page_numbers(keys(1, 2)))
+    one.frame_table.tell(page_numbers(keys(3)))
+    third.frame_table.tell(page_numbers(keys(4)))
     assert heard(other, 0) == [numbers(1, 2), numbers(3)]
     assert heard(other, 0) == []
     assert heard(other, 0, 2) == [numbers(4)]
@@ -50,16 +50,16 @@ def test_heard_when_two_ranks_tell_then_each_prompt_once_and_those_of_the_slots_
 
 
 def test_heard_when_a_rank_comes_later_then_it_begins_with_what_is_remembered(roster):
-    Rank(roster, 0).shelf.tell(page_numbers(keys(9)))
+    Rank(roster, 0).frame_table.tell(page_numbers(keys(9)))
     one = Rank(roster, 1)
-    one.shelf.tell(page_numbers(keys(1, 2)))
+    one.frame_table.tell(page_numbers(keys(1, 2)))
     assert heard(Rank(roster, 2), 0, 1) == [numbers(1, 2)]
 
 
 def test_heard_when_more_was_told_than_is_remembered_then_the_latest(ranks):
     one, other, _ = ranks
     for turn in range(NUM_WORDS):
-        one.shelf.tell(page_numbers(keys(turn, -1)))
+        one.frame_table.tell(page_numbers(keys(turn, -1)))
     told = heard(other, 0)
     assert len(told) == NUM_WORDS // 2
     assert told[-1] == numbers(NUM_WORDS - 1, -1)
@@ -67,32 +67,32 @@ def test_heard_when_more_was_told_than_is_remembered_then_the_latest(ranks):
 
 def test_tell_when_a_prompt_is_very_long_then_its_beginning_is_told(ranks):
     one, other, _ = ranks
-    one.shelf.tell(page_numbers(keys(*range(NUM_WORDS))))
+    one.frame_table.tell(page_numbers(keys(*range(NUM_WORDS))))
     assert heard(other, 0) == [numbers(*range(NUM_WORDS // 2))]
 
 
 def test_heard_when_the_teller_has_other_weights_then_nothing():
     roster = Roster.create(2)
     one, other = Rank(roster, 0), Rank(roster, 1, namespace=b"m" * 32)
-    one.shelf.tell(page_numbers(keys(1)))
+    one.frame_table.tell(page_numbers(keys(1)))
     assert heard(other, 0) == []
 
 
 def test_heard_when_a_rank_has_left_and_come_again_then_what_it_tells_now(roster, ranks):
     one, other, _ = ranks
-    one.shelf.tell(page_numbers(keys(1)))
+    one.frame_table.tell(page_numbers(keys(1)))
     assert heard(other, 0) == [numbers(1)]
-    one.shelf.close()
+    one.frame_table.close()
     assert heard(other, 0) == []
     del one.peers
     again = Rank(roster, 0)
-    again.shelf.tell(page_numbers(keys(2)))
+    again.frame_table.tell(page_numbers(keys(2)))
     assert heard(other, 0) == [numbers(2)]
 
 
-def test_tell_when_the_shelf_is_closed_or_bytes_are_no_numbers_then_refused(ranks):
+def test_tell_when_the_frame_table_is_closed_or_bytes_are_no_numbers_then_refused(ranks):
     with pytest.raises(ValueError, match="64 bits"):
-        ranks[0].shelf.tell(b"abc")
-    ranks[0].shelf.close()
+        ranks[0].frame_table.tell(b"abc")
+    ranks[0].frame_table.close()
     with pytest.raises(ValueError, match="closed"):
-        ranks[0].shelf.tell(page_numbers(keys(1)))
+        ranks[0].frame_table.tell(page_numbers(keys(1)))

@@ -31,7 +31,7 @@ GEOMETRY = [
 
 
 class GpuRank:
-    """A pool on the device, its shelf, and what connects it to its peers."""
+    """A pool on the device, its frame table, and what connects it to its peers."""
 
     def __init__(
         self, gpu: FakeGpu, roster: _native.Roster, slot: int, layers_per_launch: int = 1, make_reads=lambda rank: None
@@ -42,7 +42,7 @@ class GpuRank:
         for extent in range(EXTENTS):
             for page in range(NUM_PAGES):
                 self.put(page, extent, self.content(page, extent))
-        self.shelf = self.announce()
+        self.frame_table = self.announce()
         self.peers = _native.Peers(roster, slot, slot, NAMESPACE, GEOMETRY, self.device_pool())
         streams = self.streams = [slot * 10 + stream for stream in (SCHEDULE, FORWARD, COPY, FOLLOW)]
         self.schedule, self.forward, self.copy_stream, self.follow_stream = streams
@@ -91,8 +91,8 @@ class GpuRank:
         described = describe(self.driver, bytes(16), [(base, NUM_PAGES * PAGE_BYTES) for base in self.pools])
         return _native.DevicePool(described.encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
 
-    def announce(self) -> _native.Shelf:
-        return _native.Shelf(self.roster, self.slot, NAMESPACE, self.device_pool(), NUM_PAGES, GEOMETRY)
+    def announce(self) -> _native.FrameTable:
+        return _native.FrameTable(self.roster, self.slot, NAMESPACE, self.device_pool(), NUM_PAGES, GEOMETRY)
 
     def record_ready(self) -> list[int]:
         for event, stream in zip(self.ready, (self.schedule, self.forward), strict=True):
@@ -128,7 +128,7 @@ class GpuRank:
         return self.gpu.buffer(pages)
 
     def publish(self, pages: list[int], names: list[str]) -> None:
-        self.shelf.publish(frames(*pages), names)
+        self.frame_table.publish(frames(*pages), names)
 
 
 def make_node(seed: int = 0, layers_per_launch: int = 1) -> tuple[FakeGpu, GpuRank, GpuRank]:

@@ -260,7 +260,7 @@ def test_lease_when_a_drive_does_not_answer_then_it_ends_with_its_own_copy_and_s
             break
     reader.source.poll()
     assert later.has_ended and not mixed.has_ended
-    assert ids(owner.shelf.retire(frames(5, 6))) == [5, 6], "nobody reads them any more"
+    assert ids(owner.frame_table.retire(frames(5, 6))) == [5, 6], "nobody reads them any more"
     drive_answers.append(True)
     gpu.run()
     assert mixed.has_ended and mixed.finish()

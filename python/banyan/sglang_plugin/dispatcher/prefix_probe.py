@@ -29,8 +29,8 @@ def num_remembered_chunks(num_frames: int) -> int:
 
 
 def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_tokens: int) -> dict[int, int]:
-    """From what the ranks say of their shelves; empty where a part of the arena has unused frames. Window pages, behind
-    those, are not looked at."""
+    """From what the ranks say of their frame tables; empty where a part of the arena has unused frames. Window pages,
+    behind those, are not looked at."""
     full = (member for member in members if member["slot"] < layout.first_window_slot)
     alive = {member["slot"]: member for member in full if member["alive"]}
     unused = {slot: member["num_frames"] - member["num_published"] for slot, member in alive.items()}
@@ -123,7 +123,7 @@ class PrefixProbe:
     def unused_tokens(self, now_s: float) -> Mapping[int, int]:
         """Room in the pool of each rank that holds no page; of no rank while the arena has room for what leaves a pool.
 
-        Looked at twice a second, for it opens every rank's shelf.
+        Looked at twice a second, for it opens every rank's frame table.
         """
         if now_s >= self._looks_again_s:
             self._looks_again_s = now_s + LOOK_PERIOD_S

@@ -15,7 +15,7 @@ from banyan import _native
 from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Peers
+from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import OwnPages
 
@@ -81,7 +81,7 @@ class PoolAccess(Protocol):
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
         ...
 
-    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
         """Announce the pool in the roster and open the view of the others."""
         ...
 

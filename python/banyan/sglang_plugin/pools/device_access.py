@@ -21,7 +21,7 @@ from banyan.config import Config
 from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Peers
+from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
@@ -196,10 +196,12 @@ class DeviceAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return (slots[:: self._page_tokens] // self._page_tokens).to(torch.int64).contiguous()
 
-    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
         geometry = self._geometry
         pool = _native.DevicePool(self._description().encode(), geometry.num_bytes)
-        shelf = _native.Shelf(roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table())
+        frame_table = _native.FrameTable(
+            roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
+        )
         peers = _native.Peers(roster, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
         self._peers, self._mappings = peers, self._open_mappings(peers, member_slots)
         order = StreamOrder(
@@ -214,7 +216,7 @@ class DeviceAccess:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
         reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
         # It leases only what its own lookup has found; a protocol cannot say that.
-        return cast(OwnShelf, shelf), cast(Peers, reader)
+        return cast(OwnFrameTable, frame_table), cast(Peers, reader)
 
     def _open_mappings(self, peers: _native.Peers, member_slots: MemberSlots) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""

@@ -12,7 +12,7 @@ from banyan import _native
 from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Peers
+from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import OwnPages, frame_array
@@ -42,12 +42,14 @@ class HostAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return frame_array(slots[:: self._page_tokens] // self._page_tokens)
 
-    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
-        shelf = _native.Shelf(roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table())
+        frame_table = _native.FrameTable(
+            roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
+        )
         # It leases only what its own lookup has found; a protocol cannot say that.
         peers = _native.Peers(roster, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
-        return cast(OwnShelf, shelf), cast(Peers, peers)
+        return cast(OwnFrameTable, frame_table), cast(Peers, peers)
 
     def arena_peers(
         self,

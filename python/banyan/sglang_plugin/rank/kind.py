@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One kind of this rank's pages: its pool and what stands beside the pool for others to find the pages in. The frame
-table of the pool (its shelf), what is supplied by peers, the part of the host arena, the store, and other sources.
+table of the pool (its frame table), what is supplied by peers, the part of the host arena, the store, and other
+sources.
 
 Invariants
   1. All places carry one namespace: that of the weights the rank computes with.
-  2. A place is left before it is taken again: a rank has one shelf in each member slot and one reader bit for each
-     view.
+  2. A place is left before it is taken again: a rank has one frame table in each member slot and one reader bit for
+     each view.
 
 States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
 ``close_tier``, ``close``. Scheduler thread only.
@@ -25,7 +26,7 @@ from banyan import _native
 from banyan.arena.read_steps import layers_per_read
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace
-from banyan.ports import OwnShelf, PageStore
+from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.choose import open_access
@@ -47,7 +48,7 @@ from banyan.telemetry import Counters
 
 logger = logging.getLogger("banyan")
 
-Places = tuple[OwnShelf, Supply]
+Places = tuple[OwnFrameTable, Supply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +113,8 @@ class Kind:
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self._join())
 
-    def _make_pages(self, shelf: OwnShelf, supply: Supply) -> KindPages:
-        return KindPages(shelf, supply)
+    def _make_pages(self, frame_table: OwnFrameTable, supply: Supply) -> KindPages:
+        return KindPages(frame_table, supply)
 
     def _open_access(self, shared: Any, arena: Arena | None) -> PoolAccess:
         rank, layout = self._rank, self.member_slots.layout
@@ -175,7 +176,7 @@ class Kind:
     def _join(self) -> Places:
         """Take the places, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
-        shelf, peers = self.access.join(self._roster, self.member_slots, namespace)
+        frame_table, peers = self.access.join(self._roster, self.member_slots, namespace)
         self.residency_report.joined(namespace)
         num_parts = self.member_slots.num_parts
         if config.store and self.member_slots.is_keeper and self.store is None:
@@ -185,7 +186,7 @@ class Kind:
         elif self.store is not None:
             self.store.invalidate(namespace)
         if self._arena is None:
-            return shelf, Supply(peers, self.sources(), None)
+            return frame_table, Supply(peers, self.sources(), None)
         writable = None
         if self.store is not None:
             writable = WritableStore(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
@@ -202,7 +203,7 @@ class Kind:
         partner = self._rank.points.partner(self)
         self.tier = HostTier(place, writable, partner, self._sources, self._rank.arena_events)
         has_reads = config.reads_into_arena and self.follows_reads
-        return shelf, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
+        return frame_table, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
 
     def rejoin(self) -> Places:
         """Take the places again, under the namespace of weights that have just changed."""
@@ -260,7 +261,7 @@ class Kind:
         """
         self.access.leave()
         self.withdraw()
-        self.pages.shelf.close()
+        self.pages.frame_table.close()
 
     def withdraw(self) -> None:
         """Withdraw the pool's pages, and wait until no peer reads one.
@@ -268,13 +269,13 @@ class Kind:
         Raises:
             RuntimeError: when a peer does not stop reading.
         """
-        withdraw(self.pages.shelf)
+        withdraw(self.pages.frame_table)
 
     def close(self) -> None:
         """Leave for good; what the store had begun to write is finished."""
         if self.store is not None:
             self.store.close()
-        self.pages.shelf.close()
+        self.pages.frame_table.close()
 
     # ---- what it tells -----------------------------------------------------------------------------------------
 
@@ -292,8 +293,8 @@ class Kind:
         layout, members = self.member_slots.layout, self._roster.members()
         firsts = {self.member_slots.slot(rank, self.member_slots.shard) for rank in range(layout.num_ranks)}
         figures = {
-            "num_published_pages": self.pages.shelf.num_published,
-            "num_quarantined_pages": self.pages.shelf.num_quarantined,
+            "num_published_pages": self.pages.frame_table.num_published,
+            "num_quarantined_pages": self.pages.frame_table.num_quarantined,
             "num_ranks": layout.num_ranks,
             "num_failures": self._roster.num_failures,
             "num_silent_ranks": self._roster.num_silent,

@@ -26,7 +26,7 @@ from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
 from banyan.layout.member_slots import MemberSlots
 from banyan.pacing import WriteAdmission
-from banyan.ports import OwnShelf, PageStore, Peers
+from banyan.ports import OwnFrameTable, PageStore, Peers
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
@@ -39,19 +39,19 @@ MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
 
 
-def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
-    """Withdraw a shelf's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
+def withdraw(frame_table: OwnFrameTable | _native.FrameTable) -> None:
+    """Withdraw a frame table's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
 
     Raises:
         RuntimeError: when a peer does not stop reading.
     """
-    shelf.reset()
+    frame_table.reset()
     deadline = time.monotonic() + READER_PATIENCE_S
-    while shelf.num_quarantined:
+    while frame_table.num_quarantined:
         if time.monotonic() > deadline:
-            held = shelf.num_quarantined
+            held = frame_table.num_quarantined
             raise RuntimeError(f"peers have held {held} page(s) that are to go for over {READER_PATIENCE_S:g} s")
-        shelf.drain()
+        frame_table.drain()
         time.sleep(POLL_S)
 
 
@@ -90,8 +90,9 @@ def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlace:
-    """Where a tier is. ``peers`` reads every shelf of the node, also this rank's own pool; its copies land in this
-    rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not measured."""
+    """Where a tier is. ``peers`` reads every frame table of the node, also this rank's own pool; its copies land in
+    this rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not
+    measured."""
 
     roster: _native.Roster
     member_slots: MemberSlots
@@ -136,7 +137,7 @@ class HostTier:
         self._pages_per_s = 0
         self._counters = counters
         self._partner = partner
-        self._shelf = _native.Shelf(
+        self._frame_table = _native.FrameTable(
             place.roster,
             member_slots.own_arena,
             place.namespace,
@@ -147,7 +148,7 @@ class HostTier:
         )
         self._peers = place.peers
         self._growth = arena.growth
-        self._residency = Residency(self._shelf, arena.num_backed)
+        self._residency = Residency(self._frame_table, arena.num_backed)
         self._persistence = _keep(arena, place.namespace, self._residency, counters)
         self._events = _told(events, self._residency)
         self.store_events = _told_of_store(events, store)
@@ -261,8 +262,8 @@ class HostTier:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
         if num_in_arena == len(keys):
             return num_in_arena
-        shelves = [self._member_slots.own, *self._member_slots.peers, *self._member_slots.arenas]
-        return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
+        frame_tables = [self._member_slots.own, *self._member_slots.peers, *self._member_slots.arenas]
+        return num_in_arena + self._peers.lookup(keys[num_in_arena:], frame_tables).num_pages
 
     # ---- down --------------------------------------------------------------------------------------------------
 
@@ -331,8 +332,8 @@ class HostTier:
             )
         if self._events is not None:
             self._events.evicted(self._residency.keys)
-        withdraw(self._shelf)
-        self._shelf.close()
+        withdraw(self._frame_table)
+        self._frame_table.close()
         for source in self._sources:
             source.close()
 
@@ -341,7 +342,7 @@ class HostTier:
         self._end()
         if self._growth is not None:
             self._growth.close()
-        self._shelf.close()
+        self._frame_table.close()
         for source in self._sources:
             source.close()
 

@@ -97,8 +97,8 @@ impl PyRoster {
 }
 
 fn describe<'py>(py: Python<'py>, slot: usize, member: &Member) -> PyResult<Bound<'py, PyDict>> {
-    // A dead rank's pages are nobody's: its shelf is not even opened.
-    let shelf = match member.identity.is_alive() {
+    // A dead rank's pages are nobody's: its frame table is not even opened.
+    let frame_table = match member.identity.is_alive() {
         true => Neighbour::look(slot, member).ok(),
         false => None,
     };
@@ -110,7 +110,7 @@ fn describe<'py>(py: Python<'py>, slot: usize, member: &Member) -> PyResult<Boun
     entry.set_item("num_frames", member.num_frames)?;
     entry.set_item(
         "num_published",
-        shelf.map_or(0, |shelf| shelf.num_published()),
+        frame_table.map_or(0, |frame_table| frame_table.num_published()),
     )?;
     Ok(entry)
 }

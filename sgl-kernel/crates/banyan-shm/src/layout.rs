@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of a shelf: header words, geometry table, frames, bucket heads, the ring of what prompts asked for.
+//! The bytes of a frame table: header words, geometry table, frames, bucket heads, the ring of what prompts asked for.
 //!
-//! Everything is 64-bit words in the byte order of the machine: a shelf never leaves it. A peer checks every number against the size of the
-//! file before it uses one, so that a foreign or damaged file is an error and not an access out of bounds.
+//! Everything is 64-bit words in the byte order of the machine: a frame table never leaves it. A peer checks every
+//! number against the size of the file before it uses one, so that a foreign or damaged file is an error and not an
+//! access out of bounds.
 
 use crate::error::{Result, invalid};
 use crate::frame::Frame;
@@ -18,7 +19,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"BNYNSHLF");
 const FORMAT: u64 = 4;
 const HEADER_WORDS: usize = 32;
 
-/// Header words, by position. The first group is written once, before the shelf is announced; the second by the owner at any time.
+/// Header words, by position. The first group is written once, before the frame table is announced; the second by the
+/// owner at any time.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Word {
@@ -51,13 +53,13 @@ pub enum Word {
 
 /// Where the parts lie. Fixed by the number of frames and of geometry words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShelfLayout {
+pub struct FrameTableLayout {
     pub num_frames: usize,
     pub num_buckets: usize,
     pub geometry_words: usize,
 }
 
-impl ShelfLayout {
+impl FrameTableLayout {
     pub fn new(num_frames: usize, geometry_words: usize) -> Self {
         Self {
             num_frames,
@@ -117,7 +119,7 @@ pub struct Birth<'a> {
 }
 
 impl Birth<'_> {
-    pub fn write(&self, layout: &ShelfLayout, mapping: &Mapping) {
+    pub fn write(&self, layout: &FrameTableLayout, mapping: &Mapping) {
         let set = |word: Word, value: u64| {
             layout.word(mapping, word).store(value, Ordering::Relaxed);
         };
@@ -149,7 +151,7 @@ impl Birth<'_> {
 
 /// What a peer reads once.
 pub struct Reading {
-    pub layout: ShelfLayout,
+    pub layout: FrameTableLayout,
     pub identity: u64,
     pub epoch: u64,
     pub namespace: Namespace,
@@ -162,16 +164,16 @@ pub struct Reading {
 impl Reading {
     pub fn of(mapping: &Mapping) -> Result<Self> {
         if mapping.len() < HEADER_WORDS * 8 {
-            return invalid!("a shelf of {} bytes is too short", mapping.len());
+            return invalid!("a frame table of {} bytes is too short", mapping.len());
         }
         let header: &[AtomicU64] = mapping.words(0, HEADER_WORDS);
         let get = |word: Word| header[word as usize].load(Ordering::Acquire);
         if get(Word::Magic) != MAGIC {
-            return invalid!("not a shelf: its magic is {:#018x}", get(Word::Magic));
+            return invalid!("not a frame table: its magic is {:#018x}", get(Word::Magic));
         }
         if get(Word::Format) != FORMAT {
             return invalid!(
-                "shelf format {}, this build reads format {FORMAT}",
+                "frame table format {}, this build reads format {FORMAT}",
                 get(Word::Format)
             );
         }
@@ -189,10 +191,13 @@ impl Reading {
             .map(|word| word.load(Ordering::Relaxed))
             .collect();
         let Some(geometry) = Geometry::from_words(&table, get(Word::NumLayers) as usize) else {
-            return invalid!("a shelf whose geometry table has {} words", table.len());
+            return invalid!(
+                "a frame table whose geometry table has {} words",
+                table.len()
+            );
         };
         let Some(pool_kind) = PoolKind::of_word(get(Word::PoolKind)) else {
-            return invalid!("a shelf with a pool of kind {}", get(Word::PoolKind));
+            return invalid!("a frame table with a pool of kind {}", get(Word::PoolKind));
         };
         let namespace = Word::Namespace as usize;
         Ok(Self {
@@ -208,16 +213,16 @@ impl Reading {
     }
 }
 
-fn check_layout(len: usize, numbers: [u64; 3]) -> Result<ShelfLayout> {
+fn check_layout(len: usize, numbers: [u64; 3]) -> Result<FrameTableLayout> {
     // None of the three can exceed the bytes of the file; below that no sum overflows.
     let [num_frames, num_buckets, geometry_words] = numbers.map(|number| number as usize);
     if numbers.iter().all(|number| *number <= len as u64) && num_frames > 0 {
-        let layout = ShelfLayout::new(num_frames, geometry_words);
+        let layout = FrameTableLayout::new(num_frames, geometry_words);
         if layout.num_buckets == num_buckets && layout.num_bytes() == len {
             return Ok(layout);
         }
     }
     invalid!(
-        "a shelf of {len} bytes says {num_frames} frames, {num_buckets} buckets, {geometry_words} geometry words"
+        "a frame table of {len} bytes says {num_frames} frames, {num_buckets} buckets, {geometry_words} geometry words"
     )
 }

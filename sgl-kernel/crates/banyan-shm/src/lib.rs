@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The page directory that the ranks of one node share, the lease that guards a page while a peer copies it, and the copies.
+//! The page directory that the ranks of one node share, the lease that guards a page while a peer copies it, and the
+//! copies.
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
-//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
-//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to rank) and
-//! `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `courier`
+//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `frame_table`, `peers`;
+//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to
+//! rank) and `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `courier`
 //! (moving bytes). The first four and `told` depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -27,6 +28,8 @@ pub mod courier;
 pub mod error;
 #[cfg(not(loom))]
 pub mod flag_ring;
+#[cfg(not(loom))]
+pub mod frame_table;
 #[cfg(not(loom))]
 pub mod gather;
 #[cfg(not(loom))]
@@ -57,8 +60,6 @@ pub mod prompt;
 #[cfg(not(loom))]
 #[cfg(not(loom))]
 pub mod roster;
-#[cfg(not(loom))]
-pub mod shelf;
 #[cfg(not(loom))]
 pub mod word_watch;
 #[cfg(not(loom))]

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Another rank's shelf and pool, mapped into this process, and this rank's leases on it.
+//! Another rank's frame table and pool, mapped into this process, and this rank's leases on it.
 //!
 //! Invariants
-//! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while it is above zero.
-//! * `heard` says how far this view has heard what prompts of that rank asked for; it begins with what the ring still has.
-//! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of the owner or of `Peers`.
+//! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while
+//! it is above zero.
+//! * `heard` says how far this view has heard what prompts of that rank asked for; it begins with what the ring still
+//! has.
+//! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of
+//! the owner or of `Peers`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +15,7 @@ use crate::error::{Result, invalid};
 use crate::frame::Key;
 use crate::geometry::{Extent, Geometry};
 use crate::index::Index;
-use crate::layout::{Reading, ShelfLayout, Word};
+use crate::layout::{FrameTableLayout, Reading, Word};
 use crate::lease::{self, Sighting};
 use crate::liveness::Identity;
 use crate::memory::{Access, Mapping, map_foreign};
@@ -54,20 +57,21 @@ pub struct Neighbour {
     pub slot: usize,
     pub identity: Identity,
     pub epoch: u64,
-    layout: ShelfLayout,
+    layout: FrameTableLayout,
     geometry: Geometry,
-    shelf: Mapping,
+    frame_table: Mapping,
     heard: Mutex<u64>,
     reach: Option<Reach>,
 }
 
 impl Neighbour {
-    /// Maps the shelf of `member` to look pages up in.
+    /// Maps the frame table of `member` to look pages up in.
     pub fn look(slot: usize, member: &Member) -> Result<Self> {
         Ok(Self::open(slot, member)?.0)
     }
 
-    /// Maps shelf and pool of `member`, to lease and copy for `reader` into a pool of `geometry`. `access`: how the pool is mapped.
+    /// Maps frame table and pool of `member`, to lease and copy for `reader` into a pool of `geometry`. `access`: how
+    /// the pool is mapped.
     pub fn reach(
         slot: usize,
         member: &Member,
@@ -102,15 +106,15 @@ impl Neighbour {
     fn open(slot: usize, member: &Member) -> Result<(Self, Reading)> {
         let file = member
             .identity
-            .open_fd(member.shelf_fd, Access::ReadWrite)?;
-        let shelf = map_foreign(&file, Access::ReadWrite, "a peer's shelf")?;
-        let reading = Reading::of(&shelf)?;
+            .open_fd(member.frame_table_fd, Access::ReadWrite)?;
+        let frame_table = map_foreign(&file, Access::ReadWrite, "a peer's frame table")?;
+        let reading = Reading::of(&frame_table)?;
         // The descriptor may have been reused between the roster's entry and our opening it.
         if reading.identity != member.identity.0
             || reading.epoch != member.epoch
             || reading.namespace != member.namespace
         {
-            return invalid!("slot {slot}: the shelf found is not the one announced");
+            return invalid!("slot {slot}: the frame table found is not the one announced");
         }
         let neighbour = Self {
             slot,
@@ -118,7 +122,7 @@ impl Neighbour {
             epoch: member.epoch,
             layout: reading.layout,
             geometry: reading.geometry.clone(),
-            shelf,
+            frame_table,
             heard: Mutex::new(0),
             reach: None,
         };
@@ -132,7 +136,8 @@ impl Neighbour {
         access: Access,
     ) -> Result<Option<PeerPool>> {
         let file = member.identity.open_fd(reading.pool_fd, access)?;
-        // The shelf was opened before: were its process gone meanwhile and the pid another's, the size would have to match by chance.
+        // The frame table was opened before: were its process gone meanwhile and the pid another's, the size would have
+        // to match by chance.
         if !member.identity.is_alive() {
             return invalid!("slot {slot}: process {} is gone", member.identity.pid());
         }
@@ -140,7 +145,7 @@ impl Neighbour {
     }
 
     pub fn index(&self) -> Index<'_> {
-        self.layout.index(&self.shelf)
+        self.layout.index(&self.frame_table)
     }
 
     pub fn version(&self) -> u64 {
@@ -152,13 +157,15 @@ impl Neighbour {
     }
 
     fn word(&self, word: Word) -> u64 {
-        self.layout.word(&self.shelf, word).load(Ordering::Acquire)
+        self.layout
+            .word(&self.frame_table, word)
+            .load(Ordering::Acquire)
     }
 
     /// The pages that prompts of that rank asked for since the last call, prompt by prompt.
     pub fn hear(&self) -> Vec<Vec<u64>> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let (prompts, end) = self.layout.told(&self.shelf).hear(*heard);
+        let (prompts, end) = self.layout.told(&self.frame_table).hear(*heard);
         *heard = end;
         prompts
     }
@@ -178,9 +185,9 @@ impl Neighbour {
         num_pages
     }
 
-    /// `run_len` for keys of one chain, of which a rank that holds the last holds all: SGLang adds pages behind their prefix and evicts
-    /// leaves first. Many ranks can be asked about long prompts so; where a page is missing in between, the answer is too long, and no
-    /// more than advice.
+    /// `run_len` for keys of one chain, of which a rank that holds the last holds all: SGLang adds pages behind their
+    /// prefix and evicts leaves first. Many ranks can be asked about long prompts so; where a page is missing in
+    /// between, the answer is too long, and no more than advice.
     pub fn chain_len(&self, chain: &[Key]) -> usize {
         match chain.last() {
             Some(last) if self.index().find(last).is_some() => chain.len(),
@@ -239,8 +246,8 @@ impl Neighbour {
         self.geometry.layers[layer][extent]
     }
 
-    /// First byte of the pool and its size; reading a page needs a lease on its frame. `None` for a rank that only looks, and for a pool
-    /// that cannot be mapped.
+    /// First byte of the pool and its size; reading a page needs a lease on its frame. `None` for a rank that only
+    /// looks, and for a pool that cannot be mapped.
     pub fn pool(&self) -> Option<(*const u8, usize)> {
         match &self.reach.as_ref()?.pool {
             PeerPool::Mapped(pool, _) => Some((pool.start().cast_const(), pool.len())),

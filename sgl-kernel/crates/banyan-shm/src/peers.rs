@@ -2,9 +2,10 @@
 //! A rank's view of all the others: who holds a prefix, and leases on what they hold.
 //!
 //! Invariants
-//! * `seats[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A shelf that cannot be shared (other
+//! * `seats[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table that
+//! cannot be shared (other
 //!   namespace, other shape, gone) is passed over and never an error.
-//! * A dead rank's shelf is neither found nor leased; a lease that is held stays good, its memory is mapped.
+//! * A dead rank's frame table is neither found nor leased; a lease that is held stays good, its memory is mapped.
 //! * Every lease on a frame was taken through exactly one `Neighbour`, which counts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -163,8 +164,8 @@ impl Peers {
         self.home.as_ref()
     }
 
-    /// From the front: the live shelf with the longest run, then on from where it ends. Of equally long ones the first of `slots` is taken;
-    /// without `slots` every other slot is asked, nearest above the own one first.
+    /// From the front: the live frame table with the longest run, then on from where it ends. Of equally long ones the
+    /// first of `slots` is taken; without `slots` every other slot is asked, nearest above the own one first.
     pub fn lookup(&self, keys: &[Key], slots: Option<&[usize]>) -> Match {
         let mut candidates = match slots {
             Some(slots) => self.candidates_of(slots),
@@ -220,8 +221,8 @@ impl Peers {
         lens
     }
 
-    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it, and no further than `max_hashed_pages` beyond
-    /// what is remembered: then the lengths are those up to there.
+    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it, and no further than
+    /// `max_hashed_pages` beyond what is remembered: then the lengths are those up to there.
     pub fn prefix_lens_of(
         &self,
         page_keys: &mut PageKeys,
@@ -249,10 +250,10 @@ impl Peers {
         lens
     }
 
-    /// Leases the first `num_pages` of `found`, from the page `ends.0` to the page `ends.1`: all, or `None` because something changed since,
-    /// an owner died, or these are other pages than those that were looked up. A key names all pages before its own, and pages are looked
-    /// up in the order of their chain or against it, so that the two ends are enough: whatever a caller remembers of earlier lookups, it
-    /// gets the pages it names or none.
+    /// Leases the first `num_pages` of `found`, from the page `ends.0` to the page `ends.1`: all, or `None` because
+    /// something changed since, an owner died, or these are other pages than those that were looked up. A key names all
+    /// pages before its own, and pages are looked up in the order of their chain or against it, so that the two ends
+    /// are enough: whatever a caller remembers of earlier lookups, it gets the pages it names or none.
     pub fn lease(
         &self,
         found: &Match,
@@ -298,8 +299,8 @@ impl Peers {
         }
     }
 
-    /// The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as far as they are remembered
-    /// (`Told`).
+    /// The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as far as they
+    /// are remembered (`Told`).
     pub fn heard(&self, slots: &[usize]) -> Vec<Vec<u64>> {
         let told = self.live().into_iter();
         told.filter(|neighbour| slots.contains(&neighbour.slot))
@@ -342,7 +343,8 @@ impl Peers {
         (neighbour.epoch == epoch).then(|| neighbour.clone())
     }
 
-    /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different sources.
+    /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different
+    /// sources.
     fn candidates(&self) -> Vec<Candidate> {
         let mut live = self.live();
         live.retain(|neighbour| Some(neighbour.slot) != self.own_slot);
@@ -388,7 +390,7 @@ impl Peers {
         view
     }
 
-    /// Opens exactly this epoch: one shelf opened twice would have two counts of the same pins.
+    /// Opens exactly this epoch: one frame table opened twice would have two counts of the same pins.
     fn open(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
         let member = self.roster.member(slot)?;
         if member.epoch != epoch || member.namespace != self.namespace {

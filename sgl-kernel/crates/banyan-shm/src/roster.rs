@@ -2,17 +2,21 @@
 //! Who is here: one shared table per server, made by the process that launches the ranks.
 //!
 //! Invariants
-//! * A slot is written only by the rank that claimed it; a claim is one compare-and-swap of the slot's identity, from nobody, a dead
+//! * A slot is written only by the rank that claimed it; a claim is one compare-and-swap of the slot's identity, from
+//! nobody, a dead
 //!   process or one that left.
-//! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and equal before and
+//! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and
+//! equal before and
 //!   after has read one consistent entry.
 //! * The size of a page is said once, by the first rank that has resolved it; a rank that says another is refused.
-//! * `reading` and `read_rate` of a slot are gauges apart from its entry: the rank in it writes them at any time, and they are zero from
+//! * `reading` and `read_rate` of a slot are gauges apart from its entry: the rank in it writes them at any time, and
+//! they are zero from
 //!   a claim on.
-//! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit in any shelf.
+//! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit
+//! in any frame table.
 //!
-//! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank stays attached
-//! and is told apart by its identity.
+//! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank
+//! stays attached and is told apart by its identity.
 
 use std::fs;
 
@@ -41,7 +45,7 @@ const SLOT_WORDS: usize = 16;
 const EPOCH: usize = 0;
 const IDENTITY: usize = 1;
 const STATE: usize = 2;
-const SHELF_FD: usize = 3;
+const FRAME_TABLE_FD: usize = 3;
 const NUM_FRAMES: usize = 4;
 const NAMESPACE: usize = 5;
 const READING: usize = 9;
@@ -59,7 +63,7 @@ pub type Namespace = [u64; 4];
 pub struct Member {
     pub epoch: u64,
     pub identity: Identity,
-    pub shelf_fd: u64,
+    pub frame_table_fd: u64,
     pub num_frames: u64,
     pub namespace: Namespace,
 }
@@ -158,7 +162,8 @@ impl Roster {
         }
     }
 
-    /// Takes a slot for this process; the slot is not attached before `announce`. Returns the epoch that the announcement will have.
+    /// Takes a slot for this process; the slot is not attached before `announce`. Returns the epoch that the
+    /// announcement will have.
     pub fn claim_slot(&self, slot: usize) -> Result<u64> {
         self.check_slot(slot)?;
         let identity = self.slot_word(slot, IDENTITY);
@@ -173,7 +178,7 @@ impl Roster {
 
     /// Makes a claimed slot attached.
     pub fn announce(&self, slot: usize, member: &Member) {
-        self.store_slot(slot, SHELF_FD, member.shelf_fd);
+        self.store_slot(slot, FRAME_TABLE_FD, member.frame_table_fd);
         self.store_slot(slot, NUM_FRAMES, member.num_frames);
         for (word, value) in member.namespace.iter().enumerate() {
             self.store_slot(slot, NAMESPACE + word, *value);
@@ -290,7 +295,7 @@ impl Roster {
         let member = Member {
             epoch,
             identity: Identity(load(IDENTITY)),
-            shelf_fd: load(SHELF_FD),
+            frame_table_fd: load(FRAME_TABLE_FD),
             num_frames: load(NUM_FRAMES),
             namespace: [0, 1, 2, 3].map(|word| load(NAMESPACE + word)),
         };

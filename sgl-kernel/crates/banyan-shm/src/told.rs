@@ -2,16 +2,18 @@
 //! What prompts of a rank asked for, told to its peers: the latest page numbers, in a ring of words.
 //!
 //! Invariants
-//! * One writer, the owner. `begun` counts the words whose writing has begun, `ended` those that stand; word n lies at n modulo the
+//! * One writer, the owner. `begun` counts the words whose writing has begun, `ended` those that stand; word n lies at
+//! n modulo the
 //!   ring's length.
-//! * A reader believes a word only if, after it was read, no word that takes its place had been begun: it never sees half a prompt mixed
+//! * A reader believes a word only if, after it was read, no word that takes its place had been begun: it never sees
+//! half a prompt mixed
 //!   with another. Who comes too late has missed something; nothing waits.
 //! * The first page of a prompt carries `MARK`, no other one.
 
 use crate::sights::MARK;
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Words of a shelf's ring: 64 kB.
+/// Words of a frame table's ring: 64 kB.
 pub const NUM_WORDS: usize = 1 << 13;
 
 pub struct Told<'a> {
@@ -45,8 +47,8 @@ impl<'a> Told<'a> {
         self.ended.store(end, Ordering::Release);
     }
 
-    /// A reader: what was told from word `from` on, prompt by prompt, and where to go on. Of a prompt that was overwritten in part, the
-    /// rest.
+    /// A reader: what was told from word `from` on, prompt by prompt, and where to go on. Of a prompt that was
+    /// overwritten in part, the rest.
     pub fn hear(&self, from: u64) -> (Vec<Vec<u64>>, u64) {
         let end = self.ended.load(Ordering::Acquire);
         let start = from.max(end.saturating_sub(self.words.len() as u64));

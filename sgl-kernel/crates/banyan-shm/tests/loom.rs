@@ -18,7 +18,7 @@ use loom::thread;
 /// All in one bucket, so that indexes are chains.
 const KEYS: [Key; 3] = [[8, 1, 1, 1], [16, 2, 2, 2], [24, 3, 3, 3]];
 
-/// What ranks share: the words of a shelf and the pages, each holding the number of the key it was written for.
+/// What ranks share: the words of a frame table and the pages, each holding the number of the key it was written for.
 struct Shared {
     heads: Vec<AtomicU32>,
     frames: Vec<Frame>,
@@ -179,7 +179,8 @@ fn dead_reader_when_its_bit_is_cleared_then_a_live_one_still_protects_the_page()
 
 #[test]
 fn dead_reader_when_its_successor_pins_and_fails_then_no_lease_is_lost() {
-    // The successor has the dead one's bit: the owner may take it from under the successor's refused attempt, never from under a lease.
+    // The successor has the dead one's bit: the owner may take it from under the successor's refused attempt, never
+    // from under a lease.
     explore(3, || {
         let shared = Shared::new(1);
         let mut ledger = Ledger::new(1);
@@ -255,7 +256,8 @@ fn reset_when_a_reader_leases_then_its_page_waits_in_quarantine() {
     });
 }
 
-/// The lease order as it ships, but with the fence left to the caller: proves that the models above would see a mistake.
+/// The lease order as it ships, but with the fence left to the caller: proves that the models above would see a
+/// mistake.
 mod broken {
     use super::*;
 

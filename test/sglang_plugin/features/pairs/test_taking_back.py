@@ -49,7 +49,7 @@ class Server:
     def __init__(self, monkeypatch):
         roster = Roster.create(2)
         self.arena, self.pool = Rank(roster, 0), Rank(roster, 1)
-        self.arena.shelf.publish(frames(3, 4, 5, 6), PROMPT[:4])
+        self.arena.frame_table.publish(frames(3, 4, 5, 6), PROMPT[:4])
         self.counters = Counters()
         self.take_backs = TakeBacks(lambda: Part(self.pool.peers, [0]), self.counters)
         self.free = [[7, 8], [9, 10]]

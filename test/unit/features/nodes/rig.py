@@ -82,7 +82,7 @@ class Node(Host):
 
     def keep(self, numbers: Sequence[int], targets: Sequence[int]) -> list[list[bytes]]:
         """Publish pages of the pool and copy them down to the arena; their bytes."""
-        self.rank.shelf.publish(frames(*targets), keys(*numbers))
+        self.rank.frame_table.publish(frames(*targets), keys(*numbers))
         self.backup.offer(keys(*numbers))
         assert self.wait_landed()
         return [self.rank.pages(target) for target in targets]
@@ -122,7 +122,7 @@ class Node(Host):
         self.prefetch = self.make_prefetch()
         self.remote = NodeTier(nodes, prefetch=self.prefetch, counters=self.counters, clock=time.monotonic)
         self.cache = make_cache(
-            self.rank.shelf,
+            self.rank.frame_table,
             self.rank.peers,
             slot=0,
             slots=[1, *ARENAS],
@@ -189,7 +189,7 @@ class StoreNode(Node):
         pages = self.keep(numbers, targets)
         self.tier.landed(keys(*numbers))
         until(lambda: self.poll() or self.counters.archived_pages == len(numbers))
-        self.rank.shelf.reset()
+        self.rank.frame_table.reset()
         self.residency.reset()
         return pages
 

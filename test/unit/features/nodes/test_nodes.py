@@ -142,10 +142,10 @@ def test_page_server_when_it_withdraws_then_frames_are_free_and_nothing_is_found
     connect(one, two)
     one.page_server.lending.remote_leases.lend(one.page_server.lending._exported.lease(keys(1, 2, 3))[0], None)
     one.residency.reset()
-    assert one.shelf.num_quarantined == 3
+    assert one.frame_table.num_quarantined == 3
     one.page_server.withdraw()
-    one.shelf.drain()
-    assert one.shelf.num_quarantined == 0 and one.page_server.lending.remote_leases.num_pages == 0
+    one.frame_table.drain()
+    assert one.frame_table.num_quarantined == 0 and one.page_server.lending.remote_leases.num_pages == 0
     two.remote.ask(Wanted("r", keys(1), 0, whole))
     two.wait_answered("r")
     assert two.counters.question_hits == 0

@@ -53,7 +53,7 @@ class SharedStates:
 
 
 class QuarantiningSlots(Quarantine, MambaSlotAllocator):
-    """Upstream's slots of states; a freed slot passes through the rank's shelf first."""
+    """Upstream's slots of states; a freed slot passes through the rank's frame table first."""
 
     page_size = 1
     free_slots: torch.Tensor

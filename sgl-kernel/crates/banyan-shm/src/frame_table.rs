@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A rank's shelf: the frames of its pool, announced in the roster.
+//! A rank's frame table: the frames of its pool, announced in the roster.
 //!
 //! Invariants
 //! * One thread uses it (`&mut self`), and no other process writes it, but for pins.
 //! * The version word grows before a call that changed the published set returns.
 //!
-//! States: open --close or drop--> closed. Closed: left the roster, nothing published; every call but `close` is refused. The memory stays
-//! until the last peer unmaps it, so that a lease in flight can still be copied.
+//! States: open --close or drop--> closed. Closed: left the roster, nothing published; every call but `close` is
+//! refused. The memory stays until the last peer unmaps it, so that a lease in flight can still be copied.
 
 use std::sync::Arc;
 
 use crate::error::{Result, invalid};
 use crate::frame::{FrameId, Key};
 use crate::geometry::Geometry;
-use crate::layout::{Birth, ShelfLayout, Word};
+use crate::layout::{Birth, FrameTableLayout, Word};
 use crate::ledger::Ledger;
 use crate::liveness::{Census, Identity};
 use crate::memory::SharedMemory;
@@ -21,19 +21,19 @@ use crate::pool::Pool;
 use crate::roster::{Member, Namespace, Roster};
 use crate::sync::Ordering;
 
-pub struct Shelf {
+pub struct FrameTable {
     roster: Arc<Roster>,
     slot: usize,
     memory: SharedMemory,
-    layout: ShelfLayout,
+    layout: FrameTableLayout,
     ledger: Ledger,
     census: Census,
     open: bool,
-    /// Peers open it through our descriptor, so it lives as long as the shelf.
+    /// Peers open it through our descriptor, so it lives as long as the frame table.
     _pool: Pool,
 }
 
-impl Shelf {
+impl FrameTable {
     pub fn open(
         roster: Arc<Roster>,
         slot: usize,
@@ -44,8 +44,8 @@ impl Shelf {
     ) -> Result<Self> {
         roster.check_slot(slot)?;
         check_fits(num_frames, geometry, pool.num_bytes())?;
-        let layout = ShelfLayout::new(num_frames, geometry.to_words().len());
-        let memory = SharedMemory::create(layout.num_bytes(), "shelf")?;
+        let layout = FrameTableLayout::new(num_frames, geometry.to_words().len());
+        let memory = SharedMemory::create(layout.num_bytes(), "frame_table")?;
         let epoch = roster.claim_slot(slot)?;
         let identity = Identity::own()?;
         let birth = Birth {
@@ -61,7 +61,7 @@ impl Shelf {
         let member = Member {
             epoch,
             identity,
-            shelf_fd: memory.fd() as u64,
+            frame_table_fd: memory.fd() as u64,
             num_frames: num_frames as u64,
             namespace,
         };
@@ -198,11 +198,11 @@ impl Shelf {
         if self.open {
             return Ok(());
         }
-        invalid!("the shelf of slot {} is closed", self.slot)
+        invalid!("the frame table of slot {} is closed", self.slot)
     }
 }
 
-impl Drop for Shelf {
+impl Drop for FrameTable {
     fn drop(&mut self) {
         self.close();
     }
@@ -216,7 +216,7 @@ fn check_fits(num_frames: usize, geometry: &Geometry, pool_bytes: u64) -> Result
         );
     }
     if num_frames >= FrameId::MAX as usize / 4 {
-        return invalid!("{num_frames} frames are more than a shelf can number");
+        return invalid!("{num_frames} frames are more than a frame table can number");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use banyan_shm::frame_table::FrameTable;
 use banyan_shm::geometry::Geometry;
-use banyan_shm::shelf::Shelf;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -9,13 +9,13 @@ use crate::convert::{frames_of, frames_to_py, keys_of, namespace_of, to_py, word
 use crate::device_pool::AnyPool;
 use crate::roster::PyRoster;
 
-#[pyclass(name = "Shelf", module = "banyan._native")]
-pub struct PyShelf {
-    shelf: Shelf,
+#[pyclass(name = "FrameTable", module = "banyan._native")]
+pub struct PyFrameTable {
+    frame_table: FrameTable,
 }
 
 #[pymethods]
-impl PyShelf {
+impl PyFrameTable {
     #[new]
     #[pyo3(signature = (roster, slot, namespace, pool, num_frames, geometry, frame_bytes = None))]
     fn new(
@@ -27,7 +27,7 @@ impl PyShelf {
         geometry: Vec<Vec<(u64, u64)>>,
         frame_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let shelf = Shelf::open(
+        let frame_table = FrameTable::open(
             roster.roster.clone(),
             slot,
             namespace_of(namespace)?,
@@ -36,54 +36,57 @@ impl PyShelf {
             &Geometry::new(&geometry, frame_bytes),
         );
         Ok(Self {
-            shelf: shelf.map_err(to_py)?,
+            frame_table: frame_table.map_err(to_py)?,
         })
     }
 
     fn publish(&mut self, frames: &Bound<'_, PyAny>, keys: &Bound<'_, PyList>) -> PyResult<usize> {
         let (frames, keys) = (frames_of(frames)?, keys_of(keys)?);
-        self.shelf.publish(&frames, &keys).map_err(to_py)
+        self.frame_table.publish(&frames, &keys).map_err(to_py)
     }
 
     fn retire<'py>(&mut self, frames: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-        let free = self.shelf.retire(&frames_of(frames)?).map_err(to_py)?;
+        let free = self
+            .frame_table
+            .retire(&frames_of(frames)?)
+            .map_err(to_py)?;
         frames_to_py(frames.py(), &free)
     }
 
     fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let free = self.shelf.drain().map_err(to_py)?;
+        let free = self.frame_table.drain().map_err(to_py)?;
         frames_to_py(py, &free)
     }
 
     fn take_touched<'py>(&mut self, frames: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-        let touched = self.shelf.take_touched(&frames_of(frames)?);
+        let touched = self.frame_table.take_touched(&frames_of(frames)?);
         frames_to_py(frames.py(), &touched.map_err(to_py)?)
     }
 
     fn tell(&self, pages: &[u8]) -> PyResult<()> {
-        self.shelf.tell(&words_from(pages)?).map_err(to_py)
+        self.frame_table.tell(&words_from(pages)?).map_err(to_py)
     }
 
     fn reset(&mut self) -> PyResult<()> {
-        self.shelf.reset().map_err(to_py)
+        self.frame_table.reset().map_err(to_py)
     }
 
     #[getter]
     fn num_published(&self) -> usize {
-        self.shelf.num_published()
+        self.frame_table.num_published()
     }
 
     #[getter]
     fn num_quarantined(&self) -> usize {
-        self.shelf.num_quarantined()
+        self.frame_table.num_quarantined()
     }
 
     #[getter]
     fn version(&self) -> u64 {
-        self.shelf.version()
+        self.frame_table.version()
     }
 
     fn close(&mut self) {
-        self.shelf.close();
+        self.frame_table.close();
     }
 }
