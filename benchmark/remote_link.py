@@ -99,10 +99,10 @@ def lend() -> None:
     """The other process."""
     memory = _memory("lender")
     memoryview(memory)[:] = os.urandom(memory.num_bytes)
-    roster = _native.Roster.create(1)
-    frame_table = _native.FrameTable(roster, 0, NAMESPACE, memory, NUM_PAGES, BLOCK.table(), BLOCK.frame_bytes)
+    rank_table = _native.RankTable.create(1)
+    frame_table = _native.FrameTable(rank_table, 0, NAMESPACE, memory, NUM_PAGES, BLOCK.table(), BLOCK.frame_bytes)
     frame_table.publish(array("q", range(NUM_PAGES)), _page_keys())
-    peers = _native.Peers(roster, None, 1, NAMESPACE, BLOCK.table(), memory, BLOCK.frame_bytes)
+    peers = _native.Peers(rank_table, None, 1, NAMESPACE, BLOCK.table(), memory, BLOCK.frame_bytes)
     address = Address("127.0.0.1", int(sys.argv[1]))
     page_server = PageServer(address, KEYS, max_pages=2 * NUM_PAGES, num_layers=len(BLOCK.layer_bytes))
     page_server.lending.lend(ExportedArena(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 from banyan.cache import PrefixCache
 from banyan.core import Fetch, Offer, Outcome, SourceKind
 from banyan.layout import Layout, MemberSlots
@@ -59,13 +59,13 @@ class FetchAll:
 class SmallRank:
     """One rank: ``pool`` is ``[layer, frame, byte]``, what SGLang's KV pool is to a real one."""
 
-    def __init__(self, roster: Roster, rank: int) -> None:
+    def __init__(self, rank_table: RankTable, rank: int) -> None:
         memory = SharedBytes.create(NUM_LAYERS * NUM_FRAMES * LAYER_BYTES, f"pool of rank {rank}")
         self.pool = np.frombuffer(memory, dtype=np.uint8).reshape(NUM_LAYERS, NUM_FRAMES, LAYER_BYTES)
         # Where the bytes of each layer lie: offset of frame 0, bytes of a page there.
         geometry = [[(layer * NUM_FRAMES * LAYER_BYTES, LAYER_BYTES)] for layer in range(NUM_LAYERS)]
-        frame_table = FrameTable(roster, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
-        peers = Peers(roster, rank, rank, NAMESPACE, geometry, memory)
+        frame_table = FrameTable(rank_table, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
+        peers = Peers(rank_table, rank, rank, NAMESPACE, geometry, memory)
         member_slots = MemberSlots(LAYOUT, rank, 0)
         self.counters = Counters()
         self.cache: PrefixCache[Request] = PrefixCache(
@@ -114,8 +114,8 @@ def _frames(numbers: Sequence[int]) -> np.ndarray:
 
 
 def main() -> None:
-    roster = Roster.create(LAYOUT.num_ranks)
-    first, second = SmallRank(roster, 0), SmallRank(roster, 1)
+    rank_table = RankTable.create(LAYOUT.num_ranks)
+    first, second = SmallRank(rank_table, 0), SmallRank(rank_table, 1)
     prompt = list(range(100))
     keys = page_keys(prompt)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native core: shared memory, the page directory of a node, leases, and page copies.
 
-Processes meet in a `Roster`. A rank announces its pool there with a `FrameTable` and reads the other ranks through
+Processes meet in a `RankTable`. A rank announces its pool there with a `FrameTable` and reads the other ranks through
 `Peers`.
 
 Common to all:
@@ -133,19 +133,19 @@ class PeerMemory:
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-class Roster:
+class RankTable:
     """The table in which the ranks of one server find each other: made once by the process that launches them. Any
     thread."""
 
     @staticmethod
-    def create(num_slots: int) -> Roster:
+    def create(num_slots: int) -> RankTable:
         """Make a table of 1 to 64 slots."""
 
     @staticmethod
-    def open(path: str) -> Roster:
+    def open(path: str) -> RankTable:
         """Open the table of another process of this user.
 
-        Raises OSError when the path cannot be opened, ValueError when it holds no roster or one of another format.
+        Raises OSError when the path cannot be opened, ValueError when it holds no rank table or one of another format.
         """
 
     @property
@@ -240,7 +240,7 @@ class FrameTable:
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         namespace: bytes,
         pool: SharedBytes | DevicePool,
@@ -437,7 +437,7 @@ class Peers:
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int | None,
         reader_bit: int,
         namespace: bytes,

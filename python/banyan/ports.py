@@ -145,7 +145,7 @@ class OwnFrameTable(Protocol):
         ...
 
     def close(self) -> None:
-        """Withdraw every page and leave the roster."""
+        """Withdraw every page and leave the rank table."""
         ...
 
 

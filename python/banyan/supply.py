@@ -51,7 +51,7 @@ class Supply:
     """One rank's.
 
     Args:
-        slots: the roster slots to ask, the preferred first.
+        slots: the rank table slots to ask, the preferred first.
         prefetch: brings pages up from the store; None without one.
     """
 

@@ -47,7 +47,7 @@ def content(number: int, extent: int) -> int:
 class GpuRank:
     """``arena``: frames of ``BLOCK`` that the store reads into, for a rank that follows its reads."""
 
-    def __init__(self, roster: _native.Roster, slot: int, arena: _native.SharedBytes | None = None) -> None:
+    def __init__(self, rank_table: _native.RankTable, slot: int, arena: _native.SharedBytes | None = None) -> None:
         self.driver = CudaDriver()
         self.extents = [extent.view(torch.int64) for extent in device_place(SHAPE, NUM_PAGES)]
         addresses = [extent.data_ptr() for extent in self.extents]
@@ -58,8 +58,8 @@ class GpuRank:
         placed = [(address, NUM_PAGES * size) for address, size in zip(addresses, sizes, strict=True)]
         description = describe(self.driver, self.driver.device_uuid(0), placed)
         pool = _native.DevicePool(description.encode(), NUM_PAGES * SHAPE.block_bytes)
-        self.frame_table = _native.FrameTable(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
-        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, geometry, pool)
+        self.frame_table = _native.FrameTable(rank_table, slot, NAMESPACE, pool, NUM_PAGES, geometry)
+        self.peers = _native.Peers(rank_table, slot, slot, NAMESPACE, geometry, pool)
         self.copy_stream, self.forward = self.driver.create_stream(), torch.cuda.Stream()
         places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
         places.write(OWN_ROW, addresses, sizes)
@@ -147,9 +147,9 @@ class GpuRank:
         return sum((words[page] != content(number, extent)).sum() for extent, words in enumerate(self.extents))
 
 
-def own(roster_path: str) -> None:
+def own(rank_table_path: str) -> None:
     """Evict and write pages for ever, whatever peers are reading; a line when there is something to fetch."""
-    rank = GpuRank(_native.Roster.open(roster_path), 0)
+    rank = GpuRank(_native.RankTable.open(rank_table_path), 0)
     chance, held = random.Random(1), {}
     free = list(range(NUM_PAGES))
     num_written = 0

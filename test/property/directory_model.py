@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class ModelRoster:
+class ModelRankTable:
     num_slots: int
     frame_tables: dict[int, ModelFrameTable] = field(default_factory=dict)
 
@@ -38,12 +38,12 @@ class Sighting:
 
 
 class ModelFrameTable:
-    """A rank's frames; attached to its roster until `close`."""
+    """A rank's frames; attached to its rank table until `close`."""
 
-    def __init__(self, roster: ModelRoster, slot: int, num_frames: int) -> None:
-        if slot in roster.frame_tables:
+    def __init__(self, rank_table: ModelRankTable, slot: int, num_frames: int) -> None:
+        if slot in rank_table.frame_tables:
             raise ValueError(f"slot {slot} is in use")
-        self.roster = roster
+        self.rank_table = rank_table
         self.slot = slot
         self.num_frames = num_frames
         self.published: dict[int, str] = {}
@@ -51,7 +51,7 @@ class ModelFrameTable:
         self.generations: Counter[int] = Counter()
         self.pins: Counter[int] = Counter()
         self.version = 0
-        roster.frame_tables[slot] = self
+        rank_table.frame_tables[slot] = self
 
     def __hash__(self) -> int:
         return id(self)
@@ -95,9 +95,9 @@ class ModelFrameTable:
         self._withdraw(list(self.published))
 
     def close(self) -> None:
-        if self.roster.frame_tables.get(self.slot) is self:
+        if self.rank_table.frame_tables.get(self.slot) is self:
             self.reset()
-            del self.roster.frame_tables[self.slot]
+            del self.rank_table.frame_tables[self.slot]
 
     def _withdraw(self, frames: list[int]) -> None:
         for frame in frames:
@@ -156,8 +156,8 @@ class ModelLease:
 
 
 class ModelPeers:
-    def __init__(self, roster: ModelRoster, slot: int | None) -> None:
-        self.roster = roster
+    def __init__(self, rank_table: ModelRankTable, slot: int | None) -> None:
+        self.rank_table = rank_table
         self.slot = slot
 
     def lookup(self, keys: Sequence[str]) -> ModelMatch:
@@ -172,10 +172,10 @@ class ModelPeers:
         return ModelMatch(tuple(pages))
 
     def prefix_lens(self, keys: Sequence[str]) -> list[int]:
-        frame_tables = self.roster.frame_tables
+        frame_tables = self.rank_table.frame_tables
         return [
             len(self._run(frame_tables[slot], keys)) if slot in frame_tables else 0
-            for slot in range(self.roster.num_slots)
+            for slot in range(self.rank_table.num_slots)
         ]
 
     def lease(self, match: ModelMatch, keys: Sequence[str]) -> ModelLease | None:
@@ -184,7 +184,7 @@ class ModelPeers:
             raise ValueError(f"{num_pages} pages wanted of a match of {match.num_pages}")
         pages = match.pages[:num_pages]
         for page in pages:
-            attached = self.roster.frame_tables.get(page.frame_table.slot) is page.frame_table
+            attached = self.rank_table.frame_tables.get(page.frame_table.slot) is page.frame_table
             if not attached or page.frame_table.generations[page.frame] != page.generation:
                 return None
         ends = zip([*pages[:1], *pages[-1:]], [*keys[:1], *keys[-1:]], strict=True)
@@ -194,11 +194,13 @@ class ModelPeers:
 
     def _candidates(self) -> list[ModelFrameTable]:
         """The other ranks, nearest slot above the own one first: `max` takes the first of equals."""
-        num_slots = self.roster.num_slots
+        num_slots = self.rank_table.num_slots
         first = 0 if self.slot is None else self.slot + 1
         order = [(first + step) % num_slots for step in range(num_slots)]
         return [
-            self.roster.frame_tables[slot] for slot in order if slot != self.slot and slot in self.roster.frame_tables
+            self.rank_table.frame_tables[slot]
+            for slot in order
+            if slot != self.slot and slot in self.rank_table.frame_tables
         ]
 
     @staticmethod

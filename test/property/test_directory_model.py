@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from test.conftest import examples
-from test.property.directory_model import ModelFrameTable, ModelPeers, ModelRoster
+from test.property.directory_model import ModelFrameTable, ModelPeers, ModelRankTable
 
 from banyan import _native as native
 
@@ -55,14 +55,14 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = native.Roster.create(NUM_SLOTS)
+        self.rank_table = native.RankTable.create(NUM_SLOTS)
         self.pools = [native.SharedBytes.create(2 * NUM_FRAMES * PAGE_BYTES, "pool") for _ in range(NUM_SLOTS)]
-        self.model_roster = ModelRoster(NUM_SLOTS)
+        self.model_rank_table = ModelRankTable(NUM_SLOTS)
         self.frame_tables: dict[int, tuple[native.FrameTable, ModelFrameTable]] = {}
         self.peers = [
             (
-                native.Peers(self.roster, slot, slot, NAMESPACE, GEOMETRY, self.pools[slot]),
-                ModelPeers(self.model_roster, slot),
+                native.Peers(self.rank_table, slot, slot, NAMESPACE, GEOMETRY, self.pools[slot]),
+                ModelPeers(self.model_rank_table, slot),
             )
             for slot in range(NUM_SLOTS)
         ]
@@ -70,8 +70,8 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.attach(slot)
 
     def attach(self, slot: int) -> None:
-        frame_table = native.FrameTable(self.roster, slot, NAMESPACE, self.pools[slot], NUM_FRAMES, GEOMETRY)
-        self.frame_tables[slot] = frame_table, ModelFrameTable(self.model_roster, slot, NUM_FRAMES)
+        frame_table = native.FrameTable(self.rank_table, slot, NAMESPACE, self.pools[slot], NUM_FRAMES, GEOMETRY)
+        self.frame_tables[slot] = frame_table, ModelFrameTable(self.model_rank_table, slot, NUM_FRAMES)
 
     @rule(slot=slots)
     def join(self, slot: int) -> None:

@@ -9,7 +9,7 @@ from test.unit.cache_rig import request
 from test.unit.directory.rig import NUM_FRAMES, frames, ids, key
 from test.unit.test_restorable import WindowRank
 
-from banyan._native import Roster
+from banyan._native import RankTable
 
 NUM_OPERATIONS = 100_000
 CHAINS = ([1, 2, 3, 4, 5, 6], [1, 2, 7, 8, 9, 10])
@@ -51,9 +51,9 @@ class Node:
 
     def __init__(self, seed, num_pages):
         """A length needs ``num_pages`` of the second kind before it: of a window several, of states one."""
-        roster = Roster.create(8)
+        rank_table = RankTable.create(8)
         self.random, self.num_pages = random.Random(seed), num_pages
-        self.owner, self.reader = (WindowRank(roster, slot, num_pages) for slot in range(2))
+        self.owner, self.reader = (WindowRank(rank_table, slot, num_pages) for slot in range(2))
         cache, pages = self.owner.cache, self.owner.pages
         self.full = FrameTable(cache.publish, cache.retire, cache.drain)
         self.window = FrameTable(pages.publish, pages.retire, pages.drain)

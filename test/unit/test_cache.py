@@ -7,7 +7,7 @@ import pytest
 from test.unit.cache_rig import PAGE_TOKENS, Notes, make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
-from banyan._native import FrameTable, Peers, Roster
+from banyan._native import FrameTable, Peers, RankTable
 from banyan.cache import NOTHING_QUEUED
 from banyan.core import Outcome, Run, SourceKind
 from banyan.layout import Layout
@@ -32,8 +32,8 @@ class Node:
     """A holder and a reader, each with its cache."""
 
     def __init__(self):
-        self.roster = Roster.create(2)
-        self.ranks = [Rank(self.roster, slot) for slot in range(2)]
+        self.rank_table = RankTable.create(2)
+        self.ranks = [Rank(self.rank_table, slot) for slot in range(2)]
         self.source = CountingPeers(self.ranks[1].peers)
         self.counters = [Counters(), Counters()]
         self.planner = Notes()
@@ -290,8 +290,8 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
         def join(rank=rank, slot=slot):
             arguments = (b"m" * 32, rank.geometry, rank.pool)
             return (
-                FrameTable(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
-                Supply(Peers(node.roster, slot, slot, *arguments), [1 - slot], None),
+                FrameTable(node.rank_table, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
+                Supply(Peers(node.rank_table, slot, slot, *arguments), [1 - slot], None),
             )
 
         cache.move_to([join])
@@ -301,8 +301,8 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
 
 
 def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_supplies():
-    roster = Roster.create(3)
-    ranks = [Rank(roster, slot) for slot in range(3)]
+    rank_table = RankTable.create(3)
+    ranks = [Rank(rank_table, slot) for slot in range(3)]
     for rank in ranks[1:]:
         rank.frame_table.publish(frames(1, 2), keys(1, 2))
     three = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NAMESPACE = b"b" * 32
 NUM_ROUNDS = 9
@@ -60,10 +60,10 @@ def run() -> list[dict[str, Any]]:
 
 
 def _measure(shape: Shape) -> dict[str, Any]:
-    roster = Roster.create(2)
+    rank_table = RankTable.create(2)
     pools = [_touched_pool(shape, slot) for slot in (0, 1)]
-    frame_table = FrameTable(roster, 0, NAMESPACE, pools[0], shape.num_frames, shape.extents)
-    peers = Peers(roster, 1, 1, NAMESPACE, shape.extents, pools[1])
+    frame_table = FrameTable(rank_table, 0, NAMESPACE, pools[0], shape.num_frames, shape.extents)
+    peers = Peers(rank_table, 1, 1, NAMESPACE, shape.extents, pools[1])
     keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(shape.num_pages)]
     place = np.random.default_rng(0)
     copy_s, memcpy_s = [], []

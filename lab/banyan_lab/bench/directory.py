@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NUM_PAGES = 2_000
 NUM_PUBLISHED = 20_000
@@ -25,11 +25,11 @@ def run() -> dict[str, Any]:
 
     One prompt of 2,000 pages is held by one of them, the other prompt by the two in turns of 100 pages.
     """
-    roster = Roster.create(3)
+    rank_table = RankTable.create(3)
     geometry = [[(0, PAGE_BYTES)]]
     pools = [SharedBytes.create(NUM_PUBLISHED * PAGE_BYTES, f"bench-{slot}") for slot in range(3)]
-    frame_tables = [FrameTable(roster, slot, NAMESPACE, pools[slot], NUM_PUBLISHED, geometry) for slot in (0, 1)]
-    peers = Peers(roster, 2, 2, NAMESPACE, geometry, pools[2])
+    frame_tables = [FrameTable(rank_table, slot, NAMESPACE, pools[slot], NUM_PUBLISHED, geometry) for slot in (0, 1)]
+    peers = Peers(rank_table, 2, 2, NAMESPACE, geometry, pools[2])
     prompt, turns = _keys("prompt"), _keys("turns")
     own = [_frame_table_keys(slot, prompt, turns) for slot in (0, 1)]
     order = np.random.default_rng(0)

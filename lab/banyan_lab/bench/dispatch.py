@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from banyan._native import FrameTable, PageKeys, Peers, PromptTokens, Roster, SharedBytes
+from banyan._native import FrameTable, PageKeys, Peers, PromptTokens, RankTable, SharedBytes
 from banyan.config import DEFAULT_POLICY
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
@@ -41,18 +41,18 @@ class _Node:
     """Ranks that all hold the same prompt among many other pages, and the dispatcher's view of them."""
 
     def __init__(self, num_ranks: int, prompt: array[int]) -> None:
-        self.roster = Roster.create(num_ranks)
+        self.rank_table = RankTable.create(num_ranks)
         geometry = [[(0, PAGE_BYTES)]]
         keys = PageKeys(PAGE_TOKENS, 1).of(None, prompt)
         order = np.random.default_rng(1)
         self.frame_tables = []
         for slot in range(num_ranks):
             pool = SharedBytes.create(NUM_PUBLISHED * PAGE_BYTES, f"bench-{slot}")
-            frame_table = FrameTable(self.roster, slot, NAMESPACE, pool, NUM_PUBLISHED, geometry)
+            frame_table = FrameTable(self.rank_table, slot, NAMESPACE, pool, NUM_PUBLISHED, geometry)
             others = (hashlib.sha256(b"%d %d" % (slot, number)) for number in range(NUM_PUBLISHED - NUM_PAGES))
             frame_table.publish(order.permutation(NUM_PUBLISHED), keys + [other.hexdigest() for other in others])
             self.frame_tables.append(frame_table)
-        self.peers = Peers(self.roster, None, 0, NAMESPACE, [], None)
+        self.peers = Peers(self.rank_table, None, 0, NAMESPACE, [], None)
 
 
 def run() -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import Demand, FrameTable, Peers, Roster, SharedBytes, page_numbers
+from banyan._native import Demand, FrameTable, Peers, RankTable, SharedBytes, page_numbers
 from banyan.core import SourceKind
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
 
@@ -43,16 +43,16 @@ def run() -> list[dict[str, Any]]:
 def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
     keys = [[_key(leaf, page) for page in range(leaf_pages)] for leaf in range(NUM_LEAVES)]
     duplicates = [leaf[-1] for number, leaf in enumerate(keys) if number % one_in == one_in - 1]
-    roster = Roster.create(NUM_RANKS)
+    rank_table = RankTable.create(NUM_RANKS)
     geometry = [[(0, PAGE_BYTES)]]
     pools = [SharedBytes.create(NUM_LEAVES * PAGE_BYTES, f"bench-{slot}") for slot in range(NUM_RANKS)]
     frame_tables = [
-        FrameTable(roster, slot, NAMESPACE, pools[slot], NUM_LEAVES, geometry) for slot in range(1, NUM_RANKS)
+        FrameTable(rank_table, slot, NAMESPACE, pools[slot], NUM_LEAVES, geometry) for slot in range(1, NUM_RANKS)
     ]
     for number, frame_table in enumerate(frame_tables):
         strange = [_key(number, -1 - page) for page in range(NUM_LEAVES - len(duplicates))]
         frame_table.publish(np.arange(NUM_LEAVES), [*duplicates, *strange])
-    peers = Peers(roster, 0, 0, NAMESPACE, geometry, pools[0])
+    peers = Peers(rank_table, 0, 0, NAMESPACE, geometry, pools[0])
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
     for leaf in keys:

@@ -48,7 +48,7 @@ class Backup:
 
     Args:
         peers: finds and leases pages of this node's frame tables; its copies land in this rank's part of the arena.
-        pool_slot: the roster slot of this rank's pool.
+        pool_slot: the rank table slot of this rank's pool.
         arena_slots: the slots of all parts of the arena.
         max_pages: bound on the pages that are on their way.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sits where in the roster, who has the same KV, and who keeps it.
+"""Who sits where in the rank table, who has the same KV, and who keeps it.
 
 Shard i of every rank holds the same part of a token's KV. Where KV is replicated over the shards, all of them hold all
 of it, and shard 0 of each rank alone keeps it in the arena and in the store.
@@ -15,7 +15,7 @@ from banyan.layout.ranks import Layout
 
 @dataclass(frozen=True, slots=True)
 class MemberSlots:
-    """One process's view of the roster: member slot ``s`` has its pool in slot ``s``, its part of the arena
+    """One process's view of the rank table: member slot ``s`` has its pool in slot ``s``, its part of the arena
     ``num_member_slots`` on.
 
     ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP). ``first_slot``: member slots of

@@ -90,7 +90,7 @@ class Layout:
         return tp_rank % self.num_shards
 
     def num_slots(self, *, has_arena: bool) -> int:
-        """Roster slots: a second one for each member slot where there is a host arena."""
+        """Rank table slots: a second one for each member slot where there is a host arena."""
         return self.num_member_slots * (2 if has_arena else 1)
 
     @property
@@ -100,7 +100,7 @@ class Layout:
 
     @property
     def num_slots_with_windows(self) -> int:
-        """Roster slots where window pages, or states, have a pool, and a part of the arena, of their own."""
+        """Rank table slots where window pages, or states, have a pool, and a part of the arena, of their own."""
         return 2 * self.first_window_slot
 
     def words(self) -> str:

@@ -56,7 +56,7 @@ class ServerFacts:
 
     @property
     def num_slots(self) -> int:
-        """Places in the roster: a second one for each process's part of a host arena."""
+        """Places in the rank table: a second one for each process's part of a host arena."""
         return self.num_member_slots * (2 if self.has_arena else 1)
 
 

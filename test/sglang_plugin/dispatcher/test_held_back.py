@@ -7,7 +7,7 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 from test.sglang_plugin.dispatcher.dispatch_rig import page_keys, placer_of, request
 from test.unit.directory.rig import Rank, frames
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.routing import Dispatcher, Wait
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin.dispatcher.held_back import IDLE_S, MAX_HELD, MAX_LOOKS, PATIENCE, HeldBack
@@ -27,10 +27,10 @@ class Rig:
     """Two ranks whose pools are full. Rank 0 computes FIRST. What is sent is in ``sent``."""
 
     def __init__(self):
-        self.roster = Roster.create(2)
-        self.ranks = [Rank(self.roster, slot, num_frames=64) for slot in range(2)]
+        self.rank_table = RankTable.create(2)
+        self.ranks = [Rank(self.rank_table, slot, num_frames=64) for slot in range(2)]
         self.snapshots = [snapshot(0), snapshot(1)]
-        self.placer = placer_of(self.roster, dispatcher=Dispatcher(2, LMetric()))
+        self.placer = placer_of(self.rank_table, dispatcher=Dispatcher(2, LMetric()))
         self.placer._read_snapshots = lambda: self.snapshots
         self.placer._probe.unused_tokens = lambda now_s: {0: 0, 1: 0}
         self.sent, self.now_s = [], 50.0

@@ -10,7 +10,7 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 from banyan import _native
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -34,10 +34,10 @@ def make_allocator(cache):
 
 @pytest.fixture
 def node():
-    roster = Roster.create(2)
-    ranks = [Rank(roster, slot) for slot in range(2)]
+    rank_table = RankTable.create(2)
+    ranks = [Rank(rank_table, slot) for slot in range(2)]
     cache = make_cache(ranks[0].frame_table, ranks[0].peers)
-    return make_allocator(cache), cache, ranks[1].peers, roster, ranks
+    return make_allocator(cache), cache, ranks[1].peers, rank_table, ranks
 
 
 def page_ids(slots):

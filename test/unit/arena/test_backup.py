@@ -11,7 +11,7 @@ import pytest
 from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import NAMESPACE, NUM_LAYERS, PAGE_BYTES, Rank, frames, keys
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 from banyan.arena import backup
 from banyan.arena.backup import Backup, Landed
 from banyan.arena.residency import Residency
@@ -28,7 +28,7 @@ class Host:
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         *,
         num_frames: int = 8,
@@ -36,12 +36,14 @@ class Host:
         page_bytes: int = PAGE_BYTES,
         block: BlockGeometry = BLOCK,
     ) -> None:
-        self.rank = Rank(roster, slot, page_bytes=page_bytes)
+        self.rank = Rank(rank_table, slot, page_bytes=page_bytes)
         self.memory = SharedBytes.create(num_frames * block.frame_bytes, f"arena-{slot}")
         member_slot = LAYOUT.num_ranks + slot
         table = block.table()
-        self.frame_table = FrameTable(roster, member_slot, NAMESPACE, self.memory, num_frames, table, block.frame_bytes)
-        self.view = Peers(roster, None, member_slot, NAMESPACE, table, self.memory, block.frame_bytes)
+        self.frame_table = FrameTable(
+            rank_table, member_slot, NAMESPACE, self.memory, num_frames, table, block.frame_bytes
+        )
+        self.view = Peers(rank_table, None, member_slot, NAMESPACE, table, self.memory, block.frame_bytes)
         self.residency = Residency(self.frame_table, num_frames)
         self.counters = Counters()
         self.backup = Backup(
@@ -74,8 +76,8 @@ class Host:
 
 @pytest.fixture
 def hosts() -> list[Host]:
-    roster = Roster.create(2 * LAYOUT.num_ranks)
-    return [Host(roster, slot) for slot in range(LAYOUT.num_ranks)]
+    rank_table = RankTable.create(2 * LAYOUT.num_ranks)
+    return [Host(rank_table, slot) for slot in range(LAYOUT.num_ranks)]
 
 
 def test_page_when_it_left_the_pool_then_both_ranks_read_it_back_from_the_arena(hosts: list[Host]) -> None:
@@ -120,7 +122,7 @@ def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Hos
 
 
 def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() -> None:
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.frame_table.publish(frames(3, 4, 5, 6, 7), keys(1, 2, 3, 4, 5))
     owner.backup.offer(keys(1, 2, 3, 4, 5))
     landed = [key for _ in range(3) for moved in owner.wait_landed() for key in moved.keys]
@@ -130,7 +132,7 @@ def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() ->
 
 @pytest.mark.parametrize("max_pages", [2, 100])
 def test_offer_when_the_chain_is_longer_than_the_arena_then_its_beginning_stays(max_pages: int) -> None:
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, num_frames=4, max_pages=max_pages)
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, num_frames=4, max_pages=max_pages)
     names = keys(1, 2, 3, 4, 5, 6)
     owner.rank.frame_table.publish(frames(3, 4, 5, 6, 7, 8), names)
     owner.backup.offer(names)
@@ -143,7 +145,7 @@ def test_offer_when_the_chain_is_longer_than_the_arena_then_its_beginning_stays(
 
 
 def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_counted() -> None:
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
     owner.backup.offer(keys(1, 2, 3))
     owner.rank.frame_table.retire(frames(5))
@@ -154,7 +156,7 @@ def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_
 
 def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "MAX_PUT_OFF_PAGES", 1)
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.frame_table.publish(frames(3, 4, 5, 6), keys(1, 2, 3, 4))
     owner.backup.offer(keys(1, 2, 3, 4))
     assert owner.counters.backups_dropped_pages == 2

@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NUM_FRAMES = 16
 NUM_LAYERS = 3
@@ -45,7 +45,7 @@ class Rank:
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         num_frames: int = NUM_FRAMES,
         page_bytes: int = PAGE_BYTES,
@@ -55,8 +55,8 @@ class Rank:
         self.pool = SharedBytes.create(2 * NUM_LAYERS * num_frames * page_bytes, f"pool-{slot}")
         self.bytes = np.frombuffer(self.pool, dtype=np.uint8)
         self.bytes[:] = np.random.default_rng(slot).integers(0, 256, self.bytes.size, dtype=np.uint8)
-        self.frame_table = FrameTable(roster, slot, namespace, self.pool, num_frames, self.geometry)
-        self.peers = Peers(roster, slot, slot, namespace, self.geometry, self.pool)
+        self.frame_table = FrameTable(rank_table, slot, namespace, self.pool, num_frames, self.geometry)
+        self.peers = Peers(rank_table, slot, slot, namespace, self.geometry, self.pool)
 
     def page(self, frame: int, layer: int) -> bytes:
         extents = self.geometry[layer]

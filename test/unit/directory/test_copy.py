@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan._native import Lease, Roster
+from banyan._native import Lease, RankTable
 
 from .rig import NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, Rank, frames, ids, keys
 
@@ -13,8 +13,8 @@ ALL_LAYERS_BYTES = 2 * NUM_LAYERS * PAGE_BYTES
 
 @pytest.fixture
 def ranks() -> list[Rank]:
-    roster = Roster.create(3)
-    ranks = [Rank(roster, slot) for slot in range(3)]
+    rank_table = RankTable.create(3)
+    ranks = [Rank(rank_table, slot) for slot in range(3)]
     ranks[0].frame_table.publish(frames(2, 3, 9, 5), keys(0, 1, 2, 3))
     ranks[1].frame_table.publish(frames(7, 8), keys(4, 5))
     return ranks

@@ -6,22 +6,22 @@ import ctypes
 import pytest
 from test.unit.directory.rig import NAMESPACE, NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, Rank, frames, geometry, ids, keys
 
-from banyan._native import DevicePool, FrameTable, Peers, Roster
+from banyan._native import DevicePool, FrameTable, Peers, RankTable
 
 NUM_BYTES = 2 * NUM_LAYERS * NUM_FRAMES * PAGE_BYTES
 
 
 class DeviceRank:
-    def __init__(self, roster, slot, description=b"how to open it"):
+    def __init__(self, rank_table, slot, description=b"how to open it"):
         pool = DevicePool(description, NUM_BYTES)
-        self.frame_table = FrameTable(roster, slot, NAMESPACE, pool, NUM_FRAMES, geometry())
-        self.peers = Peers(roster, slot, slot, NAMESPACE, geometry(), pool)
+        self.frame_table = FrameTable(rank_table, slot, NAMESPACE, pool, NUM_FRAMES, geometry())
+        self.peers = Peers(rank_table, slot, slot, NAMESPACE, geometry(), pool)
 
 
 @pytest.fixture
 def node():
-    roster = Roster.create(3)
-    return roster, [DeviceRank(roster, slot, f"rank {slot}".encode()) for slot in range(2)]
+    rank_table = RankTable.create(3)
+    return rank_table, [DeviceRank(rank_table, slot, f"rank {slot}".encode()) for slot in range(2)]
 
 
 def test_lease_when_the_pool_is_described_then_it_names_slot_epoch_and_frames(node):
@@ -56,8 +56,8 @@ def test_description_when_the_rank_left_then_none(node):
 
 
 def test_pools_when_one_is_described_then_it_is_leased_but_not_copied_here(node):
-    roster, (owner, _) = node
-    mapped = Rank(roster, 2)
+    rank_table, (owner, _) = node
+    mapped = Rank(rank_table, 2)
     owner.frame_table.publish(frames(5), keys(1))
     lease = mapped.peers.lease(mapped.peers.lookup(keys(1)), keys(1))
     with pytest.raises(ValueError, match="described"):
@@ -65,8 +65,8 @@ def test_pools_when_one_is_described_then_it_is_leased_but_not_copied_here(node)
 
 
 def test_mapping_when_the_peer_is_mapped_then_its_bytes_are_found_there(node):
-    roster, (_, reader) = node
-    mapped = Rank(roster, 2)
+    rank_table, (_, reader) = node
+    mapped = Rank(rank_table, 2)
     mapped.frame_table.publish(frames(5), keys(7))
     ((slot, epoch, _),) = reader.peers.lease(reader.peers.lookup(keys(7)), keys(7)).sources()
     memory = reader.peers.mapping(slot, epoch)
@@ -82,4 +82,4 @@ def test_mapping_when_the_peer_is_mapped_then_its_bytes_are_found_there(node):
 def test_device_pool_when_the_geometry_does_not_fit_then_refused():
     pool = DevicePool(b"small", NUM_BYTES - 1)
     with pytest.raises(ValueError, match="room for"):
-        FrameTable(Roster.create(1), 0, NAMESPACE, pool, NUM_FRAMES, geometry())
+        FrameTable(RankTable.create(1), 0, NAMESPACE, pool, NUM_FRAMES, geometry())

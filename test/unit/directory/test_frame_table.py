@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 from .rig import NAMESPACE, NUM_FRAMES, PAGE_BYTES, Rank, frames, geometry, ids, key, keys
 
 
 @pytest.fixture
 def ranks() -> list[Rank]:
-    roster = Roster.create(2)
-    return [Rank(roster, 0), Rank(roster, 1)]
+    rank_table = RankTable.create(2)
+    return [Rank(rank_table, 0), Rank(rank_table, 1)]
 
 
 @pytest.mark.parametrize(
@@ -30,16 +30,18 @@ def ranks() -> list[Rank]:
 )
 def test_frame_table_when_the_geometry_does_not_fit_then_valueerror(shape, num_frames: int, reason: str) -> None:
     pool = SharedBytes.create(6 * NUM_FRAMES * PAGE_BYTES, "pool")
-    roster = Roster.create(1)
+    rank_table = RankTable.create(1)
     with pytest.raises(ValueError, match=reason):
-        FrameTable(roster, 0, NAMESPACE, pool, num_frames, shape)
-    FrameTable(roster, 0, NAMESPACE, pool, NUM_FRAMES, geometry())  # The refused one left no trace in the roster.
+        FrameTable(rank_table, 0, NAMESPACE, pool, num_frames, shape)
+    FrameTable(
+        rank_table, 0, NAMESPACE, pool, NUM_FRAMES, geometry()
+    )  # The refused one left no trace in the rank table.
 
 
 def test_frame_table_when_the_namespace_is_short_then_valueerror() -> None:
     pool = SharedBytes.create(4096, "pool")
     with pytest.raises(ValueError, match="32 bytes, not 3"):
-        FrameTable(Roster.create(1), 0, b"abc", pool, 1, [[(0, 64)]])
+        FrameTable(RankTable.create(1), 0, b"abc", pool, 1, [[(0, 64)]])
 
 
 @pytest.mark.parametrize(
@@ -159,10 +161,10 @@ def test_close_when_repeated_then_harmless_and_other_calls_are_refused(ranks: li
 
 def test_pages_when_their_keys_were_chosen_to_share_a_bucket_then_a_reader_finds_each() -> None:
     num_frames = 2000
-    roster = Roster.create(2)
-    owner = Rank(roster, 0, num_frames)
+    rank_table = RankTable.create(2)
+    owner = Rank(rank_table, 0, num_frames)
     # The low bits, which whoever can try tokens can choose; the rest as it comes.
     chosen = ["0" * 16 + key(number)[16:] for number in range(num_frames)]
     assert owner.frame_table.publish(np.arange(num_frames, dtype=np.int64), chosen) == num_frames
-    peers = Peers(roster, 1, 1, NAMESPACE, owner.geometry, None)
+    peers = Peers(rank_table, 1, 1, NAMESPACE, owner.geometry, None)
     assert sum(peers.lookup([one]).num_pages for one in chosen) == num_frames

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan._native import PageKeys, PromptTokens, Roster
+from banyan._native import PageKeys, PromptTokens, RankTable
 
 from .rig import Rank, frames
 
@@ -55,8 +55,8 @@ def test_of_when_prompts_share_beginnings_then_every_answer_is_the_plain_chain(a
 
 @given(tokens=prompts, held=st.lists(st.integers(0, 4), min_size=2, max_size=2))
 def test_prefix_lens_of_when_ranks_hold_parts_then_as_for_the_keys(tokens, held):
-    roster = Roster.create(2)
-    ranks = [Rank(roster, slot) for slot in range(2)]
+    rank_table = RankTable.create(2)
+    ranks = [Rank(rank_table, slot) for slot in range(2)]
     page_keys = PageKeys(PAGE, 4)
     keys = chained(tokens)
     for rank, num_pages in zip(ranks, held, strict=True):
@@ -66,8 +66,8 @@ def test_prefix_lens_of_when_ranks_hold_parts_then_as_for_the_keys(tokens, held)
 
 
 def test_prefix_lens_of_when_a_prompt_is_longer_than_a_chunk_then_counted_to_its_end():
-    roster = Roster.create(2)
-    rank = Rank(roster, 0, num_frames=80)
+    rank_table = RankTable.create(2)
+    rank = Rank(rank_table, 0, num_frames=80)
     tokens = list(range(80 * PAGE))
     rank.frame_table.publish(frames(*range(80)), chained(tokens))
     page_keys = PageKeys(PAGE, 4)
@@ -77,8 +77,8 @@ def test_prefix_lens_of_when_a_prompt_is_longer_than_a_chunk_then_counted_to_its
 
 
 def test_prefix_lens_of_when_much_is_new_then_it_hashes_a_bounded_part_at_a_time():
-    roster = Roster.create(2)
-    rank = Rank(roster, 0, num_frames=100)
+    rank_table = RankTable.create(2)
+    rank = Rank(rank_table, 0, num_frames=100)
     tokens = prompt(range(100 * PAGE))
     rank.frame_table.publish(frames(*range(100)), chained(range(100 * PAGE)))
     page_keys = PageKeys(PAGE, 64)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from banyan._native import FrameTable, Peers, Roster, SharedBytes
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 from .rig import NAMESPACE, NUM_FRAMES, PAGE_BYTES, Rank, frames, geometry, ids, keys
 
 
 @pytest.fixture
-def roster() -> Roster:
-    return Roster.create(4)
+def rank_table() -> RankTable:
+    return RankTable.create(4)
 
 
 @pytest.fixture
-def ranks(roster: Roster) -> list[Rank]:
-    return [Rank(roster, slot) for slot in range(3)]
+def ranks(rank_table: RankTable) -> list[Rank]:
+    return [Rank(rank_table, slot) for slot in range(3)]
 
 
 def test_lookup_when_nobody_has_the_first_page_then_empty(ranks: list[Rank]) -> None:
@@ -56,16 +56,16 @@ def test_holders_when_several_hold_a_page_then_the_first_of_the_slots_and_no_oth
     assert peers.holders(keys(0), [1, 2]) == [2]
 
 
-def test_lookup_when_the_namespace_differs_then_never_shared(roster: Roster, ranks: list[Rank]) -> None:
+def test_lookup_when_the_namespace_differs_then_never_shared(rank_table: RankTable, ranks: list[Rank]) -> None:
     ranks[0].frame_table.publish(frames(0), keys(0))
-    stranger = Peers(roster, 3, 3, b"m" * 32, geometry(), ranks[2].pool)
+    stranger = Peers(rank_table, 3, 3, b"m" * 32, geometry(), ranks[2].pool)
     assert stranger.lookup(keys(0)).num_pages == 0
     assert stranger.prefix_lens(keys(0)) == [0, 0, 0, 0]
 
 
-def test_lookup_when_page_sizes_differ_then_never_shared(roster: Roster, ranks: list[Rank]) -> None:
+def test_lookup_when_page_sizes_differ_then_never_shared(rank_table: RankTable, ranks: list[Rank]) -> None:
     ranks[0].frame_table.publish(frames(0), keys(0))
-    other = Peers(roster, 3, 3, NAMESPACE, geometry(4, PAGE_BYTES * 2), ranks[2].pool)
+    other = Peers(rank_table, 3, 3, NAMESPACE, geometry(4, PAGE_BYTES * 2), ranks[2].pool)
     assert other.lookup(keys(0)).num_pages == 0
 
 
@@ -130,7 +130,9 @@ def test_lease_when_dropped_then_released(ranks: list[Rank]) -> None:
     assert ids(owner.frame_table.drain()) == [4]
 
 
-def test_lease_when_the_owner_leaves_then_its_pages_can_still_be_copied(roster: Roster, ranks: list[Rank]) -> None:
+def test_lease_when_the_owner_leaves_then_its_pages_can_still_be_copied(
+    rank_table: RankTable, ranks: list[Rank]
+) -> None:
     owner, reader = ranks[:2]
     content = owner.pages(4)
     owner.frame_table.publish(frames(4), keys(0))
@@ -142,12 +144,12 @@ def test_lease_when_the_owner_leaves_then_its_pages_can_still_be_copied(roster: 
     assert reader.pages(9) == content
 
 
-def test_slot_when_taken_again_then_the_new_frame_table_is_found(roster: Roster, ranks: list[Rank]) -> None:
+def test_slot_when_taken_again_then_the_new_frame_table_is_found(rank_table: RankTable, ranks: list[Rank]) -> None:
     owner, reader = ranks[:2]
     owner.frame_table.publish(frames(4), keys(0))
     lease = reader.peers.lease(reader.peers.lookup(keys(0)), keys(0))
     owner.frame_table.close()
-    successor = FrameTable(roster, 0, NAMESPACE, owner.pool, NUM_FRAMES, geometry())
+    successor = FrameTable(rank_table, 0, NAMESPACE, owner.pool, NUM_FRAMES, geometry())
     successor.publish(frames(5), keys(0))
     found = reader.peers.lookup(keys(0))
     again = reader.peers.lease(found, keys(0))
@@ -170,15 +172,15 @@ def test_version_when_a_peer_publishes_retires_or_leaves_then_differs(ranks: lis
     assert len(set(seen)) == 4
 
 
-def test_pools_when_of_different_size_then_pages_are_exchanged(roster: Roster) -> None:
-    small, large = Rank(roster, 0, num_frames=4), Rank(roster, 1, num_frames=40)
+def test_pools_when_of_different_size_then_pages_are_exchanged(rank_table: RankTable) -> None:
+    small, large = Rank(rank_table, 0, num_frames=4), Rank(rank_table, 1, num_frames=40)
     small.frame_table.publish(frames(3), keys(0))
     lease = large.peers.lease(large.peers.lookup(keys(0)), keys(0))
     assert large.peers.start_copy([(lease, frames(39))]).finish()
     assert large.pages(39) == small.pages(3)
 
 
-def test_peers_when_the_pool_is_too_small_then_valueerror(roster: Roster) -> None:
+def test_peers_when_the_pool_is_too_small_then_valueerror(rank_table: RankTable) -> None:
     pool = SharedBytes.create(64, "pool")
     with pytest.raises(ValueError, match="behind the pool of 64 bytes"):
-        Peers(roster, 0, 0, NAMESPACE, geometry(), pool)
+        Peers(rank_table, 0, 0, NAMESPACE, geometry(), pool)

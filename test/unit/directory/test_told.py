@@ -6,20 +6,20 @@ from __future__ import annotations
 import pytest
 from test.unit.directory.rig import Rank, ids, keys
 
-from banyan._native import Roster, page_number, page_numbers
+from banyan._native import RankTable, page_number, page_numbers
 
 NUM_WORDS = 1 << 13
 """Of a frame table's ring."""
 
 
 @pytest.fixture
-def roster():
-    return Roster.create(3)
+def rank_table():
+    return RankTable.create(3)
 
 
 @pytest.fixture
-def ranks(roster):
-    return [Rank(roster, slot) for slot in range(3)]
+def ranks(rank_table):
+    return [Rank(rank_table, slot) for slot in range(3)]
 
 
 def numbers(*pages):
@@ -49,11 +49,11 @@ def test_heard_when_two_ranks_tell_then_each_prompt_once_and_those_of_the_slots_
     assert heard(third, 0) == [numbers(1, 2), numbers(3)], "each peer hears for itself"
 
 
-def test_heard_when_a_rank_comes_later_then_it_begins_with_what_is_remembered(roster):
-    Rank(roster, 0).frame_table.tell(page_numbers(keys(9)))
-    one = Rank(roster, 1)
+def test_heard_when_a_rank_comes_later_then_it_begins_with_what_is_remembered(rank_table):
+    Rank(rank_table, 0).frame_table.tell(page_numbers(keys(9)))
+    one = Rank(rank_table, 1)
     one.frame_table.tell(page_numbers(keys(1, 2)))
-    assert heard(Rank(roster, 2), 0, 1) == [numbers(1, 2)]
+    assert heard(Rank(rank_table, 2), 0, 1) == [numbers(1, 2)]
 
 
 def test_heard_when_more_was_told_than_is_remembered_then_the_latest(ranks):
@@ -72,20 +72,20 @@ def test_tell_when_a_prompt_is_very_long_then_its_beginning_is_told(ranks):
 
 
 def test_heard_when_the_teller_has_other_weights_then_nothing():
-    roster = Roster.create(2)
-    one, other = Rank(roster, 0), Rank(roster, 1, namespace=b"m" * 32)
+    rank_table = RankTable.create(2)
+    one, other = Rank(rank_table, 0), Rank(rank_table, 1, namespace=b"m" * 32)
     one.frame_table.tell(page_numbers(keys(1)))
     assert heard(other, 0) == []
 
 
-def test_heard_when_a_rank_has_left_and_come_again_then_what_it_tells_now(roster, ranks):
+def test_heard_when_a_rank_has_left_and_come_again_then_what_it_tells_now(rank_table, ranks):
     one, other, _ = ranks
     one.frame_table.tell(page_numbers(keys(1)))
     assert heard(other, 0) == [numbers(1)]
     one.frame_table.close()
     assert heard(other, 0) == []
     del one.peers
-    again = Rank(roster, 0)
+    again = Rank(rank_table, 0)
     again.frame_table.tell(page_numbers(keys(2)))
     assert heard(other, 0) == [numbers(2)]
 

@@ -16,13 +16,13 @@ tests = sys.modules["test"] = types.ModuleType("test")
 tests.__path__ = ["test"]
 import numpy as np
 from banyan._native import Feed, FlagRing, SharedBytes
-from test.unit.directory.rig import NUM_LAYERS, PAGE_BYTES, Rank, Roster, frames
+from test.unit.directory.rig import NUM_LAYERS, PAGE_BYTES, Rank, Rank table, frames
 
 block = 2 * PAGE_BYTES * NUM_LAYERS
 memory = SharedBytes.create(1 << 16, "arena")
 feed = Feed(memory, np.array([0], dtype=np.int64), block, NUM_LAYERS)
 read = feed.read()
-rank = Rank(Roster.create(2), 0)
+rank = Rank(RankTable.create(2), 0)
 ring = FlagRing(SharedBytes.create(1 << 12, "ring"), 2)
 copy = rank.peers.start_copy([], [(read, [0], frames(1))])
 batch = ring.follow([read])

@@ -126,8 +126,8 @@ def test_lease_when_more_pages_are_under_way_than_the_pool_has_then_refused(node
 
 
 def test_lookup_when_the_peers_pool_is_being_opened_then_nothing_is_found_and_nobody_waits():
-    gpu, roster = FakeGpu(), _native.Roster.create(2)
-    owner, reader = (GpuRank(gpu, roster, slot) for slot in (0, 1))
+    gpu, rank_table = FakeGpu(), _native.RankTable.create(2)
+    owner, reader = (GpuRank(gpu, rank_table, slot) for slot in (0, 1))
     owner.publish([5], [key(1)])
     reader.mappings.attend(reader.peers.present())
     before = reader.source.version()
@@ -144,8 +144,8 @@ def test_lookup_when_the_peers_pool_is_being_opened_then_nothing_is_found_and_no
 
 
 def test_lookup_when_the_peers_pool_cannot_be_opened_then_others_hold_what_they_hold(caplog):
-    gpu, roster = FakeGpu(), _native.Roster.create(3)
-    barred, owner, reader = (GpuRank(gpu, roster, slot) for slot in range(3))
+    gpu, rank_table = FakeGpu(), _native.RankTable.create(3)
+    barred, owner, reader = (GpuRank(gpu, rank_table, slot) for slot in range(3))
     gpu.exported = {handle: base for handle, base in gpu.exported.items() if base not in barred.pools}
     barred.publish([1, 2, 3], [key(1), key(2), key(3)])
     owner.publish([5, 6], [key(1), key(2)])
@@ -159,12 +159,12 @@ def test_lookup_when_the_peers_pool_cannot_be_opened_then_others_hold_what_they_
 
 @pytest.mark.parametrize("registers_read_only", [False, True])
 def test_arena_part_of_a_peer_when_the_device_registers_only_what_can_be_written_then_it_is_read(registers_read_only):
-    gpu, roster = FakeGpu(), _native.Roster.create(2)
+    gpu, rank_table = FakeGpu(), _native.RankTable.create(2)
     gpu.registers_read_only = registers_read_only
-    reader = GpuRank(gpu, roster, 1)
+    reader = GpuRank(gpu, rank_table, 1)
     arena = _native.SharedBytes.create(NUM_PAGES * FRAME_BYTES, "part")
     table = [[(extent * PAGE_BYTES, PAGE_BYTES) for extent in (2 * n, 2 * n + 1)] for n in range(NUM_LAYERS)]
-    frame_table = _native.FrameTable(roster, 0, NAMESPACE, arena, NUM_PAGES, table, FRAME_BYTES)
+    frame_table = _native.FrameTable(rank_table, 0, NAMESPACE, arena, NUM_PAGES, table, FRAME_BYTES)
     memoryview(arena).cast("B")[3 * FRAME_BYTES : 4 * FRAME_BYTES] = bytes(range(FRAME_BYTES))
     frame_table.publish(frames(3), [key(1)])
     reader.meet_peers()

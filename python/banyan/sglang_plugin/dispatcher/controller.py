@@ -42,8 +42,8 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     config = runtime.config()
     if config is None or not config.looks_up or not runtime.is_on("placement"):
         return
-    roster = _roster(controller)
-    placer = _placer(config, controller, roster)
+    rank_table = _rank_table(controller)
+    placer = _placer(config, controller, rank_table)
     dispatch = controller.dispatching
     held_back = HeldBack(placer, dispatch)
 
@@ -64,19 +64,19 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
 
     controller.dispatching = dispatch_placed
     controller.banyan_held = held_back
-    controller.banyan_watchdog = RankWatchdog(placer.unheard_s, roster.set_num_silent)
+    controller.banyan_watchdog = RankWatchdog(placer.unheard_s, rank_table.set_num_silent)
     faults.hush(controller.banyan_watchdog, "look")
 
 
-def _roster(controller: Any) -> _native.Roster:
+def _rank_table(controller: Any) -> _native.RankTable:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
-    roster = _native.Roster.open(carried["roster"])
-    faults.count_at(roster.count_failure)
-    return roster
+    rank_table = _native.RankTable.open(carried["rank_table"])
+    faults.count_at(rank_table.count_failure)
+    return rank_table
 
 
-def _placer(config: Config, controller: Any, roster: _native.Roster) -> Placer:
+def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> Placer:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
     dispatcher = None
@@ -84,7 +84,7 @@ def _placer(config: Config, controller: Any, roster: _native.Roster) -> Placer:
         guard = HotRankGuard(config.hot_rank_factor)
         dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
     probe = PrefixProbe(
-        roster,
+        rank_table,
         layout=Layout.from_dict(carried["layout"]),
         fetches=config.fetches,
         tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),

@@ -79,13 +79,13 @@ def cached_as(req: Any) -> Sequence[int] | None:
 class PrefixProbe:
     """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing.
 
-    The roster lists the shards of all ranks first, then, where there is a host arena, their parts of it. Of each
+    The rank table lists the shards of all ranks first, then, where there is a host arena, their parts of it. Of each
     rank shard 0 is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
     """
 
-    def __init__(self, roster: _native.Roster, *, layout: Layout, fetches: bool, tokens_ahead: int = 0) -> None:
+    def __init__(self, rank_table: _native.RankTable, *, layout: Layout, fetches: bool, tokens_ahead: int = 0) -> None:
         """``tokens_ahead``: behind a page, on which its key depends."""
-        self._roster = roster
+        self._rank_table = rank_table
         self._tokens_ahead = tokens_ahead
         self.layout = layout
         self.fetches = fetches
@@ -127,12 +127,12 @@ class PrefixProbe:
         """
         if now_s >= self._looks_again_s:
             self._looks_again_s = now_s + LOOK_PERIOD_S
-            self._unused_tokens = unused_by_rank(self._roster.members(), self.layout, self._page_tokens)
+            self._unused_tokens = unused_by_rank(self._rank_table.members(), self.layout, self._page_tokens)
         return self._unused_tokens
 
     def read_queue_tokens(self) -> list[int]:
         """What each rank is waiting for from the store, now."""
-        return read_queue_tokens(self._roster, self.layout)
+        return read_queue_tokens(self._rank_table, self.layout)
 
     def most_cached_tokens(self, req: Any) -> int:
         """What a cache can supply of the prompt at most."""
@@ -143,15 +143,15 @@ class PrefixProbe:
         namespace, and nothing is found under the old one.
         """
         if self._met is None or self._found_nothing:
-            members = [member for member in self._roster.members() if member["alive"]]
+            members = [member for member in self._rank_table.members() if member["alive"]]
             first_shards = [member for member in members if self._is_first_shard(member["slot"])]
             if first_shards and first_shards[0]["namespace"] != self._namespace:
                 self._namespace = first_shards[0]["namespace"]
-                self._page_tokens = self._roster.page_tokens
+                self._page_tokens = self._rank_table.page_tokens
                 if self._page_keys is None:
                     num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in members))
                     self._page_keys = _native.PageKeys(self._page_tokens, num_chunks, self._tokens_ahead)
-                peers = _native.Peers(self._roster, None, 0, bytes.fromhex(self._namespace), [], None)
+                peers = _native.Peers(self._rank_table, None, 0, bytes.fromhex(self._namespace), [], None)
                 self._met = (peers, self._page_keys)
         return self._met
 

@@ -34,7 +34,7 @@ from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
-_roster: _native.Roster | None = None
+_rank_table: _native.RankTable | None = None
 """Keeps the ranks' rendezvous open for as long as this process, their ancestor, lives."""
 
 
@@ -161,7 +161,7 @@ def layout_of(args: Any) -> Layout:
 
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
-    global _roster
+    global _rank_table
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
@@ -173,9 +173,9 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
             "linker": "Linker",
             "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
-        _roster = _native.Roster.create(layout.num_slots(has_arena=wanted.has_arena))
-        faults.count_at(_roster.count_failure)
-        carried["roster"] = _roster.path
+        _rank_table = _native.RankTable.create(layout.num_slots(has_arena=wanted.has_arena))
+        faults.count_at(_rank_table.count_failure)
+        carried["rank_table"] = _rank_table.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
@@ -269,14 +269,14 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
 
 
 def reserve_window_slots(carried: dict[str, Any]) -> None:
-    """The model keeps its windows, or states, apart: the ranks meet at a roster with places for these too. No rank has
-    been started yet."""
-    global _roster
-    if _roster is None or _roster.path != carried["roster"]:
+    """The model keeps its windows, or states, apart: the ranks meet at a rank table with places for these too. No rank
+    has been started yet."""
+    global _rank_table
+    if _rank_table is None or _rank_table.path != carried["rank_table"]:
         # Another process than the one that made it.
         return
-    _roster = _native.Roster.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
-    carried["roster"] = _roster.path
+    _rank_table = _native.RankTable.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
+    carried["rank_table"] = _rank_table.path
 
 
 def modes(args: Any) -> ModeFacts:

@@ -81,13 +81,15 @@ class PoolAccess(Protocol):
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
         ...
 
-    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
-        """Announce the pool in the roster and open the view of the others."""
+    def join(
+        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
+    ) -> tuple[OwnFrameTable, Peers]:
+        """Announce the pool in the rank table and open the view of the others."""
         ...
 
     def arena_peers(
         self,
-        roster: _native.Roster,
+        rank_table: _native.RankTable,
         member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,

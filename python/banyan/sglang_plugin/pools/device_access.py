@@ -196,13 +196,15 @@ class DeviceAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return (slots[:: self._page_tokens] // self._page_tokens).to(torch.int64).contiguous()
 
-    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
+    def join(
+        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
+    ) -> tuple[OwnFrameTable, Peers]:
         geometry = self._geometry
         pool = _native.DevicePool(self._description().encode(), geometry.num_bytes)
         frame_table = _native.FrameTable(
-            roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
+            rank_table, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
         )
-        peers = _native.Peers(roster, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
+        peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
         self._peers, self._mappings = peers, self._open_mappings(peers, member_slots)
         order = StreamOrder(
             copy_stream=self._copy_stream,
@@ -240,7 +242,7 @@ class DeviceAccess:
 
     def arena_peers(
         self,
-        roster: _native.Roster,
+        rank_table: _native.RankTable,
         member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
@@ -252,7 +254,7 @@ class DeviceAccess:
         bases = [self.pins.device_address + offset for layer in table for offset, _ in layer]
         self._places.write(ARENA_ROW, bases, [block.frame_bytes] * len(bases))
         torch.cuda.synchronize()  # At a start or a weight update: two copy streams read this row.
-        peers = _native.Peers(roster, None, member_slots.own_arena, namespace, table, memory, block.frame_bytes)
+        peers = _native.Peers(rank_table, None, member_slots.own_arena, namespace, table, memory, block.frame_bytes)
         # What it reads was published, what it writes is leased: there is nothing on the device to wait for.
         order = StreamOrder(
             copy_stream=self._rank_device.backup_stream,

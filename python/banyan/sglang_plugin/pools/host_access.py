@@ -42,24 +42,28 @@ class HostAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return frame_array(slots[:: self._page_tokens] // self._page_tokens)
 
-    def join(self, roster: _native.Roster, member_slots: MemberSlots, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
+    def join(
+        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
+    ) -> tuple[OwnFrameTable, Peers]:
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
         frame_table = _native.FrameTable(
-            roster, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
+            rank_table, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
         )
         # It leases only what its own lookup has found; a protocol cannot say that.
-        peers = _native.Peers(roster, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
+        peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
         return cast(OwnFrameTable, frame_table), cast(Peers, peers)
 
     def arena_peers(
         self,
-        roster: _native.Roster,
+        rank_table: _native.RankTable,
         member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
     ) -> Peers:
-        view = _native.Peers(roster, None, member_slots.own_arena, namespace, block.table(), memory, block.frame_bytes)
+        view = _native.Peers(
+            rank_table, None, member_slots.own_arena, namespace, block.table(), memory, block.frame_bytes
+        )
         return cast(Peers, view)
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One kind of this rank's pages: its pool and what stands beside the pool for others to find the pages in. The frame
-table of the pool (its frame table), what is supplied by peers, the part of the host arena, the store, and other
+table of the pool, what is supplied by peers, the part of the host arena, the store, and other
 sources.
 
 Invariants
@@ -94,9 +94,11 @@ class Kind:
         )
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
-        self._roster = _native.Roster.open(rank.carried["roster"])
-        agree_on_page_tokens(self._roster, rank.page_tokens, asked=args.page_size, is_first=self.member_slots.own == 0)
-        self.residency_report = ResidencyReport(self._roster, self.member_slots, rank.page_tokens)
+        self._rank_table = _native.RankTable.open(rank.carried["rank_table"])
+        agree_on_page_tokens(
+            self._rank_table, rank.page_tokens, asked=args.page_size, is_first=self.member_slots.own == 0
+        )
+        self.residency_report = ResidencyReport(self._rank_table, self.member_slots, rank.page_tokens)
         part = ArenaPart(
             config=config,
             member_slots=self.member_slots,
@@ -108,7 +110,7 @@ class Kind:
         arena = part.open(self._namespace_digest)
         self.access = self._open_access(shared, arena)
         self._arena = part.known_to(self.access, arena)
-        site = Site(config=config, member_slots=self.member_slots, roster=self._roster, block=self.block)
+        site = Site(config=config, member_slots=self.member_slots, rank_table=self._rank_table, block=self.block)
         made = [make(site) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self._join())
@@ -176,7 +178,7 @@ class Kind:
     def _join(self) -> Places:
         """Take the places, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
-        frame_table, peers = self.access.join(self._roster, self.member_slots, namespace)
+        frame_table, peers = self.access.join(self._rank_table, self.member_slots, namespace)
         self.residency_report.joined(namespace)
         num_parts = self.member_slots.num_parts
         if config.store and self.member_slots.is_keeper and self.store is None:
@@ -191,11 +193,13 @@ class Kind:
         if self.store is not None:
             writable = WritableStore(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
         place = TierPlace(
-            roster=self._roster,
+            rank_table=self._rank_table,
             member_slots=self.member_slots,
             namespace=namespace,
             arena=self._arena,
-            peers=self.access.arena_peers(self._roster, self.member_slots, namespace, self.block, self._arena.memory),
+            peers=self.access.arena_peers(
+                self._rank_table, self.member_slots, namespace, self.block, self._arena.memory
+            ),
             layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
@@ -281,7 +285,7 @@ class Kind:
 
     def count_failure(self) -> None:
         """Something of Banyan's has failed in this process."""
-        self._roster.count_failure()
+        self._rank_table.count_failure()
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
@@ -290,14 +294,14 @@ class Kind:
 
     def figures(self) -> dict[str, Any]:
         """What changes of this kind's places, for ``/metrics`` and ``/server_info``."""
-        layout, members = self.member_slots.layout, self._roster.members()
+        layout, members = self.member_slots.layout, self._rank_table.members()
         firsts = {self.member_slots.slot(rank, self.member_slots.shard) for rank in range(layout.num_ranks)}
         figures = {
             "num_published_pages": self.pages.frame_table.num_published,
             "num_quarantined_pages": self.pages.frame_table.num_quarantined,
             "num_ranks": layout.num_ranks,
-            "num_failures": self._roster.num_failures,
-            "num_silent_ranks": self._roster.num_silent,
+            "num_failures": self._rank_table.num_failures,
+            "num_silent_ranks": self._rank_table.num_silent,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
             "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),

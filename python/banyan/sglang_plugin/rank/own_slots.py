@@ -20,8 +20,8 @@ logger = logging.getLogger("banyan")
 
 
 def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
-    """The member slot of a process with these pools. Refuses where SGLang has resolved another layout than the roster
-    was made for."""
+    """The member slot of a process with these pools. Refuses where SGLang has resolved another layout than the rank
+    table was made for."""
     parallel = get_parallel()
     resolved = Layout(
         dp=parallel.dp_size, attn_dp=parallel.attn_dp_size, attn_cp=parallel.attn_cp_size, attn_tp=parallel.attn_tp_size
@@ -39,10 +39,10 @@ def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
     return MemberSlots(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
 
 
-def agree_on_page_tokens(roster: _native.Roster, page_tokens: int, *, asked: int | None, is_first: bool) -> None:
+def agree_on_page_tokens(rank_table: _native.RankTable, page_tokens: int, *, asked: int | None, is_first: bool) -> None:
     """Tell the dispatcher the size of a page, which SGLang may have chosen after the flags were read."""
     try:
-        roster.agree_on_page_tokens(page_tokens)
+        rank_table.agree_on_page_tokens(page_tokens)
     except ValueError as error:
         runtime.refuse(disagreement_refusal(error))
     if asked is not None and page_tokens != asked and is_first:

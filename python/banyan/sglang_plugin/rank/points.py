@@ -34,7 +34,7 @@ class Site:
 
     config: Config
     member_slots: MemberSlots
-    roster: _native.Roster
+    rank_table: _native.RankTable
     block: BlockGeometry
 
 

@@ -94,7 +94,7 @@ class TierPlace:
     this rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not
     measured."""
 
-    roster: _native.Roster
+    rank_table: _native.RankTable
     member_slots: MemberSlots
     namespace: bytes
     arena: Arena
@@ -131,14 +131,14 @@ class HostTier:
         store = None if writable is None else writable.store
         frame_bytes, member_slots = arena.block.frame_bytes, place.member_slots
         most_down_bytes = backup_limit_bytes(link_bytes_per_s=place.link_bytes_per_s, arena_bytes=memory.num_bytes)
-        self._roster = place.roster
+        self._rank_table = place.rank_table
         self._member_slots = member_slots
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
         self._partner = partner
         self._frame_table = _native.FrameTable(
-            place.roster,
+            place.rank_table,
             member_slots.own_arena,
             place.namespace,
             memory,
@@ -304,10 +304,10 @@ class HostTier:
         num_reading, pages_per_s = self.prefetch.num_reading, self.prefetch.pages_per_s
         if num_reading != self._num_reading:
             self._num_reading = num_reading
-            self._roster.set_reading(self._member_slots.own, num_reading)
+            self._rank_table.set_reading(self._member_slots.own, num_reading)
         if pages_per_s != self._pages_per_s:
             self._pages_per_s = pages_per_s
-            self._roster.set_read_rate(self._member_slots.own, pages_per_s)
+            self._rank_table.set_read_rate(self._member_slots.own, pages_per_s)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,8 @@ class HostTier:
         self._residency.reset()
 
     def leave(self) -> None:
-        """Withdraw every page, wait until no peer reads one, and leave the roster. The memory is another tier's then.
+        """Withdraw every page, wait until no peer reads one, and leave the rank table. The memory is another tier's
+        then.
 
         Raises:
             RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
@@ -338,7 +339,7 @@ class HostTier:
             source.close()
 
     def close(self) -> None:
-        """Leave the roster for good. What was kept stays as it is."""
+        """Leave the rank table for good. What was kept stays as it is."""
         self._end()
         if self._growth is not None:
             self._growth.close()

@@ -7,7 +7,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::convert::{frames_of, frames_to_py, keys_of, namespace_of, to_py, words_from};
 use crate::device_pool::AnyPool;
-use crate::roster::PyRoster;
+use crate::rank_table::PyRankTable;
 
 #[pyclass(name = "FrameTable", module = "banyan._native")]
 pub struct PyFrameTable {
@@ -17,9 +17,9 @@ pub struct PyFrameTable {
 #[pymethods]
 impl PyFrameTable {
     #[new]
-    #[pyo3(signature = (roster, slot, namespace, pool, num_frames, geometry, frame_bytes = None))]
+    #[pyo3(signature = (rank_table, slot, namespace, pool, num_frames, geometry, frame_bytes = None))]
     fn new(
-        roster: &PyRoster,
+        rank_table: &PyRankTable,
         slot: usize,
         namespace: &[u8],
         pool: AnyPool<'_>,
@@ -28,7 +28,7 @@ impl PyFrameTable {
         frame_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let frame_table = FrameTable::open(
-            roster.roster.clone(),
+            rank_table.rank_table.clone(),
             slot,
             namespace_of(namespace)?,
             pool.announced(),

@@ -15,7 +15,7 @@ mod memory;
 mod page_keys;
 mod peers;
 mod prompt;
-mod roster;
+mod rank_table;
 mod store;
 #[cfg(feature = "ceiling")]
 mod store_ceiling;
@@ -34,7 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<flag_ring::PyFlagRing>()?;
     module.add_class::<flag_ring::PyRingBatch>()?;
     module.add_class::<lease_ends::PyLeaseEnds>()?;
-    module.add_class::<roster::PyRoster>()?;
+    module.add_class::<rank_table::PyRankTable>()?;
     module.add_class::<demand::PyDemand>()?;
     module.add_class::<frame_table::PyFrameTable>()?;
     module.add_class::<page_keys::PyPageKeys>()?;

@@ -17,7 +17,7 @@ use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;
 use crate::prompt::PyPromptTokens;
-use crate::roster::PyRoster;
+use crate::rank_table::PyRankTable;
 use crate::store::PyRead;
 use crate::unlocked::Unlocked;
 
@@ -30,10 +30,10 @@ pub struct PyPeers {
 #[pymethods]
 impl PyPeers {
     #[new]
-    #[pyo3(signature = (roster, slot, reader_bit, namespace, geometry, pool, frame_bytes = None))]
+    #[pyo3(signature = (rank_table, slot, reader_bit, namespace, geometry, pool, frame_bytes = None))]
     #[allow(clippy::too_many_arguments)] // one for each that Python names
     fn new(
-        roster: &PyRoster,
+        rank_table: &PyRankTable,
         slot: Option<usize>,
         reader_bit: u32,
         namespace: &[u8],
@@ -41,15 +41,15 @@ impl PyPeers {
         pool: Option<AnyPool<'_>>,
         frame_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let roster = roster.roster.clone();
+        let rank_table = rank_table.rank_table.clone();
         let namespace = namespace_of(namespace)?;
         let peers = match pool {
             Some(pool) => {
                 let geometry = Geometry::new(&geometry, frame_bytes);
                 let pool = pool.announced();
-                Peers::of_rank(roster, slot, reader_bit, namespace, geometry, pool)
+                Peers::of_rank(rank_table, slot, reader_bit, namespace, geometry, pool)
             }
-            None => Peers::of_onlooker(roster, slot, namespace),
+            None => Peers::of_onlooker(rank_table, slot, namespace),
         };
         Ok(Self {
             peers: Arc::new(peers.map_err(to_py)?),
@@ -205,7 +205,8 @@ impl PyMatch {
 /// The caller's hold on a lease, which `release` and the end of a copy let go. A copy under way has its own.
 pub struct Held(Arc<Mutex<Option<Arc<Lease>>>>);
 
-/// The same for as long as the caller keeps it: a caller that has dropped its lease holds nothing once the copy has ended.
+/// The same for as long as the caller keeps it: a caller that has dropped its lease holds nothing once the copy has
+/// ended.
 pub struct SeenHeld(Weak<Mutex<Option<Arc<Lease>>>>);
 
 impl SeenHeld {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A rank's frame table: the frames of its pool, announced in the roster.
+//! A rank's frame table: the frames of its pool, announced in the rank table.
 //!
 //! Invariants
 //! * One thread uses it (`&mut self`), and no other process writes it, but for pins.
 //! * The version word grows before a call that changed the published set returns.
 //!
-//! States: open --close or drop--> closed. Closed: left the roster, nothing published; every call but `close` is
+//! States: open --close or drop--> closed. Closed: left the rank table, nothing published; every call but `close` is
 //! refused. The memory stays until the last peer unmaps it, so that a lease in flight can still be copied.
 
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::ledger::Ledger;
 use crate::liveness::{Census, Identity};
 use crate::memory::SharedMemory;
 use crate::pool::Pool;
-use crate::roster::{Member, Namespace, Roster};
+use crate::rank_table::{Member, Namespace, RankTable};
 use crate::sync::Ordering;
 
 pub struct FrameTable {
-    roster: Arc<Roster>,
+    rank_table: Arc<RankTable>,
     slot: usize,
     memory: SharedMemory,
     layout: FrameTableLayout,
@@ -35,18 +35,18 @@ pub struct FrameTable {
 
 impl FrameTable {
     pub fn open(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         slot: usize,
         namespace: Namespace,
         pool: Pool,
         num_frames: usize,
         geometry: &Geometry,
     ) -> Result<Self> {
-        roster.check_slot(slot)?;
+        rank_table.check_slot(slot)?;
         check_fits(num_frames, geometry, pool.num_bytes())?;
         let layout = FrameTableLayout::new(num_frames, geometry.to_words().len());
         let memory = SharedMemory::create(layout.num_bytes(), "frame_table")?;
-        let epoch = roster.claim_slot(slot)?;
+        let epoch = rank_table.claim_slot(slot)?;
         let identity = Identity::own()?;
         let birth = Birth {
             identity: identity.0,
@@ -65,9 +65,9 @@ impl FrameTable {
             num_frames: num_frames as u64,
             namespace,
         };
-        roster.announce(slot, &member);
+        rank_table.announce(slot, &member);
         Ok(Self {
-            roster,
+            rank_table,
             slot,
             memory,
             layout,
@@ -109,10 +109,10 @@ impl FrameTable {
     pub fn drain(&mut self) -> Result<Vec<FrameId>> {
         self.check_open()?;
         let index = self.layout.index(self.memory.mapping());
-        let (roster, census) = (&self.roster, &mut self.census);
+        let (rank_table, census) = (&self.rank_table, &mut self.census);
         Ok(self
             .ledger
-            .drain(index, |pins| roster.dead_among(pins, census)))
+            .drain(index, |pins| rank_table.dead_among(pins, census)))
     }
 
     /// See `Ledger::take_touched`.
@@ -148,11 +148,11 @@ impl FrameTable {
         self.word(Word::Version)
     }
 
-    /// Leaves the roster; nothing stays published. Idempotent.
+    /// Leaves the rank table; nothing stays published. Idempotent.
     pub fn close(&mut self) {
         if self.open {
             self.unpublish_all();
-            self.roster.leave(self.slot);
+            self.rank_table.leave(self.slot);
             self.open = false;
         }
     }

@@ -11,7 +11,7 @@ use crate::geometry::Geometry;
 use crate::index::{Index, draw_multiplier, num_buckets_for};
 use crate::memory::Mapping;
 use crate::pool::PoolKind;
-use crate::roster::Namespace;
+use crate::rank_table::Namespace;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::told::{self, Told};
 

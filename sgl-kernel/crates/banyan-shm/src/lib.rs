@@ -3,7 +3,7 @@
 //! copies.
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
-//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `frame_table`, `peers`;
+//! `lease` (the reader's side); then where the words live: `memory`, `rank_table`, `layout`, `frame_table`, `peers`;
 //! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to
 //! rank) and `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `courier`
 //! (moving bytes). The first four and `told` depend on nothing but atomics: loom explores them as they ship.
@@ -59,7 +59,7 @@ pub mod progress;
 pub mod prompt;
 #[cfg(not(loom))]
 #[cfg(not(loom))]
-pub mod roster;
+pub mod rank_table;
 #[cfg(not(loom))]
 pub mod word_watch;
 #[cfg(not(loom))]

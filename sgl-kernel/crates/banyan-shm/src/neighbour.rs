@@ -20,19 +20,19 @@ use crate::lease::{self, Sighting};
 use crate::liveness::Identity;
 use crate::memory::{Access, Mapping, map_foreign};
 use crate::pool::{FileIdentity, PeerPool};
-use crate::roster::{Member, Roster};
+use crate::rank_table::{Member, RankTable};
 use crate::sync::Ordering;
 
 /// This process's claim on a pin bit; given back when the last lease and the last `Peers` are gone.
 pub struct ReaderBit {
-    roster: Arc<Roster>,
+    rank_table: Arc<RankTable>,
     bit: u32,
 }
 
 impl ReaderBit {
-    pub fn claim(roster: Arc<Roster>, bit: u32) -> Result<Self> {
-        roster.claim_reader(bit)?;
-        Ok(Self { roster, bit })
+    pub fn claim(rank_table: Arc<RankTable>, bit: u32) -> Result<Self> {
+        rank_table.claim_reader(bit)?;
+        Ok(Self { rank_table, bit })
     }
 
     fn mask(&self) -> u64 {
@@ -42,7 +42,7 @@ impl ReaderBit {
 
 impl Drop for ReaderBit {
     fn drop(&mut self) {
-        self.roster.release_reader(self.bit);
+        self.rank_table.release_reader(self.bit);
     }
 }
 
@@ -109,7 +109,7 @@ impl Neighbour {
             .open_fd(member.frame_table_fd, Access::ReadWrite)?;
         let frame_table = map_foreign(&file, Access::ReadWrite, "a peer's frame table")?;
         let reading = Reading::of(&frame_table)?;
-        // The descriptor may have been reused between the roster's entry and our opening it.
+        // The descriptor may have been reused between the rank table's entry and our opening it.
         if reading.identity != member.identity.0
             || reading.epoch != member.epoch
             || reading.namespace != member.namespace

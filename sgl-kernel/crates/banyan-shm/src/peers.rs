@@ -19,7 +19,7 @@ use crate::neighbour::{Neighbour, ReaderBit};
 use crate::page_keys::{CHUNK_PAGES, PageKeys};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
-use crate::roster::{Namespace, Roster};
+use crate::rank_table::{Namespace, RankTable};
 
 /// Where copies land: this rank's own pool.
 pub struct Home {
@@ -31,7 +31,7 @@ pub struct Home {
 }
 
 pub struct Peers {
-    roster: Arc<Roster>,
+    rank_table: Arc<RankTable>,
     /// `None`: not a rank (the controller).
     own_slot: Option<usize>,
     namespace: Namespace,
@@ -110,7 +110,7 @@ impl Drop for Lease {
 impl Peers {
     /// A rank: looks, leases under `reader_bit`, and copies into `pool`.
     pub fn of_rank(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         own_slot: Option<usize>,
         reader_bit: u32,
         namespace: Namespace,
@@ -118,38 +118,39 @@ impl Peers {
         pool: Pool,
     ) -> Result<Self> {
         let capacity = geometry.capacity(pool.num_bytes())?;
-        let reader = Arc::new(ReaderBit::claim(roster.clone(), reader_bit)?);
+        let reader = Arc::new(ReaderBit::claim(rank_table.clone(), reader_bit)?);
         let home = Home {
             pool,
             geometry,
             capacity,
             reader,
         };
-        Self::new(roster, own_slot, namespace, Some(Arc::new(home)))
+        Self::new(rank_table, own_slot, namespace, Some(Arc::new(home)))
     }
 
     /// Somebody who only looks.
     pub fn of_onlooker(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         own_slot: Option<usize>,
         namespace: Namespace,
     ) -> Result<Self> {
-        Self::new(roster, own_slot, namespace, None)
+        Self::new(rank_table, own_slot, namespace, None)
     }
 
     fn new(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         own_slot: Option<usize>,
         namespace: Namespace,
         home: Option<Arc<Home>>,
     ) -> Result<Self> {
         if let Some(slot) = own_slot {
-            roster.check_slot(slot)?;
+            rank_table.check_slot(slot)?;
         }
         let mut view = View::default();
-        view.seats.resize_with(roster.num_slots(), Seat::default);
+        view.seats
+            .resize_with(rank_table.num_slots(), Seat::default);
         let peers = Self {
-            roster,
+            rank_table,
             own_slot,
             namespace,
             home,
@@ -214,7 +215,7 @@ impl Peers {
 
     /// Per slot, the own one too: how many leading pages it holds.
     pub fn prefix_lens(&self, keys: &[Key]) -> Vec<usize> {
-        let mut lens = vec![0; self.roster.num_slots()];
+        let mut lens = vec![0; self.rank_table.num_slots()];
         for neighbour in self.live() {
             lens[neighbour.slot] = neighbour.run_len(keys);
         }
@@ -230,7 +231,7 @@ impl Peers {
         max_hashed_pages: usize,
     ) -> Vec<usize> {
         let mut left = max_hashed_pages / CHUNK_PAGES;
-        let mut lens = vec![0; self.roster.num_slots()];
+        let mut lens = vec![0; self.rank_table.num_slots()];
         let mut holding = self.live();
         let mut prior = prompt.prior;
         for chunk in page_keys.chunks(prompt.tokens.words()) {
@@ -348,7 +349,7 @@ impl Peers {
     fn candidates(&self) -> Vec<Candidate> {
         let mut live = self.live();
         live.retain(|neighbour| Some(neighbour.slot) != self.own_slot);
-        let num_slots = self.roster.num_slots();
+        let num_slots = self.rank_table.num_slots();
         let first = self.own_slot.map_or(0, |slot| slot + 1);
         live.sort_by_key(|neighbour| (neighbour.slot + num_slots - first) % num_slots);
         live.into_iter().map(Candidate::new).collect()
@@ -379,7 +380,7 @@ impl Peers {
     fn refresh(&self) -> MutexGuard<'_, View> {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         for (slot, seat) in view.seats.iter_mut().enumerate() {
-            let epoch = self.roster.epoch(slot);
+            let epoch = self.rank_table.epoch(slot);
             if epoch != seat.epoch {
                 *seat = Seat {
                     epoch,
@@ -392,7 +393,7 @@ impl Peers {
 
     /// Opens exactly this epoch: one frame table opened twice would have two counts of the same pins.
     fn open(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
-        let member = self.roster.member(slot)?;
+        let member = self.rank_table.member(slot)?;
         if member.epoch != epoch || member.namespace != self.namespace {
             return None;
         }

@@ -27,7 +27,7 @@ def secret(tmp_path):
 
 def access(node, secret, *, dp_rank=0, **flags):
     config = Config(secret_file=str(secret), host_gb=1.0, **flags)
-    return NodeAccess(config, member_slots=MemberSlots(LAYOUT, dp_rank, 0), roster=node.roster, block=BLOCK)
+    return NodeAccess(config, member_slots=MemberSlots(LAYOUT, dp_rank, 0), rank_table=node.rank_table, block=BLOCK)
 
 
 def is_open(address):

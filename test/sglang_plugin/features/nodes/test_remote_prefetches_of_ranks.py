@@ -34,8 +34,8 @@ def servers(monkeypatch, tmp_path):
     secret.chmod(0o600)
     store = {"store": (str(tmp_path / "store"),), "store_gb": 0.01, "store_admit": "first"}
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, secret_file=str(secret), **store)
-    rosters = [_native.Roster.create(5) for _ in range(2)]
-    d, d_pool, d_pages = make_rank(monkeypatch, rosters[0], 0, replace(config, listen=str(address)))
+    rank_tables = [_native.RankTable.create(5) for _ in range(2)]
+    d, d_pool, d_pages = make_rank(monkeypatch, rank_tables[0], 0, replace(config, listen=str(address)))
     first = Hinted("first", PROMPT, None)
     requests.register(first)
     names, slots = requests.prompt_keys(requests.id_of(first), PAGE), d_pages.alloc(NUM_PAGES * PAGE)
@@ -44,11 +44,11 @@ def servers(monkeypatch, tmp_path):
     poll(d, lambda: d.counters.archived_pages == NUM_PAGES)
     expected = page(d_pool, slots).clone()
     d.kinds.full.tier._residency.reset()
-    p, p_pool, p_pages = make_rank(monkeypatch, rosters[1], 0, replace(config, peers=(str(address),)))
+    p, p_pool, p_pages = make_rank(monkeypatch, rank_tables[1], 0, replace(config, peers=(str(address),)))
     monkeypatch.setattr(hooks.linker, "installed", lambda: p)
     until(lambda: p.state()["nodes"]["num_listening"] == 1)
     yield SimpleNamespace(
-        d=d, p=p, names=names, expected=expected, pool=p_pool, pages=p_pages, rosters=rosters, node=str(address)
+        d=d, p=p, names=names, expected=expected, pool=p_pool, pages=p_pages, rank_tables=rank_tables, node=str(address)
     )
     p.close()
     d.close()
@@ -85,7 +85,7 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
 
     def step():
         servers.d.num_completed_offloads()
-        seen.append(servers.rosters[0].reading(0))
+        seen.append(servers.rank_tables[0].reading(0))
         return not servers.p.kinds.full.is_awaited(requests.id_of_rid("r"))
 
     poll(servers.p, step)
@@ -94,7 +94,7 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
     state = servers.p.state()
     (plan,) = decisions_of("r", state["rid_nonce"], state["plans"])
     assert plan["found"][-1] == ["remote", NUM_PAGES - num_own, servers.node]
-    poll(servers.d, lambda: servers.rosters[0].read_rate(0) > 0)
+    poll(servers.d, lambda: servers.rank_tables[0].read_rate(0) > 0)
     assert (
         servers.p.state()["waits_for_remote_prefetches"]
         and servers.d.state()["page_server"]["most_read_tokens"] >= NUM_PAGES * PAGE

@@ -37,12 +37,12 @@ def servers(monkeypatch, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"a secret of all nodes")
     secret.chmod(0o600)
-    rosters = []
+    rank_tables = []
 
     def start(**flags):
-        rosters.append(_native.Roster.create(5))
+        rank_tables.append(_native.RankTable.create(5))
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, secret_file=str(secret), **flags)
-        return make_rank(monkeypatch, rosters[-1], 0, config)
+        return make_rank(monkeypatch, rank_tables[-1], 0, config)
 
     page_servers = [free_address(), free_address()]
     empty, _, _ = start(listen=str(page_servers[0]))
@@ -54,7 +54,7 @@ def servers(monkeypatch, tmp_path):
     asking, _, _ = start(peers=tuple(map(str, page_servers)))
     monkeypatch.setattr(hooks.linker, "installed", lambda: asking)
     until(lambda: asking.state()["nodes"]["num_listening"] == 2)
-    yield SimpleNamespace(asking=asking, counters=asking.counters, page_servers=page_servers, rosters=rosters)
+    yield SimpleNamespace(asking=asking, counters=asking.counters, page_servers=page_servers, rank_tables=rank_tables)
     for linker in (asking, lender, empty):
         linker.close()
 

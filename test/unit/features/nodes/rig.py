@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes in one process: each has a roster, a rank with an arena part, and what it needs to lend or to borrow."""
+"""Two nodes in one process: each has a rank table, a rank with an arena part, and what it needs to lend or to
+borrow."""
 
 from __future__ import annotations
 
@@ -73,9 +74,9 @@ class Node(Host):
     """A node of one rank with pages of its own making."""
 
     def __init__(self, *, num_frames: int = 8, layer_bytes: int = LAYER_BYTES) -> None:
-        self.roster = _native.Roster.create(2 * LAYOUT.num_ranks)
+        self.rank_table = _native.RankTable.create(2 * LAYOUT.num_ranks)
         self.block = block_of(layer_bytes)
-        super().__init__(self.roster, 0, num_frames=num_frames, page_bytes=layer_bytes // 2, block=self.block)
+        super().__init__(self.rank_table, 0, num_frames=num_frames, page_bytes=layer_bytes // 2, block=self.block)
         self.store: _native.Store | None = None
         self.page_server: PageServer | None = None
         self.borrower: Borrower | None = None
@@ -89,7 +90,7 @@ class Node(Host):
 
     def exported(self, namespace: bytes = NAMESPACE) -> ExportedArena:
         view = _native.Peers(
-            self.roster, None, PAGE_SERVER_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
+            self.rank_table, None, PAGE_SERVER_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
         )
         return ExportedArena(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
 

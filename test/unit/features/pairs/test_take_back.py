@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from test.unit.directory.rig import Rank, frames, ids, keys
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.features.pairs import Role, State, TakeBacks, can_take_back
 from banyan.layout import Layout
 from banyan.supply import Part
@@ -45,8 +45,8 @@ class Server:
     """An arena, and the pool of a rank that takes back from it."""
 
     def __init__(self):
-        roster = Roster.create(2)
-        self.arena, self.pool = Rank(roster, 0), Rank(roster, 1)
+        rank_table = RankTable.create(2)
+        self.arena, self.pool = Rank(rank_table, 0), Rank(rank_table, 1)
         self.counters = Counters()
         self.take_backs = TakeBacks(lambda: Part(self.pool.peers, [0]), self.counters)
 

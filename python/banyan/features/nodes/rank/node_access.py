@@ -49,12 +49,12 @@ class NodeAccess:
     """
 
     def __init__(
-        self, config: Config, *, member_slots: MemberSlots, roster: _native.Roster, block: BlockGeometry
+        self, config: Config, *, member_slots: MemberSlots, rank_table: _native.RankTable, block: BlockGeometry
     ) -> None:
         """Refuses a secret that cannot be used."""
         self._config = config
         self._member_slots = member_slots
-        self._roster = roster
+        self._rank_table = rank_table
         self._block = block
         self._page_server: PageServer | None = None
         self._borrower: Borrower | None = None
@@ -117,7 +117,7 @@ class NodeAccess:
         if store is None:
             # What a store knows only when it is asked cannot be divided when the request comes.
             return [*nearer, nodes]
-        least_pages = LEAST_PART_TOKENS // self._roster.page_tokens
+        least_pages = LEAST_PART_TOKENS // self._rank_table.page_tokens
         self.path = DualPath(store, nodes, parts.prefetch, least_pages, lambda request: self.reads(request))
         return [*(source for source in nearer if source is not store), self.path]
 
@@ -150,7 +150,7 @@ class NodeAccess:
                 self.remote_prefetches = self._page_server.take_remote_prefetches()
         reader_bit = self._member_slots.layout.num_slots(has_arena=True) + self._member_slots.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
-        view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
+        view = _native.Peers(self._rank_table, None, reader_bit, namespace, table, memory, frame_bytes)
         self._page_server.lending.lend(
             ExportedArena(view, namespace=namespace, arena_slots=self._member_slots.arenas, block=self._block)
         )
@@ -188,7 +188,7 @@ class NodeAccess:
                 "num_remote_leases": self._page_server.lending.remote_leases.num_remote_leases,
                 "num_remote_lease_pages": self._page_server.lending.remote_leases.num_pages,
                 "num_foreign_messages": self._page_server.num_foreign,
-                "most_read_tokens": self._page_server.most_remote_prefetch_pages * self._roster.page_tokens,
+                "most_read_tokens": self._page_server.most_remote_prefetch_pages * self._rank_table.page_tokens,
             }
         if self._borrower is not None:
             state["nodes"] = {

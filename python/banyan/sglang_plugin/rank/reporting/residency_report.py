@@ -22,8 +22,8 @@ COUNT_PERIOD_S = 5.0
 class ResidencyReport:
     """One rank's. ``joined`` is called before anything else, and again under another namespace."""
 
-    def __init__(self, roster: _native.Roster, member_slots: MemberSlots, page_tokens: int) -> None:
-        self._roster = roster
+    def __init__(self, rank_table: _native.RankTable, member_slots: MemberSlots, page_tokens: int) -> None:
+        self._rank_table = rank_table
         self._member_slots = member_slots
         self._prompts = RecentPrompts(page_tokens)
         self._sample = CopySample()
@@ -34,7 +34,7 @@ class ResidencyReport:
 
     def joined(self, namespace: bytes) -> None:
         """The rank's pages have this namespace from now on; there are none yet."""
-        self._view = _native.Peers(self._roster, None, 0, namespace, [], None)
+        self._view = _native.Peers(self._rank_table, None, 0, namespace, [], None)
         self._sample.clear()
 
     def saw(self, request: str, keys: Sequence[str]) -> None:
@@ -75,5 +75,5 @@ class ResidencyReport:
         return Holding([held[slot] for slot in self._pools], in_arena)
 
     def _arenas(self, held: Sequence[int]) -> list[int]:
-        """The slots of the arena's parts; a roster without an arena ends before them."""
+        """The slots of the arena's parts; a rank table without an arena ends before them."""
         return [slot for slot in self._member_slots.arenas if slot < len(held)]

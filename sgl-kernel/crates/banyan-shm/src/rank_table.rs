@@ -68,7 +68,7 @@ pub struct Member {
     pub namespace: Namespace,
 }
 
-pub struct Roster {
+pub struct RankTable {
     memory: Memory,
     num_slots: usize,
 }
@@ -79,21 +79,25 @@ enum Memory {
     Opened { file: fs::File, mapping: Mapping },
 }
 
-impl Roster {
+impl RankTable {
     pub fn create(num_slots: usize) -> Result<Self> {
         if num_slots == 0 || num_slots > MAX_SLOTS {
-            return invalid!("a roster has 1 to {MAX_SLOTS} slots, not {num_slots}");
+            return invalid!("a rank table has 1 to {MAX_SLOTS} slots, not {num_slots}");
         }
-        let memory = SharedMemory::create(table_words(num_slots) * 8, "roster")?;
-        let roster = Self {
+        let memory = SharedMemory::create(table_words(num_slots) * 8, "rank_table")?;
+        let rank_table = Self {
             memory: Memory::Made(memory),
             num_slots,
         };
-        roster.word(FORMAT_WORD).store(FORMAT, Ordering::Relaxed);
+        rank_table
+            .word(FORMAT_WORD)
+            .store(FORMAT, Ordering::Relaxed);
         let slots = num_slots as u64;
-        roster.word(NUM_SLOTS_WORD).store(slots, Ordering::Relaxed);
-        roster.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
-        Ok(roster)
+        rank_table
+            .word(NUM_SLOTS_WORD)
+            .store(slots, Ordering::Relaxed);
+        rank_table.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
+        Ok(rank_table)
     }
 
     /// Opens the table that another process of this user made, by its `path()`.
@@ -102,7 +106,7 @@ impl Roster {
             .read(true)
             .write(true)
             .open(path)
-            .map_err(|cause| ShmError::os(format!("cannot open the roster {path}"), cause))?;
+            .map_err(|cause| ShmError::os(format!("cannot open the rank table {path}"), cause))?;
         let mapping = map_foreign(&file, Access::ReadWrite, path)?;
         let num_slots = check_table(&mapping, path)?;
         Ok(Self {
@@ -128,7 +132,7 @@ impl Roster {
     pub fn check_slot(&self, slot: usize) -> Result<usize> {
         if slot >= self.num_slots {
             return invalid!(
-                "slot {slot} is outside the roster of {} slots",
+                "slot {slot} is outside the rank table of {} slots",
                 self.num_slots
             );
         }
@@ -149,7 +153,7 @@ impl Roster {
 }
 
 /// The ranks' side.
-impl Roster {
+impl RankTable {
     /// Says how many tokens a page of this server has, as this rank has resolved it.
     pub fn agree_on_page_tokens(&self, page_tokens: u64) -> Result<()> {
         let word = self.word(PAGE_TOKENS_WORD);
@@ -243,7 +247,7 @@ impl Roster {
 }
 
 /// Everybody's side.
-impl Roster {
+impl RankTable {
     /// Something failed in one of the server's processes, and was not passed on.
     pub fn count_failure(&self) {
         self.word(FAILURES_WORD).fetch_add(1, Ordering::Relaxed);
@@ -336,19 +340,19 @@ fn table_words(num_slots: usize) -> usize {
 
 fn check_table(mapping: &Mapping, path: &str) -> Result<usize> {
     if mapping.len() < SLOTS_WORD * 8 {
-        return invalid!("{path} is no roster: it has {} bytes", mapping.len());
+        return invalid!("{path} is no rank table: it has {} bytes", mapping.len());
     }
     let words = mapping.words::<AtomicU64>(0, SLOTS_WORD);
     let load = |index: usize| words[index].load(Ordering::Acquire);
     if load(MAGIC_WORD) != MAGIC {
         return invalid!(
-            "{path} is no roster: its magic is {:#018x}",
+            "{path} is no rank table: its magic is {:#018x}",
             load(MAGIC_WORD)
         );
     }
     if load(FORMAT_WORD) != FORMAT {
         return invalid!(
-            "{path} has roster format {}, this build reads format {FORMAT}",
+            "{path} has rank table format {}, this build reads format {FORMAT}",
             load(FORMAT_WORD)
         );
     }

@@ -3,92 +3,96 @@
 use std::sync::Arc;
 
 use banyan_shm::neighbour::Neighbour;
-use banyan_shm::roster::{Member, Roster};
+use banyan_shm::rank_table::{Member, RankTable};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::convert::{namespace_hex, to_py};
 
-#[pyclass(frozen, name = "Roster", module = "banyan._native")]
-pub struct PyRoster {
-    pub roster: Arc<Roster>,
+#[pyclass(frozen, name = "RankTable", module = "banyan._native")]
+pub struct PyRankTable {
+    pub rank_table: Arc<RankTable>,
 }
 
 #[pymethods]
-impl PyRoster {
+impl PyRankTable {
     #[staticmethod]
     fn create(num_slots: usize) -> PyResult<Self> {
-        let roster = Roster::create(num_slots).map_err(to_py)?;
+        let rank_table = RankTable::create(num_slots).map_err(to_py)?;
         Ok(Self {
-            roster: Arc::new(roster),
+            rank_table: Arc::new(rank_table),
         })
     }
 
     #[staticmethod]
     fn open(path: &str) -> PyResult<Self> {
-        let roster = Roster::open(path).map_err(to_py)?;
+        let rank_table = RankTable::open(path).map_err(to_py)?;
         Ok(Self {
-            roster: Arc::new(roster),
+            rank_table: Arc::new(rank_table),
         })
     }
 
     #[getter]
     fn path(&self) -> String {
-        self.roster.path()
+        self.rank_table.path()
     }
 
     #[getter]
     fn num_slots(&self) -> usize {
-        self.roster.num_slots()
+        self.rank_table.num_slots()
     }
 
     #[getter]
     fn page_tokens(&self) -> u64 {
-        self.roster.page_tokens()
+        self.rank_table.page_tokens()
     }
 
     fn agree_on_page_tokens(&self, page_tokens: u64) -> PyResult<()> {
-        self.roster.agree_on_page_tokens(page_tokens).map_err(to_py)
+        self.rank_table
+            .agree_on_page_tokens(page_tokens)
+            .map_err(to_py)
     }
 
     fn count_failure(&self) {
-        self.roster.count_failure();
+        self.rank_table.count_failure();
     }
 
     #[getter]
     fn num_failures(&self) -> u64 {
-        self.roster.num_failures()
+        self.rank_table.num_failures()
     }
 
     fn set_num_silent(&self, num_ranks: u64) {
-        self.roster.set_num_silent(num_ranks);
+        self.rank_table.set_num_silent(num_ranks);
     }
 
     #[getter]
     fn num_silent(&self) -> u64 {
-        self.roster.num_silent()
+        self.rank_table.num_silent()
     }
 
     fn set_reading(&self, slot: usize, num_pages: u64) -> PyResult<()> {
-        self.roster.set_reading(slot, num_pages).map_err(to_py)
+        self.rank_table.set_reading(slot, num_pages).map_err(to_py)
     }
 
     fn reading(&self, slot: usize) -> PyResult<u64> {
-        self.roster.reading(slot).map_err(to_py)
+        self.rank_table.reading(slot).map_err(to_py)
     }
 
     fn set_read_rate(&self, slot: usize, pages_per_s: u64) -> PyResult<()> {
-        self.roster.set_read_rate(slot, pages_per_s).map_err(to_py)
+        self.rank_table
+            .set_read_rate(slot, pages_per_s)
+            .map_err(to_py)
     }
 
     fn read_rate(&self, slot: usize) -> PyResult<u64> {
-        self.roster.read_rate(slot).map_err(to_py)
+        self.rank_table.read_rate(slot).map_err(to_py)
     }
 
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let mut members = Vec::new();
-        for slot in 0..self.roster.num_slots() {
-            if let Some(member) = self.roster.member(slot) {
+        for slot in 0..self.rank_table.num_slots() {
+            if let Some(member) = self.rank_table.member(slot) {
                 members.push(describe(py, slot, &member)?);
             }
         }
