@@ -399,33 +399,33 @@ class PromptTokens:
 
     def __len__(self) -> int:
         """Without the `tokens_ahead`."""
-    def trail(self) -> Trail:
+    def prefix_fingerprint(self) -> PrefixFingerprint:
         """Made at the first call."""
 
-class Trail:
-    """What stays of a prompt to compare others with: 8 bytes a page. For advice: equal trails may, by intent, belong to
-    different prompts. Any thread."""
+class PrefixFingerprint:
+    """What stays of a prompt to compare others with: 8 bytes a page. For advice: equal prefix fingerprints may, by
+    intent, belong to different prompts. Any thread."""
 
     def __len__(self) -> int:
         """In tokens, whole pages."""
 
-    def row(self) -> TrailRow:
-        """A new one, empty, for trails of the same page size."""
+    def row(self) -> PrefixFingerprintRow:
+        """A new one, empty, for prefix fingerprints of the same page size."""
 
-    def most_in_common(self, row: TrailRow) -> int:
+    def most_in_common(self, row: PrefixFingerprintRow) -> int:
         """The most leading tokens that it has in common with one of the row; none where the prior digests differ."""
 
-    def oldest_in_common(self, row: TrailRow, num_tokens: int) -> int | None:
+    def oldest_in_common(self, row: PrefixFingerprintRow, num_tokens: int) -> int | None:
         """The place, the latest being 0, of the oldest of the row that begins with the same whole pages of so many
         tokens."""
 
-class TrailRow:
-    """Trails in a row, the latest first. One thread at a time."""
+class PrefixFingerprintRow:
+    """Prefix fingerprints in a row, the latest first. One thread at a time."""
 
     def __len__(self) -> int:
-        """The number of trails."""
+        """The number of prefix fingerprints."""
 
-    def appendleft(self, trail: Trail) -> None:
+    def appendleft(self, prefix_fingerprint: PrefixFingerprint) -> None:
         """ValueError for another page size."""
 
     def pop(self) -> int:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from banyan.routing.pending_prefixes import PendingPrefixes, Trail
+from banyan.routing.pending_prefixes import PendingPrefixes, PrefixFingerprint
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -123,31 +123,31 @@ class RankLoad:
         *,
         num_prompt_tokens: int,
         num_new_tokens: int,
-        trail: Trail | None = None,
+        prefix_fingerprint: PrefixFingerprint | None = None,
     ) -> None:
         """A request was sent to the rank; ``num_new_tokens`` of its prompt are not cached there.
 
-        It is pending where its trail is given.
+        It is pending where its prefix fingerprint is given.
         """
         self.last_turn = turn
         self._on_its_way.append(_OnItsWay(now_s, num_prompt_tokens, num_new_tokens))
         self.num_prompt_tokens += num_prompt_tokens
         self.num_new_tokens += num_new_tokens
-        if trail is not None:
+        if prefix_fingerprint is not None:
             if not len(self.pending):
                 self._computes_since_s = now_s
             report = self.report
             before_it = report.total_prefill_tokens + report.pending_prefill_tokens
-            self.pending.placed(trail, before_it + self.num_new_tokens)
+            self.pending.placed(prefix_fingerprint, before_it + self.num_new_tokens)
 
-    def tokens_until(self, trail: Trail, num_tokens: int, now_s: float) -> int:
+    def tokens_until(self, prefix_fingerprint: PrefixFingerprint, num_tokens: int, now_s: float) -> int:
         """What the rank has to compute before it has so many leading tokens of a prompt that it is about to have, by
         the rate of its prefills so far.
 
         Raises:
             LookupError: when it is not about to have them.
         """
-        due_tokens = self.pending.due_tokens(trail, num_tokens) - self.report.total_prefill_tokens
+        due_tokens = self.pending.due_tokens(prefix_fingerprint, num_tokens) - self.report.total_prefill_tokens
         since = (now_s - self._computes_since_s) * (self.report.prefill_tokens_per_s or 0.0)
         return max(0, due_tokens - int(max(0.0, since)))
 

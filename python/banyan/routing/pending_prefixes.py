@@ -21,25 +21,25 @@ MAX_PENDING_TOKENS = 1 << 22
 """2 MB for each rank at 16 tokens a page."""
 
 
-class TrailRow(Protocol):
-    """``banyan._native.TrailRow``: trails in a row, the latest first."""
+class PrefixFingerprintRow(Protocol):
+    """``banyan._native.PrefixFingerprintRow``: prefix fingerprints in a row, the latest first."""
 
-    def appendleft(self, trail: Any) -> None: ...
+    def appendleft(self, prefix_fingerprint: Any) -> None: ...
 
     def pop(self) -> int:
         """Drop the oldest; its length in tokens."""
         ...
 
 
-class Trail(Protocol):
-    """``banyan._native.Trail``: what stays of a prompt to compare others with."""
+class PrefixFingerprint(Protocol):
+    """``banyan._native.PrefixFingerprint``: what stays of a prompt to compare others with."""
 
     def __len__(self) -> int:
         """In tokens."""
         ...
 
-    def row(self) -> TrailRow:
-        """A new one, empty, for trails like this one."""
+    def row(self) -> PrefixFingerprintRow:
+        """A new one, empty, for prefix fingerprints like this one."""
         ...
 
     def most_in_common(self, row: Any) -> int:
@@ -56,7 +56,7 @@ class PromptTokens(Protocol):
 
     def __len__(self) -> int: ...
 
-    def trail(self) -> Trail: ...
+    def prefix_fingerprint(self) -> PrefixFingerprint: ...
 
 
 class PendingPrefixes:
@@ -65,21 +65,22 @@ class PendingPrefixes:
     __slots__ = ("_due_tokens", "_num_tokens", "_row")
 
     def __init__(self) -> None:
-        # The trails stay in the native core, where all are compared in one call: a dispatcher has some microseconds.
-        self._row: TrailRow | None = None
+        # The prefix fingerprints stay in the native core, where all are compared in one call: a dispatcher has some
+        # microseconds.
+        self._row: PrefixFingerprintRow | None = None
         self._due_tokens: deque[int] = deque()
         self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._due_tokens)
 
-    def placed(self, trail: Trail, due_tokens: int) -> None:
+    def placed(self, prefix_fingerprint: PrefixFingerprint, due_tokens: int) -> None:
         """The rank will have computed the prompt when it has computed ``due_tokens``."""
         if self._row is None:
-            self._row = trail.row()
-        self._row.appendleft(trail)
+            self._row = prefix_fingerprint.row()
+        self._row.appendleft(prefix_fingerprint)
         self._due_tokens.appendleft(due_tokens)
-        self._num_tokens += len(trail)
+        self._num_tokens += len(prefix_fingerprint)
         while self._num_tokens > MAX_PENDING_TOKENS:
             self._forget_oldest()
 
@@ -94,18 +95,18 @@ class PendingPrefixes:
         self._due_tokens.clear()
         self._num_tokens = 0
 
-    def leading_tokens(self, trail: Trail) -> int:
+    def leading_tokens(self, prefix_fingerprint: PrefixFingerprint) -> int:
         """Leading tokens of a prompt that the rank is about to have."""
         # The latest first: of a conversation's turns that is the longest, and the others are passed over then.
-        return 0 if self._row is None else trail.most_in_common(self._row)
+        return 0 if self._row is None else prefix_fingerprint.most_in_common(self._row)
 
-    def due_tokens(self, trail: Trail, num_tokens: int) -> int:
+    def due_tokens(self, prefix_fingerprint: PrefixFingerprint, num_tokens: int) -> int:
         """What the rank will have computed when it first has so many leading tokens of a prompt.
 
         Raises:
             LookupError: when it is not about to have them.
         """
-        place = None if self._row is None else trail.oldest_in_common(self._row, num_tokens)
+        place = None if self._row is None else prefix_fingerprint.oldest_in_common(self._row, num_tokens)
         if place is None:
             raise LookupError(f"nobody waits for {num_tokens} tokens of this prompt")
         return self._due_tokens[place]

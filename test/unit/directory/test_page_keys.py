@@ -92,12 +92,12 @@ def test_of_when_a_token_is_negative_then_refused():
             make(None, buffer([1, 2**40, -1, 0]))
 
 
-def test_trail_when_prompts_differ_above_32_bits_only_then_they_part_there():
-    row = prompt([*range(8), *[1 << 40] * 8]).trail().row()
-    row.appendleft(prompt([*range(8), *[1 << 40] * 8]).trail())
-    assert prompt([*range(8), *[1 << 41] * 8]).trail().most_in_common(row) == 8
-    assert prompt([*range(8), *[0] * 8]).trail().most_in_common(row) == 8
-    assert prompt([*range(8), *[1 << 40] * 8]).trail().most_in_common(row) == 16
+def test_prefix_fingerprint_when_prompts_differ_above_32_bits_only_then_they_part_there():
+    row = prompt([*range(8), *[1 << 40] * 8]).prefix_fingerprint().row()
+    row.appendleft(prompt([*range(8), *[1 << 40] * 8]).prefix_fingerprint())
+    assert prompt([*range(8), *[1 << 41] * 8]).prefix_fingerprint().most_in_common(row) == 8
+    assert prompt([*range(8), *[0] * 8]).prefix_fingerprint().most_in_common(row) == 8
+    assert prompt([*range(8), *[1 << 40] * 8]).prefix_fingerprint().most_in_common(row) == 16
 
 
 def test_of_when_the_arguments_cannot_be_right_then_refused():

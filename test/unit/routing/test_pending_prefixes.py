@@ -26,14 +26,14 @@ class Row(deque):
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, and its trail, whose tokens are letters and whose pages have one token."""
+    """A prompt, and its prefix fingerprint, whose tokens are letters and whose pages have one token."""
 
     letters: str
 
     def __len__(self):
         return len(self.letters)
 
-    def trail(self):
+    def prefix_fingerprint(self):
         return self
 
     def row(self):

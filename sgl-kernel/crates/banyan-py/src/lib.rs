@@ -39,8 +39,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<frame_table::PyFrameTable>()?;
     module.add_class::<page_keys::PyPageKeys>()?;
     module.add_class::<prompt::PyPromptTokens>()?;
-    module.add_class::<prompt::PyTrail>()?;
-    module.add_class::<prompt::PyTrailRow>()?;
+    module.add_class::<prompt::PyPrefixFingerprint>()?;
+    module.add_class::<prompt::PyPrefixFingerprintRow>()?;
     module.add_class::<peers::PyPeers>()?;
     module.add_class::<peers::PyMatch>()?;
     module.add_class::<peers::PyLease>()?;
