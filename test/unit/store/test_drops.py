@@ -39,7 +39,7 @@ if "{what}" == "copy":
     del copy
 elif "{what}" == "ring":
     del batch, ring
-elif "{what}" == "courier":
+elif "{what}" == "copy_thread":
     del rank, copy
 else:
     del copy, batch, ring, rank, read
@@ -47,7 +47,7 @@ print("dropped")
 """
 
 
-@pytest.mark.parametrize("what", ["copy", "ring", "courier", "all"])
+@pytest.mark.parametrize("what", ["copy", "ring", "copy_thread", "all"])
 def test_owner_when_dropped_while_python_feeds_its_read_then_the_interpreter_goes_on(what: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.replace("{what}", what)],

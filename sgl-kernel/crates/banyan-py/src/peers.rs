@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use banyan_shm::courier::Courier;
+use banyan_shm::copy_thread::CopyThread;
 use banyan_shm::geometry::Geometry;
 use banyan_shm::peers::{Lease, Match, Peers, Run};
 use banyan_shm::plan::{Load, Plan, Source};
@@ -24,7 +24,7 @@ use crate::unlocked::Unlocked;
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
 pub struct PyPeers {
     peers: Arc<Peers>,
-    courier: Unlocked<Mutex<Option<Arc<Courier>>>>,
+    copy_thread: Unlocked<Mutex<Option<Arc<CopyThread>>>>,
 }
 
 #[pymethods]
@@ -53,7 +53,7 @@ impl PyPeers {
         };
         Ok(Self {
             peers: Arc::new(peers.map_err(to_py)?),
-            courier: Unlocked::new(Mutex::new(None)),
+            copy_thread: Unlocked::new(Mutex::new(None)),
         })
     }
 
@@ -166,20 +166,27 @@ impl PyPeers {
             });
         }
         let plan = Plan::new(home.clone(), wanted).map_err(to_py)?;
-        let courier = self.courier()?;
+        let copy_thread = self.copy_thread()?;
         let leases = loads.iter().map(|(lease, _)| lease.held.seen()).collect();
-        Ok(PyCopy::new(courier.send(Box::new(plan)), leases, courier))
+        Ok(PyCopy::new(
+            copy_thread.send(Box::new(plan)),
+            leases,
+            copy_thread,
+        ))
     }
 }
 
 impl PyPeers {
-    fn courier(&self) -> PyResult<Arc<Courier>> {
-        let mut courier = self.courier.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(courier) = &*courier {
-            return Ok(courier.clone());
+    fn copy_thread(&self) -> PyResult<Arc<CopyThread>> {
+        let mut copy_thread = self
+            .copy_thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy_thread) = &*copy_thread {
+            return Ok(copy_thread.clone());
         }
-        let started = Arc::new(Courier::start().map_err(to_py)?);
-        Ok(courier.insert(started).clone())
+        let started = Arc::new(CopyThread::start().map_err(to_py)?);
+        Ok(copy_thread.insert(started).clone())
     }
 }
 

@@ -5,7 +5,7 @@
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `rank_table`, `layout`, `frame_table`, `peers`;
 //! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to
-//! rank) and `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `courier`
+//! rank) and `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `copy_thread`
 //! (moving bytes). The first four and `told` depend on nothing but atomics: loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -23,7 +23,7 @@ pub mod told;
 #[cfg(not(loom))]
 pub mod available;
 #[cfg(not(loom))]
-pub mod courier;
+pub mod copy_thread;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]

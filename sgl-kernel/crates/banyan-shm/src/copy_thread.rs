@@ -230,7 +230,7 @@ impl Counter {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next parcel, noted as moving in the same step so that closing cannot miss it; `None` when the courier closes.
+    /// The next parcel, noted as moving in the same step so that closing cannot miss it; `None` when the copy thread closes.
     fn next(&self) -> Option<Arc<Parcel>> {
         let mut queue = self.lock();
         loop {
@@ -251,17 +251,17 @@ impl Counter {
 }
 
 /// Owns the thread; dropping it fails what is queued, stops what moves, and joins.
-pub struct Courier {
+pub struct CopyThread {
     counter: Arc<Counter>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Courier {
+impl CopyThread {
     pub fn start() -> Result<Self> {
         let counter = Arc::new(Counter::default());
         let queue = counter.clone();
         let thread = thread::Builder::new()
-            .name("banyan-courier".into())
+            .name("banyan-copy_thread".into())
             .spawn(move || {
                 while let Some(parcel) = queue.next() {
                     parcel.deliver();
@@ -282,7 +282,7 @@ impl Courier {
     }
 }
 
-impl Drop for Courier {
+impl Drop for CopyThread {
     fn drop(&mut self) {
         let waiting = {
             let mut queue = self.counter.lock();
@@ -350,9 +350,9 @@ mod tests {
 
     #[test]
     fn layers_when_they_land_then_waiters_go_on_one_by_one() {
-        let courier = Courier::start().unwrap();
+        let copy_thread = CopyThread::start().unwrap();
         let (cargo, permit, dropped) = guarded(2);
-        let parcel = courier.send(cargo);
+        let parcel = copy_thread.send(cargo);
         permit.send(()).unwrap();
         parcel.wait_layer(0);
         assert_eq!(parcel.layers_done(), 1);
@@ -381,9 +381,9 @@ mod tests {
 
     #[test]
     fn panic_when_a_layer_fails_then_waiters_are_released_and_the_thread_goes_on() {
-        let courier = Courier::start().unwrap();
+        let copy_thread = CopyThread::start().unwrap();
         let (cargo, permit, dropped) = guarded(3);
-        let parcel = courier.send(cargo);
+        let parcel = copy_thread.send(cargo);
         let waiter = {
             let parcel = parcel.clone();
             thread::spawn(move || parcel.wait_layer(2))
@@ -400,18 +400,18 @@ mod tests {
         );
 
         let (cargo, permit, _dropped) = guarded(1);
-        let next = courier.send(cargo);
+        let next = copy_thread.send(cargo);
         permit.send(()).unwrap();
         assert!(next.wait_end());
     }
 
     #[test]
     fn cancel_when_queued_or_moving_then_ends_at_once() {
-        let courier = Courier::start().unwrap();
+        let copy_thread = CopyThread::start().unwrap();
         let (first, _first_permit, _) = guarded(2);
         let (second, _second_permit, second_dropped) = guarded(2);
-        let moving = courier.send(first);
-        let queued = courier.send(second);
+        let moving = copy_thread.send(first);
+        let queued = copy_thread.send(second);
         queued.cancel();
         assert!(
             second_dropped
@@ -424,13 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn courier_when_dropped_with_work_left_then_waiters_see_failure() {
-        let courier = Courier::start().unwrap();
+    fn copy_thread_when_dropped_with_work_left_then_waiters_see_failure() {
+        let copy_thread = CopyThread::start().unwrap();
         let (first, _first_permit, _) = guarded(1);
         let (second, _second_permit, _) = guarded(1);
-        let parcels = [courier.send(first), courier.send(second)];
+        let parcels = [copy_thread.send(first), copy_thread.send(second)];
         let waiters = parcels.map(|parcel| thread::spawn(move || parcel.wait_end()));
-        drop(courier);
+        drop(copy_thread);
         for waiter in waiters {
             assert!(!waiter.join().unwrap());
         }
