@@ -132,7 +132,7 @@ impl PyPeers {
     }
 
     fn mapping(&self, slot: usize, epoch: u64) -> Option<PeerMemory> {
-        PeerMemory::of(self.peers.neighbour(slot, epoch)?)
+        PeerMemory::of(self.peers.peer_mapping(slot, epoch)?)
     }
 
     #[pyo3(signature = (loads, arrivals = Vec::new()))]
@@ -271,7 +271,7 @@ impl PyLease {
         let source = |run: &Run| {
             let frames: Vec<_> = run.pages.iter().map(|page| page.frame).collect();
             let frames = frames_to_py(py, &frames)?;
-            Ok((run.neighbour.slot, run.neighbour.epoch, frames))
+            Ok((run.peer_mapping.slot, run.peer_mapping.epoch, frames))
         };
         lease.runs().iter().map(source).collect()
     }
@@ -282,6 +282,6 @@ impl PyLease {
 }
 
 fn describe(runs: &[Run]) -> Vec<(usize, usize)> {
-    let run = |run: &Run| (run.neighbour.slot, run.pages.len());
+    let run = |run: &Run| (run.peer_mapping.slot, run.pages.len());
     runs.iter().map(run).collect()
 }

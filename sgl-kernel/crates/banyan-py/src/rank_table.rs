@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use banyan_shm::neighbour::Neighbour;
+use banyan_shm::peer_mapping::PeerMapping;
 use banyan_shm::rank_table::{Member, RankTable};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -103,7 +103,7 @@ impl PyRankTable {
 fn describe<'py>(py: Python<'py>, slot: usize, member: &Member) -> PyResult<Bound<'py, PyDict>> {
     // A dead rank's pages are nobody's: its frame table is not even opened.
     let frame_table = match member.identity.is_alive() {
-        true => Neighbour::look(slot, member).ok(),
+        true => PeerMapping::look(slot, member).ok(),
         false => None,
     };
     let entry = PyDict::new(py);

@@ -43,10 +43,10 @@ pub mod liveness;
 #[cfg(not(loom))]
 pub mod memory;
 #[cfg(not(loom))]
-pub mod neighbour;
-#[cfg(not(loom))]
 pub mod page_keys;
 pub mod panics;
+#[cfg(not(loom))]
+pub mod peer_mapping;
 #[cfg(not(loom))]
 pub mod peers;
 #[cfg(not(loom))]

@@ -53,7 +53,7 @@ struct Reach {
     held: Mutex<Vec<u32>>,
 }
 
-pub struct Neighbour {
+pub struct PeerMapping {
     pub slot: usize,
     pub identity: Identity,
     pub epoch: u64,
@@ -64,7 +64,7 @@ pub struct Neighbour {
     reach: Option<Reach>,
 }
 
-impl Neighbour {
+impl PeerMapping {
     /// Maps the frame table of `member` to look pages up in.
     pub fn look(slot: usize, member: &Member) -> Result<Self> {
         Ok(Self::open(slot, member)?.0)
@@ -79,7 +79,7 @@ impl Neighbour {
         geometry: &Geometry,
         access: Access,
     ) -> Result<Self> {
-        let (mut neighbour, reading) = Self::open(slot, member)?;
+        let (mut peer_mapping, reading) = Self::open(slot, member)?;
         if !geometry.exchanges_with(&reading.geometry) {
             return invalid!("slot {slot}: same namespace, but its pages have another shape");
         }
@@ -93,14 +93,14 @@ impl Neighbour {
             );
         };
         // A dead predecessor may have left our bit behind; until the first lease of this process nobody may hold it.
-        for frame in neighbour.index().frames() {
+        for frame in peer_mapping.index().frames() {
             if frame.is_pinned_by(reader.mask()) {
                 frame.unpin(reader.mask());
             }
         }
         let held = Mutex::new(vec![0; reading.layout.num_frames]);
-        neighbour.reach = Some(Reach { reader, pool, held });
-        Ok(neighbour)
+        peer_mapping.reach = Some(Reach { reader, pool, held });
+        Ok(peer_mapping)
     }
 
     fn open(slot: usize, member: &Member) -> Result<(Self, Reading)> {
@@ -116,7 +116,7 @@ impl Neighbour {
         {
             return invalid!("slot {slot}: the frame table found is not the one announced");
         }
-        let neighbour = Self {
+        let peer_mapping = Self {
             slot,
             identity: member.identity,
             epoch: member.epoch,
@@ -126,7 +126,7 @@ impl Neighbour {
             heard: Mutex::new(0),
             reach: None,
         };
-        Ok((neighbour, reading))
+        Ok((peer_mapping, reading))
     }
 
     fn open_pool(
