@@ -21,7 +21,7 @@ struct Wanted {
 }
 
 #[derive(Default)]
-pub struct Errands {
+pub struct RefreshRequests {
     wanted: Mutex<Wanted>,
     came: Condvar,
     done: Condvar,
@@ -29,7 +29,7 @@ pub struct Errands {
     has_lookups: AtomicBool,
 }
 
-impl Errands {
+impl RefreshRequests {
     fn lock(&self) -> MutexGuard<'_, Wanted> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +82,7 @@ impl Errands {
         due.map(|(_, job)| job).collect()
     }
 
-    /// Until there is an errand, or it is time to look again for somebody who looks pages up: its number. `None` when the store closes.
+    /// Until there is a refresh request, or it is time to look again for somebody who looks pages up: its number. `None` when the store closes.
     pub fn next(&self, look_again: Duration) -> Option<u64> {
         let mut wanted = self.lock();
         loop {
