@@ -167,7 +167,7 @@ class Node:
         self._ranks[number].demand.asked(pages, work.name)
         if self._setting.hears:
             for peer in self._ranks[:number] + self._ranks[number + 1 :]:
-                peer.demand.heard(pages)
+                peer.demand.peer_access(pages)
 
     def _enqueue(self, work: _Work, number: int) -> None:
         rank = self._ranks[number]

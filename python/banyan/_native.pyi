@@ -192,15 +192,15 @@ class RankTable:
         is taken again."""
 
 class Demand:
-    """How likely pages are to be wanted again: learnt from what prompts ask for, here and on the ranks that are heard
-    of. One thread.
+    """How likely pages are to be wanted again: learnt from what prompts ask for, here and on the ranks whose logs are
+    read of. One thread.
 
     Pages go by numbers as `page_numbers` gives them; a prompt's from its first page on. Some ten times as many pages as
     the pools hold are remembered, in 8 bytes each and 32 MB at most.
     """
 
     def __init__(self, num_frames: int) -> None:
-        """`num_frames`: of the pools whose prompts are heard of here, at least one."""
+        """`num_frames`: of the pools whose prompts are known here, at least one."""
 
     @property
     def powers(self) -> tuple[float, float]:
@@ -209,7 +209,7 @@ class Demand:
     def asked(self, numbers: bytes, prompt: str) -> None:
         """A prompt of these pages has come, and waits here until the one of its name is `served`."""
 
-    def heard(self, numbers: bytes) -> None:
+    def peer_access(self, numbers: bytes) -> None:
         """A prompt of these pages has come to a peer."""
 
     def served(self, prompt: str) -> None:
@@ -277,7 +277,7 @@ class FrameTable:
     def take_touched(self, frames: Frames) -> bytes:
         """Those of `frames` that somebody leased since they were last asked about here: what eviction goes by."""
 
-    def tell(self, pages: bytes) -> None:
+    def log_access(self, pages: bytes) -> None:
         """Tell the peers that a prompt of these pages has come (`page_numbers`). Of a very long one, its beginning."""
 
     def reset(self) -> None:
@@ -462,10 +462,10 @@ class Peers:
     def holders(self, keys: Sequence[str], slots: Sequence[int]) -> list[int | None]:
         """For each page by itself the first of `slots` that holds it; the own one too, if it is named."""
 
-    def heard(self, slots: Sequence[int]) -> list[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> list[bytes]:
         """The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as
-        `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was told too long ago was
-        missed, and of a prompt then maybe the rest is heard."""
+        `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was logged too long ago was
+        missed, and of a prompt then maybe the rest is read."""
 
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted: `take_touched` names them. A lease does so by itself."""

@@ -403,13 +403,13 @@ class PrefixCache(Generic[Request]):
 
     # ---- what prompts ask for ----------------------------------------------------------------------------------
 
-    def tell(self, pages: bytes) -> None:
+    def log_access(self, pages: bytes) -> None:
         """Tell the other ranks that a prompt of these pages has come here; by their numbers."""
-        self._full.frame_table.tell(pages)
+        self._full.frame_table.log_access(pages)
 
-    def heard(self) -> Sequence[bytes]:
+    def peer_accesses(self) -> Sequence[bytes]:
         """What prompts of the other ranks asked for since the last call, prompt by prompt."""
-        return self._full.supply.heard(self._member_slots.peers)
+        return self._full.supply.read_access_logs(self._member_slots.peers)
 
     # ---- publish and release -----------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Peers(Protocol):
         """For each page by itself the first of ``slots`` whose frame table holds it. Never blocks."""
         ...
 
-    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
         numbers, little-endian int64, of which the lowest bit says nothing. Advice: some may have been missed."""
         ...
@@ -136,8 +136,8 @@ class OwnFrameTable(Protocol):
         """Frames that have left quarantine since the last call."""
         ...
 
-    def tell(self, pages: bytes) -> None:
-        """Tell the peers that a prompt of these pages has come; as ``Peers.heard`` gives them."""
+    def log_access(self, pages: bytes) -> None:
+        """Log for the peers that a prompt of these pages has come; as ``Peers.read_access_logs`` gives them."""
         ...
 
     def reset(self) -> None:

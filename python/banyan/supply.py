@@ -69,9 +69,9 @@ class Supply:
         """The leading pages that the frame tables hold; of equally long runs the first of ``slots`` supplies."""
         return self._peers.lookup(keys, self.slots if slots is None else slots)
 
-    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call, prompt by prompt."""
-        return self._peers.heard(slots)
+        return self._peers.read_access_logs(slots)
 
     def holders(self, keys: Sequence[str]) -> Sequence[int | None]:
         """For each page by itself the first of the frame tables that holds it."""

@@ -56,7 +56,7 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
     for leaf in keys:
-        demand.heard(page_numbers(leaf))
+        demand.peer_access(page_numbers(leaf))
     shares = CostShares(lambda kind: 0.01, time.monotonic)
     num_looks = 0
 

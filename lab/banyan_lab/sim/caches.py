@@ -64,7 +64,7 @@ class Pool:
     def heard(self, pages: Sequence[Page]) -> None:
         """A prompt of these pages was sent to another rank."""
         if pages:
-            self._demand.heard(page_numbers(map(self._number, pages)))
+            self._demand.peer_access(page_numbers(map(self._number, pages)))
 
     def served(self, prompt: int) -> None:
         """The prompt waits no longer."""

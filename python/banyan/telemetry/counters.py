@@ -35,7 +35,7 @@ class Counters:
     evicted_duplicate_pages: int = 0
     evicted_last_pages: int = 0
     displaced_pages: int = 0
-    heard_prompts: int = 0
+    peer_prompts: int = 0
     evict_looks: int = 0
     evict_us: int = 0
     threads_ended: int = 0
@@ -151,7 +151,7 @@ DESCRIPTIONS = {
     "evicted_duplicate_pages": "pages that left this rank's tree while a peer or the arena held them too",
     "evicted_last_pages": "pages that left this rank's tree and of which the node held no other copy",
     "displaced_pages": "pages that left this rank's tree to make room for a fetch",
-    "heard_prompts": "prompts of other ranks that this rank has heard of, to know which pages are wanted again",
+    "peer_prompts": "prompts of other ranks that this rank has heard of, to know which pages are wanted again",
     "evict_looks": "leaves of this rank's tree that were looked at to choose those that left it",
     "evict_us": "time of the scheduler thread that these choices took, without SGLang's own part",
     "backed_up_pages": "pages copied from this rank's pool to the host arena",

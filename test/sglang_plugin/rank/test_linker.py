@@ -316,7 +316,7 @@ def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_whe
     assert rank.demand.is_asked_again(keys(2)[0])
     assert chance(rank, keys(2)[0]) < chance(rank, keys(4)[0]) == math.inf
     assert not rank.demand.is_asked_again(keys(4)[0])
-    assert (rank.counters.heard_prompts, peer.counters.heard_prompts) == (2, 0)
+    assert (rank.counters.peer_prompts, peer.counters.peer_prompts) == (2, 0)
 
 
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept_up(ranks, monkeypatch):

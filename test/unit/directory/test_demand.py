@@ -127,8 +127,8 @@ def test_chance_when_a_scan_runs_beside_a_hot_set_then_what_came_before_is_likel
 
 def test_heard_when_a_peer_is_asked_then_pages_age_and_are_known_but_nobody_waits_for_them(demand):
     ask(demand, prompt(0))
-    demand.heard(prompt(1))
-    demand.heard(prompt(1))
+    demand.peer_access(prompt(1))
+    demand.peer_access(prompt(1))
     assert (age(demand, page(0, 5)), age(demand, page(1, 5)), num_sights(demand, page(1, 5))) == (20, 0, 2)
     assert chance(demand, page(1, 5)) < math.inf
 
@@ -136,7 +136,7 @@ def test_heard_when_a_peer_is_asked_then_pages_age_and_are_known_but_nobody_wait
 def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_wanted_until_it_is_served(demand):
     demand.asked(prompt(0), "one")
     demand.asked(prompt(0), "two")
-    demand.heard(prompt(0))
+    demand.peer_access(prompt(0))
     demand.served("two")
     assert chance(demand, page(0, 5)) == math.inf
     demand.served("one")
@@ -146,7 +146,7 @@ def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_w
 def test_heard_when_what_comes_back_came_to_a_peer_then_that_is_learnt(demand):
     for _ in range(12):
         for number in range(100):
-            (demand.heard if number % 4 else lambda pages: ask(demand, pages))(prompt(number))
+            (demand.peer_access if number % 4 else lambda pages: ask(demand, pages))(prompt(number))
     assert demand.powers[0] > 0.0
 
 

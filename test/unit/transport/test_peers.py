@@ -134,8 +134,8 @@ def test_lookup_when_the_peers_pool_is_being_opened_then_nothing_is_found_and_no
     assert reader.source.lookup([key(1)]).num_pages == 0
     assert reader.source.lookup([key(1)], [0]).num_pages == 0
     assert reader.source.holders([key(1)], [0]) == [None]
-    owner.frame_table.tell(_native.page_numbers([key(1)]))
-    assert len(reader.source.heard([0])) == 1, "what it is asked for can be heard all the same"
+    owner.frame_table.log_access(_native.page_numbers([key(1)]))
+    assert len(reader.source.read_access_logs([0])) == 1, "what it is asked for can be heard all the same"
     reader.meet_peers()
     assert reader.source.version() != before, "an earlier answer is not to be kept"
     assert reader.source.lookup([key(1)], [0]).num_pages == 1

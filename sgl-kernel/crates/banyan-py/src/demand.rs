@@ -36,8 +36,8 @@ impl PyDemand {
         Ok(())
     }
 
-    fn heard(&mut self, numbers: &[u8]) -> PyResult<()> {
-        self.demand.heard(&words_from(numbers)?);
+    fn peer_access(&mut self, numbers: &[u8]) -> PyResult<()> {
+        self.demand.peer_access(&words_from(numbers)?);
         Ok(())
     }
 

@@ -63,8 +63,10 @@ impl PyFrameTable {
         frames_to_py(frames.py(), &touched.map_err(to_py)?)
     }
 
-    fn tell(&self, pages: &[u8]) -> PyResult<()> {
-        self.frame_table.tell(&words_from(pages)?).map_err(to_py)
+    fn log_access(&self, pages: &[u8]) -> PyResult<()> {
+        self.frame_table
+            .log_access(&words_from(pages)?)
+            .map_err(to_py)
     }
 
     fn reset(&mut self) -> PyResult<()> {

@@ -105,8 +105,12 @@ impl PyPeers {
         self.peers.touch(&r#match.found);
     }
 
-    fn heard<'py>(&self, py: Python<'py>, slots: Vec<usize>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let prompts = self.peers.heard(&slots);
+    fn read_access_logs<'py>(
+        &self,
+        py: Python<'py>,
+        slots: Vec<usize>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let prompts = self.peers.read_access_logs(&slots);
         prompts
             .into_iter()
             .map(|words| words_to_py(py, words.into_iter()))

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How lately pages were asked for, and how often: their chance to be wanted again.
 //!
-//! A tree knows the age of a page as long as it holds it. What comes back, and what does not, shows after the page has gone as often as
-//! before. So the last sight of a page is remembered beyond its stay (`sights`), and what that sight says is learnt from what comes back
-//! (`chances`). A rank sees its own prompts, and hears of those of its peers (`told`): what comes back to the node comes back here too,
-//! sooner or later. What a prompt in the rank's own queue asks for is wanted for certain.
+//! A tree knows the age of a page as long as it holds it. What comes back, and what does not, shows after the page has
+//! gone as often as before. So the last sight of a page is remembered beyond its stay (`sights`), and what that sight
+//! says is learnt from what comes back (`chances`). A rank sees its own prompts, and reads of those of its peers
+//! (`access_log`): what comes back to the node comes back here too, sooner or later. What a prompt in the rank's own
+//! queue asks for is wanted for certain.
 //!
 //! Pages go by the numbers that `sights::number_of` gives them.
 //!
@@ -13,8 +14,8 @@
 //! * A prompt teaches `LESSONS` times at most, however long it is.
 //! * `num_waiting` counts, for each page, the prompts of `queued` that ask for it, whoever else does.
 //!
-//! States of a page: unknown -> once -> twice -> ... -> as often as sights are counted; unknown once more when its row goes to another
-//! page. States of a prompt: asked -> served.
+//! States of a page: unknown -> once -> twice -> ... -> as often as sights are counted; unknown once more when its row
+//! goes to another page. States of a prompt: asked -> served.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -48,7 +49,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// `num_frames`: of the pools whose prompts are heard of here.
+    /// `num_frames`: of the pools whose prompts are known here.
     pub fn new(num_frames: usize) -> Self {
         let sights = Sights::new(num_frames);
         let reach = DRAWN_FROM_POOLS
@@ -75,7 +76,7 @@ impl Demand {
 
     /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`.
     pub fn asked(&mut self, numbers: Vec<u64>, prompt: &str) {
-        self.heard(&numbers);
+        self.peer_access(&numbers);
         self.served(prompt);
         for number in &numbers {
             *self.num_waiting.entry(*number).or_insert(0) += 1;
@@ -84,7 +85,7 @@ impl Demand {
     }
 
     /// A prompt of these pages has come to a peer, or to this rank.
-    pub fn heard(&mut self, numbers: &[u64]) {
+    pub fn peer_access(&mut self, numbers: &[u64]) {
         let num_again = self.sights.num_known(numbers);
         let num_lessons = LESSONS.min(num_again);
         let lesson = |turn: usize| numbers[(2 * turn + 1) * num_again / (2 * num_lessons)];
@@ -198,7 +199,7 @@ mod tests {
     fn one_new_page_in_so_many_is_drawn_from_across_prompts() {
         let mut demand = Demand::new(640);
         for number in 0..300 {
-            demand.heard(&prompt(number, 7));
+            demand.peer_access(&prompt(number, 7));
         }
         assert_eq!(demand.pages_per_lot, 10);
         assert_eq!(demand.drawn_from.len(), 210);
@@ -208,7 +209,7 @@ mod tests {
     fn no_more_than_the_latest_new_pages_are_drawn_from() {
         let mut demand = Demand::new(1);
         for number in 0..1_000 {
-            demand.heard(&prompt(number, 5));
+            demand.peer_access(&prompt(number, 5));
         }
         assert_eq!(demand.drawn_from.len(), MOST_DRAWN_FROM);
         assert_eq!(demand.drawn_from.back(), prompt(999, 5).last());
@@ -219,7 +220,7 @@ mod tests {
         let mut demand = Demand::new(400);
         demand.asked(prompt(0, 10), "one");
         demand.asked(prompt(0, 10), "two");
-        demand.heard(&prompt(0, 10));
+        demand.peer_access(&prompt(0, 10));
         demand.served("two");
         assert!(demand.chance(prompt(0, 10)[5]).is_infinite());
         demand.served("one");

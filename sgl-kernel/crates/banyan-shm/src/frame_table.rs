@@ -122,10 +122,12 @@ impl FrameTable {
         Ok(self.ledger.take_touched(index, frames)?)
     }
 
-    /// Tells the peers that a prompt of these pages has come. See `Told`.
-    pub fn tell(&self, numbers: &[u64]) -> Result<()> {
+    /// Tells the peers that a prompt of these pages has come. See `AccessLog`.
+    pub fn log_access(&self, numbers: &[u64]) -> Result<()> {
         self.check_open()?;
-        self.layout.told(self.memory.mapping()).tell(numbers);
+        self.layout
+            .access_log(self.memory.mapping())
+            .append(numbers);
         Ok(())
     }
 

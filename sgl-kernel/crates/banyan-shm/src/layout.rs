@@ -5,6 +5,7 @@
 //! number against the size of the file before it uses one, so that a foreign or damaged file is an error and not an
 //! access out of bounds.
 
+use crate::access_log::{self, AccessLog};
 use crate::error::{Result, invalid};
 use crate::frame::Frame;
 use crate::geometry::Geometry;
@@ -13,7 +14,6 @@ use crate::memory::Mapping;
 use crate::pool::PoolKind;
 use crate::rank_table::Namespace;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::told::{self, Told};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNSHLF");
 const FORMAT: u64 = 4;
@@ -44,7 +44,7 @@ pub enum Word {
     QuarantinedTotal = 20,
     /// Written once. See `PoolKind`.
     PoolKind = 21,
-    /// See `Told`.
+    /// See `AccessLog`.
     ToldBegun = 22,
     ToldEnded = 23,
     /// Written once. See `Index`.
@@ -76,12 +76,12 @@ impl FrameTableLayout {
         self.frames_offset() + self.num_frames * size_of::<Frame>()
     }
 
-    fn told_offset(&self) -> usize {
+    fn access_log_offset(&self) -> usize {
         (self.heads_offset() + self.num_buckets * 4).next_multiple_of(8)
     }
 
     pub fn num_bytes(&self) -> usize {
-        self.told_offset() + told::NUM_WORDS * 8
+        self.access_log_offset() + access_log::NUM_WORDS * 8
     }
 
     pub fn word<'a>(&self, mapping: &'a Mapping, word: Word) -> &'a AtomicU64 {
@@ -98,11 +98,11 @@ impl FrameTableLayout {
         )
     }
 
-    pub fn told<'a>(&self, mapping: &'a Mapping) -> Told<'a> {
-        Told::new(
+    pub fn access_log<'a>(&self, mapping: &'a Mapping) -> AccessLog<'a> {
+        AccessLog::new(
             self.word(mapping, Word::ToldBegun),
             self.word(mapping, Word::ToldEnded),
-            mapping.words(self.told_offset(), told::NUM_WORDS),
+            mapping.words(self.access_log_offset(), access_log::NUM_WORDS),
         )
     }
 }

@@ -4,8 +4,8 @@
 //! Invariants
 //! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while
 //! it is above zero.
-//! * `heard` says how far this view has heard what prompts of that rank asked for; it begins with what the ring still
-//! has.
+//! * `read_up_to` says how far this view has read what prompts of that rank asked for; it begins with what the ring
+//! still has.
 //! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of
 //! the owner or of `Peers`.
 
@@ -60,7 +60,7 @@ pub struct PeerMapping {
     layout: FrameTableLayout,
     geometry: Geometry,
     frame_table: Mapping,
-    heard: Mutex<u64>,
+    read_up_to: Mutex<u64>,
     reach: Option<Reach>,
 }
 
@@ -123,7 +123,7 @@ impl PeerMapping {
             layout: reading.layout,
             geometry: reading.geometry.clone(),
             frame_table,
-            heard: Mutex::new(0),
+            read_up_to: Mutex::new(0),
             reach: None,
         };
         Ok((peer_mapping, reading))
@@ -163,10 +163,16 @@ impl PeerMapping {
     }
 
     /// The pages that prompts of that rank asked for since the last call, prompt by prompt.
-    pub fn hear(&self) -> Vec<Vec<u64>> {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let (prompts, end) = self.layout.told(&self.frame_table).hear(*heard);
-        *heard = end;
+    pub fn read_access_log(&self) -> Vec<Vec<u64>> {
+        let mut read_up_to = self
+            .read_up_to
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (prompts, end) = self
+            .layout
+            .access_log(&self.frame_table)
+            .read_from(*read_up_to);
+        *read_up_to = end;
         prompts
     }
 

@@ -2,8 +2,8 @@
 //! A rank's view of all the others: who holds a prefix, and leases on what they hold.
 //!
 //! Invariants
-//! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table that
-//! cannot be shared (other
+//! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table
+//! that cannot be shared (other
 //!   namespace, other shape, gone) is passed over and never an error.
 //! * A dead rank's frame table is neither found nor leased; a lease that is held stays good, its memory is mapped.
 //! * Every lease on a frame was taken through exactly one `PeerMapping`, which counts.
@@ -301,11 +301,11 @@ impl Peers {
     }
 
     /// The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as far as they
-    /// are remembered (`Told`).
-    pub fn heard(&self, slots: &[usize]) -> Vec<Vec<u64>> {
-        let told = self.live().into_iter();
-        told.filter(|peer_mapping| slots.contains(&peer_mapping.slot))
-            .flat_map(|peer_mapping| peer_mapping.hear())
+    /// are remembered (`AccessLog`).
+    pub fn read_access_logs(&self, slots: &[usize]) -> Vec<Vec<u64>> {
+        let live = self.live().into_iter();
+        live.filter(|peer_mapping| slots.contains(&peer_mapping.slot))
+            .flat_map(|peer_mapping| peer_mapping.read_access_log())
             .collect()
     }
 

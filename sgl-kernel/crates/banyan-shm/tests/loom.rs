@@ -4,13 +4,13 @@
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p banyan-shm --test loom
 #![cfg(loom)]
 
+use banyan_shm::access_log::AccessLog;
 use banyan_shm::frame::{Frame, FrameId, Key};
 use banyan_shm::index::Index;
 use banyan_shm::lease::{self, Sighting};
 use banyan_shm::ledger::Ledger;
 use banyan_shm::sights::MARK;
 use banyan_shm::sync::{AtomicU32, AtomicU64, Ordering, fence};
-use banyan_shm::told::Told;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -338,8 +338,8 @@ fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_an
         words: Vec<AtomicU64>,
     }
     impl Ring {
-        fn told(&self) -> Told<'_> {
-            Told::new(&self.counts[0], &self.counts[1], &self.words)
+        fn access_log(&self) -> AccessLog<'_> {
+            AccessLog::new(&self.counts[0], &self.counts[1], &self.words)
         }
     }
     // Half of two words: each prompt has one page, and the third one takes the place of the first.
@@ -352,7 +352,7 @@ fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_an
         let peer = {
             let ring = ring.clone();
             thread::spawn(move || {
-                let (prompts, end) = ring.told().hear(0);
+                let (prompts, end) = ring.access_log().read_from(0);
                 let first = end - prompts.len() as u64;
                 for (place, prompt) in (first..end).zip(prompts) {
                     assert_eq!(prompt, [(place + 1) << 1 | MARK]);
@@ -360,7 +360,7 @@ fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_an
             })
         };
         for page in 1..=3 {
-            ring.told().tell(&[page << 1]);
+            ring.access_log().append(&[page << 1]);
         }
         peer.join().unwrap();
     });

@@ -16,11 +16,11 @@ from banyan.telemetry import Counters
 
 
 class OtherRanks(Protocol):
-    """What is told to the other ranks of the node, and heard of them. Nobody waits; something may be missed."""
+    """What the other ranks of the node read, and what is read of them. Nobody waits; something may be missed."""
 
-    def tell(self, pages: bytes) -> None: ...
+    def log_access(self, pages: bytes) -> None: ...
 
-    def heard(self) -> Sequence[bytes]: ...
+    def peer_accesses(self) -> Sequence[bytes]: ...
 
 
 class NodeDemand:
@@ -33,11 +33,11 @@ class NodeDemand:
 
     def asked(self, keys: list[str], request: str) -> None:
         """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
-        for pages in self._others.heard():
-            self._demand.heard(pages)
-            self._counters.heard_prompts += 1
+        for pages in self._others.peer_accesses():
+            self._demand.peer_access(pages)
+            self._counters.peer_prompts += 1
         pages = _native.page_numbers(keys)
-        self._others.tell(pages)
+        self._others.log_access(pages)
         self._demand.asked(pages, request)
 
     def served(self, request: str) -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What prompts of a rank asked for, told to its peers: the latest page numbers, in a ring of words.
+//! What prompts of a rank asked for, for its peers: the latest page numbers, in a ring of words.
 //!
 //! Invariants
 //! * One writer, the owner. `begun` counts the words whose writing has begun, `ended` those that stand; word n lies at
@@ -16,13 +16,13 @@ use crate::sync::{AtomicU64, Ordering, fence};
 /// Words of a frame table's ring: 64 kB.
 pub const NUM_WORDS: usize = 1 << 13;
 
-pub struct Told<'a> {
+pub struct AccessLog<'a> {
     begun: &'a AtomicU64,
     ended: &'a AtomicU64,
     words: &'a [AtomicU64],
 }
 
-impl<'a> Told<'a> {
+impl<'a> AccessLog<'a> {
     pub fn new(begun: &'a AtomicU64, ended: &'a AtomicU64, words: &'a [AtomicU64]) -> Self {
         Self {
             begun,
@@ -31,8 +31,8 @@ impl<'a> Told<'a> {
         }
     }
 
-    /// The owner: a prompt of these pages has come. Of a long one the beginning is told, half of the ring.
-    pub fn tell(&self, numbers: &[u64]) {
+    /// The owner: a prompt of these pages has come. Of a long one the beginning is logged, half of the ring.
+    pub fn append(&self, numbers: &[u64]) {
         let numbers = &numbers[..numbers.len().min(self.words.len() / 2)];
         let start = self.ended.load(Ordering::Relaxed);
         let end = start + numbers.len() as u64;
@@ -47,9 +47,9 @@ impl<'a> Told<'a> {
         self.ended.store(end, Ordering::Release);
     }
 
-    /// A reader: what was told from word `from` on, prompt by prompt, and where to go on. Of a prompt that was
+    /// A reader: what was logged from word `from` on, prompt by prompt, and where to go on. Of a prompt that was
     /// overwritten in part, the rest.
-    pub fn hear(&self, from: u64) -> (Vec<Vec<u64>>, u64) {
+    pub fn read_from(&self, from: u64) -> (Vec<Vec<u64>>, u64) {
         let end = self.ended.load(Ordering::Acquire);
         let start = from.max(end.saturating_sub(self.words.len() as u64));
         let read: Vec<u64> = (start..end)
@@ -88,8 +88,8 @@ mod tests {
             }
         }
 
-        fn told(&self) -> Told<'_> {
-            Told::new(&self.counts[0], &self.counts[1], &self.words)
+        fn access_log(&self) -> AccessLog<'_> {
+            AccessLog::new(&self.counts[0], &self.counts[1], &self.words)
         }
     }
 
@@ -103,32 +103,32 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_heard_one_by_one_and_once() {
+    fn prompts_are_read_one_by_one_and_once() {
         let ring = Ring::new(16);
-        ring.told().tell(&prompt(10, 3));
-        ring.told().tell(&prompt(20, 1));
-        let (heard, from) = ring.told().hear(0);
-        assert_eq!(heard, [marked(prompt(10, 3)), marked(prompt(20, 1))]);
-        assert_eq!(ring.told().hear(from), (Vec::new(), from));
+        ring.access_log().append(&prompt(10, 3));
+        ring.access_log().append(&prompt(20, 1));
+        let (logged, from) = ring.access_log().read_from(0);
+        assert_eq!(logged, [marked(prompt(10, 3)), marked(prompt(20, 1))]);
+        assert_eq!(ring.access_log().read_from(from), (Vec::new(), from));
     }
 
     #[test]
     fn who_comes_late_hears_the_latest() {
         let ring = Ring::new(8);
         for turn in 0..10 {
-            ring.told().tell(&prompt(10 * turn, 3));
+            ring.access_log().append(&prompt(10 * turn, 3));
         }
-        let (heard, end) = ring.told().hear(0);
+        let (logged, end) = ring.access_log().read_from(0);
         // Of the third last one the end.
         let rest = prompt(70, 3).split_off(1);
-        assert_eq!(heard, [rest, marked(prompt(80, 3)), marked(prompt(90, 3))]);
+        assert_eq!(logged, [rest, marked(prompt(80, 3)), marked(prompt(90, 3))]);
         assert_eq!(end, 30);
     }
 
     #[test]
-    fn of_a_long_prompt_the_beginning_is_told() {
+    fn of_a_long_prompt_the_beginning_is_logged() {
         let ring = Ring::new(8);
-        ring.told().tell(&prompt(10, 100));
-        assert_eq!(ring.told().hear(0).0, [marked(prompt(10, 4))]);
+        ring.access_log().append(&prompt(10, 100));
+        assert_eq!(ring.access_log().read_from(0).0, [marked(prompt(10, 4))]);
     }
 }
