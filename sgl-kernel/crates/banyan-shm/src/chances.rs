@@ -6,7 +6,7 @@
 //! Prompts that come round one after the other are the likelier the longer they are away.
 //!
 //! So nothing is assumed but the form, `age ^ age_power * num_sights ^ sights_power`. Whenever a page comes back, it is compared with one
-//! that might have come and did not, drawn by lot. The powers move, so that the page that came would have been taken for the likelier one,
+//! that might have come and did not, drawn at random. The powers move, so that the page that came would have been taken for the likelier one,
 //! and the more the less it was. This is the partial likelihood of Cox's proportional hazards (1972), with one control for each event,
 //! climbed one step at a time.
 //!
@@ -78,7 +78,7 @@ impl Chances {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lots::Lots;
+    use crate::seeded_rng::SeededRng;
 
     fn seen(age_pools: f64, num_sights: u64) -> Seen {
         Seen {
@@ -87,12 +87,13 @@ mod tests {
         }
     }
 
-    /// Of two pages with ages and sights by lot, each came by a chance in proportion to its weight.
+    /// Of two pages with ages and sights at random, each came by a chance in proportion to its weight.
     fn learnt(num_lessons: usize, weight: impl Fn(Seen) -> f64) -> Chances {
-        let (mut lots, mut chances) = (Lots::default(), Chances::default());
+        let (mut seeded_rng, mut chances) = (SeededRng::default(), Chances::default());
         for _ in 0..num_lessons {
-            let [one, other] = [(); 2].map(|()| seen(lots.share() * 4.0, 1 + lots.below(8) as u64));
-            let is_one = lots.share() * (weight(one) + weight(other)) < weight(one);
+            let [one, other] =
+                [(); 2].map(|()| seen(seeded_rng.share() * 4.0, 1 + seeded_rng.below(8) as u64));
+            let is_one = seeded_rng.share() * (weight(one) + weight(other)) < weight(one);
             let (wanted, left) = if is_one { (one, other) } else { (other, one) };
             chances.came(wanted, left);
         }

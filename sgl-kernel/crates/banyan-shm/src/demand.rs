@@ -21,13 +21,13 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use crate::chances::{Chances, Seen};
-use crate::lots::Lots;
+use crate::seeded_rng::SeededRng;
 use crate::sights::{Sight, Sights};
 
 const LESSONS: usize = 8;
 const MOST_DRAWN_FROM: usize = 1 << 10;
 
-/// Lots are drawn from the last new pages, as many as fill the pools so often.
+/// Drawn from are the last new pages, as many as fill the pools so often.
 const DRAWN_FROM_POOLS: usize = 16;
 
 /// To draw a page that is still known, and not of the prompt that came.
@@ -39,7 +39,7 @@ pub struct Demand {
     sights: Sights,
     num_asked: u64,
     chances: Chances,
-    lots: Lots,
+    seeded_rng: SeededRng,
     /// New pages, one in `pages_per_lot`, the latest ones.
     drawn_from: VecDeque<u64>,
     pages_per_lot: usize,
@@ -60,7 +60,7 @@ impl Demand {
             sights,
             num_asked: 0,
             chances: Chances::default(),
-            lots: Lots::default(),
+            seeded_rng: SeededRng::default(),
             drawn_from: VecDeque::with_capacity(MOST_DRAWN_FROM),
             pages_per_lot: reach.div_ceil(MOST_DRAWN_FROM),
             next_lot: 0,
@@ -151,7 +151,7 @@ impl Demand {
         for _ in 0..TRIES {
             let number = self
                 .drawn_from
-                .get(self.lots.below(self.drawn_from.len()))?;
+                .get(self.seeded_rng.below(self.drawn_from.len()))?;
             let sight = self.sights.last(*number);
             if 0 < sight.asked_at && sight.asked_at < self.num_asked {
                 return Some(sight);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn lots_reach_back_far_enough_whatever_the_size_of_the_pools() {
+    fn seeded_rng_reach_back_far_enough_whatever_the_size_of_the_pools() {
         for num_frames in [1, 400, 10_000_000, usize::MAX] {
             let demand = Demand::new(num_frames);
             let reach = DRAWN_FROM_POOLS.saturating_mul(num_frames);

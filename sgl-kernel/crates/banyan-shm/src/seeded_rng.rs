@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lots that are the same in every run: SplitMix64 (Steele, Lea and Flood, 2014), from a fixed seed.
+//! Numbers that are the same in every run: SplitMix64 (Steele, Lea and Flood, 2014), from a fixed seed.
 
 #[derive(Default)]
-pub struct Lots(u64);
+pub struct SeededRng(u64);
 
-impl Lots {
+impl SeededRng {
     /// One of the first `count` numbers; of none, 0.
     #[allow(clippy::cast_possible_truncation)] // below `count`
     pub fn below(&mut self, count: usize) -> usize {
@@ -32,14 +32,14 @@ mod tests {
 
     #[test]
     fn every_number_is_drawn_about_as_often() {
-        let (mut lots, mut drawn) = (Lots::default(), [0; 10]);
+        let (mut seeded_rng, mut drawn) = (SeededRng::default(), [0; 10]);
         for _ in 0..10_000 {
-            drawn[lots.below(10)] += 1;
+            drawn[seeded_rng.below(10)] += 1;
         }
         assert!(
             drawn.iter().all(|count| (900..1_100).contains(count)),
             "{drawn:?}"
         );
-        assert_eq!(lots.below(0), 0);
+        assert_eq!(seeded_rng.below(0), 0);
     }
 }
