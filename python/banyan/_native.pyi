@@ -218,7 +218,7 @@ class Demand:
     def came(self, numbers: bytes) -> None:
         """The tree has these pages of one chain now. Those that no prompt has named begin their age."""
 
-    def chances(self, numbers: bytes) -> list[float]:
+    def reuse_probabilities(self, numbers: bytes) -> list[float]:
         """Of each page to be wanted, as against other pages; infinite while a prompt waits here that asks for it."""
 
     def age_and_sights(self, number: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
         num_looks += len(numbers)
         last = [keys[number][-1] for number in numbers]
         copies = [None if slot is None else SourceKind.PEER for slot in peers.holders(last, slots)]
-        chances = demand.chances(page_numbers(last))
+        chances = demand.reuse_probabilities(page_numbers(last))
         return list(map(Leaf, numbers, last, copies, shares.losses(copies, chances)))
 
     looks, by_age, times_us, num_gone = Looks(), deque(range(NUM_LEAVES)), [], 0

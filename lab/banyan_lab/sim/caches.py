@@ -91,7 +91,7 @@ class Pool:
     def _by_loss(self, numbers: Sequence[int]) -> list[Leaf]:
         assert self._loss is not None
         pages = [self._pages[number] for number in numbers]
-        chances = self._demand.chances(page_numbers(numbers))
+        chances = self._demand.reuse_probabilities(page_numbers(numbers))
         losses = [self._loss(page, chance) for page, chance in zip(pages, chances, strict=True)]
         return [Leaf(number, page, *loss) for number, page, loss in zip(numbers, pages, losses, strict=True)]
 

@@ -281,7 +281,7 @@ class Request(Matched):
 
 
 def chance(rank, key):
-    (found,) = rank.demand.chances([key])
+    (found,) = rank.demand.reuse_probabilities([key])
     return found
 
 

@@ -48,7 +48,7 @@ def num_sights(demand, number):
 
 
 def chance(demand, number):
-    (found,) = demand.chances(pages_of([number]))
+    (found,) = demand.reuse_probabilities(pages_of([number]))
     return found
 
 

@@ -27,8 +27,8 @@ impl PyDemand {
 
     #[getter]
     fn powers(&self) -> (f64, f64) {
-        let chances = self.demand.chances();
-        (chances.age_power, chances.sights_power)
+        let model = self.demand.hazard_model();
+        (model.age_power, model.sights_power)
     }
 
     fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<()> {
@@ -50,7 +50,7 @@ impl PyDemand {
         Ok(())
     }
 
-    fn chances(&self, numbers: &[u8]) -> PyResult<Vec<f64>> {
+    fn reuse_probabilities(&self, numbers: &[u8]) -> PyResult<Vec<f64>> {
         let numbers = words_from(numbers)?;
         Ok(numbers
             .into_iter()

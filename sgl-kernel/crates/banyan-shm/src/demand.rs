@@ -3,7 +3,7 @@
 //!
 //! A tree knows the age of a page as long as it holds it. What comes back, and what does not, shows after the page has
 //! gone as often as before. So the last sight of a page is remembered beyond its stay (`sights`), and what that sight
-//! says is learnt from what comes back (`chances`). A rank sees its own prompts, and reads of those of its peers
+//! says is learnt from what comes back (`hazard_model`). A rank sees its own prompts, and reads of those of its peers
 //! (`access_log`): what comes back to the node comes back here too, sooner or later. What a prompt in the rank's own
 //! queue asks for is wanted for certain.
 //!
@@ -20,7 +20,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
-use crate::chances::{Chances, Seen};
+use crate::hazard_model::{HazardModel, Seen};
 use crate::seeded_rng::SeededRng;
 use crate::sights::{Sight, Sights};
 
@@ -38,7 +38,7 @@ pub struct Demand {
     num_frames: u64,
     sights: Sights,
     num_asked: u64,
-    chances: Chances,
+    hazard_model: HazardModel,
     seeded_rng: SeededRng,
     /// New pages, one in `pages_per_lot`, the latest ones.
     drawn_from: VecDeque<u64>,
@@ -59,7 +59,7 @@ impl Demand {
             num_frames: num_frames as u64,
             sights,
             num_asked: 0,
-            chances: Chances::default(),
+            hazard_model: HazardModel::default(),
             seeded_rng: SeededRng::default(),
             drawn_from: VecDeque::with_capacity(MOST_DRAWN_FROM),
             pages_per_lot: reach.div_ceil(MOST_DRAWN_FROM),
@@ -70,8 +70,8 @@ impl Demand {
     }
 
     /// What has been learnt.
-    pub fn chances(&self) -> &Chances {
-        &self.chances
+    pub fn hazard_model(&self) -> &HazardModel {
+        &self.hazard_model
     }
 
     /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`.
@@ -100,7 +100,7 @@ impl Demand {
             let other = self.drawn_by_lot();
             if let (Some(other), true) = (other, wanted.asked_at > 0) {
                 let [wanted, other] = [wanted, other].map(|sight| self.seen(sight, asked_before));
-                self.chances.came(wanted, other);
+                self.hazard_model.came(wanted, other);
             }
         }
     }
@@ -128,7 +128,7 @@ impl Demand {
         if self.num_waiting.contains_key(&number) {
             return f64::INFINITY;
         }
-        self.chances
+        self.hazard_model
             .of(self.seen(self.sights.last(number), self.num_asked))
     }
 

@@ -5,15 +5,15 @@
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `rank_table`, `layout`, `frame_table`, `peers`;
 //! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `access_log` (what prompts asked for, from
-//! rank to rank) and `demand` (what is learnt from it, by `sights`, `chances` and `seeded_rng`); then `plan`, `gather` and
-//! `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics: loom explores them as
-//! they ship.
+//! rank to rank) and `demand` (what is learnt from it, by `sights`, `hazard_model` and `seeded_rng`); then `plan`,
+//! `gather` and `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics: loom
+//! explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod access_log;
-pub mod chances;
 pub mod demand;
 pub mod frame;
+pub mod hazard_model;
 pub mod index;
 pub mod lease;
 pub mod ledger;

@@ -224,7 +224,7 @@ class VictimChoice:
         last_pages = [self._core.get_last_hash_value(node) for node in nodes]
         keys = [key for key in last_pages if key is not None]
         copies = self._copies_of(keys)
-        losses = self._shares.losses(copies, self._demand.chances(keys))
+        losses = self._shares.losses(copies, self._demand.reuse_probabilities(keys))
         found = dict(zip(keys, zip(copies, losses, strict=True), strict=True))
         # What has no key nobody can find.
         return [

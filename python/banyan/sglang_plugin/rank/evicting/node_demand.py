@@ -48,9 +48,9 @@ class NodeDemand:
         """The tree has these pages of one chain now."""
         self._demand.came(_native.page_numbers(keys))
 
-    def chances(self, keys: list[str]) -> Sequence[float]:
+    def reuse_probabilities(self, keys: list[str]) -> Sequence[float]:
         """Of each page to be wanted, as against other pages; infinite while a request waits here that asks for it."""
-        return self._demand.chances(_native.page_numbers(keys))
+        return self._demand.reuse_probabilities(_native.page_numbers(keys))
 
     def is_asked_again(self, key: str) -> bool:
         """Whether more than one prompt has asked for the page."""
