@@ -337,7 +337,7 @@ class Node:
             return (1.0 if copy is None else share) * demand.chances(page_numbers([page]))[0]
 
         def expected_by_age(page: Page, copy: SourceKind | None) -> float:
-            age, _ = demand.age_and_sights(page_number(page))
+            age, _ = demand.age_and_accesses(page_number(page))
             return (1.0 if copy is None else share) / (age + 1)
 
         match self._setting.evicts:

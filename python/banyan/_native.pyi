@@ -204,7 +204,7 @@ class Demand:
 
     @property
     def powers(self) -> tuple[float, float]:
-        """What has been learnt: a page's chance goes as its age to the one power, and as its sights to the other."""
+        """What has been learnt: a page's chance goes as its age to the one power, and as its accesses to the other."""
 
     def asked(self, numbers: bytes, prompt: str) -> None:
         """A prompt of these pages has come, and waits here until the one of its name is `served`."""
@@ -221,7 +221,7 @@ class Demand:
     def reuse_probabilities(self, numbers: bytes) -> list[float]:
         """Of each page to be wanted, as against other pages; infinite while a prompt waits here that asks for it."""
 
-    def age_and_sights(self, number: int) -> tuple[int, int]:
+    def age_and_accesses(self, number: int) -> tuple[int, int]:
         """How many pages were asked for since the page was, and how often it was, from 1 to 8. A page that is not known
         is older than all others."""
 

@@ -55,7 +55,7 @@ def sglangs_keys(req):
 
 @pytest.fixture
 def rank(monkeypatch, tmp_path):
-    """With a store that takes pages at their second sight."""
+    """With a store that takes pages at their second access."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="second")

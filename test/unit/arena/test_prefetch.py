@@ -52,7 +52,7 @@ class StoreHost(Host):
         slot: int,
         folder: Path,
         *,
-        admission: Admission = Admission.FIRST_SIGHT,
+        admission: Admission = Admission.FIRST_ACCESS,
         stall_s: float = 10.0,
         read_bytes_per_s: int | None = None,
         num_frames: int = 8,
@@ -375,8 +375,8 @@ def test_quiesce_when_the_store_does_not_take_what_it_has_then_its_frames_stay_l
     assert host.residency.num_free == num_frames
 
 
-def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes_nothing(tmp_path: Path) -> None:
-    host = StoreHost(RankTable.create(4), 0, tmp_path, admission=Admission.SECOND_SIGHT)
+def test_access_when_pages_are_admitted_at_the_second_access_then_the_first_writes_nothing(tmp_path: Path) -> None:
+    host = StoreHost(RankTable.create(4), 0, tmp_path, admission=Admission.SECOND_ACCESS)
     host.save([3, 4], keys(1, 2))
     assert host.counters.archived_pages == 0
     host.tier.landed(keys(1, 2))
@@ -384,7 +384,7 @@ def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes
     host.store.close()
 
 
-def test_sight_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
+def test_access_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
     host.rank.frame_table.publish(frames(3), keys(1))
     host.backup.offer(keys(1))
     for landed in host.wait_landed():

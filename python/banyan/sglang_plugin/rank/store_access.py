@@ -83,5 +83,5 @@ def make_admission(config: Config, *, num_parts: int, share: float = 1.0) -> Wri
         per_day = max(1, int(config.store_write_bytes_per_day * share) // num_parts)
         # A twelfth: two hours' worth at once, for conversations come in bursts.
         budget = WriteBudget(bytes_per_day=per_day, burst_bytes=max(1, per_day // 12), now_ns=time.monotonic_ns())
-    admission = Admission.FIRST_SIGHT if config.store_admit == "first" else Admission.SECOND_SIGHT
+    admission = Admission.FIRST_ACCESS if config.store_admit == "first" else Admission.SECOND_ACCESS
     return WriteAdmission(admission, budget=budget)

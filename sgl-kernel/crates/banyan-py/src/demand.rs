@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use banyan_shm::access_history::number_of;
 use banyan_shm::demand::Demand;
-use banyan_shm::sights::number_of;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -28,7 +28,7 @@ impl PyDemand {
     #[getter]
     fn powers(&self) -> (f64, f64) {
         let model = self.demand.hazard_model();
-        (model.age_power, model.sights_power)
+        (model.age_power, model.frequency_power)
     }
 
     fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<()> {
@@ -58,8 +58,8 @@ impl PyDemand {
             .collect())
     }
 
-    fn age_and_sights(&self, number: i64) -> (u64, u64) {
-        self.demand.age_and_sights(number.cast_unsigned())
+    fn age_and_accesses(&self, number: i64) -> (u64, u64) {
+        self.demand.age_and_accesses(number.cast_unsigned())
     }
 }
 

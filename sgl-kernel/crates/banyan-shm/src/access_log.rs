@@ -2,15 +2,12 @@
 //! What prompts of a rank asked for, for its peers: the latest page numbers, in a ring of words.
 //!
 //! Invariants
-//! * One writer, the owner. `begun` counts the words whose writing has begun, `ended` those that stand; word n lies at
-//! n modulo the
-//!   ring's length.
-//! * A reader believes a word only if, after it was read, no word that takes its place had been begun: it never sees
-//! half a prompt mixed
-//!   with another. Who comes too late has missed something; nothing waits.
+//! * One writer, the owner. `begun` counts the words whose writing has begun, `ended` those that stand; word n lies at n modulo the ring's length.
+//! * A reader believes a word only if, after it was read, no word that takes its place had been begun: it never sees half a prompt mixed with
+//!   another. Who comes too late has missed something; nothing waits.
 //! * The first page of a prompt carries `MARK`, no other one.
 
-use crate::sights::MARK;
+use crate::access_history::MARK;
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Words of a frame table's ring: 64 kB.

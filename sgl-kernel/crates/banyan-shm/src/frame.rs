@@ -2,13 +2,10 @@
 //! One frame: the words that guard one page.
 //!
 //! Invariants
-//! * Only the owner process writes `generation`, `key` and `next`; `pins` takes one bit from every reading rank;
-//! `touched` guards nothing.
+//! * Only the owner process writes `generation`, `key` and `next`; `pins` takes one bit from every reading rank; `touched` guards nothing.
 //! * `generation` never goes back. Odd: published, and the page and `key` do not change. Even: not published.
-//! * The owner changes the page or `key` only after it has seen, behind a fence that follows its bump to even, that
-//! `pins` is zero.
-//! * A reader trusts the page only after it has seen, behind a fence that follows setting its bit, the odd generation
-//! it looked up.
+//! * The owner changes the page or `key` only after it has seen, behind a fence that follows its bump to even, that `pins` is zero.
+//! * A reader trusts the page only after it has seen, behind a fence that follows setting its bit, the odd generation it looked up.
 //!
 //! The two fences are sequentially consistent, so of one reader and the owner at least one sees the other: the reader
 //! the new generation (a miss) or the owner the pin (quarantine).

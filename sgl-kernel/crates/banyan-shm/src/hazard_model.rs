@@ -3,13 +3,13 @@
 //!
 //! Which of the two tells more depends on the work. A conversation that grows comes back soon or never: age says nearly
 //! all. Prompts of many conversations in turn come back as often as they did before, however long that is ago: the
-//! number of sights says nearly all. Prompts that come round one after the other are the likelier the longer they are
+//! number of accesses says nearly all. Prompts that come round one after the other are the likelier the longer they are
 //! away.
 //!
-//! So nothing is assumed but the form, `age ^ age_power * num_sights ^ sights_power`. Whenever a page comes back, it is
-//! compared with one that might have come and did not, drawn at random. The powers move, so that the page that came
-//! would have been taken for the likelier one, and the more the less it was. This is the partial likelihood of Cox's
-//! proportional hazards (1972), with one control for each event, climbed one step at a time.
+//! So nothing is assumed but the form, `age ^ age_power * num_accesses ^ frequency_power`. Whenever a page comes back,
+//! it is compared with one that might have come and did not, drawn at random. The powers move, so that the page that
+//! came would have been taken for the likelier one, and the more the less it was. This is the partial likelihood of
+//! Cox's proportional hazards (1972), with one control for each event, climbed one step at a time.
 //!
 //! Invariants
 //! * The powers stay within `MOST_POWER` of nothing.
@@ -28,7 +28,7 @@ const MOST_POWER: f64 = 4.0;
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     pub age_pools: f64,
-    pub num_sights: u64,
+    pub num_accesses: u64,
 }
 
 impl Seen {
@@ -36,16 +36,16 @@ impl Seen {
         self.age_pools.clamp(LEAST_AGE_POOLS, MOST_AGE_POOLS)
     }
 
-    #[allow(clippy::cast_precision_loss)] // sights are counted to eight
-    fn sights(self) -> f64 {
-        self.num_sights as f64
+    #[allow(clippy::cast_precision_loss)] // accesses are counted to eight
+    fn accesses(self) -> f64 {
+        self.num_accesses as f64
     }
 }
 
 #[derive(Debug, PartialEq)]
 pub struct HazardModel {
     pub age_power: f64,
-    pub sights_power: f64,
+    pub frequency_power: f64,
 }
 
 /// What suits both growing conversations and a hot set: the younger, the likelier, and a page that was asked for four
@@ -54,7 +54,7 @@ impl Default for HazardModel {
     fn default() -> Self {
         Self {
             age_power: -1.0,
-            sights_power: 0.5,
+            frequency_power: 0.5,
         }
     }
 }
@@ -62,17 +62,18 @@ impl Default for HazardModel {
 impl HazardModel {
     /// Of being wanted next, as against other pages.
     pub fn of(&self, seen: Seen) -> f64 {
-        seen.age().powf(self.age_power) * seen.sights().powf(self.sights_power)
+        seen.age().powf(self.age_power) * seen.accesses().powf(self.frequency_power)
     }
 
     /// `wanted` has come back and `other` has not.
     pub fn came(&mut self, wanted: Seen, other: Seen) {
         let older = (wanted.age() / other.age()).ln();
-        let oftener = (wanted.sights() / other.sights()).ln();
-        let surprise = 1.0 / (1.0 + (self.age_power * older + self.sights_power * oftener).exp());
+        let oftener = (wanted.accesses() / other.accesses()).ln();
+        let surprise =
+            1.0 / (1.0 + (self.age_power * older + self.frequency_power * oftener).exp());
         let bounded = |power: f64| power.clamp(-MOST_POWER, MOST_POWER);
         self.age_power = bounded(self.age_power + STEP * surprise * older);
-        self.sights_power = bounded(self.sights_power + STEP * surprise * oftener);
+        self.frequency_power = bounded(self.frequency_power + STEP * surprise * oftener);
     }
 }
 
@@ -81,14 +82,14 @@ mod tests {
     use super::*;
     use crate::seeded_rng::SeededRng;
 
-    fn seen(age_pools: f64, num_sights: u64) -> Seen {
+    fn seen(age_pools: f64, num_accesses: u64) -> Seen {
         Seen {
             age_pools,
-            num_sights,
+            num_accesses,
         }
     }
 
-    /// Of two pages with ages and sights at random, each came by a chance in proportion to its weight.
+    /// Of two pages with ages and accesses at random, each came by a chance in proportion to its weight.
     fn learnt(num_lessons: usize, weight: impl Fn(Seen) -> f64) -> HazardModel {
         let (mut seeded_rng, mut hazard_model) = (SeededRng::default(), HazardModel::default());
         for _ in 0..num_lessons {
@@ -111,14 +112,14 @@ mod tests {
     #[test]
     fn work_that_has_powers_of_its_own_teaches_these() {
         let hazard_model = learnt(4_000, |seen| {
-            seen.age().powf(0.8) * seen.sights().powf(-1.5)
+            seen.age().powf(0.8) * seen.accesses().powf(-1.5)
         });
         assert!(
             (hazard_model.age_power - 0.8).abs() < 0.4,
             "{hazard_model:?}"
         );
         assert!(
-            (hazard_model.sights_power + 1.5).abs() < 0.4,
+            (hazard_model.frequency_power + 1.5).abs() < 0.4,
             "{hazard_model:?}"
         );
     }
@@ -127,7 +128,7 @@ mod tests {
     fn work_in_which_neither_tells_anything_teaches_that() {
         let hazard_model = learnt(4_000, |_| 1.0);
         assert!(hazard_model.age_power.abs() < 0.4, "{hazard_model:?}");
-        assert!(hazard_model.sights_power.abs() < 0.4, "{hazard_model:?}");
+        assert!(hazard_model.frequency_power.abs() < 0.4, "{hazard_model:?}");
     }
 
     #[test]
@@ -145,7 +146,7 @@ mod tests {
         for _ in 0..100_000 {
             hazard_model.came(seen(MOST_AGE_POOLS, 8), seen(0.0, 1));
         }
-        assert!(hazard_model.age_power <= MOST_POWER && hazard_model.sights_power <= MOST_POWER);
+        assert!(hazard_model.age_power <= MOST_POWER && hazard_model.frequency_power <= MOST_POWER);
         assert!(hazard_model.of(seen(0.0, 1)) > 0.0);
     }
 

@@ -3,12 +3,10 @@
 //!
 //! Invariants
 //! * Only the owner links and unlinks. A frame is in exactly the chain of its key while it is published, else in none.
-//! * A reader may walk while the owner relinks and may so be led into another chain or round in a ring. It bounds its
-//! steps and
-//!   believes only `Frame::published_as`: a false miss is harmless, a false hit impossible.
-//! * No chain is longer than `MAX_STEPS`: a page that would make it so is not taken. So every walk ends, the owner's
-//! too, and what is
-//!   published is found. Keys are a client's to choose, so the bucket of one depends on a number that no client knows.
+//! * A reader may walk while the owner relinks and may so be led into another chain or round in a ring. It bounds its steps and believes only
+//!   `Frame::published_as`: a false miss is harmless, a false hit impossible.
+//! * No chain is longer than `MAX_STEPS`: a page that would make it so is not taken. So every walk ends, the owner's too, and what is published is
+//!   found. Keys are a client's to choose, so the bucket of one depends on a number that no client knows.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

@@ -2,8 +2,7 @@
 //! The owner's side: what it has published and what waits for readers.
 //!
 //! Invariants
-//! * A frame is idle, published or quarantined; the generation in shared memory says published, `quarantined` here the
-//! last.
+//! * A frame is idle, published or quarantined; the generation in shared memory says published, `quarantined` here the last.
 //! * A quarantined frame is unpublished and is handed out again only after its pins were seen zero.
 //! * A key is published on at most one frame of a frame table: the first one.
 //!

@@ -5,11 +5,12 @@
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `rank_table`, `layout`, `frame_table`, `peers`;
 //! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `access_log` (what prompts asked for, from
-//! rank to rank) and `demand` (what is learnt from it, by `sights`, `hazard_model` and `seeded_rng`); then `plan`,
-//! `gather` and `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics: loom
-//! explores them as they ship.
+//! rank to rank) and `demand` (what is learnt from it, by `access_history`, `hazard_model` and `seeded_rng`); then
+//! `plan`, `gather` and `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics:
+//! loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod access_history;
 pub mod access_log;
 pub mod demand;
 pub mod frame;
@@ -18,7 +19,6 @@ pub mod index;
 pub mod lease;
 pub mod ledger;
 pub mod seeded_rng;
-pub mod sights;
 pub mod sync;
 
 #[cfg(not(loom))]

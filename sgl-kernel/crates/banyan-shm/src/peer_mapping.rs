@@ -2,12 +2,9 @@
 //! Another rank's frame table and pool, mapped into this process, and this rank's leases on it.
 //!
 //! Invariants
-//! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while
-//! it is above zero.
-//! * `read_up_to` says how far this view has read what prompts of that rank asked for; it begins with what the ring
-//! still has.
-//! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of
-//! the owner or of `Peers`.
+//! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while it is above zero.
+//! * `read_up_to` says how far this view has read what prompts of that rank asked for; it begins with what the ring still has.
+//! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of the owner or of `Peers`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -2,8 +2,7 @@
 //! A rank's view of all the others: who holds a prefix, and leases on what they hold.
 //!
 //! Invariants
-//! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table
-//! that cannot be shared (other
+//! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table that cannot be shared (other
 //!   namespace, other shape, gone) is passed over and never an error.
 //! * A dead rank's frame table is neither found nor leased; a lease that is held stays good, its memory is mapped.
 //! * Every lease on a frame was taken through exactly one `PeerMapping`, which counts.

@@ -2,18 +2,13 @@
 //! Who is here: one shared table per server, made by the process that launches the ranks.
 //!
 //! Invariants
-//! * A slot is written only by the rank that claimed it; a claim is one compare-and-swap of the slot's identity, from
-//! nobody, a dead
-//!   process or one that left.
-//! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and
-//! equal before and
-//!   after has read one consistent entry.
+//! * A slot is written only by the rank that claimed it; a claim is one compare-and-swap of the slot's identity, from nobody, a dead process or one
+//!   that left.
+//! * `epoch` of a slot is odd while its other words change and grows with every change: a reader that sees it even and equal before and after has
+//!   read one consistent entry.
 //! * The size of a page is said once, by the first rank that has resolved it; a rank that says another is refused.
-//! * `reading` and `read_rate` of a slot are gauges apart from its entry: the rank in it writes them at any time, and
-//! they are zero from
-//!   a claim on.
-//! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit
-//! in any frame table.
+//! * `reading` and `read_rate` of a slot are gauges apart from its entry: the rank in it writes them at any time, and they are zero from a claim on.
+//! * A reader's bit belongs to the process in `readers[bit]`, claimed the same way. Only such a process sets that bit in any frame table.
 //!
 //! Slot states: empty --claim, announce--> attached --leave--> left --claim, announce--> attached ... A killed rank
 //! stays attached and is told apart by its identity.

@@ -4,12 +4,12 @@
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p banyan-shm --test loom
 #![cfg(loom)]
 
+use banyan_shm::access_history::MARK;
 use banyan_shm::access_log::AccessLog;
 use banyan_shm::frame::{Frame, FrameId, Key};
 use banyan_shm::index::Index;
 use banyan_shm::lease::{self, Sighting};
 use banyan_shm::ledger::Ledger;
-use banyan_shm::sights::MARK;
 use banyan_shm::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

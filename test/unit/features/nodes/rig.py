@@ -180,7 +180,7 @@ class StoreNode(Node):
             prefetch=self.prefetch,
             memory=self.memory,
             block=self.block,
-            admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
+            admission=WriteAdmission(Admission.FIRST_ACCESS, budget=None),
             counters=self.counters,
         )
 

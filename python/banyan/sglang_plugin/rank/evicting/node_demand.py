@@ -54,10 +54,10 @@ class NodeDemand:
 
     def is_asked_again(self, key: str) -> bool:
         """Whether more than one prompt has asked for the page."""
-        _, num_sights = self._demand.age_and_sights(_native.page_number(key))
-        return num_sights > 1
+        _, num_accesses = self._demand.age_and_accesses(_native.page_number(key))
+        return num_accesses > 1
 
     def state(self) -> dict[str, float]:
         """What has been learnt, for people."""
-        age_power, sights_power = self._demand.powers
-        return {"age_power": round(age_power, 2), "sights_power": round(sights_power, 2)}
+        age_power, frequency_power = self._demand.powers
+        return {"age_power": round(age_power, 2), "frequency_power": round(frequency_power, 2)}
