@@ -66,7 +66,7 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
         last = [keys[number][-1] for number in numbers]
         copies = [None if slot is None else SourceKind.PEER for slot in peers.holders(last, slots)]
         chances = demand.reuse_probabilities(page_numbers(last))
-        return list(map(Leaf, numbers, last, copies, shares.losses(copies, chances)))
+        return list(map(Leaf, numbers, last, copies, shares.reload_costs(copies, chances)))
 
     looks, by_age, times_us, num_gone = Looks(), deque(range(NUM_LEAVES)), [], 0
     num_leaves = -(-max(wanted_pages, at_once(NUM_LEAVES * leaf_pages)) // leaf_pages)

@@ -96,7 +96,7 @@ class Rank:
 
     @property
     def chooses_victims(self) -> bool:
-        """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
+        """Whether its pages are evicted by their expected reload cost: not where shards would have to choose alike, nor
         where pages of another kind go with a leaf."""
         return self.is_whole_rank and not self.kinds.beside and runtime.is_on("victims")
 

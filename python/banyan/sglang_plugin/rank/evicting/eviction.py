@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's eviction, with the choice of the leaf ours: the one whose loss costs least (``banyan.planner.victims``).
+"""SGLang's eviction, with the choice of the leaf ours: the one whose reload cost costs least
+(``banyan.planner.victims``).
 
 SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
 the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
@@ -224,8 +225,8 @@ class VictimChoice:
         last_pages = [self._core.get_last_hash_value(node) for node in nodes]
         keys = [key for key in last_pages if key is not None]
         copies = self._copies_of(keys)
-        losses = self._shares.losses(copies, self._demand.reuse_probabilities(keys))
-        found = dict(zip(keys, zip(copies, losses, strict=True), strict=True))
+        reload_costs = self._shares.reload_costs(copies, self._demand.reuse_probabilities(keys))
+        found = dict(zip(keys, zip(copies, reload_costs, strict=True), strict=True))
         # What has no key nobody can find.
         return [
             Leaf(node, key or "", *found.get(key, (None, 0.0))) for node, key in zip(nodes, last_pages, strict=True)
