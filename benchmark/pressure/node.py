@@ -334,7 +334,7 @@ class Node:
             return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
-            return (1.0 if copy is None else share) * demand.chances(page_numbers([page]))[0]
+            return (1.0 if copy is None else share) * demand.reuse_probabilities(page_numbers([page]))[0]
 
         def expected_by_age(page: Page, copy: SourceKind | None) -> float:
             age, _ = demand.age_and_accesses(page_number(page))

@@ -16,7 +16,7 @@ tests = sys.modules["test"] = types.ModuleType("test")
 tests.__path__ = ["test"]
 import numpy as np
 from banyan._native import Feed, FlagRing, SharedBytes
-from test.unit.directory.rig import NUM_LAYERS, PAGE_BYTES, Rank, Rank table, frames
+from test.unit.directory.rig import NUM_LAYERS, PAGE_BYTES, Rank, RankTable, frames
 
 block = 2 * PAGE_BYTES * NUM_LAYERS
 memory = SharedBytes.create(1 << 16, "arena")
