@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from banyan.ports import Copy, Frames, OwnShelf
-from banyan.supply import Held, Supply
+from banyan.supply import Supply
 
 Holds = Callable[[Sequence[str]], int]
 """How many of these pages, from the first on, are held."""
@@ -94,10 +94,6 @@ class WindowPages(KindPages):
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
         return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
-
-    def hold(self, keys: Sequence[str], frames: Frames) -> Held | None:
-        """All window pages of ``keys``, or None; given from the end of the prefix on."""
-        return self.supply.hold(self.supply.lookup(keys), keys, frames)
 
     def joined(self, full: Copy, windows: Copy) -> Copy:
         """Both copies of a batch as one, whose layers are the model's."""

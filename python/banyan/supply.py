@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.arena.prefetch import Arrival, Prefetch
-from banyan.core import Run
+from banyan.core import Refusal, Run
 from banyan.ports import Copy, Frames, Lease, Match, Peers
 
 
@@ -89,16 +89,16 @@ class Supply:
         num_found = self.lookup(keys).num_pages
         return num_found + sum(run.num_pages for run in self.arriving(keys[num_found:]))
 
-    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | None:
+    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | Refusal:
         """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
         num_leased = min(match.num_pages, len(keys))
         arrivals = self._attach(keys[num_leased:], frames[num_leased:])
         if arrivals is None:
-            return None
+            return Refusal.ARRIVAL
         lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
         if num_leased and lease is None:
             self.detach(arrivals)
-            return None
+            return Refusal.LEASE
         return Held(lease, arrivals, frames[:num_leased])
 
     def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:

@@ -31,9 +31,8 @@ impl PyDemand {
         (chances.age_power, chances.sights_power)
     }
 
-    fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<()> {
-        self.demand.asked(words_from(numbers)?, prompt);
-        Ok(())
+    fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<usize> {
+        Ok(self.demand.asked(words_from(numbers)?, prompt))
     }
 
     fn heard(&mut self, numbers: &[u8]) -> PyResult<()> {
