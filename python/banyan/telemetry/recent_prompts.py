@@ -76,7 +76,7 @@ class RecentPrompts:
 
 
 def marked(keys: Sequence[str]) -> tuple[Sequence[int], list[str]]:
-    """The pages of a prompt whose keys are kept, counted from 1: multiples of a power of two, and the last; the keys."""
+    """The pages whose keys are kept, counted from 1: multiples of a power of two, and the last; and these keys."""
     num_pages, step = len(keys), 1
     while num_pages // step > MAX_MARKS - 1:
         step *= 2
