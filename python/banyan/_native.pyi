@@ -206,8 +206,9 @@ class Demand:
     def powers(self) -> tuple[float, float]:
         """What has been learnt: a page's chance goes as its age to the one power, and as its accesses to the other."""
 
-    def asked(self, numbers: bytes, prompt: str) -> None:
-        """A prompt of these pages has come, and waits here until the one of its name is `served`."""
+    def asked(self, numbers: bytes, prompt: str) -> int:
+        """A prompt of these pages has come, and waits here until the one of its name is `served`. How many of its first
+        pages were asked for before, here or at a peer."""
 
     def peer_access(self, numbers: bytes) -> None:
         """A prompt of these pages has come to a peer."""

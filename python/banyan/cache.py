@@ -30,7 +30,7 @@ from typing import Generic
 
 from banyan import faults
 from banyan.arena.prefetch import joined
-from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
 from banyan.layout import MemberSlots
 from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable, Request
 from banyan.restorable import KindPages, WindowPages
@@ -248,33 +248,38 @@ class PrefixCache(Generic[Request]):
             queued = self._hold(request, (keys, frames), beside)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other shards wait for an answer
             faults.note("cache.hold", error)
-            queued = None
+            queued = Refusal.FAULT
         # Asked of every shard, also of one that was refused: the others wait for its answer.
-        is_granted = self._agreed(queued is not None)
-        if queued is None or not is_granted:
-            if queued is not None:
+        is_granted = self._agreed(isinstance(queued, _Queued))
+        if isinstance(queued, Refusal) or not is_granted:
+            if isinstance(queued, _Queued):
                 self._let_go(queued.held)
+                queued = Refusal.SHARD
             self._counters.fetches_refused += 1
-            self._planner.became(request, Outcome.REFUSED)
+            self._planner.refused(request, queued)
             return None
         self._queued[request] = queued
         self._counters.fetches += 1
         self._planner.became(request, Outcome.LEASED)
         return queued.fetch
 
-    def _hold(self, request: str, full: Wanted, beside: Sequence[Wanted]) -> _Queued | None:
+    def _hold(self, request: str, full: Wanted, beside: Sequence[Wanted]) -> _Queued | Refusal:
         """All of them, or none."""
+        if self._is_stopped:
+            return Refusal.STOPPED
+        if len(beside) != len(self._beside):
+            return Refusal.WINDOW
         # Of two under one name one would be lost, and SGLang take its frames for filled.
-        if self._is_stopped or request in self._queued or len(beside) != len(self._beside):
-            return None
+        if request in self._queued:
+            return Refusal.LEASE
         seen = self._seen.pop(request, None)
         match = seen.match if seen is not None else self._full.supply.lookup(full[0])
         held: list[Held] = []
         for kind, wanted in zip(self._kinds, (full, *beside), strict=True):
             pages = kind.supply.hold(match if kind is self._full else kind.supply.lookup(wanted[0]), *wanted)
-            if pages is None:
+            if isinstance(pages, Refusal):
                 self._let_go(held)
-                return None
+                return pages if kind is self._full else Refusal.WINDOW
             held.append(pages)
         arriving = joined([in_flight_read.run for in_flight_read in held[0].in_flight_reads])
         fetch = Fetch(request, self._runs(held[0].lease, arriving), self._page_tokens)
@@ -452,8 +457,7 @@ class PrefixCache(Generic[Request]):
         self._counters.resets += 1
 
     def move_to(self, joins: Sequence[Callable[[], tuple[OwnFrameTable, Supply]]]) -> None:
-        """Go on in a new namespace: ``joins`` make the frame table and the supply of each kind. Call ``quiesce``
-        before."""
+        """Go on in a new namespace: ``joins`` make the frame table and the supply of each kind. Call ``quiesce`` before."""
         assert not self._queued and not self._moving and not self._ending
         for kind, join in zip(self._kinds, joins, strict=True):
             kind.move_to(join)

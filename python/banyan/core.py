@@ -108,6 +108,17 @@ LOAD_FAILED = "External KV cache load failed"
 fingerprint covers them)."""
 
 
+class Refusal(Enum):
+    """Why what was promised could not be had."""
+
+    LEASE = "a page had moved since the lookup"
+    ARRIVAL = "what was on its way did not come"
+    WINDOW = "a window page, or the state, had gone"
+    SHARD = "another shard of the rank was refused"
+    STOPPED = "the rank had stopped to share"
+    FAULT = "a fault of Banyan's, in the log"
+
+
 class Outcome(Enum):
     """What became of a request's fetch so far."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from banyan.core import Fetch, Outcome, SourceKind
+from banyan.core import Fetch, Outcome, Refusal, SourceKind
 
 Frames = Any
 """Page numbers of a pool: a sized, C-contiguous buffer of int64 (a numpy array at the edge)."""
@@ -329,6 +329,10 @@ class FetchPlanner(Protocol[Request]):
 
     def became(self, request: str, outcome: Outcome) -> None:
         """What became of a request's fetch so far."""
+        ...
+
+    def refused(self, request: str, why: Refusal) -> None:
+        """It computes what it was to fetch."""
         ...
 
     def started(self, fetches: Sequence[Fetch]) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from banyan.ports import Copy, Frames, OwnFrameTable
-from banyan.supply import Held, Supply
+from banyan.supply import Supply
 
 Holds = Callable[[Sequence[str]], int]
 """How many of these pages, from the first on, are held."""
@@ -73,8 +73,8 @@ class KindPages:
         self.frame_table.reset()
 
     def move_to(self, join: Callable[[], tuple[OwnFrameTable, Supply]]) -> None:
-        """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go
-        first: a rank has one frame table and one reader bit."""
+        """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go first: a
+        rank has one frame table and one reader bit."""
         del self.frame_table, self.supply
         self.frame_table, self.supply = join()
 
@@ -86,9 +86,7 @@ class WindowPages(KindPages):
         places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
     """
 
-    def __init__(
-        self, frame_table: OwnFrameTable, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, frame_table: OwnFrameTable, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]) -> None:
         super().__init__(frame_table, supply)
         self._num_pages = num_pages
         self._reached = _reached(places)
@@ -96,10 +94,6 @@ class WindowPages(KindPages):
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
         return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
-
-    def hold(self, keys: Sequence[str], frames: Frames) -> Held | None:
-        """All window pages of ``keys``, or None; given from the end of the prefix on."""
-        return self.supply.hold(self.supply.lookup(keys), keys, frames)
 
     def joined(self, full: Copy, windows: Copy) -> Copy:
         """Both copies of a batch as one, whose layers are the model's."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pages of one kind come from: the frame tables that a rank asks, and behind them what is on its way from the
-store.
+"""Where pages of one kind come from: the frame tables that a rank asks, and behind them what is on its way from the store.
 
-A list of pages is supplied from its beginning: what was matched on the frame tables is leased, the rest is taken over
-from reads. All of it or nothing. Scheduler thread only.
+A list of pages is supplied from its beginning: what was matched on the frame tables is leased, the rest is taken over from
+reads. All of it or nothing. Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.arena.prefetch import InFlightRead, Prefetch
-from banyan.core import Run
+from banyan.core import Refusal, Run
 from banyan.ports import Copy, Frames, Lease, Match, Peers
 
 
@@ -90,16 +89,16 @@ class Supply:
         num_found = self.lookup(keys).num_pages
         return num_found + sum(run.num_pages for run in self.arriving(keys[num_found:]))
 
-    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | None:
+    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | Refusal:
         """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
         num_leased = min(match.num_pages, len(keys))
         in_flight_reads = self._attach(keys[num_leased:], frames[num_leased:])
         if in_flight_reads is None:
-            return None
+            return Refusal.IN_FLIGHT_READ
         lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
         if num_leased and lease is None:
             self.detach(in_flight_reads)
-            return None
+            return Refusal.LEASE
         return Held(lease, in_flight_reads, frames[:num_leased])
 
     def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[InFlightRead] | None:

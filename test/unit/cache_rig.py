@@ -9,7 +9,7 @@ from typing import Any
 
 from banyan.arena.prefetch import Prefetch
 from banyan.cache import PrefixCache
-from banyan.core import Fetch, Outcome, SourceKind
+from banyan.core import Fetch, Outcome, Refusal, SourceKind
 from banyan.layout import Layout, MemberSlots
 from banyan.planner import RequestFacts
 from banyan.restorable import KindPages, WindowPages
@@ -32,6 +32,9 @@ class Notes:
 
     def became(self, request: str, outcome: Outcome) -> None:
         self.told.append((request, outcome))
+
+    def refused(self, request: str, why: Refusal) -> None:
+        self.told.append((request, why))
 
     def started(self, fetches: Sequence[Fetch]) -> None:
         self.told.append(("started", tuple(fetches)))

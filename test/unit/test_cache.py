@@ -9,7 +9,7 @@ from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
 from banyan._native import FrameTable, Peers, RankTable
 from banyan.cache import NOTHING_QUEUED
-from banyan.core import Outcome, Run, SourceKind
+from banyan.core import Outcome, Refusal, Run, SourceKind
 from banyan.layout import Layout
 from banyan.planner import RequestFacts
 from banyan.supply import Supply
@@ -197,7 +197,7 @@ def test_planner_when_a_fetch_is_refused_then_told_and_the_next_batch_has_nothin
     node.reader.prepare(request("r"), keys(1))
     assert node.reader.admit("r", keys(1), frames(7)) is None
     assert node.reader.start() == NOTHING_QUEUED
-    assert node.planner.told == [("r", Outcome.REFUSED), ("started", ())]
+    assert node.planner.told == [("r", Refusal.ARRIVAL), ("started", ())]
 
 
 def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):

@@ -3,8 +3,7 @@
 
 Invariants
   1. Every frame is in exactly one state, and a key has at most one frame.
-  2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed
-     out.
+  2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed out.
   3. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 
@@ -116,7 +115,9 @@ class Residency:
             self.hold(spared)
             self._evict(missing)
             self.unhold(spared)
-        claimed = [self._free.pop() for _ in range(min(num_frames, len(self._free)))]
+        num_left = max(0, len(self._free) - num_frames)
+        claimed = self._free[num_left:][::-1]
+        del self._free[num_left:]
         self._filling.update(claimed)
         for watch in self._watches:
             watch.taken(claimed)
@@ -127,15 +128,18 @@ class Residency:
 
         A page that is resident already keeps its frame; the new one is free again.
         """
-        new = {key: frame for frame, key in zip(frames, keys, strict=True) if key not in self._frame_of}
-        self._filling.difference_update(new.values())
-        self.abandon([frame for frame in frames if frame in self._filling])
-        for key, frame in reversed(new.items()):
-            self._key_of[frame] = key
-            self._frame_of[key] = frame
-        self._frame_table.publish(array("q", new.values()), list(new))
+        new = dict(zip(keys, frames, strict=True))
+        if not self._frame_of.keys().isdisjoint(new) or len(new) < len(frames):
+            new = {key: frame for frame, key in zip(frames, keys, strict=True) if key not in self._frame_of}
+            kept = set(new.values())
+            self.abandon([frame for frame in frames if frame not in kept])
+        new_frames, new_keys = list(new.values()), list(new)
+        self._filling.difference_update(new_frames)
+        self._key_of.update(zip(reversed(new_frames), reversed(new_keys), strict=True))
+        self._frame_of.update(new)
+        self._frame_table.publish(array("q", new_frames), new_keys)
         for watch in self._watches:
-            watch.filled(list(new.values()), list(new))
+            watch.filled(new_frames, new_keys)
 
     def abandon(self, frames: Sequence[int]) -> None:
         """Claimed frames that will not be filled."""

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from banyan.core import SourceKind
-from banyan.telemetry import rid_pseudonym
+from banyan.telemetry import Why, rid_pseudonym
+
+WHY = {
+    Why.SHORT.value: "held elsewhere, too few to move (--banyan-min-fetch-tokens)",
+    Why.CHEAPER.value: "held elsewhere, computed sooner than moved",
+    Why.REFUSED.value: "held elsewhere, and gone by the time, or without room",
+    Why.GONE.value: "asked for before, held by nobody any more",
+    Why.NEW.value: "never asked for before",
+    Why.ABSENT.value: "held by nobody",
+    Why.TAIL.value: "at the end, less than a page or the last token",
+}
 
 
 def decisions_of(rid: str, nonce: str, plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -38,6 +48,8 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         )
     if plan["recompute_us"] is not None:
         lines.append(f"  recompute: {_ms(plan['recompute_us'])} expected")
+    if plan["computed"]:
+        lines.append("  computed: " + ", ".join(f"{tokens} {WHY[why]}" for why, tokens in plan["computed"].items()))
     if plan["steps"]:
         lines.append("  " + ", ".join(f"{what} after {_ms(after_s * 1e6)}" for what, after_s in plan["steps"]))
     return lines

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+
+from banyan.telemetry.computed import Why
 
 
 @dataclass(slots=True)
@@ -15,6 +18,13 @@ class Counters:
     peer_tokens: int = 0
     host_tokens: int = 0
     store_tokens: int = 0
+    computed_short_tokens: int = 0
+    computed_cheaper_tokens: int = 0
+    computed_refused_tokens: int = 0
+    computed_gone_tokens: int = 0
+    computed_new_tokens: int = 0
+    computed_absent_tokens: int = 0
+    computed_tail_tokens: int = 0
     lookups: int = 0
     lookup_hits: int = 0
     windowless_pages: int = 0
@@ -121,6 +131,11 @@ class Counters:
         self.host_tokens += host
         self.store_tokens += store
 
+    def count_computed(self, reasons: Mapping[Why, int]) -> None:
+        """Count the other tokens of that prompt, by why they were computed."""
+        for why, num_tokens in reasons.items():
+            self.add(f"computed_{why.value}_tokens", num_tokens)
+
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -131,6 +146,13 @@ DESCRIPTIONS = {
     "peer_tokens": "of these, tokens fetched from another rank's pool",
     "host_tokens": "of these, tokens fetched from the host arena, those that came there from another node included",
     "store_tokens": "of these, tokens read from the store",
+    "computed_short_tokens": "computed, though held elsewhere: less than --banyan-min-fetch-tokens",
+    "computed_cheaper_tokens": "computed, though held elsewhere: expected to be faster, or asked for",
+    "computed_refused_tokens": "computed, though held elsewhere when they were looked up: gone by then, or no room",
+    "computed_gone_tokens": "computed: prompts on this node had asked for them before, and nobody held them any more",
+    "computed_new_tokens": "computed: no prompt on this node had asked for them, as far as that is remembered",
+    "computed_absent_tokens": "computed: nobody held them, and this rank does not remember what was asked for",
+    "computed_tail_tokens": "computed at the ends of prompts: less than a page, and the last token",
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
     "windowless_pages": "pages found at the end of a tail whose window pages, or state, nobody held: computed",

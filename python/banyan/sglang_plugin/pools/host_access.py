@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from banyan import _native
@@ -15,7 +16,7 @@ from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.quarantine import OwnPages, frame_array
+from banyan.sglang_plugin.pools.quarantine import OwnPages
 
 
 class HostAccess:
@@ -40,7 +41,8 @@ class HostAccess:
         allocator.attach(pages)
 
     def frames(self, slots: torch.Tensor) -> Any:
-        return frame_array(slots[:: self._page_tokens] // self._page_tokens)
+        # Torch takes microseconds for each step of this.
+        return np.floor_divide(slots.numpy()[:: self._page_tokens], self._page_tokens, dtype=np.int64)
 
     def join(
         self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes

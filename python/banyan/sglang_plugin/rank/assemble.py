@@ -112,7 +112,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         num_in_step=kinds.full.member_slots.layout.attn_dp,
         fixed_tokens=kinds.fixed_tokens,
     )
-    faults.hush(planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
+    faults.hush(planner, "became", "refused", "started", "moved", "forward_begins", "forward_ended", "forward_took")
     return planner
 
 

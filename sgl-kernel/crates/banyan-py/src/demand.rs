@@ -31,9 +31,8 @@ impl PyDemand {
         (model.age_power, model.frequency_power)
     }
 
-    fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<()> {
-        self.demand.asked(words_from(numbers)?, prompt);
-        Ok(())
+    fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<usize> {
+        Ok(self.demand.asked(words_from(numbers)?, prompt))
     }
 
     fn peer_access(&mut self, numbers: &[u8]) -> PyResult<()> {

@@ -74,18 +74,20 @@ impl Demand {
         &self.hazard_model
     }
 
-    /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`.
-    pub fn asked(&mut self, numbers: Vec<u64>, prompt: &str) {
-        self.peer_access(&numbers);
+    /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`. How many of its first
+    /// pages were asked for before.
+    pub fn asked(&mut self, numbers: Vec<u64>, prompt: &str) -> usize {
+        let num_again = self.peer_access(&numbers);
         self.served(prompt);
         for number in &numbers {
             *self.num_waiting.entry(*number).or_insert(0) += 1;
         }
         self.queued.insert(prompt.to_owned(), numbers);
+        num_again
     }
 
-    /// A prompt of these pages has come to a peer, or to this rank.
-    pub fn peer_access(&mut self, numbers: &[u64]) {
+    /// A prompt of these pages has come to a peer, or to this rank. How many of its first pages were asked for before.
+    pub fn peer_access(&mut self, numbers: &[u64]) -> usize {
         let num_again = self.accesses.num_known(numbers);
         let num_lessons = LESSONS.min(num_again);
         let lesson = |turn: usize| numbers[(2 * turn + 1) * num_again / (2 * num_lessons)];
@@ -103,6 +105,7 @@ impl Demand {
                 self.hazard_model.came(wanted, other);
             }
         }
+        num_again
     }
 
     /// The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone.
@@ -193,6 +196,17 @@ mod tests {
             assert!((LEAST_ROWS..=MOST_ROWS).contains(&num_rows));
             assert!(MOST_DRAWN_FROM * demand.pages_per_lot >= reach.min(num_rows));
         }
+    }
+
+    #[test]
+    fn what_was_asked_for_before_is_told_from_the_first_page_on() {
+        let mut demand = Demand::new(640);
+        assert_eq!(demand.asked(prompt(1, 8), "one"), 0);
+        assert_eq!(demand.asked(prompt(1, 12), "two"), 8);
+        demand.came(&prompt(2, 4));
+        assert_eq!(demand.asked(prompt(2, 4), "three"), 4);
+        assert_eq!(demand.peer_access(&prompt(3, 4)), 0);
+        assert_eq!(demand.asked(prompt(3, 4), "four"), 4);
     }
 
     #[test]

@@ -31,14 +31,15 @@ class NodeDemand:
         self._counters = counters
         self._demand = _native.Demand(num_frames)
 
-    def asked(self, keys: list[str], request: str) -> None:
-        """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
+    def asked(self, keys: list[str], request: str) -> int:
+        """A request has come with a prompt of these pages, at least one, and waits until it is ``served``. How many of
+        its first pages prompts of before had asked for, here or at a peer."""
         for pages in self._others.peer_accesses():
             self._demand.peer_access(pages)
             self._counters.peer_prompts += 1
         pages = _native.page_numbers(keys)
         self._others.log_access(pages)
-        self._demand.asked(pages, request)
+        return self._demand.asked(pages, request)
 
     def served(self, request: str) -> None:
         """The request waits no longer, if it did."""
