@@ -457,7 +457,8 @@ class PrefixCache(Generic[Request]):
         self._counters.resets += 1
 
     def move_to(self, joins: Sequence[Callable[[], tuple[OwnFrameTable, Supply]]]) -> None:
-        """Go on in a new namespace: ``joins`` make the frame table and the supply of each kind. Call ``quiesce`` before."""
+        """Go on in a new namespace: ``joins`` make the frame table and the supply of each kind. Call ``quiesce``
+        before."""
         assert not self._queued and not self._moving and not self._ending
         for kind, join in zip(self._kinds, joins, strict=True):
             kind.move_to(join)

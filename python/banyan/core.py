@@ -112,7 +112,7 @@ class Refusal(Enum):
     """Why what was promised could not be had."""
 
     LEASE = "a page had moved since the lookup"
-    ARRIVAL = "what was on its way did not come"
+    IN_FLIGHT_READ = "what was on its way did not come"
     WINDOW = "a window page, or the state, had gone"
     SHARD = "another shard of the rank was refused"
     STOPPED = "the rank had stopped to share"

@@ -73,8 +73,8 @@ class KindPages:
         self.frame_table.reset()
 
     def move_to(self, join: Callable[[], tuple[OwnFrameTable, Supply]]) -> None:
-        """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go first: a
-        rank has one frame table and one reader bit."""
+        """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go
+        first: a rank has one frame table and one reader bit."""
         del self.frame_table, self.supply
         self.frame_table, self.supply = join()
 
@@ -86,7 +86,9 @@ class WindowPages(KindPages):
         places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
     """
 
-    def __init__(self, frame_table: OwnFrameTable, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, frame_table: OwnFrameTable, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]
+    ) -> None:
         super().__init__(frame_table, supply)
         self._num_pages = num_pages
         self._reached = _reached(places)

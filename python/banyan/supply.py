@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pages of one kind come from: the frame tables that a rank asks, and behind them what is on its way from the store.
+"""Where pages of one kind come from: the frame tables that a rank asks, and behind them what is on its way from the
+store.
 
-A list of pages is supplied from its beginning: what was matched on the frame tables is leased, the rest is taken over from
-reads. All of it or nothing. Scheduler thread only.
+A list of pages is supplied from its beginning: what was matched on the frame tables is leased, the rest is taken over
+from reads. All of it or nothing. Scheduler thread only.
 """
 
 from __future__ import annotations

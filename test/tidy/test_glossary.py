@@ -39,7 +39,7 @@ ORDINARY = set(
     spent start stat state step sticky stopwatch stored stranger stream subscription summary table taken task tcp
     telemetry thread tie tile time timeline timer token too top trace traced trans transfer transport tried unanswered
     unified unreached until upstream usage value verdict view wait waited waiting walk wanted watch watchdog watched
-    wearing web webpage whole wire worth writable write wrong
+    wearing web webpage whole why wire worth writable write wrong
     """.split()
 )
 

@@ -197,7 +197,7 @@ def test_planner_when_a_fetch_is_refused_then_told_and_the_next_batch_has_nothin
     node.reader.prepare(request("r"), keys(1))
     assert node.reader.admit("r", keys(1), frames(7)) is None
     assert node.reader.start() == NOTHING_QUEUED
-    assert node.planner.told == [("r", Refusal.ARRIVAL), ("started", ())]
+    assert node.planner.told == [("r", Refusal.IN_FLIGHT_READ), ("started", ())]
 
 
 def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):

@@ -3,7 +3,8 @@
 
 Invariants
   1. Every frame is in exactly one state, and a key has at most one frame.
-  2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed out.
+  2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed
+     out.
   3. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 

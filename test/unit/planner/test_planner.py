@@ -313,7 +313,7 @@ def test_why_when_what_was_found_is_not_moved_then_the_plan_says_why_or_it_was_r
 def test_decision_when_it_is_refused_then_the_cause_and_what_was_computed_are_told():
     made = planner(rates_of(PEER=1.0))
     made.decide("r", tail((PEER, 100)))
-    made.record_refused("r", Refusal.ARRIVAL)
+    made.record_refused("r", Refusal.IN_FLIGHT_READ)
     made.record_computed("r", {Why.REFUSED: 1600, Why.TAIL: 8})
     (told,) = made.explain()
     assert told["outcome"] == "refused: what was on its way did not come"

@@ -249,9 +249,9 @@ def test_prefix_when_only_the_store_has_it_then_the_copies_of_both_pools_follow_
 def test_prefix_when_stored_pages_of_one_kind_are_damaged_then_the_batch_fails(monkeypatch, stored, tmp_path, number):
     names = keys(1, 2, 3)
     store_pages(monkeypatch, stored, names)
-    frame_tables = sorted(tmp_path.glob("frame_table-*"))
-    assert len(frame_tables) == 2
-    damage(frame_tables[number])
+    shelves = sorted(tmp_path.glob("shelf-*"))
+    assert len(shelves) == 2
+    damage(shelves[number])
     (rank,) = make_node(monkeypatch, stored, num_ranks=1)
     _, index = load_while_it_is_read(rank, names)
     assert not rank.finish(index)
