@@ -81,7 +81,7 @@ def test_prompt_when_the_node_that_reads_its_end_fails_then_no_wrong_byte_lands_
         wire.remote_prefetch = rng.choice(list(RemotePrefetch))
         outcomes[wire.remote_prefetch, wire._fault, fetch(p, lender, rng)] += 1
         lender.recover(wire._fault, content)
-        lender.lending.lend(lender.stock)
+        lender.lending.lend(lender.exported)
         nothing_is_left(p, lender)
     p.close()
     assert len({(remote_prefetch, fault) for remote_prefetch, fault, _ in outcomes}) == len(RemotePrefetch) * (

@@ -21,20 +21,20 @@ BENCHES = {
     "stores": ("banyan_lab.bench.stores", "any store by its URL: puts and gets as a server makes them (--store)"),
     "directory": ("banyan_lab.bench.directory", "lookups, leases and publications on a directory of realistic size"),
 }
-NEEDED = {"hooks": "url", "store": "path", "stores": "store"}
+NEEDED = {"hooks": ("url", "URL"), "store": ("path", "DIR"), "stores": ("store", "URL")}
 """What is measured, where that is not this machine."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one measurement and print its rows; the process exit status."""
     args = _parser().parse_args(argv)
-    for what, option in NEEDED.items():
+    for what, (option, form) in NEEDED.items():
         if (args.what == what) != (getattr(args, option) is not None):
-            raise SystemExit(f"banyan bench: --{option} belongs to {what}, which needs it")
+            raise SystemExit(f"banyan bench: --{option} {form} belongs to {what}, which needs it")
     if args.path is not None and not os.path.isdir(args.path):
         raise SystemExit(f"banyan bench: --path {args.path}: no such folder: make one on the file system to measure")
     run = importlib.import_module(BENCHES[args.what][0]).run
-    places = [getattr(args, NEEDED[args.what])] if args.what in NEEDED else []
+    places = [getattr(args, NEEDED[args.what][0])] if args.what in NEEDED else []
     key = {} if args.api_key_file is None else {"api_key": args.api_key_file.read_text().strip()}
     result = run(*places, **key)
     if args.json:
