@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CODE := python cpu_engine lab benchmark test examples
-.PHONY: help setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak
+.PHONY: help overhead setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ fmt: setup ## format Python and Rust
 
 bench: setup ## the published benchmark of sharing between ranks, half an hour: make bench DATA=sharegpt.jsonl.gz [ARGS="--num-prompts 500"]
 	@$(PY) -m benchmark.demo --full $(if $(DATA),--dataset $(DATA)) $(ARGS)
+
+overhead: setup ## what sharing costs where nothing is shared and steps take milliseconds; leaves build/overhead/report.html
+	@$(PY) -m benchmark.overhead $(ARGS)
 
 pd: setup ## a prefill and a decode server with and without Banyan; leaves build/pd/report.json: make pd ARGS=--quick, or --dual
 	@$(PY) -m benchmark.pd $(ARGS)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may bring a prefix from one server to another: the door, a Mooncake store, a folder that both have mounted.
+"""What may bring a prefix from one server to another: the page server, a Mooncake store, a folder that both have
+mounted.
 
 Each has two servers of one rank, on a core each: the writer computes prompts, the reader is asked them afterwards. Both
 have an arena as large as the other carriers' servers have.
@@ -66,10 +67,10 @@ class Carrier(Protocol):
     def close(self) -> None: ...
 
 
-class Door:
+class PageServer:
     """The reader borrows from the writer's arena."""
 
-    name, source, counter = "door", "remote", "backed_up_pages"
+    name, source, counter = "page_server", "remote", "backed_up_pages"
 
     def __init__(self, folder: Path) -> None:
         self._address = f"{HOST}:{free_port()}"
@@ -159,7 +160,7 @@ class Mount:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-KINDS = {kind.name: kind for kind in (Door, MooncakeStore, Mount)}
+KINDS = {kind.name: kind for kind in (PageServer, MooncakeStore, Mount)}
 
 
 class Pair:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/network.md with the door, Mooncake and a shared mount side by side. Written by ``make docs``."""
+"""The table of docs/network.md with the page server, Mooncake and a shared mount side by side. Written by ``make
+docs``."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "remote_carriers.json
 """What ``python -m benchmark.remote --carriers`` writes as ``carriers_figures.json``."""
 
 NONE_KEPT = "No run is kept here yet.\n"
-TITLES = {"door": "door", "mooncake": "Mooncake", "mount": "shared mount"}
+TITLES = {"page_server": "page server", "mooncake": "Mooncake", "mount": "shared mount"}
 Figures = Mapping[str, Any]
 
 
@@ -67,8 +68,8 @@ def _ratio(name: str) -> Callable[[Figures], str]:
     return cell
 
 
-def _door_ratio(found: Figures) -> str:
-    return "-" if set(found["door_ratio"]["values"]) == {1.0} else _ratio("door_ratio")(found)
+def _page_server_ratio(found: Figures) -> str:
+    return "-" if set(found["page_server_ratio"]["values"]) == {1.0} else _ratio("page_server_ratio")(found)
 
 
 def _alone(found: Figures) -> str:
@@ -99,7 +100,7 @@ ROWS: Mapping[str, Callable[[Figures], str]] = {
     "the same, computed": _seconds("compute_s"),
     "computed at the writer": _seconds("write_s"),
     "carried to computed": _ratio("ttft_ratio"),
-    "the door's to this one's": _door_ratio,
+    "the page server's to this one's": _page_server_ratio,
     "a carried prompt's forward waited for layers": _milliseconds("carried_stall_s"),
     "tokens that were carried, the least": lambda found: f"{found['least_token_share']:.0%}",
     "from the writer's answer until all pages can be had, while it is awake": _milliseconds("lag_s"),

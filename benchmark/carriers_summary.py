@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from benchmark.carriers import Taken
 
 Row = Mapping[str, Any]
-DOOR = "door"
+PAGE_SERVER = "page_server"
 MEANS = ("write_s", "write_cpu_s", "carried_s", "carried_cpu_s", "compute_s", "compute_cpu_s")
 """Means of a repeat's prompts, then the spread of these."""
 EACH = ("lag_s", "carried_stall_s")
@@ -29,14 +29,14 @@ def summarise(
 ) -> dict[str, Any]:
     """The figures of each carrier; ratios are within a repeat."""
     by_name = {name: [row for row in rows if row["carrier"] == name] for name in taken}
-    door_s = _means(by_name[DOOR], "carried_s")
+    page_server_s = _means(by_name[PAGE_SERVER], "carried_s")
     every = [*rows, *alone, *killed]
     return {
         "carriers": {
             name: {
                 **_figures(mine, prompt_tokens),
                 "ttft_ratio": paired_ratio(_means(mine, "carried_s"), _means(mine, "compute_s")),
-                "door_ratio": paired_ratio(door_s, _means(mine, "carried_s")),
+                "page_server_ratio": paired_ratio(page_server_s, _means(mine, "carried_s")),
                 "memory_bytes_per_page": taken[name].memory_bytes,
                 "disk_bytes_per_page": taken[name].disk_bytes,
                 "alone": _alone([row for row in alone if row["carrier"] == name]),

@@ -35,6 +35,7 @@ FIELDS = (
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "frequency_penalty", "min_new_tokens"),
     *("presence_penalty", "repetition_penalty", "ignore_eos", "skip_special_tokens", "max_new_tokens", "seed"),
+    *("sampling_seed", "logit_bias", "no_stop_trim", "stop_regex", "spaces_between_special_tokens"),
 )
 HEADERS = (
     *("x-banyan-node", "x-banyan-anything", "x-smg-routing-key", "x-data-parallel-rank"),
@@ -62,9 +63,12 @@ def request(rng: random.Random, prompt: Sequence[int]) -> Drawn:
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
         body = _changed(rng, body)
     text = json.dumps(bounded(body)).encode()
-    if rng.random() < 0.1:
+    is_garbled = rng.random() < 0.1
+    if is_garbled:
         text = _garbled(rng, text)
     headers = {rng.choice(HEADERS): _header_value(rng) for _ in range(rng.choice((0, 0, 1, 2)))}
+    if not is_garbled and rng.random() < 0.3:
+        text = json.dumps(bounded(_warmed(body))).encode()
     # SGLang closes some connections behind a refusal: nobody else's request is to be on one.
     return Drawn(path, {**headers, "Content-Type": "application/json", "Connection": "close"}, text)
 
@@ -110,7 +114,7 @@ def _hints(rng: random.Random) -> dict[str, Any]:
         "policy",
         "action",
         "reason",
-        "doors",
+        "page_servers",
         "node",
         "server",
         "dp_max_kv_len",
@@ -148,6 +152,13 @@ def _changed(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
     elif places:
         holder[rng.choice(places)] = _value(rng)
     return body
+
+
+def _warmed(value: Any) -> Any:
+    """The same with a temperature, where there was none: without one SGLang looks at no other sampling parameter."""
+    if isinstance(value, dict):
+        return {name: 1.0 if name == "temperature" and inner == 0 else _warmed(inner) for name, inner in value.items()}
+    return [_warmed(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _garbled(rng: random.Random, text: bytes) -> bytes:

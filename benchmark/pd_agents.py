@@ -36,7 +36,14 @@ from benchmark.pd_dual import KINDS, LIMIT_MB_PER_S, read_bytes, started
 from benchmark.provenance import provenance
 
 NAME = "agents"
-COUNTED = ("errands", "errands_sent", "errands_failed", "pulls", "pull_failed_pages", "fetches_failed")
+COUNTED = (
+    "remote_prefetches",
+    "remote_prefetches_sent",
+    "remote_prefetches_failed",
+    "pulls",
+    "pull_failed_pages",
+    "fetches_failed",
+)
 LOADS = ("hurried", "paced")
 NUM_ROUNDS = 2
 TIMEOUT_S = 600.0

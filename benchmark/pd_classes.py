@@ -3,11 +3,11 @@
 
     python -m benchmark.pd --classes          needs root, `unshare` and `tc`
 
-On a loopback of its own, limited to `LINK_MBIT`, 64 bytes go to and fro, in the high class; and a loan is pulled again
-and again, by the code that pulls pages of other nodes: with `--banyan-dscp`'s mark, which puts it into the low class,
-and with `--banyan-in-flight-kb` at what this path needs (`marked`); with that bound alone (`bounded`); and without
-either (`unmarked`). The small messages' processes have the first core, the pulls' the others: what is measured is the
-path.
+On a loopback of its own, limited to `LINK_MBIT`, 64 bytes go to and fro, in the high class; and a remote lease is
+pulled again and again, by the code that pulls pages of other nodes: with `--banyan-dscp`'s mark, which puts it into the
+low class, and with `--banyan-in-flight-kb` at what this path needs (`marked`); with that bound alone (`bounded`); and
+without either (`unmarked`). The small messages' processes have the first core, the pulls' the others: what is measured
+is the path.
 
 * `high_class_p99_ratio`: the messages' p99 beside marked pulls, to that with nothing beside them;
   `high_class_p99_ratio_bounded` and `_unmarked`: beside pulls that share their class. Medians over rounds.
@@ -36,7 +36,7 @@ from typing import Any, cast
 import numpy as np
 
 from banyan.core import Address
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.tcp import TcpCarrier, TcpSource
 from banyan.features.nodes.wire import TOKEN_BYTES
 from benchmark.own_network import TrafficClasses, figures_inside
@@ -46,7 +46,7 @@ from benchmark.servers import unwind_on_sigterm
 LINK_MBIT = 1000
 LOW_DSCP = 8
 IN_FLIGHT_BYTES = 112 << 10
-"""A millisecond of the path. With half of it loans fill the path too, and messages wait no less."""
+"""A millisecond of the path. With half of it remote leases fill the path too, and messages wait no less."""
 
 UNBOUNDED_BYTES = 1 << 30
 KINDS = {
@@ -54,7 +54,7 @@ KINDS = {
     "bounded": (None, IN_FLIGHT_BYTES),
     "unmarked": (None, UNBOUNDED_BYTES),
 }
-"""How loans travel: mark, and bytes under way at most."""
+"""How remote leases travel: mark, and bytes under way at most."""
 
 NUM_ROUNDS = 5
 ROUND_S = 6.0
@@ -78,10 +78,14 @@ class _Pages:
 
 def _lend(ports: Any, dscp: int | None, in_flight_bytes: int) -> None:
     _stand_back()
-    loans = SimpleNamespace(find=lambda token: SimpleNamespace(goods=pages))
+    remote_leases = SimpleNamespace(find=lambda token: SimpleNamespace(leased_frames=pages))
     pages = _Pages()
     source = TcpSource(
-        Address(HOST, 0), cast(Loans, loans), num_layers=NUM_LAYERS, dscp=dscp, in_flight_bytes=in_flight_bytes
+        Address(HOST, 0),
+        cast(RemoteLeases, remote_leases),
+        num_layers=NUM_LAYERS,
+        dscp=dscp,
+        in_flight_bytes=in_flight_bytes,
     )
     ports.send(source.port)
     ports.recv()

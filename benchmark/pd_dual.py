@@ -87,7 +87,7 @@ class Setting:
 
 @contextmanager
 def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
-    store, door = out / "store", f"127.0.0.1:{free_port()}"
+    store, page_server = out / "store", f"127.0.0.1:{free_port()}"
     shutil.rmtree(store, ignore_errors=True)
     secret = write_secret(out / "secret")
     common = (*DTYPE, "--banyan-secret-file", str(secret), "--banyan-plan", "move")
@@ -101,13 +101,13 @@ def started(name: str, model: Path, out: Path) -> Iterator[Setting]:
         kind=ForkedServer,
         prefill_args=(
             *common,
-            *("--banyan-peers", door, "--banyan-host-gb", PREFILL_HOST_GB[name]),
+            *("--banyan-peers", page_server, "--banyan-host-gb", PREFILL_HOST_GB[name]),
             *("--max-total-tokens", PREFILL_POOL_TOKENS[name]),
             *(limit if "prefill" in LIMITED[name] else ()),
         ),
         decode_args=(
             *common,
-            *("--banyan-listen", door, "--banyan-host-gb", DECODE_HOST_GB[name]),
+            *("--banyan-listen", page_server, "--banyan-host-gb", DECODE_HOST_GB[name]),
             *("--max-total-tokens", DECODE_POOL_TOKENS[name]),
             *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             *(limit if "decode" in LIMITED[name] else ()),
@@ -276,7 +276,10 @@ def measure_setting(name: str, model: Path, out: Path, seed: int) -> dict[str, A
             for kind in KINDS
         )
         counters = {
-            side: {word: setting.pair.total(server, word) for word in ("errands", "errands_sent", "errands_failed")}
+            side: {
+                word: setting.pair.total(server, word)
+                for word in ("remote_prefetches", "remote_prefetches_sent", "remote_prefetches_failed")
+            }
             for side, server in servers.items()
         }
     return {

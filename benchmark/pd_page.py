@@ -152,12 +152,12 @@ def _one_at_a_time(settings: Mapping[str, Any]) -> str:
         by_place.setdefault(place_and_time(setting["provenance"]), []).append(name)
     runs = "; ".join(f"`python -m benchmark.pd --dual {' '.join(names)}`, {place}" for place, names in by_place.items())
     sizes = next(iter(settings.values()))["sizes"]
-    errands = sum(setting["counters"]["decode"]["errands"] for setting in settings.values())
-    failed = sum(setting["counters"]["prefill"]["errands_failed"] for setting in settings.values())
+    remote_prefetches = sum(setting["counters"]["decode"]["remote_prefetches"] for setting in settings.values())
+    failed = sum(setting["counters"]["prefill"]["remote_prefetches_failed"] for setting in settings.values())
     return (
         f"{runs}. {sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens, each asked "
         f"in {sizes['num_rounds']} rounds, one at a time; where reads are limited, to {sizes['limit_mb_per_s']:g} "
-        f"MB/s. The decode server read for {errands} requests; {failed} such reads failed."
+        f"MB/s. The decode server read for {remote_prefetches} requests; {failed} such reads failed."
     )
 
 

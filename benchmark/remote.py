@@ -9,7 +9,7 @@
 Two servers of one rank each, on a core each; the second one asks the first. Each repeat has prompts of its own: the
 first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
 once under a salt (they are nowhere), in alternating order, one request at a time. Answers are compared. Beside that the
-bytes of as many pages go between two processes, by Banyan's door and by a NIXL READ in turns. Writes
+bytes of as many pages go between two processes, by Banyan's page server and by a NIXL READ in turns. Writes
 build/remote/report.json, with `--faults` (`remote_faults`) faults.json, with `--carriers` (`remote_carriers`)
 carriers.json, and with `--source` (`remote_source`) source.json.
 """
@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--link-repeats", type=int, default=12)
     parser.add_argument("--faults", type=int, metavar="N", help="only: cut N pulls short by a kill, and N by a stop")
     parser.add_argument(
-        "--carriers", action="store_true", help="only: the door, a Mooncake store and a shared mount side by side"
+        "--carriers",
+        action="store_true",
+        help="only: the page server, a Mooncake store and a shared mount side by side",
     )
     parser.add_argument("--source", action="store_true", help="only: what lending costs the answers of the node")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same prefixes through the door, a Mooncake store and a shared mount, side by side: what each is worth, and takes.
+"""The same prefixes through the page server, a Mooncake store and a shared mount, side by side: what each is worth, and
+takes.
 
     python -m benchmark.remote --carriers
 

@@ -41,8 +41,8 @@ RATE = 12e6
 """Bytes a second. A prompt has 4 KiB a token, of two bytes each."""
 
 CUT_AT = (0.02, 0.7)
-"""Of a prompt's bytes. Less may be an answer of the door; of the rest most is on its way to the one who asked, who gets
-it in any case."""
+"""Of a prompt's bytes. Less may be an answer of the page server; of the rest most is on its way to the one who asked,
+who gets it in any case."""
 
 NUM_CONTROLS = 5
 MOST_EXTRA_S = {"kill": 1.0, "stop": 3.0}
@@ -76,7 +76,7 @@ def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any
     rows = Rows(out / "faults.jsonl", commit(REPOSITORY))
     rng = random.Random(f"faults-{seed}-{len(rows.of('kill'))}-{len(rows.of('stop'))}")
     nodes = Nodes(model, out, ForkedServer, ("--banyan-plan", "move"), BY_WAY_OF)
-    path = SlowPath(BY_WAY_OF, HOST, (nodes.door_port, nodes.door_port + 1), rate=RATE)
+    path = SlowPath(BY_WAY_OF, HOST, (nodes.page_server_port, nodes.page_server_port + 1), rate=RATE)
     with path, nodes:
         for _ in range(NUM_CONTROLS):
             rows.add(_control(nodes, path, rng))
@@ -85,11 +85,11 @@ def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any
         for how in reversed(FAULTS):
             cut_pulls(nodes, path, how, num_faults, num_bytes, rng, rows)
         nodes.hear_lender()
-        door, node = nodes.lender.ranks()[0]["door"], nodes.borrower.ranks()[0]["nodes"]
+        page_server, node = nodes.lender.ranks()[0]["page_server"], nodes.borrower.ranks()[0]["nodes"]
     rows.end()
     faults, controls = [row for how in FAULTS for row in rows.of(how)], rows.of(CONTROL)
     sizes = {"prompt_tokens": PROMPT_TOKENS, "mb_per_s": RATE / 1e6}
-    found = {"sizes": sizes, "rows": faults, "controls": controls, "door": door, "nodes": node}
+    found = {"sizes": sizes, "rows": faults, "controls": controls, "page_server": page_server, "nodes": node}
     return {**summarise(faults, controls), **found}
 
 

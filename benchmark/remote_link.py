@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a loan against a bare NIXL READ of the same pages: between two processes, both over TCP, taking turns.
+"""The bytes of a remote lease against a bare NIXL READ of the same pages: between two processes, both over TCP, taking
+turns.
 
 `run` starts the other process. Rates are of whole transfers, verified on our side and not on NIXL's.
 """
@@ -19,8 +20,8 @@ from typing import Any
 from banyan import _native
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
-from banyan.features.nodes.door import Door
-from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.exported_arena import ExportedArena
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
@@ -98,13 +99,13 @@ def lend() -> None:
     """The other process."""
     memory = _memory("lender")
     memoryview(memory)[:] = os.urandom(memory.num_bytes)
-    roster = _native.Roster.create(1)
-    shelf = _native.Shelf(roster, 0, NAMESPACE, memory, NUM_PAGES, BLOCK.table(), BLOCK.frame_bytes)
-    shelf.publish(array("q", range(NUM_PAGES)), _page_keys())
-    peers = _native.Peers(roster, None, 1, NAMESPACE, BLOCK.table(), memory, BLOCK.frame_bytes)
+    rank_table = _native.RankTable.create(1)
+    frame_table = _native.FrameTable(rank_table, 0, NAMESPACE, memory, NUM_PAGES, BLOCK.table(), BLOCK.frame_bytes)
+    frame_table.publish(array("q", range(NUM_PAGES)), _page_keys())
+    peers = _native.Peers(rank_table, None, 1, NAMESPACE, BLOCK.table(), memory, BLOCK.frame_bytes)
     address = Address("127.0.0.1", int(sys.argv[1]))
-    door = Door(address, KEYS, max_pages=2 * NUM_PAGES, num_layers=len(BLOCK.layer_bytes))
-    door.lending.lend(ArenaStock(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))
+    page_server = PageServer(address, KEYS, max_pages=2 * NUM_PAGES, num_layers=len(BLOCK.layer_bytes))
+    page_server.lending.lend(ExportedArena(peers, namespace=NAMESPACE, arena_slots=[0], block=BLOCK))
     agent = _Agent("lender", memory)
     print(DESCRIBED, agent.describe(), flush=True)
     sys.stdin.read()

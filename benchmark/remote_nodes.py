@@ -25,7 +25,7 @@ HOST_IP = ("SGLANG_HOST_IP", HOST)
 
 class Nodes:
     """The two servers. ``kind``: how each of them is started; ``flags``: of both; ``by_way_of``: the host under which
-    the second one knows the first; ``choose_port``: of the first one's door, which takes the next port too;
+    the second one knows the first; ``choose_port``: of the first one's page server, which takes the next port too;
     ``cores``: where all threads of each stay, as taskset(1) lists them; None: they run where the system puts them."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Nodes:
     ) -> None:
         self._model, self._logs, self._kind = model, folder / "logs", kind
         secret = write_secret(folder / "secret")
-        self.door_port = choose_port()
+        self.page_server_port = choose_port()
 
         def spec(label: str, core: int, *more: str) -> ServerSpec:
             own = (*FLAGS, "--banyan-secret-file", str(secret), *flags, *more)
@@ -48,8 +48,8 @@ class Nodes:
             return ServerSpec(label, 1, "on", own, env, None if cores is None else cores[core])
 
         self._specs = [
-            spec("lender", 0, "--banyan-listen", f"{HOST}:{self.door_port}"),
-            spec("borrower", 1, "--banyan-peers", f"{by_way_of}:{self.door_port}"),
+            spec("lender", 0, "--banyan-listen", f"{HOST}:{self.page_server_port}"),
+            spec("borrower", 1, "--banyan-peers", f"{by_way_of}:{self.page_server_port}"),
         ]
         self._servers = [self._begin(spec) for spec in self._specs]
         self.lender, self.borrower = (Engine(server.url) for server in self._servers)

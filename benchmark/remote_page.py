@@ -41,8 +41,8 @@ def page(run: Mapping[str, Any]) -> str:
         f"`python -m benchmark.remote`, {place_and_time(run['provenance'])}. Two servers on a core each, "
         f"{run['num_compared']} prompts of {sizes['prompt_tokens']} tokens, one at a time, in {sizes['num_repeats']} "
         f"repeats; of each {run['remote_token_share']:.0%} came from the other node. Bytes of "
-        f"{sizes['link_pages']} pages, by the door and by NIXL in {sizes['num_link_repeats']} turns, over TCP on one "
-        "host."
+        f"{sizes['link_pages']} pages, by the page server and by NIXL in {sizes['num_link_repeats']} turns, over TCP "
+        "on one host."
     )
     return figures_table(run, MARKS, conditions)
 

@@ -303,7 +303,7 @@ def answers(url: str, *, timeout_s: float) -> bool:
 
 
 def write_secret(path: Path) -> Path:
-    """A new secret for the doors of some servers, where nobody else may read it; its absolute path."""
+    """A new secret for the page servers of some servers, where nobody else may read it; its absolute path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

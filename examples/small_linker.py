@@ -3,7 +3,7 @@
 
     python examples/small_linker.py
 
-A ``SmallRank`` owns a pool of pages in shared memory and announces it in a frame table (``Shelf``). ``lookup``,
+A ``SmallRank`` owns a pool of pages in shared memory and announces it in a frame table (``FrameTable``). ``lookup``,
 ``load``, ``start``, ``wait_layer``, ``finish`` and ``offload`` are the calls that SGLang makes of a linker, in this
 order; the decisions behind them are ``banyan.cache``'s. docs/tour.md walks through it.
 """
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 from banyan.cache import PrefixCache
 from banyan.core import Fetch, Offer, Outcome, SourceKind
-from banyan.layout import Layout, Seats
+from banyan.layout import Layout, MemberSlots
 from banyan.restorable import KindPages
 from banyan.supply import Supply
 from banyan.telemetry import Counters
@@ -59,19 +59,19 @@ class FetchAll:
 class SmallRank:
     """One rank: ``pool`` is ``[layer, frame, byte]``, what SGLang's KV pool is to a real one."""
 
-    def __init__(self, roster: Roster, rank: int) -> None:
+    def __init__(self, rank_table: RankTable, rank: int) -> None:
         memory = SharedBytes.create(NUM_LAYERS * NUM_FRAMES * LAYER_BYTES, f"pool of rank {rank}")
         self.pool = np.frombuffer(memory, dtype=np.uint8).reshape(NUM_LAYERS, NUM_FRAMES, LAYER_BYTES)
         # Where the bytes of each layer lie: offset of frame 0, bytes of a page there.
         geometry = [[(layer * NUM_FRAMES * LAYER_BYTES, LAYER_BYTES)] for layer in range(NUM_LAYERS)]
-        shelf = Shelf(roster, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
-        peers = Peers(roster, rank, rank, NAMESPACE, geometry, memory)
-        seats = Seats(LAYOUT, rank, 0)
+        frame_table = FrameTable(rank_table, rank, NAMESPACE, memory, NUM_FRAMES, geometry)
+        peers = Peers(rank_table, rank, rank, NAMESPACE, geometry, memory)
+        member_slots = MemberSlots(LAYOUT, rank, 0)
         self.counters = Counters()
         self.cache: PrefixCache[Request] = PrefixCache(
-            seats=seats,
+            member_slots=member_slots,
             page_tokens=PAGE_TOKENS,
-            full=KindPages(shelf, Supply(peers, seats.peers, prefetch=None)),
+            full=KindPages(frame_table, Supply(peers, member_slots.peers, prefetch=None)),
             beside=(),
             planner=FetchAll(),
             agreed=lambda granted: granted,  # this process is the whole rank
@@ -114,8 +114,8 @@ def _frames(numbers: Sequence[int]) -> np.ndarray:
 
 
 def main() -> None:
-    roster = Roster.create(LAYOUT.num_ranks)
-    first, second = SmallRank(roster, 0), SmallRank(roster, 1)
+    rank_table = RankTable.create(LAYOUT.num_ranks)
+    first, second = SmallRank(rank_table, 0), SmallRank(rank_table, 1)
     prompt = list(range(100))
     keys = page_keys(prompt)
 

@@ -70,6 +70,8 @@ WIDE = Shape(
     {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
 )
 """For measurements: a prompt of it takes long enough to be worth finding again."""
+LONG = Shape("long", "llama", {"num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 131_072})
+"""For measurements: a context as large models have, and steps of milliseconds."""
 MOE = Shape(
     "moe",
     "qwen3_moe",

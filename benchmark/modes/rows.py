@@ -251,7 +251,7 @@ def _refused() -> tuple[Mode, ...]:
     return (
         row("pipeline parallelism", *two, "--pp-size", "2"),
         row("one server on several nodes", *two, "--nnodes", "2", "--dist-init-addr", "127.0.0.1:29999"),
-        row("more than 64 seats", "--tp", "4", "--dp", "16", "--banyan-host-gb", "1"),
+        row("more than 64 member slots", "--tp", "4", "--dp", "16", "--banyan-host-gb", "1"),
         row("data-parallel attention of a dense Llama", *IN_STEP_TOO),
         row("context-parallel attention", "--tp", "2", "--attn-cp-size", "2"),
         row("context-parallel decode", "--tp", "2", "--dcp-size", "2"),

@@ -167,7 +167,7 @@ class Node:
         self._ranks[number].demand.asked(pages, work.name)
         if self._setting.hears:
             for peer in self._ranks[:number] + self._ranks[number + 1 :]:
-                peer.demand.heard(pages)
+                peer.demand.peer_access(pages)
 
     def _enqueue(self, work: _Work, number: int) -> None:
         rank = self._ranks[number]
@@ -182,7 +182,7 @@ class Node:
             work, _, wait = held
             prompt = self._prompt(work)
             has_come = prompt.cached_tokens[wait.rank] >= wait.num_tokens
-            if has_come or not self._dispatcher.is_awaited(prompt, wait):
+            if has_come or not self._dispatcher.is_pending(prompt, wait):
                 self._held.remove(held)
                 self._place(work, prompt)
 
@@ -334,10 +334,10 @@ class Node:
             return Victims(look, near, looks, self._setting.splits)
 
         def expected(page: Page, copy: SourceKind | None) -> float:
-            return (1.0 if copy is None else share) * demand.chances(page_numbers([page]))[0]
+            return (1.0 if copy is None else share) * demand.reuse_probabilities(page_numbers([page]))[0]
 
         def expected_by_age(page: Page, copy: SourceKind | None) -> float:
-            age, _ = demand.age_and_sights(page_number(page))
+            age, _ = demand.age_and_accesses(page_number(page))
             return (1.0 if copy is None else share) / (age + 1)
 
         match self._setting.evicts:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native core: shared memory, the page directory of a node, leases, and page copies.
 
-Processes meet in a `Roster`. A rank announces its pool there with a `Shelf` and reads the other ranks through `Peers`.
+Processes meet in a `RankTable`. A rank announces its pool there with a `FrameTable` and reads the other ranks through
+`Peers`.
 
 Common to all:
 
@@ -132,19 +133,19 @@ class PeerMemory:
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-class Roster:
+class RankTable:
     """The table in which the ranks of one server find each other: made once by the process that launches them. Any
     thread."""
 
     @staticmethod
-    def create(num_slots: int) -> Roster:
+    def create(num_slots: int) -> RankTable:
         """Make a table of 1 to 64 slots."""
 
     @staticmethod
-    def open(path: str) -> Roster:
+    def open(path: str) -> RankTable:
         """Open the table of another process of this user.
 
-        Raises OSError when the path cannot be opened, ValueError when it holds no roster or one of another format.
+        Raises OSError when the path cannot be opened, ValueError when it holds no rank table or one of another format.
         """
 
     @property
@@ -191,24 +192,25 @@ class Roster:
         is taken again."""
 
 class Demand:
-    """How likely pages are to be wanted again: learnt from what prompts ask for, here and on the ranks that are heard
-    of. One thread.
+    """How likely pages are to be wanted again: learnt from what prompts ask for, here and on the ranks whose logs are
+    read of. One thread.
 
     Pages go by numbers as `page_numbers` gives them; a prompt's from its first page on. Some ten times as many pages as
     the pools hold are remembered, in 8 bytes each and 32 MB at most.
     """
 
     def __init__(self, num_frames: int) -> None:
-        """`num_frames`: of the pools whose prompts are heard of here, at least one."""
+        """`num_frames`: of the pools whose prompts are known here, at least one."""
 
     @property
     def powers(self) -> tuple[float, float]:
-        """What has been learnt: a page's chance goes as its age to the one power, and as its sights to the other."""
+        """What has been learnt: a page's chance goes as its age to the one power, and as its accesses to the other."""
 
-    def asked(self, numbers: bytes, prompt: str) -> None:
-        """A prompt of these pages has come, and waits here until the one of its name is `served`."""
+    def asked(self, numbers: bytes, prompt: str) -> int:
+        """A prompt of these pages has come, and waits here until the one of its name is `served`. How many of its first
+        pages were asked for before, here or at a peer."""
 
-    def heard(self, numbers: bytes) -> None:
+    def peer_access(self, numbers: bytes) -> None:
         """A prompt of these pages has come to a peer."""
 
     def served(self, prompt: str) -> None:
@@ -217,10 +219,10 @@ class Demand:
     def came(self, numbers: bytes) -> None:
         """The tree has these pages of one chain now. Those that no prompt has named begin their age."""
 
-    def chances(self, numbers: bytes) -> list[float]:
+    def reuse_probabilities(self, numbers: bytes) -> list[float]:
         """Of each page to be wanted, as against other pages; infinite while a prompt waits here that asks for it."""
 
-    def age_and_sights(self, number: int) -> tuple[int, int]:
+    def age_and_accesses(self, number: int) -> tuple[int, int]:
         """How many pages were asked for since the page was, and how often it was, from 1 to 8. A page that is not known
         is older than all others."""
 
@@ -229,17 +231,17 @@ def page_numbers(keys: list[str]) -> bytes:
 
 def page_number(key: str) -> int: ...
 
-class Shelf:
+class FrameTable:
     """A rank's announcement of its pool. Belongs to one thread (the scheduler).
 
     A frame is idle, published, or in quarantine: withdrawn, while a peer may still be reading it. Frames in
     quarantine must not be
-    written; `drain` hands them back. The shelf keeps the pool alive.
+    written; `drain` hands them back. The frame table keeps the pool alive.
     """
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         namespace: bytes,
         pool: SharedBytes | DevicePool,
@@ -257,8 +259,8 @@ class Shelf:
     def publish(self, frames: Frames, keys: Sequence[str]) -> int:
         """Make `frames[i]` findable as `keys[i]`; returns how many are new. The pages must be complete.
 
-        Passed over: a frame already published under the same key, and a key that another frame of this shelf has (the
-        first
+        Passed over: a frame already published under the same key, and a key that another frame of this frame table has
+        (the first
         stays). ValueError for a frame published under another key, or in quarantine.
         """
 
@@ -276,7 +278,7 @@ class Shelf:
     def take_touched(self, frames: Frames) -> bytes:
         """Those of `frames` that somebody leased since they were last asked about here: what eviction goes by."""
 
-    def tell(self, pages: bytes) -> None:
+    def log_access(self, pages: bytes) -> None:
         """Tell the peers that a prompt of these pages has come (`page_numbers`). Of a very long one, its beginning."""
 
     def reset(self) -> None:
@@ -398,33 +400,33 @@ class PromptTokens:
 
     def __len__(self) -> int:
         """Without the `tokens_ahead`."""
-    def trail(self) -> Trail:
+    def prefix_fingerprint(self) -> PrefixFingerprint:
         """Made at the first call."""
 
-class Trail:
-    """What stays of a prompt to compare others with: 8 bytes a page. For advice: equal trails may, by intent, belong to
-    different prompts. Any thread."""
+class PrefixFingerprint:
+    """What stays of a prompt to compare others with: 8 bytes a page. For advice: equal prefix fingerprints may, by
+    intent, belong to different prompts. Any thread."""
 
     def __len__(self) -> int:
         """In tokens, whole pages."""
 
-    def row(self) -> TrailRow:
-        """A new one, empty, for trails of the same page size."""
+    def row(self) -> PrefixFingerprintRow:
+        """A new one, empty, for prefix fingerprints of the same page size."""
 
-    def most_in_common(self, row: TrailRow) -> int:
+    def most_in_common(self, row: PrefixFingerprintRow) -> int:
         """The most leading tokens that it has in common with one of the row; none where the prior digests differ."""
 
-    def oldest_in_common(self, row: TrailRow, num_tokens: int) -> int | None:
+    def oldest_in_common(self, row: PrefixFingerprintRow, num_tokens: int) -> int | None:
         """The place, the latest being 0, of the oldest of the row that begins with the same whole pages of so many
         tokens."""
 
-class TrailRow:
-    """Trails in a row, the latest first. One thread at a time."""
+class PrefixFingerprintRow:
+    """Prefix fingerprints in a row, the latest first. One thread at a time."""
 
     def __len__(self) -> int:
-        """The number of trails."""
+        """The number of prefix fingerprints."""
 
-    def appendleft(self, trail: Trail) -> None:
+    def appendleft(self, prefix_fingerprint: PrefixFingerprint) -> None:
         """ValueError for another page size."""
 
     def pop(self) -> int:
@@ -436,7 +438,7 @@ class Peers:
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int | None,
         reader_bit: int,
         namespace: bytes,
@@ -452,7 +454,7 @@ class Peers:
         """
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
-        """Leading pages that live shelves hold: the one with the longest run, then on from its end.
+        """Leading pages that live frame tables hold: the one with the longest run, then on from its end.
 
         `slots` says which to ask, the preferred first among equally long runs. Without it all but the own one are
         asked, the next above the own first, cyclically, so that ranks choose different sources.
@@ -461,10 +463,10 @@ class Peers:
     def holders(self, keys: Sequence[str], slots: Sequence[int]) -> list[int | None]:
         """For each page by itself the first of `slots` that holds it; the own one too, if it is named."""
 
-    def heard(self, slots: Sequence[int]) -> list[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> list[bytes]:
         """The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as
-        `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was told too long ago was
-        missed, and of a prompt then maybe the rest is heard."""
+        `page_numbers`; the lowest bit says where a prompt begins. Waits for nobody: what was logged too long ago was
+        missed, and of a prompt then maybe the rest is read."""
 
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted: `take_touched` names them. A lease does so by itself."""
@@ -473,7 +475,7 @@ class Peers:
         """Per slot, the own one too: how many leading pages it holds; 0 for empty, dead and foreign slots."""
 
     def prefix_lens_of(self, page_keys: PageKeys, prompt: PromptTokens, max_hashed_pages: int) -> list[int]:
-        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for shelves that publish prefixes.
+        """`prefix_lens` of a prompt's whole pages, see `PageKeys.of`, for frame tables that publish prefixes.
 
         Hashes only as far as somebody holds the prompt, and of what is not remembered at most `max_hashed_pages` (in
         whole chunks): beyond that nobody counts as a holder, this time. Who has the last page of a chunk is taken to

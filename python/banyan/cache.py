@@ -30,9 +30,9 @@ from typing import Generic
 
 from banyan import faults
 from banyan.arena.prefetch import joined
-from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
-from banyan.layout import Seats
-from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnShelf, Request
+from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
+from banyan.layout import MemberSlots
+from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable, Request
 from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Held, Part, Supply
 from banyan.telemetry import Counters
@@ -49,7 +49,7 @@ MAX_REMEMBERED = 4096
 NOTHING_OFFERED = Offer((), -1)
 
 FRAME_BYTES = 8
-"""Frames that come back from the shelf are bytes of int64."""
+"""Frames that come back from the frame table are bytes of int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class PrefixCache(Generic[Request]):
     def __init__(
         self,
         *,
-        seats: Seats,
+        member_slots: MemberSlots,
         page_tokens: int,
         full: KindPages,
         beside: Sequence[WindowPages],
@@ -137,7 +137,7 @@ class PrefixCache(Generic[Request]):
         agreed: Callable[[bool], bool],
         counters: Counters,
     ) -> None:
-        self._seats = seats
+        self._member_slots = member_slots
         self._page_tokens = page_tokens
         self._full = full
         self._beside = tuple(beside)
@@ -197,7 +197,7 @@ class PrefixCache(Generic[Request]):
         """The slots to ask, first the pool of the rank that is said to hold the most: of equally long runs the first
         supplies."""
         slots = self._full.supply.slots
-        first = self._seats.seat(rank, self._seats.shard) if rank >= 0 else None
+        first = self._member_slots.slot(rank, self._member_slots.shard) if rank >= 0 else None
         return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
     def _start_reads(self, request: Request, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
@@ -211,9 +211,9 @@ class PrefixCache(Generic[Request]):
         return self._full.supply.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:
-        lengths = [(length, self._seats.rank_of(slot)) for slot, length in match.runs]
+        lengths = [(length, self._member_slots.rank_of(slot)) for slot, length in match.runs]
         num_arriving = sum(run.num_pages for run in arriving)
-        _, rank = max([*lengths, (num_arriving, self._seats.dp_rank)], key=itemgetter(0))
+        _, rank = max([*lengths, (num_arriving, self._member_slots.dp_rank)], key=itemgetter(0))
         return Offer(self._runs(match, arriving), rank)
 
     def _restorable(self, offer: Offer, keys: Sequence[str]) -> Offer:
@@ -223,7 +223,7 @@ class PrefixCache(Generic[Request]):
         return offer if num_pages == offer.num_pages else offer.first(num_pages)
 
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
-        leased = [] if found is None else [Run(self._seats.kind_of(slot), length) for slot, length in found.runs]
+        leased = [] if found is None else [Run(self._member_slots.kind_of(slot), length) for slot, length in found.runs]
         return (*leased, *arriving)
 
     def _remember(self, request: str, seen: _Seen) -> None:
@@ -248,35 +248,40 @@ class PrefixCache(Generic[Request]):
             queued = self._hold(request, (keys, frames), beside)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other shards wait for an answer
             faults.note("cache.hold", error)
-            queued = None
+            queued = Refusal.FAULT
         # Asked of every shard, also of one that was refused: the others wait for its answer.
-        is_granted = self._agreed(queued is not None)
-        if queued is None or not is_granted:
-            if queued is not None:
+        is_granted = self._agreed(isinstance(queued, _Queued))
+        if isinstance(queued, Refusal) or not is_granted:
+            if isinstance(queued, _Queued):
                 self._let_go(queued.held)
+                queued = Refusal.SHARD
             self._counters.fetches_refused += 1
-            self._planner.became(request, Outcome.REFUSED)
+            self._planner.refused(request, queued)
             return None
         self._queued[request] = queued
         self._counters.fetches += 1
         self._planner.became(request, Outcome.LEASED)
         return queued.fetch
 
-    def _hold(self, request: str, full: Wanted, beside: Sequence[Wanted]) -> _Queued | None:
+    def _hold(self, request: str, full: Wanted, beside: Sequence[Wanted]) -> _Queued | Refusal:
         """All of them, or none."""
+        if self._is_stopped:
+            return Refusal.STOPPED
+        if len(beside) != len(self._beside):
+            return Refusal.WINDOW
         # Of two under one name one would be lost, and SGLang take its frames for filled.
-        if self._is_stopped or request in self._queued or len(beside) != len(self._beside):
-            return None
+        if request in self._queued:
+            return Refusal.LEASE
         seen = self._seen.pop(request, None)
         match = seen.match if seen is not None else self._full.supply.lookup(full[0])
         held: list[Held] = []
         for kind, wanted in zip(self._kinds, (full, *beside), strict=True):
             pages = kind.supply.hold(match if kind is self._full else kind.supply.lookup(wanted[0]), *wanted)
-            if pages is None:
+            if isinstance(pages, Refusal):
                 self._let_go(held)
-                return None
+                return pages if kind is self._full else Refusal.WINDOW
             held.append(pages)
-        arriving = joined([arrival.run for arrival in held[0].arrivals])
+        arriving = joined([in_flight_read.run for in_flight_read in held[0].in_flight_reads])
         fetch = Fetch(request, self._runs(held[0].lease, arriving), self._page_tokens)
         return _Queued(fetch, tuple(held))
 
@@ -369,7 +374,7 @@ class PrefixCache(Generic[Request]):
 
     def _are_good(self, batch: _Batch) -> bool:
         """Whether all that came from the store has been verified."""
-        return all([kind.supply.are_good(held.arrivals) for kind, held in self._held_of(batch)])
+        return all([kind.supply.are_good(held.in_flight_reads) for kind, held in self._held_of(batch)])
 
     def _held_of(self, batch: _Batch) -> Iterator[tuple[KindPages, Held]]:
         for item in batch.queued:
@@ -390,26 +395,26 @@ class PrefixCache(Generic[Request]):
 
     def _detach(self, batch: _Batch) -> None:
         for kind, held in self._held_of(batch):
-            kind.supply.detach(held.arrivals)
+            kind.supply.detach(held.in_flight_reads)
 
     def part(self, slots: Sequence[int]) -> Part:
-        """The shelves in ``slots``, under the present namespace."""
+        """The frame tables in ``slots``, under the present namespace."""
         return self._full.supply.part(slots)
 
     def copies_of(self, keys: Sequence[str]) -> list[SourceKind | None]:
-        """Where this rank could have each page from now: the first of its shelves. A hint, as every lookup."""
-        kind_of = self._seats.kind_of
+        """Where this rank could have each page from now: the first of its frame tables. A hint, as every lookup."""
+        kind_of = self._member_slots.kind_of
         return [None if slot is None else kind_of(slot) for slot in self._full.supply.holders(keys)]
 
     # ---- what prompts ask for ----------------------------------------------------------------------------------
 
-    def tell(self, pages: bytes) -> None:
+    def log_access(self, pages: bytes) -> None:
         """Tell the other ranks that a prompt of these pages has come here; by their numbers."""
-        self._full.shelf.tell(pages)
+        self._full.frame_table.log_access(pages)
 
-    def heard(self) -> Sequence[bytes]:
+    def peer_accesses(self) -> Sequence[bytes]:
         """What prompts of the other ranks asked for since the last call, prompt by prompt."""
-        return self._full.supply.heard(self._seats.peers)
+        return self._full.supply.read_access_logs(self._member_slots.peers)
 
     # ---- publish and release -----------------------------------------------------------------------------------
 
@@ -432,7 +437,7 @@ class PrefixCache(Generic[Request]):
 
     @property
     def num_quarantined(self) -> int:
-        return self._full.shelf.num_quarantined
+        return self._full.frame_table.num_quarantined
 
     def quiesce(self) -> None:
         """Give back what is queued, finish the copies in flight, and forget every lookup. How the copies ended is told
@@ -451,8 +456,9 @@ class PrefixCache(Generic[Request]):
             kind.reset()
         self._counters.resets += 1
 
-    def move_to(self, joins: Sequence[Callable[[], tuple[OwnShelf, Supply]]]) -> None:
-        """Go on in a new namespace: ``joins`` make the shelf and the supply of each kind. Call ``quiesce`` before."""
+    def move_to(self, joins: Sequence[Callable[[], tuple[OwnFrameTable, Supply]]]) -> None:
+        """Go on in a new namespace: ``joins`` make the frame table and the supply of each kind. Call ``quiesce``
+        before."""
         assert not self._queued and not self._moving and not self._ending
         for kind, join in zip(self._kinds, joins, strict=True):
             kind.move_to(join)

@@ -58,7 +58,7 @@ CPU_FEATURE_FOR_BFLOAT16 = "avx512bw"
 
 
 def addresses(values: tuple[str, ...]) -> str | None:
-    """A check: what is wrong with a list of doors."""
+    """A check: what is wrong with a list of page servers."""
     try:
         for value in values:
             Address.parse(value)
@@ -73,8 +73,8 @@ def hot_rank_knob(flag: str, group: str) -> float:
         2.0,
         flag,
         group,
-        """Send nothing to a rank with more than this times the others' mean of ongoing tokens, plus one prompt; inf: no
-        rank is ever hot.""",
+        """Send no request to a rank whose ongoing tokens exceed this factor times the others' mean, plus one prompt.
+        inf: no limit.""",
         metavar="FACTOR",
         parse=float,
         check=lambda value: None if value >= 1 else "at least 1 (inf: no rank is hot)",
@@ -89,8 +89,8 @@ class Config:
         "peer",
         "--banyan-share",
         SHARING,
-        """peer: fetch pages from other ranks. index: ranks tell the dispatcher what they hold, and fetch nothing. off:
-        no sharing: what else Banyan does, it does.""",
+        """peer: ranks fetch pages from each other. index: ranks tell the dispatcher what they hold, but fetch nothing.
+        off: ranks share nothing; Banyan's other features stay on.""",
         choices=SHARE_CHOICES,
     )
     min_fetch_tokens: int = knob(
@@ -107,7 +107,7 @@ class Config:
         True,
         "--banyan-no-prefix-hints",
         SHARING,
-        "Do not look prompts up in the dispatcher, which saves it a hash of every prompt.",
+        "The dispatcher does not look prompts up; it saves a hash of every prompt.",
         switches_to=False,
     )
     log_json: bool = knob(
@@ -121,17 +121,17 @@ class Config:
         True,
         "--banyan-no-answer-details",
         SHARING,
-        """Leave cached_tokens_details out of answers, which say where a prompt's tokens were cached and which rank
-        holds them: other tenants' prompts can be told by it.""",
+        """Leave cached_tokens_details out of answers. These details say where a prompt's tokens were cached and which
+        rank holds them, which can reveal other tenants' prompts.""",
         switches_to=False,
     )
     policy: str = knob(
         SGLANG_POLICY,
         "--banyan-policy",
         SHARING,
-        f"""Who chooses a request's rank: a policy, or `sglang`, its own method. Left open it is {DEFAULT_POLICY}, or
-        {LEVEL_POLICY} under attention data parallelism; where
-        --load-balance-method is given, or prompts are not looked up, it is sglang.""",
+        f"""Policy that chooses a request's rank; sglang: SGLang's own method. Default: {DEFAULT_POLICY}, or
+        {LEVEL_POLICY} under attention data parallelism, or sglang where --load-balance-method is given or prompts are
+        not looked up.""",
         choices=POLICY_CHOICES,
         metavar="NAME",
         unset=DEFAULT_POLICY,
@@ -142,15 +142,15 @@ class Config:
         "measured",
         "--banyan-plan",
         SHARING,
-        "measured: move a prefix where that is expected to be faster than computing it. move: always.",
+        "measured: move a prefix only if moving is expected to be faster than computing it. move: always move it.",
         choices=PLAN_CHOICES,
     )
     host_gb: float | None = knob(
         None,
         "--banyan-host-gb",
         TIERS,
-        """Keep pages that leave the pools in this much DRAM, one copy for all ranks of the node. 0: none. auto: a few
-        times the pools, and no more than a quarter of the free memory; nothing where ranks do not fetch.""",
+        """Size of the host arena: DRAM that keeps pages which leave the pools, one copy for all ranks of the node. 0:
+        no arena. auto: a few times the pools, at most a quarter of the free memory; no arena if ranks do not fetch.""",
         metavar="GIB",
         parse=lambda text: None if text == AUTO else float(text),
         unset="auto",
@@ -160,8 +160,8 @@ class Config:
         "",
         "--banyan-keep-host-arena",
         TIERS,
-        f"""Let that memory outlive the server, in this folder on tmpfs ({KEEP_FOLDER} where none is named); its next
-        start on this node finds the pages again.""",
+        f"""Keep the host arena in this folder on tmpfs (default {KEEP_FOLDER}) when the server ends; the server's next
+        start on this node reuses its pages.""",
         metavar="DIR",
         parse=os.path.abspath,
         const=KEEP_FOLDER,
@@ -183,7 +183,7 @@ class Config:
         100.0,
         "--banyan-store-gb",
         TIERS,
-        """What the store may occupy, by all its servers together. Ignored for mooncake://, where the contributing
+        """Capacity of the store, over all servers that use it. Ignored for mooncake://, where the contributing
         clients set the capacity.""",
         metavar="GIB",
         parse=float,
@@ -193,8 +193,8 @@ class Config:
         "second",
         "--banyan-store-admit",
         TIERS,
-        """Write a page when it is seen the first time, or only when it is asked for a second time. Left open it is
-        second; on prefill and decode servers first.""",
+        """first: write a page to the store at its first access. second: only at its second access. Default: second;
+        first on prefill and decode servers.""",
         choices=ADMIT_CHOICES,
         unset="second",
         is_open=True,
@@ -203,7 +203,7 @@ class Config:
         0.0,
         "--banyan-store-write-gb-per-day",
         TIERS,
-        "Write no more than this in a day, for the drive's endurance. 0: no limit.",
+        "Limit of writes to the store per day, for the drive's endurance. 0: no limit.",
         metavar="GIB",
         parse=float,
         check=zero_or_more("GiB", "no limit"),
@@ -212,7 +212,7 @@ class Config:
         0.0,
         "--banyan-store-read-mb-per-s",
         TIERS,
-        "Each rank reads no faster than this (10^6 bytes a second), where others use the drive too. 0: no limit.",
+        "Limit of reads from the store per rank, in 10^6 bytes a second, for drives that others use too. 0: no limit.",
         metavar="MB",
         parse=float,
         check=zero_or_more("a rate", "no limit"),
@@ -221,8 +221,8 @@ class Config:
         None,
         "--banyan-store-layers-per-read",
         TIERS,
-        """Layers in one submission: 1 streams layer by layer, 0 reads whole pages before the forward pass. auto: as few
-        as make 128 KiB of a page.""",
+        """Layers per read of the store. 1: stream layer by layer. 0: read whole pages before the forward pass. auto:
+        the fewest layers that make 128 KiB of a page.""",
         metavar="LAYERS",
         parse=lambda text: None if text == AUTO else int(text),
         unset="auto",
@@ -232,8 +232,8 @@ class Config:
         "",
         "--banyan-listen",
         NODES,
-        """Lend pages of the host arena to other nodes, at this address and at the port behind it; with tensor
-        parallelism each further shard takes the next two ports. Without it nothing listens.""",
+        """Lease pages of the host arena to other nodes, at this port and the next one; with tensor parallelism each
+        further shard takes the next two ports. Without this flag nothing listens.""",
         metavar="HOST:PORT",
         check=lambda value: addresses((value,)) if value else None,
         unset="nothing listens",
@@ -242,7 +242,7 @@ class Config:
         (),
         "--banyan-peers",
         NODES,
-        "Ask these nodes, each by what its --banyan-listen says, for prefixes that this one does not hold.",
+        "Ask these nodes for prefixes that this node does not hold; name each by its --banyan-listen.",
         metavar="HOST:PORT[,HOST:PORT...]",
         parse=lambda text: tuple(peer for peer in text.split(",") if peer),
         check=addresses,
@@ -252,7 +252,7 @@ class Config:
         "",
         "--banyan-secret-file",
         NODES,
-        "The secret that all nodes share, in a file that nobody else may open (mode 0600).",
+        "File with the secret that all nodes share; only its owner may open it (mode 0600).",
         metavar="PATH",
         parse=os.path.abspath,
         unset="none",
@@ -261,8 +261,8 @@ class Config:
         None,
         "--banyan-dscp",
         NODES,
-        """Mark the KV that travels between servers with this DSCP, for switches that know traffic classes: loans over
-        TCP, and hand-overs of a pair over RoCE.""",
+        """Mark the KV that travels between servers with this DSCP, for switches that know traffic classes: remote
+        leases over TCP, and hand-overs of a pair over RoCE.""",
         metavar="N",
         parse=int,
         check=from_zero_to(63),
@@ -272,8 +272,8 @@ class Config:
         512,
         "--banyan-in-flight-kb",
         NODES,
-        """Of all loans over TCP together, so much is under way at most: in this host's queues and in the network. What
-        shares a queue with them waits no longer than that takes.""",
+        """Limit of unacknowledged bytes over all remote leases together: in this host's queues and in the network. It
+        bounds how long other traffic in the same queues waits.""",
         metavar="KIB",
         parse=int,
         check=at_least(32, "KiB"),
@@ -282,7 +282,7 @@ class Config:
         None,
         "--banyan-ib-service-level",
         NODES,
-        "Hand-overs of a pair over InfiniBand travel on this service level (SL).",
+        "Send hand-overs of a pair over InfiniBand on this service level (SL).",
         metavar="N",
         parse=int,
         check=from_zero_to(15),
@@ -292,9 +292,8 @@ class Config:
         16,
         "--banyan-copy-sms",
         GPU,
-        """Processors (SMs) that copies between pools may take: in a green context of their own, as many programs on
-        each as fit, where the driver allows it; else a grid of so many programs. Copies down to the arena run beside
-        it, 16 programs at most. Not measured yet.""",
+        """SMs that copies between pools may use: a green context of their own if the driver allows it, else a grid of
+        this many programs. Copies to the arena run beside it, with at most 16 programs. Not measured yet.""",
         metavar="N",
         parse=int,
         check=at_least(1, "processor"),
@@ -303,7 +302,7 @@ class Config:
         4,
         "--banyan-copy-layers-per-launch",
         GPU,
-        "Layers that one copy kernel moves. Fewer start earlier, more launch less. Not measured yet.",
+        "Layers that one copy kernel moves: fewer start a copy earlier, more need fewer launches. Not measured yet.",
         metavar="LAYERS",
         parse=int,
         check=at_least(1, "layer"),

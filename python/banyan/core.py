@@ -108,6 +108,17 @@ LOAD_FAILED = "External KV cache load failed"
 fingerprint covers them)."""
 
 
+class Refusal(Enum):
+    """Why what was promised could not be had."""
+
+    LEASE = "a page had moved since the lookup"
+    IN_FLIGHT_READ = "what was on its way did not come"
+    WINDOW = "a window page, or the state, had gone"
+    SHARD = "another shard of the rank was refused"
+    STOPPED = "the rank had stopped to share"
+    FAULT = "a fault of Banyan's, in the log"
+
+
 class Outcome(Enum):
     """What became of a request's fetch so far."""
 
@@ -118,15 +129,15 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
-PORTS_OF_A_DOOR = 2
-"""The door's own, and behind it the one that its bytes come from."""
+PORTS_OF_A_PAGE_SERVER = 2
+"""The page server's own, and behind it the one that its bytes come from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node's doors are: a host, and the port of the first.
+    """Where a node's page servers are: a host, and the port of the first.
 
-    Shard ``i`` of a rank holds another part of a token's KV than shard 0, so each has a door of its own.
+    Shard ``i`` of a rank holds another part of a token's KV than shard 0, so each has a page server of its own.
     """
 
     host: str
@@ -136,7 +147,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def of_shard(self, shard: int) -> Address:
-        return Address(self.host, self.port + PORTS_OF_A_DOOR * shard)
+        return Address(self.host, self.port + PORTS_OF_A_PAGE_SERVER * shard)
 
     @property
     def endpoint(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from banyan.core import Fetch, Outcome, SourceKind
+from banyan.core import Fetch, Outcome, Refusal, SourceKind
 
 Frames = Any
 """Page numbers of a pool: a sized, C-contiguous buffer of int64 (a numpy array at the edge)."""
@@ -72,24 +72,24 @@ class Copy(Protocol):
 
 
 class Peers(Protocol):
-    """Where pages come from: the shelves of the peers."""
+    """Where pages come from: the frame tables of the peers."""
 
     def version(self) -> int:
         """A number that changes whenever an earlier ``lookup`` could now answer differently."""
         ...
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
-        """The longest run of leading pages that the shelves in ``slots`` hold together. Never blocks.
+        """The longest run of leading pages that the frame tables in ``slots`` hold together. Never blocks.
 
         Of equally long runs the first of ``slots`` supplies; without it all peers are asked, the nearest first.
         """
         ...
 
     def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]:
-        """For each page by itself the first of ``slots`` whose shelf holds it. Never blocks."""
+        """For each page by itself the first of ``slots`` whose frame table holds it. Never blocks."""
         ...
 
-    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
         numbers, little-endian int64, of which the lowest bit says nothing. Advice: some may have been missed."""
         ...
@@ -114,7 +114,7 @@ class Peers(Protocol):
         ...
 
 
-class OwnShelf(Protocol):
+class OwnFrameTable(Protocol):
     """This rank's own pages, as others see them. One writer: the scheduler thread.
 
     Frames that come back are ``bytes`` of little-endian int64.
@@ -136,8 +136,8 @@ class OwnShelf(Protocol):
         """Frames that have left quarantine since the last call."""
         ...
 
-    def tell(self, pages: bytes) -> None:
-        """Tell the peers that a prompt of these pages has come; as ``Peers.heard`` gives them."""
+    def log_access(self, pages: bytes) -> None:
+        """Log for the peers that a prompt of these pages has come; as ``Peers.read_access_logs`` gives them."""
         ...
 
     def reset(self) -> None:
@@ -145,12 +145,13 @@ class OwnShelf(Protocol):
         ...
 
     def close(self) -> None:
-        """Withdraw every page and leave the roster."""
+        """Withdraw every page and leave the rank table."""
         ...
 
 
-class ArenaShelf(Protocol):
-    """The shelf of this rank's part of the host arena. As ``OwnShelf``; what was leased lately decides who stays."""
+class ArenaFrameTable(Protocol):
+    """The frame table of this rank's part of the host arena. As ``OwnFrameTable``; what was leased lately decides who
+    stays."""
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> int: ...
 
@@ -328,6 +329,10 @@ class FetchPlanner(Protocol[Request]):
 
     def became(self, request: str, outcome: Outcome) -> None:
         """What became of a request's fetch so far."""
+        ...
+
+    def refused(self, request: str, why: Refusal) -> None:
+        """It computes what it was to fetch."""
         ...
 
     def started(self, fetches: Sequence[Fetch]) -> None:

@@ -3,14 +3,14 @@
 
 Of full pages it needs all. Of window pages, the KV of layers that see the last tokens only, it needs the last ones, and
 of states, which layers of other kinds keep of all tokens before them, the last: a state is a window of one page, which
-lies in one slot. Each kind has shelves of its own.
+lies in one slot. Each kind has frame tables of its own.
 
 A layer with a window needs no page that lies behind it, and SGLang frees it. So n pages can be restored only where all
 of their full pages are held and the last of their window pages too: the lengths that can be are sparse.
 
 Invariants
   1. A length is restorable when the last ``num_pages`` window pages before it, or all where it is shorter, are held on
-     the shelves or are on their way from the store.
+     the frame tables or are on their way from the store.
   2. Window pages are asked for, leased and copied from the end of a prefix to its beginning. So what is missing of them
      is their beginning, as what is missing of full pages is their end.
 
@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from banyan.ports import Copy, Frames, OwnShelf
-from banyan.supply import Held, Supply
+from banyan.ports import Copy, Frames, OwnFrameTable
+from banyan.supply import Supply
 
 Holds = Callable[[Sequence[str]], int]
 """How many of these pages, from the first on, are held."""
@@ -52,31 +52,31 @@ def longest_restorable(keys: Sequence[str], most: int, num_pages: int, holds: Ho
 class KindPages:
     """The pages of one kind that one rank has, and those that it can have. Of a prefix all of them are needed."""
 
-    def __init__(self, shelf: OwnShelf, supply: Supply) -> None:
-        self.shelf = shelf
+    def __init__(self, frame_table: OwnFrameTable, supply: Supply) -> None:
+        self.frame_table = frame_table
         self.supply = supply
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> int:
         """Offer complete pages of this rank's tree to the peers; returns how many were new."""
-        return self.shelf.publish(frames, keys)
+        return self.frame_table.publish(frames, keys)
 
     def retire(self, frames: Frames) -> bytes:
         """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""
-        return self.shelf.retire(frames)
+        return self.frame_table.retire(frames)
 
     def drain(self) -> bytes:
         """Frames whose readers have gone."""
-        return self.shelf.drain()
+        return self.frame_table.drain()
 
     def reset(self) -> None:
         """Withdraw every page. Nothing is held or copied any more."""
-        self.shelf.reset()
+        self.frame_table.reset()
 
-    def move_to(self, join: Callable[[], tuple[OwnShelf, Supply]]) -> None:
-        """Go on with the shelf and the supply of a new namespace, made by ``join``. The old ones are let go first: a
-        rank has one shelf and one reader bit."""
-        del self.shelf, self.supply
-        self.shelf, self.supply = join()
+    def move_to(self, join: Callable[[], tuple[OwnFrameTable, Supply]]) -> None:
+        """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go
+        first: a rank has one frame table and one reader bit."""
+        del self.frame_table, self.supply
+        self.frame_table, self.supply = join()
 
 
 class WindowPages(KindPages):
@@ -86,18 +86,16 @@ class WindowPages(KindPages):
         places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
     """
 
-    def __init__(self, shelf: OwnShelf, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]) -> None:
-        super().__init__(shelf, supply)
+    def __init__(
+        self, frame_table: OwnFrameTable, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]
+    ) -> None:
+        super().__init__(frame_table, supply)
         self._num_pages = num_pages
         self._reached = _reached(places)
 
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
         return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
-
-    def hold(self, keys: Sequence[str], frames: Frames) -> Held | None:
-        """All window pages of ``keys``, or None; given from the end of the prefix on."""
-        return self.supply.hold(self.supply.lookup(keys), keys, frames)
 
     def joined(self, full: Copy, windows: Copy) -> Copy:
         """Both copies of a batch as one, whose layers are the model's."""

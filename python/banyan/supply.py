@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pages of one kind come from: the shelves that a rank asks, and behind them what is on its way from the store.
+"""Where pages of one kind come from: the frame tables that a rank asks, and behind them what is on its way from the
+store.
 
-A list of pages is supplied from its beginning: what was matched on the shelves is leased, the rest is taken over from
-reads. All of it or nothing. Scheduler thread only.
+A list of pages is supplied from its beginning: what was matched on the frame tables is leased, the rest is taken over
+from reads. All of it or nothing. Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from banyan.arena.prefetch import Arrival, Prefetch
-from banyan.core import Run
+from banyan.arena.prefetch import InFlightRead, Prefetch
+from banyan.core import Refusal, Run
 from banyan.ports import Copy, Frames, Lease, Match, Peers
 
 
@@ -20,7 +21,7 @@ class Held:
     """What a fetch copies from, and where to: leased pages first, then what is on its way from the store."""
 
     lease: Lease | None
-    arrivals: Sequence[Arrival]
+    in_flight_reads: Sequence[InFlightRead]
     frames: Frames
 
     @property
@@ -29,14 +30,14 @@ class Held:
 
 
 class Part:
-    """Some of the shelves of a supply: their pages are leased before there is a place to copy them to."""
+    """Some of the frame tables of a supply: their pages are leased before there is a place to copy them to."""
 
     def __init__(self, peers: Peers, slots: Sequence[int]) -> None:
         self._peers = peers
         self._slots = slots
 
     def lookup(self, keys: Sequence[str]) -> Match:
-        """The leading pages that these shelves hold."""
+        """The leading pages that these frame tables hold."""
         return self._peers.lookup(keys, self._slots)
 
     def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
@@ -50,7 +51,7 @@ class Supply:
     """One rank's.
 
     Args:
-        slots: the roster slots to ask, the preferred first.
+        slots: the rank table slots to ask, the preferred first.
         prefetch: brings pages up from the store; None without one.
     """
 
@@ -65,19 +66,19 @@ class Supply:
         return self._peers.version(), self.prefetch.version if self.prefetch is not None else 0
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
-        """The leading pages that the shelves hold; of equally long runs the first of ``slots`` supplies."""
+        """The leading pages that the frame tables hold; of equally long runs the first of ``slots`` supplies."""
         return self._peers.lookup(keys, self.slots if slots is None else slots)
 
-    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call, prompt by prompt."""
-        return self._peers.heard(slots)
+        return self._peers.read_access_logs(slots)
 
     def holders(self, keys: Sequence[str]) -> Sequence[int | None]:
-        """For each page by itself the first of the shelves that holds it."""
+        """For each page by itself the first of the frame tables that holds it."""
         return self._peers.holders(keys, self.slots)
 
     def part(self, slots: Sequence[int]) -> Part:
-        """Of the shelves, those in ``slots``."""
+        """Of the frame tables, those in ``slots``."""
         return Part(self._peers, slots)
 
     def arriving(self, keys: Sequence[str]) -> Sequence[Run]:
@@ -89,19 +90,19 @@ class Supply:
         num_found = self.lookup(keys).num_pages
         return num_found + sum(run.num_pages for run in self.arriving(keys[num_found:]))
 
-    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | None:
+    def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | Refusal:
         """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""
         num_leased = min(match.num_pages, len(keys))
-        arrivals = self._attach(keys[num_leased:], frames[num_leased:])
-        if arrivals is None:
-            return None
+        in_flight_reads = self._attach(keys[num_leased:], frames[num_leased:])
+        if in_flight_reads is None:
+            return Refusal.IN_FLIGHT_READ
         lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
         if num_leased and lease is None:
-            self.detach(arrivals)
-            return None
-        return Held(lease, arrivals, frames[:num_leased])
+            self.detach(in_flight_reads)
+            return Refusal.LEASE
+        return Held(lease, in_flight_reads, frames[:num_leased])
 
-    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[Arrival] | None:
+    def _attach(self, keys: Sequence[str], frames: Frames) -> Sequence[InFlightRead] | None:
         """What comes from the store, nothing for no keys, or None when it is not coming."""
         if not keys:
             return ()
@@ -111,21 +112,21 @@ class Supply:
         """It will not be copied."""
         if held.lease is not None:
             held.lease.release()
-        self.detach(held.arrivals)
+        self.detach(held.in_flight_reads)
 
-    def detach(self, arrivals: Sequence[Arrival]) -> None:
+    def detach(self, in_flight_reads: Sequence[InFlightRead]) -> None:
         """Their copies have ended, or will not start."""
-        for arrival in arrivals:
+        for in_flight_read in in_flight_reads:
             assert self.prefetch is not None
-            self.prefetch.detach(arrival)
+            self.prefetch.detach(in_flight_read)
 
     def start_copy(self, held: Sequence[Held]) -> Copy:
         """Start to copy all of it into the frames that it was held for."""
         loads = [(item.lease, item.frames) for item in held if item.lease is not None]
-        arrivals = [arrival for item in held for arrival in item.arrivals]
-        return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in arrivals])
+        in_flight_reads = [in_flight_read for item in held for in_flight_read in item.in_flight_reads]
+        return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in in_flight_reads])
 
-    def are_good(self, arrivals: Sequence[Arrival]) -> bool:
+    def are_good(self, in_flight_reads: Sequence[InFlightRead]) -> bool:
         """Whether every page was verified. Each is looked at: a page that failed may have been copied as if it were
         good."""
-        return all([self.prefetch.is_good(item) for item in arrivals if self.prefetch is not None])
+        return all([self.prefetch.is_good(item) for item in in_flight_reads if self.prefetch is not None])

@@ -19,7 +19,7 @@ from test.e2e.conftest import ARGS, MODEL, Client
 from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
-from banyan.features.nodes.door import Door
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.wire import Ask
 from banyan.routing.headers import SOURCE_HEADER
 from banyan.transport.sealed.secret import Keys, read_secret
@@ -40,8 +40,8 @@ def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
         time.sleep(0.2)
 
 
-class Witness(Door):
-    """The door of a third node, which has nothing. ``num_asked``: for how many prompts it was asked."""
+class Witness(PageServer):
+    """The page server of a third node, which has nothing. ``num_asked``: for how many prompts it was asked."""
 
     num_asked = 0
 
@@ -56,7 +56,7 @@ def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     secret = folder / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(0o600)
-    door, third = (Address("127.0.0.1", free_port()) for _ in range(2))
+    page_server, third = (Address("127.0.0.1", free_port()) for _ in range(2))
     common = (*ARGS, "--banyan-host-gb", "0.5", "--banyan-secret-file", str(secret))
     strict = ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
 
@@ -67,11 +67,13 @@ def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         spec = ServerSpec(label, 1, "on", flags, (*cpu_env(dp=1, first_core=core), strict))
         return ForkedServer(spec, MODEL, folder)
 
-    lender = start("lender", 0, "--banyan-listen", str(door))
+    lender = start("lender", 0, "--banyan-listen", str(page_server))
     witness = Witness(third, Keys.of(read_secret(secret)), max_pages=1, num_layers=1)
-    with lender, start("borrower", 1, "--banyan-peers", f"{third},{door}") as borrower:
+    with lender, start("borrower", 1, "--banyan-peers", f"{third},{page_server}") as borrower:
         wait_ready([lender, borrower])
-        yield SimpleNamespace(lender=Client(lender), borrower=Client(borrower), door=door, witness=witness, logs=folder)
+        yield SimpleNamespace(
+            lender=Client(lender), borrower=Client(borrower), page_server=page_server, witness=witness, logs=folder
+        )
     witness.close()
 
 
@@ -96,11 +98,13 @@ def test_prefix_when_another_node_holds_it_then_it_comes_from_there_with_the_sam
     assert output == expected
     engine = Engine(nodes.borrower.server.url)
     (decision,) = decisions(engine, meta["id"])
-    assert any(f"at remote {nodes.door}" in line for line in sentences(decision))
+    assert any(f"at remote {nodes.page_server}" in line for line in sentences(decision))
     _, meta = nodes.borrower.generate(ids)
     assert "remote" not in meta["cached_tokens_details"], "it has its own now"
     state = nodes.lender.ranks()[0]
-    assert state["door"]["num_loans"] == 0 and state["lent_bytes"] == nodes.borrower.total("pull_bytes") > 0
+    assert (
+        state["page_server"]["num_remote_leases"] == 0 and state["lent_bytes"] == nodes.borrower.total("pull_bytes") > 0
+    )
 
 
 def listening(server: Server) -> set[int]:
@@ -119,9 +123,9 @@ def session_of(pid: int) -> int | None:
 
 def test_ports_when_only_one_server_was_told_to_listen_then_the_other_has_two_less(nodes):
     lender, borrower = listening(nodes.lender.server), listening(nodes.borrower.server)
-    doors = {nodes.door.port, nodes.door.port + 1}
-    assert doors <= lender and not doors & borrower
-    assert len(lender) == len(borrower) + len(doors)
+    page_servers = {nodes.page_server.port, nodes.page_server.port + 1}
+    assert page_servers <= lender and not page_servers & borrower
+    assert len(lender) == len(borrower) + len(page_servers)
 
 
 def asked(nodes, url, ids, source):
@@ -165,10 +169,10 @@ def test_prompt_when_it_was_computed_at_one_server_then_the_router_has_the_other
         answer, counts = asked(nodes, url, ids, str(nodes.witness.address))
         assert answer["output_ids"] == expected and counts == (1, 1, 0)
         assert answer["meta_info"]["cached_tokens_details"]["remote"] >= PROMPT_TOKENS - 2 * PAGE
-        assert f'sources_total{{server="{borrower}",source="{nodes.door}"}} 1.0' in itself.get("/metrics")
+        assert f'sources_total{{server="{borrower}",source="{nodes.page_server}"}} 1.0' in itself.get("/metrics")
 
 
-def test_prompt_when_a_client_names_a_door_of_nobodys_then_all_nodes_are_asked_as_without_it(nodes, prompt):
+def test_prompt_when_a_client_names_a_page_server_of_nobodys_then_all_nodes_are_asked_as_without_it(nodes, prompt):
     ids, foreign = prompt("misled", PROMPT_TOKENS), Address("127.0.0.1", free_port())
     expected = lent(nodes, ids)
     answer, counts = asked(nodes, nodes.borrower.server.url, ids, str(foreign))

@@ -45,7 +45,7 @@ LATE_WRITE_S = 5
 @pytest.fixture(scope="module")
 def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     folder = tmp_path_factory.mktemp("pairs")
-    door, secret_file = f"127.0.0.1:{free_port()}", write_secret(folder / "secret")
+    page_server, secret_file = f"127.0.0.1:{free_port()}", write_secret(folder / "secret")
     secret = ("--banyan-secret-file", str(secret_file))
     pair = Pair(
         "pairs",
@@ -55,8 +55,17 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         prefill_ranks=(2, 1),
         decode_ranks=2,
         store=folder / "store",
-        prefill_args=("--max-total-tokens", "6000", "--banyan-plan", "move", *secret, "--banyan-peers", door, *CHUNKS),
-        decode_args=("--max-total-tokens", "6000", *secret, "--banyan-listen", door),
+        prefill_args=(
+            "--max-total-tokens",
+            "6000",
+            "--banyan-plan",
+            "move",
+            *secret,
+            "--banyan-peers",
+            page_server,
+            *CHUNKS,
+        ),
+        decode_args=("--max-total-tokens", "6000", *secret, "--banyan-listen", page_server),
         kind=ForkedServer,
         env=(("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", str(LATE_WRITE_S)),),
     )
@@ -66,7 +75,7 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
             url=url,
             router=Engine(url),
             store=folder / "store",
-            door=door,
+            page_server=page_server,
             secret=secret_file,
             living=list(pair.servers),
         )
@@ -206,10 +215,10 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) >= len(ids) // PAGE_TOKENS - 1
     # Its own name for the request is not that of the decode server, which answers.
     said = [line for decision in decisions(Engine(other.url), "all") for line in sentences(decision)]
-    assert f"  path: split at 576 tokens, behind them through {pairs.door}" in said
-    assert (pair.total(other, "errands_sent"), pair.total(other, "errands_failed")) == (1, 0)
-    assert pair.total(pair.decode, "errands") == 1 and pair.total(pair.decode, "read_pages") >= 36
-    assert sum(state.get("door", {}).get("num_loans", 0) for state in pair.states(pair.decode)) == 0
+    assert f"  path: split at 576 tokens, behind them through {pairs.page_server}" in said
+    assert (pair.total(other, "remote_prefetches_sent"), pair.total(other, "remote_prefetches_failed")) == (1, 0)
+    assert pair.total(pair.decode, "remote_prefetches") == 1 and pair.total(pair.decode, "read_pages") >= 36
+    assert sum(state.get("page_server", {}).get("num_remote_leases", 0) for state in pair.states(pair.decode)) == 0
 
 
 def control_address(server: Server) -> str:

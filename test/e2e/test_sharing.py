@@ -111,7 +111,7 @@ def test_eviction_when_pools_are_full_and_ranks_fetch_then_every_prompt_is_read_
     ranks = banyan.ranks().values()
     assert sum(rank["retired_pages"] for rank in ranks) > 0
     assert sum(rank["fetches"] for rank in ranks) > 0
-    assert all(rank["heard_prompts"] > 0 for rank in ranks)
+    assert all(rank["peer_prompts"] > 0 for rank in ranks)
     assert all(rank["num_quarantined_pages"] == 0 for rank in ranks)
 
 

@@ -36,11 +36,20 @@ def _logprobs(**fields: Any) -> Said:
     return Said({"return_logprob": True, **fields})
 
 
+def _sampled(**fields: Any) -> Said:
+    return Said({"sampling_params": {"temperature": 1.0, "max_new_tokens": 3, **fields}})
+
+
 FORGED = {
     **{"dp_max_kv_len": 2**63 - 1, "dp_max_kv_rank": 10**9, "policy": "x", "num_hot_ranks": 0},
     **{"reason": "nonsense", "dispatch_us": -(10**15)},
 }
 NOPE = ("banyan.policy", {"policy": "nope"})
+
+SAMPLING = (
+    "`sampling_params`: `temperature`, `repetition_penalty`, `top_k`, `logit_bias`, `stop_token_ids`, "
+    "`max_new_tokens`, `min_new_tokens`"
+)
 
 GOOD: dict[str, tuple[Said, ...]] = {
     "`kv_hints`, `banyan.policy`": (
@@ -54,6 +63,10 @@ GOOD: dict[str, tuple[Said, ...]] = {
     "`input_ids`, `text`": (Said({"input_ids": [5]}), Said({"input_ids": [[5], [6, 7]]})),
     "`top_logprobs_num`, `token_ids_logprob`, `logprob_start_len`": (
         _logprobs(top_logprobs_num=5, token_ids_logprob=[3], logprob_start_len=0),
+    ),
+    SAMPLING: (
+        _sampled(temperature=1.5, top_k=40, repetition_penalty=1.1, logit_bias={"5": -100.0}),
+        _sampled(top_k=-1, stop_token_ids=[7], min_new_tokens=1),
     ),
     "`lora_id`": (),
     "`rid`": (Said({"rid": "r"}), Said({"rid": "r"})),
@@ -84,7 +97,7 @@ BAD: dict[str, tuple[Said, ...]] = {
     "`kv_hints`, other actions of `banyan.`": (
         _asked(("banyan.prefix", FORGED)),
         _asked(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62})),
-        _asked(("banyan.source", {"doors": ["127.0.0.1:1"] * 1000})),
+        _asked(("banyan.source", {"page_servers": ["127.0.0.1:1"] * 1000})),
     ),
     "`kv_hints` in all": (_asked(*(("someone.else", {}) for _ in range(65))),),
     "`input_ids`": (
@@ -104,6 +117,14 @@ BAD: dict[str, tuple[Said, ...]] = {
         _logprobs(top_logprobs_num=1000),
         _logprobs(token_ids_logprob=[2**31]),
         _logprobs(logprob_start_len=-5),
+    ),
+    SAMPLING: (
+        *(_sampled(top_k=value) for value in (2**31, 2**63, 2**70)),
+        *(_sampled(temperature=value) for value in (1e39, 1e308)),
+        *(_sampled(repetition_penalty=value) for value in (1e-320, 1e-38)),
+        *(_sampled(logit_bias={"5": value}) for value in (1e39, -1e39)),
+        *(_sampled(stop_token_ids=ids, min_new_tokens=2) for ids in ([2**31], [-1], [models.VOCABULARY])),
+        *(_sampled(max_new_tokens=value) for value in (2**31, 2**70)),
     ),
     "`lora_id`": (Said({"lora_id": []}), Said({"lora_id": "x"})),
     "`rid`": (Said({"rid": "r" * 1_000_000}), Said({"rid": "a#1"})),

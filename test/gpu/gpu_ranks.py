@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank on a GPU without the engine: pool, shelf, the door to the peers. What a page holds follows from its key."""
+"""A rank on a GPU without the engine: pool, frame table, what connects it to its peers. What a page holds follows from
+its key."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def content(number: int, extent: int) -> int:
 class GpuRank:
     """``arena``: frames of ``BLOCK`` that the store reads into, for a rank that follows its reads."""
 
-    def __init__(self, roster: _native.Roster, slot: int, arena: _native.SharedBytes | None = None) -> None:
+    def __init__(self, rank_table: _native.RankTable, slot: int, arena: _native.SharedBytes | None = None) -> None:
         self.driver = CudaDriver()
         self.extents = [extent.view(torch.int64) for extent in device_place(SHAPE, NUM_PAGES)]
         addresses = [extent.data_ptr() for extent in self.extents]
@@ -57,8 +58,8 @@ class GpuRank:
         placed = [(address, NUM_PAGES * size) for address, size in zip(addresses, sizes, strict=True)]
         description = describe(self.driver, self.driver.device_uuid(0), placed)
         pool = _native.DevicePool(description.encode(), NUM_PAGES * SHAPE.block_bytes)
-        self.shelf = _native.Shelf(roster, slot, NAMESPACE, pool, NUM_PAGES, geometry)
-        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, geometry, pool)
+        self.frame_table = _native.FrameTable(rank_table, slot, NAMESPACE, pool, NUM_PAGES, geometry)
+        self.peers = _native.Peers(rank_table, slot, slot, NAMESPACE, geometry, pool)
         self.copy_stream, self.forward = self.driver.create_stream(), torch.cuda.Stream()
         places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
         places.write(OWN_ROW, addresses, sizes)
@@ -146,24 +147,24 @@ class GpuRank:
         return sum((words[page] != content(number, extent)).sum() for extent, words in enumerate(self.extents))
 
 
-def own(roster_path: str) -> None:
+def own(rank_table_path: str) -> None:
     """Evict and write pages for ever, whatever peers are reading; a line when there is something to fetch."""
-    rank = GpuRank(_native.Roster.open(roster_path), 0)
+    rank = GpuRank(_native.RankTable.open(rank_table_path), 0)
     chance, held = random.Random(1), {}
     free = list(range(NUM_PAGES))
     num_written = 0
     while True:
-        free += np.frombuffer(rank.shelf.drain(), dtype=np.int64).tolist()
+        free += np.frombuffer(rank.frame_table.drain(), dtype=np.int64).tolist()
         while len(free) < NUM_PAGES // 2 and held:
             number = chance.choice(list(held))
-            free += np.frombuffer(rank.shelf.retire(np.array([held.pop(number)])), dtype=np.int64).tolist()
+            free += np.frombuffer(rank.frame_table.retire(np.array([held.pop(number)])), dtype=np.int64).tolist()
         page, number = free.pop(), chance.randrange(NUM_KEYS)
         if number in held:
             free.append(page)
             continue
         rank.write(page, number)
         torch.cuda.synchronize()
-        rank.shelf.publish(np.array([page]), [key(number)])
+        rank.frame_table.publish(np.array([page]), [key(number)])
         held[number] = page
         num_written += 1
         if num_written == 100:

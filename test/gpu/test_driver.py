@@ -71,12 +71,12 @@ def test_wait_event_when_another_stream_is_behind_then_ordered(driver):
 
 
 def test_shared_memory_of_a_peer_when_registered_for_reading_then_the_device_sees_it(driver):
-    roster = _native.Roster.create(2)
+    rank_table = _native.RankTable.create(2)
     pool = _native.SharedBytes.create(1 << 21, "gpu-check")
     memoryview(pool).cast("B")[:8] = b"from-cpu"
     geometry = [[(0, 4096)]]
-    shelf = _native.Shelf(roster, 0, b"n" * 32, pool, 512, geometry)
-    reader = _native.Peers(roster, 1, 1, b"n" * 32, geometry, _native.DevicePool(b"mine", 1 << 21))
+    frame_table = _native.FrameTable(rank_table, 0, b"n" * 32, pool, 512, geometry)
+    reader = _native.Peers(rank_table, 1, 1, b"n" * 32, geometry, _native.DevicePool(b"mine", 1 << 21))
     ((slot, epoch),) = reader.present()
     memory = reader.mapping(slot, epoch)
     address = driver.register_host_reading(memory.address, memory.num_bytes)
@@ -85,7 +85,7 @@ def test_shared_memory_of_a_peer_when_registered_for_reading_then_the_device_see
     torch.cuda.synchronize()
     assert bytes(target.tolist()) == b"from-cpu"
     driver.unregister_host(memory.address)
-    shelf.close()
+    frame_table.close()
 
 
 def test_host_memory_when_registered_then_the_device_writes_it(driver):

@@ -25,20 +25,20 @@ HEARTBEAT_S = 1.0
 
 @pytest.fixture
 def node():
-    roster = _native.Roster.create(2)
+    rank_table = _native.RankTable.create(2)
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}:{ROOT / 'lab'}:{os.environ.get('PYTHONPATH', '')}",
     }
     owner = subprocess.Popen(
-        [sys.executable, str(ROOT / "test/gpu/gpu_ranks.py"), roster.path],
+        [sys.executable, str(ROOT / "test/gpu/gpu_ranks.py"), rank_table.path],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
     )
     try:
         assert owner.stdout.readline().strip() == "100"
-        rank = GpuRank(roster, 1)
+        rank = GpuRank(rank_table, 1)
         rank.meet_peers()
         yield owner, rank
     finally:

@@ -19,7 +19,7 @@ class Rig:
     def __init__(self, folder):
         self.arena = _native.SharedBytes.create(NUM_PAGES * BLOCK.frame_bytes, "gpu-check-arena")
         self.frames = np.frombuffer(self.arena, dtype=np.int64).reshape(NUM_PAGES, -1)
-        self.rank = GpuRank(_native.Roster.create(2), 0, self.arena)
+        self.rank = GpuRank(_native.RankTable.create(2), 0, self.arena)
         self.folder = folder
         self.store = self.open()
         self.names = [key(number) for number in range(NUM_STORED)]

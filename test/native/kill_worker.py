@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from processes import Pool, frames, key
 
 NUM_FRAMES = 64
@@ -23,14 +23,14 @@ def fill(pool: Pool, slot: int) -> None:
     pool.pages[:] = np.array([content(slot, frame) for frame in range(NUM_FRAMES)], dtype=np.uint64)[None, :, None]
 
 
-def rank(roster: Roster, slot: int) -> tuple:
+def rank(rank_table: RankTable, slot: int) -> tuple:
     pool = Pool(NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, f"kill-{slot}")
     fill(pool, slot)
-    return pool, pool.shelf(roster, slot), pool.peers(roster, slot)
+    return pool, pool.frame_table(rank_table, slot), pool.peers(rank_table, slot)
 
 
-def read_for_ever(roster: Roster, slot: int, num_pages: int) -> None:
-    _pool, _shelf, peers = rank(roster, slot)
+def read_for_ever(rank_table: RankTable, slot: int, num_pages: int) -> None:
+    _pool, _frame_table, peers = rank(rank_table, slot)
     wanted = [key(number) for number in range(num_pages)]
     held = peers.lookup(wanted)
     lease = peers.lease(held, wanted)
@@ -40,18 +40,18 @@ def read_for_ever(roster: Roster, slot: int, num_pages: int) -> None:
         peers.start_copy([(second or lease, frames(range(num_pages)))]).wait_layer(0)
 
 
-def publish_for_ever(roster: Roster, slot: int, num_steady: int) -> None:
+def publish_for_ever(rank_table: RankTable, slot: int, num_steady: int) -> None:
     """The first frames stay published; the others come and go all the time."""
-    _pool, shelf, _peers = rank(roster, slot)
-    shelf.publish(frames(range(num_steady)), [key(number) for number in range(num_steady)])
+    _pool, frame_table, _peers = rank(rank_table, slot)
+    frame_table.publish(frames(range(num_steady)), [key(number) for number in range(num_steady)])
     moving = frames(range(num_steady, NUM_FRAMES))
     print("published", flush=True)
     while True:
-        shelf.publish(moving, [key(slot * 10_000 + frame) for frame in moving])
-        shelf.retire(moving)
+        frame_table.publish(moving, [key(slot * 10_000 + frame) for frame in moving])
+        frame_table.retire(moving)
 
 
 if __name__ == "__main__":
     role, path, slot, number = sys.argv[1:]
     run = {"reader": read_for_ever, "owner": publish_for_ever}[role]
-    run(Roster.open(path), int(slot), int(number))
+    run(RankTable.open(path), int(slot), int(number))

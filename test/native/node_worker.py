@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that lends a few large pages until it is killed. Arguments: the port of its door."""
+"""A node that lends a few large pages until it is killed. Arguments: the port of its page server."""
 
 from __future__ import annotations
 

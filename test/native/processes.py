@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import banyan
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NAMESPACE = b"t" * 32
 PYTHON_PATH = str(Path(banyan.__file__).resolve().parents[1])
@@ -43,11 +43,11 @@ class Pool:
         words = np.frombuffer(self.shared, dtype=np.uint64)
         self.pages = words.reshape(2 * num_layers, num_frames, page_bytes // 8)
 
-    def shelf(self, roster: Roster, slot: int) -> Shelf:
-        return Shelf(roster, slot, NAMESPACE, self.shared, self.num_frames, self.geometry)
+    def frame_table(self, rank_table: RankTable, slot: int) -> FrameTable:
+        return FrameTable(rank_table, slot, NAMESPACE, self.shared, self.num_frames, self.geometry)
 
-    def peers(self, roster: Roster, slot: int) -> Peers:
-        return Peers(roster, slot, slot, NAMESPACE, self.geometry, self.shared)
+    def peers(self, rank_table: RankTable, slot: int) -> Peers:
+        return Peers(rank_table, slot, slot, NAMESPACE, self.geometry, self.shared)
 
 
 class Process:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of the eviction race: `owner` or `reader` (path of the roster), or `peek` (path of the owner's pool).
+"""One side of the eviction race: `owner` or `reader` (path of the rank table), or `peek` (path of the owner's pool).
 
 A page of key number `k`, written in round `g`, is made of the words `(k << 40) + (g << 20) + position`.
 So every page proves by itself that it is whole and for which key it was written; all its extents alike prove that they
@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from processes import Pool, frames, ids, key
 
 NUM_FRAMES = 64
@@ -27,10 +27,10 @@ KEYS = [key(number) for number in range(NUM_KEYS)]
 POSITIONS = np.arange(PAGE_BYTES // 8, dtype=np.uint64)
 
 
-def own(roster: Roster) -> None:
+def own(rank_table: RankTable) -> None:
     """Withdraws, rewrites and publishes stretches of keys for ever."""
     pool = Pool(NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, "race-owner")
-    shelf = pool.shelf(roster, 0)
+    frame_table = pool.frame_table(rank_table, 0)
     place = random.Random(1)
     free = list(range(NUM_FRAMES))
     frame_of: dict[int, int] = {}
@@ -42,14 +42,14 @@ def own(roster: Roster) -> None:
         generation += 1
         first = place.randrange(NUM_KEYS - RUN)
         evicted = [frame_of.pop(number) for number in range(first, first + RUN) if number in frame_of]
-        free += ids(shelf.retire(frames(evicted)))
-        num_quarantined += shelf.num_quarantined > 0
-        free += ids(shelf.drain())
+        free += ids(frame_table.retire(frames(evicted)))
+        num_quarantined += frame_table.num_quarantined > 0
+        free += ids(frame_table.drain())
         missing = [number for number in range(first, first + RUN) if number not in frame_of][: len(free)]
         taken = [free.pop(0) for _ in missing]
         tags = np.array([number * (1 << 40) + generation * (1 << 20) for number in missing], dtype=np.uint64)
         pool.pages[:, taken, :] = tags[None, :, None] + POSITIONS
-        assert shelf.publish(frames(taken), [KEYS[number] for number in missing]) == len(missing)
+        assert frame_table.publish(frames(taken), [KEYS[number] for number in missing]) == len(missing)
         frame_of.update(zip(missing, taken, strict=True))
         num_rewritten += len(missing)
         if generation % 64 == 0 and not owner_goes_on(generation):
@@ -63,10 +63,10 @@ def owner_goes_on(_generation: int) -> bool:
     return not select.select([sys.stdin], [], [], 0)[0]
 
 
-def read(roster: Roster, slot: int, num_copies: int) -> None:
+def read(rank_table: RankTable, slot: int, num_copies: int) -> None:
     """Looks up, leases, copies and checks until `num_copies` pages were copied."""
     pool = Pool(NUM_PLACES, NUM_LAYERS, PAGE_BYTES, "race-reader")
-    peers = pool.peers(roster, slot)
+    peers = pool.peers(rank_table, slot)
     place = random.Random(slot)
     targets = np.arange(NUM_PLACES, dtype=np.int64)
     copied = missed = torn = 0
@@ -115,8 +115,8 @@ def num_torn(pages: np.ndarray, numbers: np.ndarray) -> int:
 if __name__ == "__main__":
     role, path, *rest = sys.argv[1:]
     if role == "owner":
-        own(Roster.open(path))
+        own(RankTable.open(path))
     elif role == "reader":
-        read(Roster.open(path), int(rest[0]), int(rest[1]))
+        read(RankTable.open(path), int(rest[0]), int(rest[1]))
     else:
         peek(path, float(rest[0]))

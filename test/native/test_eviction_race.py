@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from race_worker import NUM_LAYERS, PAGE_BYTES, POSITIONS, num_torn
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from processes import Process
 
 WORKER = Path(__file__).with_name("race_worker.py")
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.native
 
 
 def test_pages_when_the_owner_recycles_without_pause_then_never_torn() -> None:
-    roster = Roster.create(3)
-    owner = Process(WORKER, "owner", roster.path)
+    rank_table = RankTable.create(3)
+    owner = Process(WORKER, "owner", rank_table.path)
     owner.expect("ready")
-    readers = [Process(WORKER, "reader", roster.path, slot, NUM_COPIES // 2) for slot in (1, 2)]
+    readers = [Process(WORKER, "reader", rank_table.path, slot, NUM_COPIES // 2) for slot in (1, 2)]
     for reader in readers:
         reader.expect("ready")
     reports = [[int(number) for number in reader.expect("done")] for reader in readers]
@@ -42,8 +42,8 @@ def test_pages_when_the_owner_recycles_without_pause_then_never_torn() -> None:
 
 def test_pages_when_read_without_a_lease_then_some_are_torn() -> None:
     """The canary: with this owner a reader that does not lease does see torn pages, and the check sees that."""
-    roster = Roster.create(3)
-    owner = Process(WORKER, "owner", roster.path)
+    rank_table = RankTable.create(3)
+    owner = Process(WORKER, "owner", rank_table.path)
     owner.expect("ready")
     peeker = Process(WORKER, "peek", pool_of(owner.popen.pid), 60)
     copied, torn = map(int, peeker.expect("done"))

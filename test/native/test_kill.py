@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kill_worker import NUM_FRAMES, content, rank
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from processes import Process, frames, ids, key
 
 WORKER = Path(__file__).with_name("kill_worker.py")
@@ -58,57 +58,57 @@ def keys(numbers) -> list[str]:
 
 
 def test_reader_when_killed_mid_copy_then_its_frames_come_back() -> None:
-    roster = Roster.create(3)
-    _pool, shelf, _peers = rank(roster, 0)
-    shelf.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES)))
-    reader = Process(WORKER, "reader", roster.path, 1, NUM_PAGES)
+    rank_table = RankTable.create(3)
+    _pool, frame_table, _peers = rank(rank_table, 0)
+    frame_table.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES)))
+    reader = Process(WORKER, "reader", rank_table.path, 1, NUM_PAGES)
     reader.expect("leased")
-    assert ids(shelf.retire(frames(range(NUM_PAGES)))) == []
-    assert ids(shelf.drain()) == [], "the reader lives and holds them"
+    assert ids(frame_table.retire(frames(range(NUM_PAGES)))) == []
+    assert ids(frame_table.drain()) == [], "the reader lives and holds them"
     reader.kill()
     came_back: list[int] = []
-    assert until(lambda: came_back.extend(ids(shelf.drain())) or len(came_back) == NUM_PAGES)
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == NUM_PAGES)
     assert sorted(came_back) == list(range(NUM_PAGES))
-    assert shelf.num_quarantined == 0
-    assert shelf.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES))) == NUM_PAGES
+    assert frame_table.num_quarantined == 0
+    assert frame_table.publish(frames(range(NUM_PAGES)), keys(range(NUM_PAGES))) == NUM_PAGES
 
 
 def test_reader_when_killed_and_not_reaped_then_its_frames_come_back() -> None:
-    roster = Roster.create(3)
-    _pool, shelf, _peers = rank(roster, 0)
-    shelf.publish(frames([0, 1]), keys([0, 1]))
-    reader = Process(WORKER, "reader", roster.path, 1, 2)
+    rank_table = RankTable.create(3)
+    _pool, frame_table, _peers = rank(rank_table, 0)
+    frame_table.publish(frames([0, 1]), keys([0, 1]))
+    reader = Process(WORKER, "reader", rank_table.path, 1, 2)
     reader.expect("leased")
-    assert ids(shelf.retire(frames([0, 1]))) == []
+    assert ids(frame_table.retire(frames([0, 1]))) == []
     reader.popen.kill()
     came_back: list[int] = []
-    assert until(lambda: came_back.extend(ids(shelf.drain())) or len(came_back) == 2)
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == 2)
     reader.close()
 
 
 def test_reader_when_its_successor_takes_its_place_then_old_pins_are_gone() -> None:
-    roster = Roster.create(3)
-    _pool, shelf, _peers = rank(roster, 0)
-    shelf.publish(frames(range(4)), keys(range(4)))
-    first = Process(WORKER, "reader", roster.path, 1, 4)
+    rank_table = RankTable.create(3)
+    _pool, frame_table, _peers = rank(rank_table, 0)
+    frame_table.publish(frames(range(4)), keys(range(4)))
+    first = Process(WORKER, "reader", rank_table.path, 1, 4)
     first.expect("leased")
     first.kill()
     # The successor has the same slot and reader bit, and leases other pages than the dead one did.
-    second = Process(WORKER, "reader", roster.path, 1, 1)
+    second = Process(WORKER, "reader", rank_table.path, 1, 1)
     second.expect("leased")
-    came_back = ids(shelf.retire(frames(range(4))))
-    assert until(lambda: came_back.extend(ids(shelf.drain())) or len(came_back) == 3)
+    came_back = ids(frame_table.retire(frames(range(4))))
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == 3)
     assert sorted(came_back) == [1, 2, 3]
     second.kill()
-    assert until(lambda: ids(shelf.drain()) == [0])
+    assert until(lambda: ids(frame_table.drain()) == [0])
 
 
 def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
-    roster = Roster.create(3)
-    pool, shelf, peers = rank(roster, 0)
-    victim = Process(WORKER, "owner", roster.path, 1, NUM_PAGES)
+    rank_table = RankTable.create(3)
+    pool, frame_table, peers = rank(rank_table, 0)
+    victim = Process(WORKER, "owner", rank_table.path, 1, NUM_PAGES)
     victim.expect("published")
-    survivor = Process(WORKER, "owner", roster.path, 2, 2)
+    survivor = Process(WORKER, "owner", rank_table.path, 2, 2)
     survivor.expect("published")
     assert peers.lookup(keys(range(NUM_PAGES))).runs == [(1, NUM_PAGES)]
     found = peers.lookup(keys(range(NUM_PAGES)))
@@ -122,8 +122,8 @@ def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
     assert peers.holders(keys(range(NUM_PAGES))[-1:], [1, 2]) == [None]
     assert peers.prefix_lens(keys(range(NUM_PAGES))) == [0, 0, 2]
     assert peers.version() != version
-    assert [(member["slot"], member["alive"]) for member in roster.members()] == [(0, True), (1, False), (2, True)]
-    assert roster.members()[1]["num_published"] == 0
+    assert [(member["slot"], member["alive"]) for member in rank_table.members()] == [(0, True), (1, False), (2, True)]
+    assert rank_table.members()[1]["num_published"] == 0
 
     both = [(lease, frames(range(NUM_PAGES)))]
     live = peers.lookup(keys(range(2)))
@@ -134,14 +134,14 @@ def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
         assert (pool.pages[:, frame] == content(1, frame)).all(), "memory of the dead rank, mapped while leased"
     assert (pool.pages[:, 40] == content(2, 0)).all()
     survivor.kill()
-    shelf.close()
+    frame_table.close()
 
 
 def test_owner_when_killed_then_its_slot_can_be_taken_again() -> None:
-    roster = Roster.create(3)
-    _pool, _shelf, peers = rank(roster, 0)
+    rank_table = RankTable.create(3)
+    _pool, _frame_table, peers = rank(rank_table, 0)
     for _ in range(3):
-        owner = Process(WORKER, "owner", roster.path, 1, 3)
+        owner = Process(WORKER, "owner", rank_table.path, 1, 3)
         owner.expect("published")
         assert until(lambda: peers.lookup(keys(range(3))).runs == [(1, 3)])
         owner.kill()

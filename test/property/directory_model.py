@@ -4,9 +4,9 @@
 There is no memory to share here and there are no bytes to move.
 
 Invariants
-* A frame is idle, published (`ModelShelf.published`) or quarantined; never two of them.
+* A frame is idle, published (`ModelFrameTable.published`) or quarantined; never two of them.
 * A quarantined frame is returned only when no lease names it.
-* A key is published on at most one frame of a shelf: the first one.
+* A key is published on at most one frame of a frame table: the first one.
 * A refused call (`ValueError`) changes nothing.
 
 Transitions of a frame, as in the native ledger:
@@ -23,27 +23,27 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class ModelRoster:
+class ModelRankTable:
     num_slots: int
-    shelves: dict[int, ModelShelf] = field(default_factory=dict)
+    frame_tables: dict[int, ModelFrameTable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Sighting:
     """A published page as a lookup found it."""
 
-    shelf: ModelShelf
+    frame_table: ModelFrameTable
     frame: int
     generation: int
 
 
-class ModelShelf:
-    """A rank's frames; attached to its roster until `close`."""
+class ModelFrameTable:
+    """A rank's frames; attached to its rank table until `close`."""
 
-    def __init__(self, roster: ModelRoster, slot: int, num_frames: int) -> None:
-        if slot in roster.shelves:
+    def __init__(self, rank_table: ModelRankTable, slot: int, num_frames: int) -> None:
+        if slot in rank_table.frame_tables:
             raise ValueError(f"slot {slot} is in use")
-        self.roster = roster
+        self.rank_table = rank_table
         self.slot = slot
         self.num_frames = num_frames
         self.published: dict[int, str] = {}
@@ -51,7 +51,7 @@ class ModelShelf:
         self.generations: Counter[int] = Counter()
         self.pins: Counter[int] = Counter()
         self.version = 0
-        roster.shelves[slot] = self
+        rank_table.frame_tables[slot] = self
 
     def __hash__(self) -> int:
         return id(self)
@@ -95,9 +95,9 @@ class ModelShelf:
         self._withdraw(list(self.published))
 
     def close(self) -> None:
-        if self.roster.shelves.get(self.slot) is self:
+        if self.rank_table.frame_tables.get(self.slot) is self:
             self.reset()
-            del self.roster.shelves[self.slot]
+            del self.rank_table.frame_tables[self.slot]
 
     def _withdraw(self, frames: list[int]) -> None:
         for frame in frames:
@@ -121,7 +121,7 @@ class ModelShelf:
     def _check_range(self, frames: Sequence[int]) -> None:
         for frame in frames:
             if not 0 <= frame < self.num_frames:
-                raise ValueError(f"frame {frame} is outside the shelf of {self.num_frames} frames")
+                raise ValueError(f"frame {frame} is outside the frame table of {self.num_frames} frames")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ModelMatch:
     def runs(self) -> list[tuple[int, int]]:
         runs: list[tuple[int, int]] = []
         for page in self.pages:
-            slot, length = runs.pop() if runs and runs[-1][0] == page.shelf.slot else (page.shelf.slot, 0)
+            slot, length = runs.pop() if runs and runs[-1][0] == page.frame_table.slot else (page.frame_table.slot, 0)
             runs.append((slot, length + 1))
         return runs
 
@@ -146,25 +146,25 @@ class ModelLease:
         self.pages = pages
         self._held = True
         for page in pages:
-            page.shelf.pins[page.frame] += 1
+            page.frame_table.pins[page.frame] += 1
 
     def release(self) -> None:
         if self._held:
             self._held = False
             for page in self.pages:
-                page.shelf.pins[page.frame] -= 1
+                page.frame_table.pins[page.frame] -= 1
 
 
 class ModelPeers:
-    def __init__(self, roster: ModelRoster, slot: int | None) -> None:
-        self.roster = roster
+    def __init__(self, rank_table: ModelRankTable, slot: int | None) -> None:
+        self.rank_table = rank_table
         self.slot = slot
 
     def lookup(self, keys: Sequence[str]) -> ModelMatch:
         pages: list[Sighting] = []
         while len(pages) < len(keys):
             rest = keys[len(pages) :]
-            runs = [self._run(shelf, rest) for shelf in self._candidates()]
+            runs = [self._run(frame_table, rest) for frame_table in self._candidates()]
             longest = max(runs, key=len, default=[])
             if not longest:
                 break
@@ -172,8 +172,11 @@ class ModelPeers:
         return ModelMatch(tuple(pages))
 
     def prefix_lens(self, keys: Sequence[str]) -> list[int]:
-        shelves = self.roster.shelves
-        return [len(self._run(shelves[slot], keys)) if slot in shelves else 0 for slot in range(self.roster.num_slots)]
+        frame_tables = self.rank_table.frame_tables
+        return [
+            len(self._run(frame_tables[slot], keys)) if slot in frame_tables else 0
+            for slot in range(self.rank_table.num_slots)
+        ]
 
     def lease(self, match: ModelMatch, keys: Sequence[str]) -> ModelLease | None:
         num_pages = len(keys)
@@ -181,27 +184,31 @@ class ModelPeers:
             raise ValueError(f"{num_pages} pages wanted of a match of {match.num_pages}")
         pages = match.pages[:num_pages]
         for page in pages:
-            attached = self.roster.shelves.get(page.shelf.slot) is page.shelf
-            if not attached or page.shelf.generations[page.frame] != page.generation:
+            attached = self.rank_table.frame_tables.get(page.frame_table.slot) is page.frame_table
+            if not attached or page.frame_table.generations[page.frame] != page.generation:
                 return None
         ends = zip([*pages[:1], *pages[-1:]], [*keys[:1], *keys[-1:]], strict=True)
-        if any(page.shelf.frame_of(key) != page.frame for page, key in ends):
+        if any(page.frame_table.frame_of(key) != page.frame for page, key in ends):
             return None
         return ModelLease(pages)
 
-    def _candidates(self) -> list[ModelShelf]:
+    def _candidates(self) -> list[ModelFrameTable]:
         """The other ranks, nearest slot above the own one first: `max` takes the first of equals."""
-        num_slots = self.roster.num_slots
+        num_slots = self.rank_table.num_slots
         first = 0 if self.slot is None else self.slot + 1
         order = [(first + step) % num_slots for step in range(num_slots)]
-        return [self.roster.shelves[slot] for slot in order if slot != self.slot and slot in self.roster.shelves]
+        return [
+            self.rank_table.frame_tables[slot]
+            for slot in order
+            if slot != self.slot and slot in self.rank_table.frame_tables
+        ]
 
     @staticmethod
-    def _run(shelf: ModelShelf, keys: Sequence[str]) -> list[Sighting]:
+    def _run(frame_table: ModelFrameTable, keys: Sequence[str]) -> list[Sighting]:
         run: list[Sighting] = []
         for key in keys:
-            frame = shelf.frame_of(key)
+            frame = frame_table.frame_of(key)
             if frame is None:
                 break
-            run.append(Sighting(shelf, frame, shelf.generations[frame]))
+            run.append(Sighting(frame_table, frame, frame_table.generations[frame]))
         return run

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from test.conftest import examples
-from test.property.directory_model import ModelPeers, ModelRoster, ModelShelf
+from test.property.directory_model import ModelFrameTable, ModelPeers, ModelRankTable
 
 from banyan import _native as native
 
@@ -55,14 +55,14 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = native.Roster.create(NUM_SLOTS)
+        self.rank_table = native.RankTable.create(NUM_SLOTS)
         self.pools = [native.SharedBytes.create(2 * NUM_FRAMES * PAGE_BYTES, "pool") for _ in range(NUM_SLOTS)]
-        self.model_roster = ModelRoster(NUM_SLOTS)
-        self.shelves: dict[int, tuple[native.Shelf, ModelShelf]] = {}
+        self.model_rank_table = ModelRankTable(NUM_SLOTS)
+        self.frame_tables: dict[int, tuple[native.FrameTable, ModelFrameTable]] = {}
         self.peers = [
             (
-                native.Peers(self.roster, slot, slot, NAMESPACE, GEOMETRY, self.pools[slot]),
-                ModelPeers(self.model_roster, slot),
+                native.Peers(self.rank_table, slot, slot, NAMESPACE, GEOMETRY, self.pools[slot]),
+                ModelPeers(self.model_rank_table, slot),
             )
             for slot in range(NUM_SLOTS)
         ]
@@ -70,68 +70,68 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.attach(slot)
 
     def attach(self, slot: int) -> None:
-        shelf = native.Shelf(self.roster, slot, NAMESPACE, self.pools[slot], NUM_FRAMES, GEOMETRY)
-        self.shelves[slot] = shelf, ModelShelf(self.model_roster, slot, NUM_FRAMES)
+        frame_table = native.FrameTable(self.rank_table, slot, NAMESPACE, self.pools[slot], NUM_FRAMES, GEOMETRY)
+        self.frame_tables[slot] = frame_table, ModelFrameTable(self.model_rank_table, slot, NUM_FRAMES)
 
     @rule(slot=slots)
     def join(self, slot: int) -> None:
-        if slot not in self.shelves:
+        if slot not in self.frame_tables:
             self.attach(slot)
 
     @rule(slot=slots, often=st.integers(0, 3))
     def leave(self, slot: int, often: int) -> None:
-        if slot in self.shelves and often == 0:
-            shelf, model = self.shelves.pop(slot)
-            shelf.close()
+        if slot in self.frame_tables and often == 0:
+            frame_table, model = self.frame_tables.pop(slot)
+            frame_table.close()
             model.close()
 
     @rule(slot=slots, pairs=pairs)
     def publish(self, slot: int, pairs: list[tuple[int, str]]) -> None:
-        if slot in self.shelves:
-            shelf, model = self.shelves[slot]
+        if slot in self.frame_tables:
+            frame_table, model = self.frame_tables[slot]
             frames, keys = [frame for frame, _ in pairs], [key for _, key in pairs]
-            assert outcome(lambda: shelf.publish(frames_array(frames), keys)) == outcome(
+            assert outcome(lambda: frame_table.publish(frames_array(frames), keys)) == outcome(
                 lambda: model.publish(frames, keys)
             )
 
     @rule(slot=slots, chain=chains)
     def publish_idle(self, slot: int, chain: list[str]) -> None:
         """What a rank does: frames it may write, and the keys of one prompt."""
-        if slot in self.shelves:
-            shelf, model = self.shelves[slot]
+        if slot in self.frame_tables:
+            frame_table, model = self.frame_tables[slot]
             idle = [f for f in range(NUM_FRAMES) if f not in model.published and f not in model.quarantine]
             frames, keys = idle[: len(chain)], chain[: len(idle)]
-            assert shelf.publish(frames_array(frames), keys) == model.publish(frames, keys)
+            assert frame_table.publish(frames_array(frames), keys) == model.publish(frames, keys)
 
     @rule(slot=slots, wanted=st.sets(st.integers(0, NUM_FRAMES - 1), min_size=1))
     def retire_published(self, slot: int, wanted: set[int]) -> None:
-        if slot in self.shelves:
-            self.check_retire(slot, [frame for frame in wanted if frame in self.shelves[slot][1].published])
+        if slot in self.frame_tables:
+            self.check_retire(slot, [frame for frame in wanted if frame in self.frame_tables[slot][1].published])
 
     @rule(slot=slots, frames=frame_lists)
     def retire(self, slot: int, frames: list[int]) -> None:
-        if slot in self.shelves:
+        if slot in self.frame_tables:
             self.check_retire(slot, frames)
 
     def check_retire(self, slot: int, frames: list[int]) -> None:
-        shelf, model = self.shelves[slot]
-        freed = sorted_frames(outcome(lambda: shelf.retire(frames_array(frames))))
+        frame_table, model = self.frame_tables[slot]
+        freed = sorted_frames(outcome(lambda: frame_table.retire(frames_array(frames))))
         assert freed == sorted_frames(outcome(lambda: model.retire(frames)))
         self.check_unleased(model, freed)
 
     @rule(slot=slots)
     def drain(self, slot: int) -> None:
-        if slot in self.shelves:
-            shelf, model = self.shelves[slot]
-            freed = sorted_frames(shelf.drain())
+        if slot in self.frame_tables:
+            frame_table, model = self.frame_tables[slot]
+            freed = sorted_frames(frame_table.drain())
             assert freed == sorted_frames(model.drain())
             self.check_unleased(model, freed)
 
     @rule(slot=slots)
     def reset(self, slot: int) -> None:
-        if slot in self.shelves:
-            for shelf in self.shelves[slot]:
-                shelf.reset()
+        if slot in self.frame_tables:
+            for frame_table in self.frame_tables[slot]:
+                frame_table.reset()
 
     @rule(target=matches, slot=slots, keys=key_lists)
     def look_up(self, slot: int, keys: list[str]) -> object:
@@ -193,16 +193,16 @@ class DirectoryMachine(RuleBasedStateMachine):
         return joined
 
     @staticmethod
-    def check_unleased(model: ModelShelf, freed: object) -> None:
+    def check_unleased(model: ModelFrameTable, freed: object) -> None:
         if isinstance(freed, list):
             assert not [frame for frame in freed if model.pins[frame]], "a leased frame was handed out"
 
     @invariant()
     def counts_agree(self) -> None:
-        for shelf, model in self.shelves.values():
-            assert shelf.num_published == model.num_published
-            assert shelf.num_quarantined == model.num_quarantined
-            assert shelf.version == model.version
+        for frame_table, model in self.frame_tables.values():
+            assert frame_table.num_published == model.num_published
+            assert frame_table.num_quarantined == model.num_quarantined
+            assert frame_table.version == model.version
 
 
 DirectoryMachine.TestCase.settings = settings(

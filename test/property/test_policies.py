@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from banyan.routing import POLICIES, UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, SeededLots, place
+from banyan.routing import POLICIES, UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, SeededTieBreaks, place
 
 NUM_RANKS = 5
 LOADS = ("num_running", "num_waiting", "pending_prefill_tokens", "ongoing_tokens", "read_queue_tokens")
@@ -48,9 +48,9 @@ def situations(draw) -> tuple[Query, list[RankState]]:
     return query, ranks
 
 
-def chosen(policy, query, ranks, guard, lots):
+def chosen(policy, query, ranks, guard, tie_breaks):
     try:
-        return place(policy, query, ranks, guard=guard, lots=lots)
+        return place(policy, query, ranks, guard=guard, tie_breaks=tie_breaks)
     except NoActiveRank:
         return None
 
@@ -59,7 +59,7 @@ def chosen(policy, query, ranks, guard, lots):
 @given(situation=situations(), guard=guards, seed=seeds)
 def test_choice_when_ranks_are_inactive_or_hot_then_none_of_them(policy, situation, guard, seed):
     query, ranks = situation
-    choice = chosen(policy, query, ranks, guard, SeededLots(seed))
+    choice = chosen(policy, query, ranks, guard, SeededTieBreaks(seed))
     active = {state.rank for state in ranks if state.is_active}
     if choice is None:
         assert not active
@@ -73,25 +73,26 @@ def test_choice_when_ranks_are_inactive_or_hot_then_none_of_them(policy, situati
 def test_choice_when_ranks_come_in_another_order_then_the_same(policy, situation, guard, seed, order):
     query, ranks = situation
     shuffled = [ranks[place] for place in order if place < len(ranks)]
-    lots = SeededLots(seed)
-    expected, choice = (chosen(policy, query, some, guard, lots) for some in (ranks, shuffled))
+    tie_breaks = SeededTieBreaks(seed)
+    expected, choice = (chosen(policy, query, some, guard, tie_breaks) for some in (ranks, shuffled))
     assert (choice and (choice.rank, choice.reason)) == (expected and (expected.rank, expected.reason))
 
 
 @every_policy
 @given(situation=situations(), guard=guards, seed=seeds, names=st.permutations(range(NUM_RANKS)))
 def test_choice_when_ranks_are_renamed_then_renamed_too(policy, situation, guard, seed, names):
-    """No rank is preferred for its number. The lots are renamed with the ranks: they are what ties are drawn from."""
+    """No rank is preferred for its number. The tie-breaks are renamed with the ranks: they are what ties are drawn
+    from."""
     query, ranks = situation
-    lots = SeededLots(seed)
+    tie_breaks = SeededTieBreaks(seed)
     renamed_query = replace(
         query,
         cached_tokens={names[rank]: num for rank, num in query.cached_tokens.items()},
         session_rank=names[query.session_rank] if query.session_rank in range(NUM_RANKS) else query.session_rank,
     )
     renamed_ranks = [replace(state, rank=names[state.rank]) for state in ranks]
-    expected = chosen(policy, query, ranks, guard, lots)
-    choice = chosen(policy, renamed_query, renamed_ranks, guard, lambda turn, rank: lots(turn, names.index(rank)))
+    expected = chosen(policy, query, ranks, guard, tie_breaks)
+    choice = chosen(policy, renamed_query, renamed_ranks, guard, lambda turn, rank: tie_breaks(turn, names.index(rank)))
     assert (choice and choice.rank) == (expected and names[expected.rank])
 
 
@@ -106,12 +107,12 @@ def test_choice_when_ranks_are_renamed_then_renamed_too(policy, situation, guard
 def test_choice_when_a_rank_gets_more_load_then_it_does_not_win(policy, situation, guard, seed, which, more):
     query, ranks = situation
     which %= len(ranks)
-    lots = SeededLots(seed)
+    tie_breaks = SeededTieBreaks(seed)
     busier = list(ranks)
     busier[which] = replace(
         ranks[which], **{name: getattr(ranks[which], name) + increment for name, increment in more.items()}
     )
-    before, after = chosen(policy, query, ranks, guard, lots), chosen(policy, query, busier, guard, lots)
+    before, after = chosen(policy, query, ranks, guard, tie_breaks), chosen(policy, query, busier, guard, tie_breaks)
     if before is not None and before.rank != which:
         assert after is not None and after.rank != which
 
@@ -120,8 +121,8 @@ def test_choice_when_a_rank_gets_more_load_then_it_does_not_win(policy, situatio
 @given(situation=situations(), guard=guards, seed=seeds)
 def test_choice_when_asked_twice_then_the_same(policy, situation, guard, seed):
     query, ranks = situation
-    first = chosen(policy, query, ranks, guard, SeededLots(seed))
-    assert first == chosen(policy, query, ranks, guard, SeededLots(seed))
+    first = chosen(policy, query, ranks, guard, SeededTieBreaks(seed))
+    assert first == chosen(policy, query, ranks, guard, SeededTieBreaks(seed))
 
 
 @given(situation=situations(), guard=guards)

@@ -18,19 +18,19 @@ from banyan import _native
 from banyan.arena.page_source import Wanted
 from banyan.core import Address
 from banyan.features.nodes.lending import Lending
-from banyan.features.nodes.loans import TERM_S
 from banyan.features.nodes.pull import NodeFound, Pull
+from banyan.features.nodes.remote_leases import TERM_S
 from banyan.features.nodes.tcp import Layers
 from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
-    Loan,
+    RemoteLease,
     Return,
     encode,
     pack_keys,
     read_by_borrower,
-    read_by_door,
+    read_by_page_server,
 )
 
 NUM_FAULTS = 10_000
@@ -69,11 +69,11 @@ class Loopback:
         for layer in range(num_layers):
             if layer == at:
                 self._lender.suffer(self._fault)
-            lent = self._lender.lending.loans.find(token)
+            lent = self._lender.lending.remote_leases.find(token)
             if lent is None:
                 raise ConnectionError("the source has closed the connection")
             shown = (layer + 1) % num_layers if self._fault is Fault.LAYERS_SWAPPED else layer
-            pieces = [bytes(view) for view in lent.goods.layer(shown)]
+            pieces = [bytes(view) for view in lent.leased_frames.layer(shown)]
             views = target.layer(layer)
             if layer == at:
                 pieces = self._spoil(pieces)
@@ -107,16 +107,16 @@ class Lender:
         self.now_s = 0.0
         self.pages = self.node.keep(range(1, NUM_PAGES + 1), range(NUM_PAGES))
         self.lending = Lending(max_pages=100, clock=lambda: self.now_s)
-        self.stock = self.node.stock()
-        self.lending.lend(self.stock)
+        self.exported = self.node.exported()
+        self.lending.lend(self.exported)
 
     def suffer(self, fault: Fault) -> None:
         if fault is Fault.LATE:
             self.now_s += TERM_S + 1
-            self.lending.loans.expire()
+            self.lending.remote_leases.expire()
         elif fault is Fault.RESTARTED:
             self.lending.withdraw()
-            self.lending.lend(self.stock)
+            self.lending.lend(self.exported)
         elif fault is Fault.REUSED:
             # What the lease forbids, as a source without one would do: other bytes in the middle of the pull.
             memoryview(self.node.memory)[:] = bytes(len(memoryview(self.node.memory)))
@@ -138,7 +138,7 @@ class Wire:
         self._rng, self._fault = rng, fault
 
     def _said(self, message: Any) -> Any:
-        return self._lender.lending.answer(read_by_door(encode(message)), port=1)
+        return self._lender.lending.answer(read_by_page_server(encode(message)), port=1)
 
     def ask(self, asked: Sequence[str]) -> int:
         answer = read_by_borrower(encode(self._said(Ask(1, NAMESPACE, pack_keys(asked)))))
@@ -153,8 +153,8 @@ class Wire:
         feed = _native.Feed(memory, offsets, BLOCK.block_bytes, NUM_LAYERS)
         read = feed.read()
         pull = Pull(NAMESPACE, found.keys[:num_pages], memory, offsets, BLOCK, feed)
-        loan = self._said(Borrow(2, NAMESPACE, pack_keys(pull.keys)))
-        payload = bytearray(encode(loan))
+        remote_lease = self._said(Borrow(2, NAMESPACE, pack_keys(pull.keys)))
+        payload = bytearray(encode(remote_lease))
         if self._fault is Fault.MESSAGE_LOST:
             feed.end()
             return read
@@ -164,9 +164,9 @@ class Wire:
             heard = read_by_borrower(bytes(payload))
         except Foreign:
             heard = None
-        if isinstance(heard, Loan):
+        if isinstance(heard, RemoteLease):
             pull.carry(heard, "there", Loopback(self._lender, self._rng, self._fault))
-            self._said(Return(loan.token))
+            self._said(Return(remote_lease.token))
         feed.end()
         return read
 
@@ -219,29 +219,29 @@ def fetch(borrower: Node, lender: Lender, num_pages: int, rng: random.Random, *,
 def nothing_is_left(borrower: Node, lender: Lender) -> None:
     assert borrower.residency.num_filling == 0
     borrower.residency.reset()
-    assert borrower.shelf.num_quarantined == 0
-    if lender.lending.loans.num_loans:
+    assert borrower.frame_table.num_quarantined == 0
+    if lender.lending.remote_leases.num_remote_leases:
         # What nobody gives back runs out.
         lender.now_s += TERM_S
-        lender.lending.loans.expire()
-    assert (lender.lending.loans.num_loans, lender.lending.loans.num_pages) == (0, 0)
+        lender.lending.remote_leases.expire()
+    assert (lender.lending.remote_leases.num_remote_leases, lender.lending.remote_leases.num_pages) == (0, 0)
 
 
-def test_frames_when_all_loans_have_ended_then_their_owner_has_them_back() -> None:
+def test_frames_when_all_remote_leases_have_ended_then_their_owner_has_them_back() -> None:
     lender = Lender()
     lent = lender.lending.answer(Borrow(1, NAMESPACE, pack_keys(keys(1, 2))), port=1)
-    assert isinstance(lent, Loan)
+    assert isinstance(lent, RemoteLease)
     lender.node.residency.reset()
-    assert lender.node.shelf.num_quarantined == 2
+    assert lender.node.frame_table.num_quarantined == 2
     lender.now_s += TERM_S
-    assert lender.lending.loans.expire() == 1
-    assert len(ids(lender.node.shelf.drain())) == 2 and lender.node.shelf.num_quarantined == 0
+    assert lender.lending.remote_leases.expire() == 1
+    assert len(ids(lender.node.frame_table.drain())) == 2 and lender.node.frame_table.num_quarantined == 0
 
 
-@pytest.mark.parametrize("reader", [read_by_door, read_by_borrower])
+@pytest.mark.parametrize("reader", [read_by_page_server, read_by_borrower])
 def test_message_when_it_is_random_then_it_is_read_or_refused(reader: Any) -> None:
     rng = random.Random(0)
-    samples = [encode(Ask(1, NAMESPACE, pack_keys(keys(1)))), encode(Loan(1, b"t" * 16, 1, b"s" * 8))]
+    samples = [encode(Ask(1, NAMESPACE, pack_keys(keys(1)))), encode(RemoteLease(1, b"t" * 16, 1, b"s" * 8))]
     for _ in range(20_000):
         payload = bytearray(rng.choice(samples))
         for _ in range(rng.randint(1, 4)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations over two shelves: a leased page is never handed out, and no length comes without its window, or
-without its state."""
+"""Random operations over two frame tables: a leased page is never handed out, and no length comes without its window,
+or without its state."""
 
 import random
 
@@ -9,14 +9,14 @@ from test.unit.cache_rig import request
 from test.unit.directory.rig import NUM_FRAMES, frames, ids, key
 from test.unit.test_restorable import WindowRank
 
-from banyan._native import Roster
+from banyan._native import RankTable
 
 NUM_OPERATIONS = 100_000
 CHAINS = ([1, 2, 3, 4, 5, 6], [1, 2, 7, 8, 9, 10])
 """Two prompts with a common beginning."""
 
 
-class Shelf:
+class FrameTable:
     """One kind of page of the owner: which page lies where, and which frames may be handed out."""
 
     def __init__(self, publish, retire, drain):
@@ -51,12 +51,12 @@ class Node:
 
     def __init__(self, seed, num_pages):
         """A length needs ``num_pages`` of the second kind before it: of a window several, of states one."""
-        roster = Roster.create(8)
+        rank_table = RankTable.create(8)
         self.random, self.num_pages = random.Random(seed), num_pages
-        self.owner, self.reader = (WindowRank(roster, slot, num_pages) for slot in range(2))
+        self.owner, self.reader = (WindowRank(rank_table, slot, num_pages) for slot in range(2))
         cache, pages = self.owner.cache, self.owner.pages
-        self.full = Shelf(cache.publish, cache.retire, cache.drain)
-        self.window = Shelf(pages.publish, pages.retire, pages.drain)
+        self.full = FrameTable(cache.publish, cache.retire, cache.drain)
+        self.window = FrameTable(pages.publish, pages.retire, pages.drain)
         self.queued: dict[str, tuple[list[int], list[int]]] = {}
         """The owner's frames that a fetch holds, in the order in which they were asked for."""
         self.num_asked = self.num_restored = self.num_refused = 0
@@ -107,12 +107,12 @@ class Node:
             self.num_refused += 1
             return
         held = tuple(
-            [shelf.frame_of[number] for number in numbers]
-            for shelf, numbers in ((self.full, chain[:length]), (self.window, window))
+            [frame_table.frame_of[number] for number in numbers]
+            for frame_table, numbers in ((self.full, chain[:length]), (self.window, window))
         )
         self.queued[rid] = held
-        for shelf, numbers in zip((self.full, self.window), held, strict=True):
-            shelf.leased.append(set(numbers))
+        for frame_table, numbers in zip((self.full, self.window), held, strict=True):
+            frame_table.leased.append(set(numbers))
 
     def longest(self, chain):
         return max((length for length in range(len(chain) + 1) if self.is_restorable(chain, length)), default=0)
@@ -122,8 +122,8 @@ class Node:
         return held and all(number in self.window.frame_of for number in chain[:length][-self.num_pages :])
 
     def let_go(self, rid):
-        for shelf, numbers in zip((self.full, self.window), self.queued.pop(rid), strict=True):
-            shelf.leased.remove(set(numbers))
+        for frame_table, numbers in zip((self.full, self.window), self.queued.pop(rid), strict=True):
+            frame_table.leased.remove(set(numbers))
 
     def give_back(self, rid):
         assert self.reader.cache.cancel(rid)

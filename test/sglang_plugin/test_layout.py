@@ -10,7 +10,7 @@ from sglang.srt.layers.dp_attention import compute_dp_attention_world_info
 from sglang.srt.runtime_context import attn_tp_size_of, num_dp_ranks_of
 from sglang.srt.server_args import ServerArgs
 
-from banyan.layout import Layout, Seats
+from banyan.layout import Layout, MemberSlots
 from banyan.sglang_plugin.launcher.flags import layout_of
 
 FLAGS = [
@@ -50,14 +50,14 @@ def test_layout_when_flags_are_raw_then_it_is_what_upstream_resolves(flags, monk
 
 
 @pytest.mark.parametrize("flags", [flags for flags in FLAGS if flags.get("dp_size", 1) == 1], ids=str)
-def test_seats_when_upstream_numbers_a_tp_group_then_each_process_has_its_own(flags):
+def test_member_slots_when_upstream_numbers_a_tp_group_then_each_process_has_its_own(flags):
     layout = layout_of(types.SimpleNamespace(**{**RAW, **flags}))
-    tp_size = layout.num_seats
-    seats = []
+    tp_size = layout.num_member_slots
+    member_slots = []
     for tp_rank in range(tp_size):
         info = compute_dp_attention_world_info(tp_rank, tp_size, layout.attn_dp, layout.attn_cp)
-        seats.append(Seats(layout, info[2], layout.shard_of(tp_rank)).own)
-    assert seats == list(range(tp_size))
+        member_slots.append(MemberSlots(layout, info[2], layout.shard_of(tp_rank)).own)
+    assert member_slots == list(range(tp_size))
 
 
 RAW = {

@@ -9,8 +9,8 @@ from typing import Any
 
 from banyan.arena.prefetch import Prefetch
 from banyan.cache import PrefixCache
-from banyan.core import Fetch, Outcome, SourceKind
-from banyan.layout import Layout, Seats
+from banyan.core import Fetch, Outcome, Refusal, SourceKind
+from banyan.layout import Layout, MemberSlots
 from banyan.planner import RequestFacts
 from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Supply
@@ -33,6 +33,9 @@ class Notes:
     def became(self, request: str, outcome: Outcome) -> None:
         self.told.append((request, outcome))
 
+    def refused(self, request: str, why: Refusal) -> None:
+        self.told.append((request, why))
+
     def started(self, fetches: Sequence[Fetch]) -> None:
         self.told.append(("started", tuple(fetches)))
 
@@ -45,7 +48,7 @@ def request(rid: str) -> RequestFacts:
 
 
 def make_cache(
-    shelf: Any,
+    frame_table: Any,
     peers: Any,
     *,
     slot: int = 0,
@@ -61,9 +64,9 @@ def make_cache(
 ) -> PrefixCache:
     """The cache of the rank in ``slot``; it asks the other one's pool unless ``slots`` says otherwise."""
     cache = PrefixCache(
-        seats=Seats(layout, slot, 0),
+        member_slots=MemberSlots(layout, slot, 0),
         page_tokens=PAGE_TOKENS,
-        full=KindPages(shelf, Supply(peers, [1 - slot] if slots is None else slots, prefetch)),
+        full=KindPages(frame_table, Supply(peers, [1 - slot] if slots is None else slots, prefetch)),
         beside=() if windows is None else (windows,),
         planner=planner or Notes(),
         agreed=agreed,

@@ -7,9 +7,9 @@ import pytest
 from test.unit.cache_rig import PAGE_TOKENS, Notes, make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
-from banyan._native import Peers, Roster, Shelf
+from banyan._native import FrameTable, Peers, RankTable
 from banyan.cache import NOTHING_QUEUED
-from banyan.core import Outcome, Run, SourceKind
+from banyan.core import Outcome, Refusal, Run, SourceKind
 from banyan.layout import Layout
 from banyan.planner import RequestFacts
 from banyan.supply import Supply
@@ -32,15 +32,15 @@ class Node:
     """A holder and a reader, each with its cache."""
 
     def __init__(self):
-        self.roster = Roster.create(2)
-        self.ranks = [Rank(self.roster, slot) for slot in range(2)]
+        self.rank_table = RankTable.create(2)
+        self.ranks = [Rank(self.rank_table, slot) for slot in range(2)]
         self.source = CountingPeers(self.ranks[1].peers)
         self.counters = [Counters(), Counters()]
         self.planner = Notes()
         self.is_agreed = True
-        self.holder = make_cache(self.ranks[0].shelf, self.ranks[0].peers, counters=self.counters[0])
+        self.holder = make_cache(self.ranks[0].frame_table, self.ranks[0].peers, counters=self.counters[0])
         self.reader = make_cache(
-            self.ranks[1].shelf,
+            self.ranks[1].frame_table,
             self.source,
             slot=1,
             counters=self.counters[1],
@@ -197,7 +197,7 @@ def test_planner_when_a_fetch_is_refused_then_told_and_the_next_batch_has_nothin
     node.reader.prepare(request("r"), keys(1))
     assert node.reader.admit("r", keys(1), frames(7)) is None
     assert node.reader.start() == NOTHING_QUEUED
-    assert node.planner.told == [("r", Outcome.REFUSED), ("started", ())]
+    assert node.planner.told == [("r", Refusal.IN_FLIGHT_READ), ("started", ())]
 
 
 def test_reset_when_copies_move_and_fetches_wait_then_all_are_given_back(node):
@@ -217,7 +217,7 @@ def test_quiesce_when_a_batch_moves_then_how_it_ended_is_told_when_it_is_asked_f
     node.holder.publish(frames(3), keys(1))
     assert node.reader.admit("r", keys(1), frames(7))
     index = node.reader.start()
-    monkeypatch.setattr(node.reader._full.supply, "are_good", lambda arrivals: lands)
+    monkeypatch.setattr(node.reader._full.supply, "are_good", lambda in_flight_reads: lands)
     node.reader.quiesce()
     assert node.reader.moving(index) is None
     assert node.reader.finish(index) is lands
@@ -284,14 +284,14 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
     for slot, cache in enumerate((node.holder, node.reader)):
         cache.quiesce()
         rank = node.ranks[slot]
-        rank.shelf.close()
-        rank.shelf = rank.peers = node.source = None
+        rank.frame_table.close()
+        rank.frame_table = rank.peers = node.source = None
 
         def join(rank=rank, slot=slot):
             arguments = (b"m" * 32, rank.geometry, rank.pool)
             return (
-                Shelf(node.roster, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
-                Supply(Peers(node.roster, slot, slot, *arguments), [1 - slot], None),
+                FrameTable(node.rank_table, slot, arguments[0], rank.pool, NUM_FRAMES, rank.geometry),
+                Supply(Peers(node.rank_table, slot, slot, *arguments), [1 - slot], None),
             )
 
         cache.move_to([join])
@@ -301,12 +301,12 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
 
 
 def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_supplies():
-    roster = Roster.create(3)
-    ranks = [Rank(roster, slot) for slot in range(3)]
+    rank_table = RankTable.create(3)
+    ranks = [Rank(rank_table, slot) for slot in range(3)]
     for rank in ranks[1:]:
-        rank.shelf.publish(frames(1, 2), keys(1, 2))
+        rank.frame_table.publish(frames(1, 2), keys(1, 2))
     three = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
-    cache = make_cache(ranks[0].shelf, ranks[0].peers, slots=[1, 2], layout=three)
+    cache = make_cache(ranks[0].frame_table, ranks[0].peers, slots=[1, 2], layout=three)
     for named, supplier in ((-1, 1), (0, 1), (2, 2)):
         facts = RequestFacts(f"named {named}", None, PAGE_TOKENS, None, max_rank=named)
         assert cache.prepare(facts, keys(1, 2)).rank == supplier

@@ -18,8 +18,8 @@ def test_example_when_it_runs_then_one_rank_has_the_other_ones_bytes_and_nothing
 
 def test_page_when_a_peer_reads_it_then_it_is_not_handed_out_until_the_copy_has_ended():
     example = runpy.run_path(str(EXAMPLE))
-    roster = example["Roster"].create(2)
-    first, second = (example["SmallRank"](roster, rank) for rank in range(2))
+    rank_table = example["RankTable"].create(2)
+    first, second = (example["SmallRank"](rank_table, rank) for rank in range(2))
     keys = example["page_keys"](range(32))
     first.offload(keys, [3, 4])
     second.lookup("r", keys)

@@ -8,9 +8,9 @@ import pytest
 from banyan.refusals import (
     ServerFacts,
     arena_room_refusal,
-    door_seats_refusal,
     layout_refusal,
     memory_refusal,
+    page_server_slots_refusal,
     pool_refusal,
     refusals,
     secret_refusal,
@@ -20,7 +20,7 @@ from banyan.refusals.speculation import SHARED, DraftFacts, draft_division_refus
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
     "device": ("xpu", "--device xpu", "--banyan-share off"),
-    "num_seats": (65, "--dp-size, --tp-size", "use fewer"),
+    "num_member_slots": (65, "--dp-size, --tp-size", "use fewer"),
     "pp_size": (2, "--pp-size 2", "--pp-size 1"),
     "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
     "page_size": (1, "--page-size 1", "--page-size 16"),
@@ -66,8 +66,10 @@ def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
 
 
 def test_refusals_when_each_process_has_a_part_of_an_arena_then_it_takes_two_places():
-    assert refusals(ServerFacts(num_seats=64)) == refusals(ServerFacts(num_seats=32, has_arena=True)) == []
-    (line,) = refusals(ServerFacts(num_seats=33, has_arena=True))
+    assert (
+        refusals(ServerFacts(num_member_slots=64)) == refusals(ServerFacts(num_member_slots=32, has_arena=True)) == []
+    )
+    (line,) = refusals(ServerFacts(num_member_slots=33, has_arena=True))
     assert "--banyan-host-gb" in line and "66 places" in line and "no host arena" in line
 
 
@@ -150,9 +152,9 @@ def test_refusals_when_kv_has_scales_of_its_own_then_it_is_refused_whatever_it_i
     assert f"--kv-cache-dtype {dtype}" in line
 
 
-def test_door_when_the_ranks_leave_no_place_for_it_then_refused_with_the_way_out():
-    assert door_seats_refusal(num_slots=62, num_shards=2) is None
-    line = door_seats_refusal(num_slots=62, num_shards=3)
+def test_page_server_when_the_ranks_leave_no_place_for_it_then_refused_with_the_way_out():
+    assert page_server_slots_refusal(num_slots=62, num_shards=2) is None
+    line = page_server_slots_refusal(num_slots=62, num_shards=3)
     assert "--banyan-listen" in line and "fewer ranks" in line
 
 

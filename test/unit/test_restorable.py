@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Window pages over the real native core: two ranks, each with two shelves, in one process."""
+"""Window pages over the real native core: two ranks, each with two frame tables, in one process."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import Rank, frames, ids, keys
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.core import Run, SourceKind
 from banyan.restorable import WindowPages, longest_restorable, window_of
 from banyan.supply import Supply
@@ -21,13 +21,15 @@ PLACES = ((1, 0), (0, 0), (1, 1), (0, 1), (1, 2), (0, 2))
 class WindowRank:
     """A rank with full pages in one pool, and window pages in another one."""
 
-    def __init__(self, roster, slot, num_pages=NUM_PAGES):
+    def __init__(self, rank_table, slot, num_pages=NUM_PAGES):
         behind = LAYOUT.first_window_slot
-        self.full, self.window = Rank(roster, slot), Rank(roster, behind + slot, namespace=WINDOWS)
+        self.full, self.window = Rank(rank_table, slot), Rank(rank_table, behind + slot, namespace=WINDOWS)
         self.counters = Counters()
         supply = Supply(self.window.peers, [behind + 1 - slot], None)
-        self.pages = WindowPages(self.window.shelf, supply, num_pages=num_pages, places=PLACES)
-        self.cache = make_cache(self.full.shelf, self.full.peers, slot=slot, counters=self.counters, windows=self.pages)
+        self.pages = WindowPages(self.window.frame_table, supply, num_pages=num_pages, places=PLACES)
+        self.cache = make_cache(
+            self.full.frame_table, self.full.peers, slot=slot, counters=self.counters, windows=self.pages
+        )
 
     def publish(self, numbers, windowed=None):
         """Pages by number, each in the frame of its number; the window pages of ``windowed``."""
@@ -38,8 +40,8 @@ class WindowRank:
 
 @pytest.fixture
 def ranks():
-    roster = Roster.create(LAYOUT.num_slots_with_windows)
-    return [WindowRank(roster, slot) for slot in range(2)]
+    rank_table = RankTable.create(LAYOUT.num_slots_with_windows)
+    return [WindowRank(rank_table, slot) for slot in range(2)]
 
 
 def wanted(*numbers):

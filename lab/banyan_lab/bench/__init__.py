@@ -9,31 +9,34 @@ import importlib
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 BENCHES = {
     "copy": ("banyan_lab.bench.copy", "page copies against one memcpy of the same bytes"),
     "dispatch": ("banyan_lab.bench.dispatch", "placing one request of 2,000 pages, hashing included"),
     "evict": ("banyan_lab.bench.evict", "choosing the pages that leave a full pool"),
     "gpu": ("banyan_lab.bench.gpu", "page copies, launches, waits and the host arena on a CUDA GPU"),
+    "hooks": ("banyan_lab.bench.hooks", "what each hook takes in a running server, in ten seconds (--url)"),
     "store": ("banyan_lab.bench.store", "the store against its file system and against other stores (--path)"),
     "stores": ("banyan_lab.bench.stores", "any store by its URL: puts and gets as a server makes them (--store)"),
     "directory": ("banyan_lab.bench.directory", "lookups, leases and publications on a directory of realistic size"),
 }
+NEEDED = {"hooks": ("url", "URL"), "store": ("path", "DIR"), "stores": ("store", "URL")}
+"""What is measured, where that is not this machine."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one measurement and print its rows; the process exit status."""
     args = _parser().parse_args(argv)
-    module, _ = BENCHES[args.what]
-    if (args.what == "store") != (args.path is not None):
-        raise SystemExit("banyan bench: --path DIR belongs to store, which needs it")
-    if (args.what == "stores") != (args.store is not None):
-        raise SystemExit("banyan bench: --store URL belongs to stores, which needs it")
+    for what, (option, form) in NEEDED.items():
+        if (args.what == what) != (getattr(args, option) is not None):
+            raise SystemExit(f"banyan bench: --{option} {form} belongs to {what}, which needs it")
     if args.path is not None and not os.path.isdir(args.path):
         raise SystemExit(f"banyan bench: --path {args.path}: no such folder: make one on the file system to measure")
-    run = importlib.import_module(module).run
-    place = args.path or args.store
-    result = run() if place is None else run(place)
+    run = importlib.import_module(BENCHES[args.what][0]).run
+    places = [getattr(args, NEEDED[args.what][0])] if args.what in NEEDED else []
+    key = {} if args.api_key_file is None else {"api_key": args.api_key_file.read_text().strip()}
+    result = run(*places, **key)
     if args.json:
         print(json.dumps(result, indent=2))
         return 0
@@ -53,4 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--path", help="store: the directory to measure in")
     parser.add_argument("--store", metavar="URL", help="stores: as --banyan-store names it, with room for 2 GB")
+    parser.add_argument("--url", help="hooks: of the running server")
+    parser.add_argument("--api-key-file", type=Path, help="hooks: holds the server's key, where it has one")
     return parser

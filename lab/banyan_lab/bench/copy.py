@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NAMESPACE = b"b" * 32
 NUM_ROUNDS = 9
@@ -60,16 +60,16 @@ def run() -> list[dict[str, Any]]:
 
 
 def _measure(shape: Shape) -> dict[str, Any]:
-    roster = Roster.create(2)
+    rank_table = RankTable.create(2)
     pools = [_touched_pool(shape, slot) for slot in (0, 1)]
-    shelf = Shelf(roster, 0, NAMESPACE, pools[0], shape.num_frames, shape.extents)
-    peers = Peers(roster, 1, 1, NAMESPACE, shape.extents, pools[1])
+    frame_table = FrameTable(rank_table, 0, NAMESPACE, pools[0], shape.num_frames, shape.extents)
+    peers = Peers(rank_table, 1, 1, NAMESPACE, shape.extents, pools[1])
     keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(shape.num_pages)]
     place = np.random.default_rng(0)
     copy_s, memcpy_s = [], []
     for round_number in range(NUM_ROUNDS):
-        shelf.reset()
-        shelf.publish(place.permutation(shape.num_frames)[: shape.num_pages], keys)
+        frame_table.reset()
+        frame_table.publish(place.permutation(shape.num_frames)[: shape.num_pages], keys)
         copied = _copy_s(peers, keys, place.permutation(shape.num_frames)[: shape.num_pages])
         plain = _memcpy_s(pools[0], pools[1], shape, second_half=round_number % 2 == 1)
         copy_s.append(copied)

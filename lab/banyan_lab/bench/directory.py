@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NUM_PAGES = 2_000
 NUM_PUBLISHED = 20_000
@@ -25,16 +25,16 @@ def run() -> dict[str, Any]:
 
     One prompt of 2,000 pages is held by one of them, the other prompt by the two in turns of 100 pages.
     """
-    roster = Roster.create(3)
+    rank_table = RankTable.create(3)
     geometry = [[(0, PAGE_BYTES)]]
     pools = [SharedBytes.create(NUM_PUBLISHED * PAGE_BYTES, f"bench-{slot}") for slot in range(3)]
-    shelves = [Shelf(roster, slot, NAMESPACE, pools[slot], NUM_PUBLISHED, geometry) for slot in (0, 1)]
-    peers = Peers(roster, 2, 2, NAMESPACE, geometry, pools[2])
+    frame_tables = [FrameTable(rank_table, slot, NAMESPACE, pools[slot], NUM_PUBLISHED, geometry) for slot in (0, 1)]
+    peers = Peers(rank_table, 2, 2, NAMESPACE, geometry, pools[2])
     prompt, turns = _keys("prompt"), _keys("turns")
-    own = [_shelf_keys(slot, prompt, turns) for slot in (0, 1)]
+    own = [_frame_table_keys(slot, prompt, turns) for slot in (0, 1)]
     order = np.random.default_rng(0)
-    for shelf, keys in zip(shelves, own, strict=True):
-        shelf.publish(order.permutation(NUM_PUBLISHED), keys)
+    for frame_table, keys in zip(frame_tables, own, strict=True):
+        frame_table.publish(order.permutation(NUM_PUBLISHED), keys)
 
     def lease_and_release() -> None:
         lease = peers.lease(found, prompt)
@@ -45,7 +45,7 @@ def run() -> dict[str, Any]:
     assert found.num_pages == peers.lookup(turns).num_pages == NUM_PAGES
     return {
         "num_pages": NUM_PAGES,
-        "num_peers": len(shelves),
+        "num_peers": len(frame_tables),
         "num_published_per_peer": NUM_PUBLISHED,
         "num_rounds": NUM_ROUNDS,
         "lookup_2000_us": _median_s(lambda: peers.lookup(prompt)) * 1e6,
@@ -53,7 +53,7 @@ def run() -> dict[str, Any]:
         "prefix_lens_2000_us": _median_s(lambda: peers.prefix_lens(prompt)) * 1e6,
         "lease_release_ns_per_page": _median_s(lease_and_release) * 1e9 / NUM_PAGES,
         # Last: it takes away what was found.
-        **_republishing(shelves[0], own[0]),
+        **_republishing(frame_tables[0], own[0]),
     }
 
 
@@ -61,26 +61,26 @@ def _keys(name: str, num: int = NUM_PAGES) -> list[str]:
     return [hashlib.sha256(f"{name} {number}".encode()).hexdigest() for number in range(num)]
 
 
-def _shelf_keys(slot: int, prompt: list[str], turns: list[str]) -> list[str]:
+def _frame_table_keys(slot: int, prompt: list[str], turns: list[str]) -> list[str]:
     keys = prompt if slot == 0 else prompt[: NUM_PAGES // 2]
     keys = keys + [key for number, key in enumerate(turns) if number // 100 % 2 == slot]
     return keys + _keys(f"other of {slot}", NUM_PUBLISHED - len(keys))
 
 
-def _republishing(shelf: Shelf, keys: list[str]) -> dict[str, float]:
-    """Costs of retiring and of publishing `NUM_PAGES` random frames of a full shelf."""
+def _republishing(frame_table: FrameTable, keys: list[str]) -> dict[str, float]:
+    """Costs of retiring and of publishing `NUM_PAGES` random frames of a full frame table."""
     retire_s, publish_s = [], []
-    shelf.reset()
+    frame_table.reset()
     frames = np.arange(NUM_PUBLISHED, dtype=np.int64)
-    shelf.publish(frames, keys)
+    frame_table.publish(frames, keys)
     order = np.random.default_rng(1)
     for _ in range(NUM_ROUNDS):
         some = order.choice(frames, NUM_PAGES, replace=False)
         their_keys = [keys[frame] for frame in some]
         start = time.perf_counter()
-        shelf.retire(some)
+        frame_table.retire(some)
         middle = time.perf_counter()
-        assert shelf.publish(some, their_keys) == NUM_PAGES
+        assert frame_table.publish(some, their_keys) == NUM_PAGES
         publish_s.append(time.perf_counter() - middle)
         retire_s.append(middle - start)
     return {

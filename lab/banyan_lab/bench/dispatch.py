@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from banyan._native import PageKeys, Peers, PromptTokens, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, PageKeys, Peers, PromptTokens, RankTable, SharedBytes
 from banyan.config import DEFAULT_POLICY
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
@@ -28,7 +28,7 @@ PAGE_TOKENS = 16
 NUM_RANKS = 8
 NUM_PUBLISHED = 20_000
 NUM_ROUNDS = 201
-NUM_AWAITED = 32
+NUM_PENDING = 32
 NUM_CHUNKS = 16_384
 NAMESPACE = b"b" * 32
 PAGE_BYTES = 64
@@ -41,18 +41,18 @@ class _Node:
     """Ranks that all hold the same prompt among many other pages, and the dispatcher's view of them."""
 
     def __init__(self, num_ranks: int, prompt: array[int]) -> None:
-        self.roster = Roster.create(num_ranks)
+        self.rank_table = RankTable.create(num_ranks)
         geometry = [[(0, PAGE_BYTES)]]
         keys = PageKeys(PAGE_TOKENS, 1).of(None, prompt)
         order = np.random.default_rng(1)
-        self.shelves = []
+        self.frame_tables = []
         for slot in range(num_ranks):
             pool = SharedBytes.create(NUM_PUBLISHED * PAGE_BYTES, f"bench-{slot}")
-            shelf = Shelf(self.roster, slot, NAMESPACE, pool, NUM_PUBLISHED, geometry)
+            frame_table = FrameTable(self.rank_table, slot, NAMESPACE, pool, NUM_PUBLISHED, geometry)
             others = (hashlib.sha256(b"%d %d" % (slot, number)) for number in range(NUM_PUBLISHED - NUM_PAGES))
-            shelf.publish(order.permutation(NUM_PUBLISHED), keys + [other.hexdigest() for other in others])
-            self.shelves.append(shelf)
-        self.peers = Peers(self.roster, None, 0, NAMESPACE, [], None)
+            frame_table.publish(order.permutation(NUM_PUBLISHED), keys + [other.hexdigest() for other in others])
+            self.frame_tables.append(frame_table)
+        self.peers = Peers(self.rank_table, None, 0, NAMESPACE, [], None)
 
 
 def run() -> list[dict[str, Any]]:
@@ -88,14 +88,14 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     continued = prompt[:-PAGE_TOKENS] + stranger[:PAGE_TOKENS]
     _crowd(crowded, num_ranks, continued)
     place = _placing(crowded, num_ranks, lambda: found(warm, continued))
-    row |= _percentiles(f"dispatch_awaited_{DEFAULT_POLICY}", place)
+    row |= _percentiles(f"dispatch_pending_{DEFAULT_POLICY}", place)
     return row
 
 
 def _crowd(dispatcher: Dispatcher, num_ranks: int, tokens: array[int]) -> None:
     """Send prompts to every rank that begin like ``tokens``, half of it in common."""
     half = len(tokens) // 2
-    for number in range(NUM_AWAITED * num_ranks):
+    for number in range(NUM_PENDING * num_ranks):
         other = PromptTokens(None, tokens[:half] + array("q", [number]) + tokens[half:], PAGE_TOKENS)
         dispatcher.count(Prompt(len(other), tokens=other), number % num_ranks, 0.0)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from banyan._native import Demand, Peers, Roster, SharedBytes, Shelf, page_numbers
+from banyan._native import Demand, FrameTable, Peers, RankTable, SharedBytes, page_numbers
 from banyan.core import SourceKind
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
 
@@ -43,18 +43,20 @@ def run() -> list[dict[str, Any]]:
 def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
     keys = [[_key(leaf, page) for page in range(leaf_pages)] for leaf in range(NUM_LEAVES)]
     duplicates = [leaf[-1] for number, leaf in enumerate(keys) if number % one_in == one_in - 1]
-    roster = Roster.create(NUM_RANKS)
+    rank_table = RankTable.create(NUM_RANKS)
     geometry = [[(0, PAGE_BYTES)]]
     pools = [SharedBytes.create(NUM_LEAVES * PAGE_BYTES, f"bench-{slot}") for slot in range(NUM_RANKS)]
-    shelves = [Shelf(roster, slot, NAMESPACE, pools[slot], NUM_LEAVES, geometry) for slot in range(1, NUM_RANKS)]
-    for number, shelf in enumerate(shelves):
+    frame_tables = [
+        FrameTable(rank_table, slot, NAMESPACE, pools[slot], NUM_LEAVES, geometry) for slot in range(1, NUM_RANKS)
+    ]
+    for number, frame_table in enumerate(frame_tables):
         strange = [_key(number, -1 - page) for page in range(NUM_LEAVES - len(duplicates))]
-        shelf.publish(np.arange(NUM_LEAVES), [*duplicates, *strange])
-    peers = Peers(roster, 0, 0, NAMESPACE, geometry, pools[0])
+        frame_table.publish(np.arange(NUM_LEAVES), [*duplicates, *strange])
+    peers = Peers(rank_table, 0, 0, NAMESPACE, geometry, pools[0])
     slots = list(range(1, NUM_RANKS))
     demand = Demand(NUM_LEAVES * leaf_pages)
     for leaf in keys:
-        demand.heard(page_numbers(leaf))
+        demand.peer_access(page_numbers(leaf))
     shares = CostShares(lambda kind: 0.01, time.monotonic)
     num_looks = 0
 
@@ -63,8 +65,8 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
         num_looks += len(numbers)
         last = [keys[number][-1] for number in numbers]
         copies = [None if slot is None else SourceKind.PEER for slot in peers.holders(last, slots)]
-        chances = demand.chances(page_numbers(last))
-        return list(map(Leaf, numbers, last, copies, shares.losses(copies, chances)))
+        chances = demand.reuse_probabilities(page_numbers(last))
+        return list(map(Leaf, numbers, last, copies, shares.reload_costs(copies, chances)))
 
     looks, by_age, times_us, num_gone = Looks(), deque(range(NUM_LEAVES)), [], 0
     num_leaves = -(-max(wanted_pages, at_once(NUM_LEAVES * leaf_pages)) // leaf_pages)
@@ -80,7 +82,7 @@ def _measure(leaf_pages: int, wanted_pages: int, one_in: int) -> dict[str, Any]:
         "wanted_pages": wanted_pages,
         "leaves_in_a_walk": num_leaves,
         "duplicate_share": len(duplicates) / NUM_LEAVES,
-        "num_peers": len(shelves),
+        "num_peers": len(frame_tables),
         "looks_per_leaf": num_looks / num_gone,
         "choose_us_per_leaf": statistics.median(times_us),
         "choose_us_per_page": statistics.median(times_us) / leaf_pages,

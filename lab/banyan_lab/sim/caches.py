@@ -2,8 +2,8 @@
 """Which pages lie where, on one node: in the pool of each rank, and in the host arena.
 
 A pool is the engine's radix cache. Its leaves go in the shipped walks (``banyan.planner.victims``): by age, as stock
-SGLang evicts, or by their loss, as Banyan does. The arena's eviction is ``banyan.arena.Residency``, the shipped code,
-over a shelf that copies nothing.
+SGLang evicts, or by their reload cost, as Banyan does. The arena's eviction is ``banyan.arena.Residency``, the shipped
+code, over a frame table that copies nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Page = str
 
 
 class Pool:
-    """Pages in the pool of one rank, which hears what ``num_ranks`` like it are asked for. ``loss`` says where else a
-    page lies and what it costs to lose it; None: by age.
+    """Pages in the pool of one rank, which hears what ``num_ranks`` like it are asked for. ``reload_cost`` says where
+    else a page lies and what it costs to lose it; None: by age.
 
     Pages have numbers here, so that a run does not depend on how strings hash.
     """
@@ -30,14 +30,18 @@ class Pool:
     def __init__(
         self,
         num_pages: int,
-        loss: Callable[[Page, float], tuple[SourceKind | None, float]] | None = None,
+        reload_cost: Callable[[Page, float], tuple[SourceKind | None, float]] | None = None,
         num_ranks: int = 1,
     ) -> None:
         self._numbers: dict[Page, int] = {}
         self._pages: list[Page] = []
         self._demand = Demand(num_pages * num_ranks)
-        self._loss = loss
-        how = Victims(self._by_age, 1) if loss is None else Victims(self._by_loss, NEAR_LEAVES, Looks(), splits=True)
+        self._reload_cost = reload_cost
+        how = (
+            Victims(self._by_age, 1)
+            if reload_cost is None
+            else Victims(self._by_reload_cost, NEAR_LEAVES, Looks(), splits=True)
+        )
         self._tree = Tree(num_pages, victims=how, gone=lambda number: None)
 
     def __contains__(self, page: Page) -> bool:
@@ -64,7 +68,7 @@ class Pool:
     def heard(self, pages: Sequence[Page]) -> None:
         """A prompt of these pages was sent to another rank."""
         if pages:
-            self._demand.heard(page_numbers(map(self._number, pages)))
+            self._demand.peer_access(page_numbers(map(self._number, pages)))
 
     def served(self, prompt: int) -> None:
         """The prompt waits no longer."""
@@ -88,16 +92,19 @@ class Pool:
     def _by_age(self, numbers: Sequence[int]) -> list[Leaf]:
         return [Leaf(number, self._pages[number], None, 0.0) for number in numbers]
 
-    def _by_loss(self, numbers: Sequence[int]) -> list[Leaf]:
-        assert self._loss is not None
+    def _by_reload_cost(self, numbers: Sequence[int]) -> list[Leaf]:
+        assert self._reload_cost is not None
         pages = [self._pages[number] for number in numbers]
-        chances = self._demand.chances(page_numbers(numbers))
-        losses = [self._loss(page, chance) for page, chance in zip(pages, chances, strict=True)]
-        return [Leaf(number, page, *loss) for number, page, loss in zip(numbers, pages, losses, strict=True)]
+        chances = self._demand.reuse_probabilities(page_numbers(numbers))
+        reload_costs = [self._reload_cost(page, chance) for page, chance in zip(pages, chances, strict=True)]
+        return [
+            Leaf(number, page, *reload_cost)
+            for number, page, reload_cost in zip(numbers, pages, reload_costs, strict=True)
+        ]
 
 
-class _Shelf:
-    """An ``ArenaShelf`` without memory: remembers which frames were leased."""
+class _FrameTable:
+    """An ``ArenaFrameTable`` without memory: remembers which frames were leased."""
 
     def __init__(self) -> None:
         self.touched: set[int] = set()
@@ -121,8 +128,8 @@ class Arena:
     """The node's DRAM tier. ``num_pages`` 0: there is none."""
 
     def __init__(self, num_pages: int) -> None:
-        self._shelf = _Shelf()
-        self._residency = Residency(self._shelf, num_pages) if num_pages else None
+        self._frame_table = _FrameTable()
+        self._residency = Residency(self._frame_table, num_pages) if num_pages else None
 
     def __contains__(self, page: Page) -> bool:
         return self._residency is not None and self._residency.frame(page) is not None
@@ -140,7 +147,7 @@ class Arena:
             frame = self._residency.frame(pages[number])
             if frame is None:
                 return number
-            self._shelf.touched.add(frame)
+            self._frame_table.touched.add(frame)
         return len(pages)
 
     def insert(self, pages: Sequence[Page]) -> None:

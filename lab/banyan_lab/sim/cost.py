@@ -146,10 +146,10 @@ def endurance_figures(requests_per_s: float = 1.5) -> Iterator[Figure]:
     spec = drive(DRIVE)
     allowed = int(spec.drive_writes_per_day * spec.capacity_bytes)
     for title, admission, budget in (
-        ("every page", Admission.FIRST_SIGHT, None),
-        ("pages seen twice", Admission.SECOND_SIGHT, None),
-        ("every page, within the budget", Admission.FIRST_SIGHT, allowed),
-        ("pages seen twice, within the budget", Admission.SECOND_SIGHT, allowed),
+        ("every page", Admission.FIRST_ACCESS, None),
+        ("pages seen twice", Admission.SECOND_ACCESS, None),
+        ("every page, within the budget", Admission.FIRST_ACCESS, allowed),
+        ("pages seen twice, within the budget", Admission.SECOND_ACCESS, allowed),
     ):
         day = wear(admission, budget_bytes_per_day=budget, requests_per_s=requests_per_s)
         yield Figure(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from banyan.core import Run, SourceKind
 from banyan.layout import cacheable_tokens
 from banyan.planner import Tail
-from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededLots, Wait
+from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededTieBreaks, Wait
 from banyan_lab.sim.caches import Arena, Page
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.dp_rank import CHUNK_TOKENS, DpSite, Evicts, Rank, Request
@@ -38,8 +38,8 @@ class DpNode:
         self._sim = sim
         self._site = site
         self._done = done
-        self._lots = SeededLots(sim.seed)
-        self._dispatcher = Dispatcher(site.num_ranks - site.num_decode_only, policy, lots=self._lots)
+        self._tie_breaks = SeededTieBreaks(sim.seed)
+        self._dispatcher = Dispatcher(site.num_ranks - site.num_decode_only, policy, tie_breaks=self._tie_breaks)
         self._arena = Arena(site.arena_pages)
         self._arena_link = Link(sim, "arena.out", site.copy_bytes_per_s)
         self._ranks: list[Rank] = []
@@ -108,7 +108,7 @@ class DpNode:
             request, wait = held
             prompt = self._prompt(request)
             has_come = prompt.cached_tokens[wait.rank] >= wait.num_tokens
-            if has_come or not self._dispatcher.is_awaited(prompt, wait):
+            if has_come or not self._dispatcher.is_pending(prompt, wait):
                 self._held_back.remove(held)
                 self._place(request, prompt)
 
@@ -248,7 +248,7 @@ class DpNode:
             for number, group in enumerate(self._decode)
         ]
         query = Query(turn=request.number, num_prompt_tokens=request.prompt_tokens)
-        number = decode_rank(query, {0: states}, request.prompt_tokens + request.output_tokens, self._lots)
+        number = decode_rank(query, {0: states}, request.prompt_tokens + request.output_tokens, self._tie_breaks)
         num_bytes = request.prompt_tokens * self._site.prefill.model.kv_bytes_per_token
         rank.out.start(num_bytes, self._join, request, number)
 

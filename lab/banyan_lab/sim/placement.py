@@ -24,14 +24,14 @@ from banyan_lab.sim.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
-class FairLots:
-    """Lots that favour another rank every turn. ``SeededLots`` spread as well and cost ten times as much."""
+class FairTieBreaks:
+    """Tie-breaks that favour another rank every turn. ``SeededTieBreaks`` spread as well and cost ten times as much."""
 
     def __call__(self, turn: int, rank: int) -> int:
         return (rank * 0x9E3779B1 + turn * 0x85EBCA77) & 0xFFFFFFFF
 
 
-LOTS = FairLots()
+TIE_BREAKS = FairTieBreaks()
 
 
 class Places(Protocol):
@@ -51,7 +51,7 @@ class Circle:
 
     def next(self, turn: Turn) -> int:
         query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
-        chosen = self._policy.choose(query, self._states, LOTS).rank
+        chosen = self._policy.choose(query, self._states, TIE_BREAKS).rank
         self._states[chosen] = RankState(rank=chosen, last_turn=turn.number)
         return chosen
 
@@ -94,9 +94,9 @@ class DualPathPlaces:
         groups = self._prefill
         group = groups[0]
         if len(groups) > 1:
-            choice = self._group_policy.choose(query, [_group_state(i, g) for i, g in enumerate(groups)], LOTS)
+            choice = self._group_policy.choose(query, [_group_state(i, g) for i, g in enumerate(groups)], TIE_BREAKS)
             group = groups[choice.rank]
-        choice = self._policy.choose(query, [_prefill_state(rank) for rank in group.ranks], LOTS)
+        choice = self._policy.choose(query, [_prefill_state(rank) for rank in group.ranks], TIE_BREAKS)
         if choice.reason is Reason.ALL_OVER:
             return None
         return group.ranks[choice.rank], self._decode_rank(query, turn.prompt_tokens + turn.output_tokens)
@@ -106,9 +106,9 @@ class DualPathPlaces:
         group = groups[0]
         if len(groups) > 1:
             totals = {i: (_decode_group_state(i, g),) for i, g in enumerate(groups)}
-            group = groups[decode_rank(query, totals, num_tokens, LOTS)]
+            group = groups[decode_rank(query, totals, num_tokens, TIE_BREAKS)]
         states = [self._decode_state(rank) for rank in group.ranks]
-        return group.ranks[decode_rank(query, {0: states}, num_tokens, LOTS)]
+        return group.ranks[decode_rank(query, {0: states}, num_tokens, TIE_BREAKS)]
 
     def _decode_state(self, rank: DecodeRank) -> RankState:
         state = rank.state

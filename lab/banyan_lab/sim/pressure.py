@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from banyan.core import SourceKind
-from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, SeededLots
+from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, SeededTieBreaks
 from banyan_lab.replay import Skew, Trace, skewed_trace
 from banyan_lab.sim import dp
 from banyan_lab.sim.dp_node import DpNode
@@ -60,7 +60,7 @@ class Front:
         self._sim = sim
         self._page_tokens = site.page_tokens
         self.nodes = [DpNode(sim, site, POLICIES["lmetric"](), done=done) for _ in range(num_nodes)]
-        self._dispatcher = Dispatcher(num_nodes, POLICIES["lmetric"](), lots=SeededLots(sim.seed))
+        self._dispatcher = Dispatcher(num_nodes, POLICIES["lmetric"](), tie_breaks=SeededTieBreaks(sim.seed))
 
     def submit(self, session: str, pages: list[str], prompt_tokens: int, output_tokens: int) -> None:
         """A request arrives now."""

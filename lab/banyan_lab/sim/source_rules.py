@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from banyan.routing import Lots, Query, RankState
+from banyan.routing import Query, RankState, TieBreaks
 from banyan.routing.cost import cheapest
 
 
@@ -19,7 +19,7 @@ def is_read_by_decode(*, prefill_tokens: int, decode_tokens: int) -> bool:
     return decode_tokens < prefill_tokens
 
 
-def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tokens: int, lots: Lots) -> int:
+def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tokens: int, tie_breaks: TieBreaks) -> int:
     """The decode rank of a request that will hold ``num_tokens``: the group with the fewest ongoing tokens, then in it.
 
     In the group, a rank whose pool has room comes before one that must evict; then the fewest ongoing tokens. Groups
@@ -36,7 +36,7 @@ def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tok
     tied = [group for group, total in totals.items() if total == lowest]
     group = tied[0]
     if len(tied) > 1:
-        group = min(tied, key=lambda group: min(lots(query.turn, state.rank) for state in active[group]))
+        group = min(tied, key=lambda group: min(tie_breaks(query.turn, state.rank) for state in active[group]))
     return cheapest(
-        lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, active[group], lots
+        lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, active[group], tie_breaks
     ).rank

@@ -58,7 +58,7 @@ class Archive:
         self._clock = clock
         self._writing: dict[str, int] = {}
 
-    def sight(self, keys: Sequence[str], num_stored: int) -> Sequence[str]:
+    def note_access(self, keys: Sequence[str], num_stored: int) -> Sequence[str]:
         """A chain of pages has come up or has been asked for, and the store has the first ``num_stored``: write those
         that are resident here and worth it.
 

@@ -47,8 +47,8 @@ class Backup:
     """Copies pages of one rank down.
 
     Args:
-        peers: finds and leases pages of this node's shelves; its copies land in this rank's part of the arena.
-        pool_slot: the roster slot of this rank's pool.
+        peers: finds and leases pages of this node's frame tables; its copies land in this rank's part of the arena.
+        pool_slot: the rank table slot of this rank's pool.
         arena_slots: the slots of all parts of the arena.
         max_pages: bound on the pages that are on their way.
     """

@@ -62,7 +62,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class InFlightRead:
     """Pages for one request that a copy is to take over from a read: page ``positions[i]`` goes to ``frames[i]``."""
 
     read: StoreRead
@@ -79,7 +79,7 @@ class Prefetch:
     """Reads pages of one rank's requests.
 
     Args:
-        peers: finds pages on this node's shelves.
+        peers: finds pages on this node's frame tables.
         memory: the bytes of this rank's part of the arena; frame ``f`` begins at ``f * frame_bytes``.
         max_pages: bound on the pages that are on their way.
         layers_per_read: layers in one submission; 1 streams layer by layer.
@@ -217,35 +217,35 @@ class Prefetch:
             runs.append(Run(place[0].kind, 1, place[0].origin))
         return joined(runs)
 
-    def attach(self, keys: Sequence[str], frames: Frames) -> list[Arrival] | None:
+    def attach(self, keys: Sequence[str], frames: Frames) -> list[InFlightRead] | None:
         """What a copy of exactly ``keys`` into the pool's ``frames`` takes over; None when a page is not coming.
 
-        Every arrival is given to ``detach`` in the end.
+        Every in-flight read is given to ``detach`` in the end.
         """
         if self.num_arriving(keys) < len(keys):
             return None
         places = [self._place_of[key] for key in keys]
-        arrivals = []
+        in_flight_reads = []
         start = 0
         for end in range(1, len(places) + 1):
             if end == len(places) or places[end][0] is not places[start][0]:
                 reading = places[start][0]
                 reading.num_attached += 1
                 positions = [position for _, position in places[start:end]]
-                arrivals.append(Arrival(reading.read, positions, frames[start:end], reading))
+                in_flight_reads.append(InFlightRead(reading.read, positions, frames[start:end], reading))
                 start = end
-        return arrivals
+        return in_flight_reads
 
-    def detach(self, arrival: Arrival) -> None:
-        """The copy of ``arrival`` has ended, or will not start."""
-        arrival._reading.num_attached -= 1
+    def detach(self, in_flight_read: InFlightRead) -> None:
+        """The copy of ``in_flight_read`` has ended, or will not start."""
+        in_flight_read._reading.num_attached -= 1
 
-    def is_good(self, arrival: Arrival) -> bool:
+    def is_good(self, in_flight_read: InFlightRead) -> bool:
         """Whether all its pages were verified. Waits for the end of the read, as its copy has, unless it is late."""
-        if arrival._reading.failures is None and arrival._reading.read.is_late:
+        if in_flight_read._reading.failures is None and in_flight_read._reading.read.is_late:
             return False
-        failures = self._end(arrival._reading)
-        return not any(position in failures for position in arrival.positions)
+        failures = self._end(in_flight_read._reading)
+        return not any(position in failures for position in in_flight_read.positions)
 
     def poll(self) -> None:
         """Publish what has been read since the last call. Never blocks."""

@@ -3,7 +3,8 @@
 
 Invariants
   1. Every frame is in exactly one state, and a key has at most one frame.
-  2. Only resident frames are published on the shelf. A frame that is held, or that a peer reads, is never handed out.
+  2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed
+     out.
   3. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
-from banyan.ports import ArenaShelf
+from banyan.ports import ArenaFrameTable
 
 
 def frame_ids(numbers: bytes) -> list[int]:
@@ -53,8 +54,8 @@ class FrameWatch(Protocol):
 class Residency:
     """The frames of one rank's part of the arena."""
 
-    def __init__(self, shelf: ArenaShelf, num_frames: int) -> None:
-        self._shelf = shelf
+    def __init__(self, frame_table: ArenaFrameTable, num_frames: int) -> None:
+        self._frame_table = frame_table
         self._watches: list[FrameWatch] = []
         self._free = list(range(num_frames - 1, -1, -1))
         self._filling: set[int] = set()
@@ -99,7 +100,7 @@ class Residency:
         self._free = [frame for frame in self._free if frame not in adopted]
         self._key_of.update(zip(frames, keys, strict=True))
         self._frame_of.update(zip(keys, frames, strict=True))
-        self._shelf.publish(array("q", frames), list(keys))
+        self._frame_table.publish(array("q", frames), list(keys))
 
     def frame(self, key: str) -> int | None:
         """Where the page of ``key`` is resident."""
@@ -108,14 +109,16 @@ class Residency:
     def claim(self, num_frames: int, sparing: Sequence[str] = ()) -> list[int]:
         """Frames to fill, evicting what goes first but the pages of ``sparing``; fewer than asked for when the rest is
         held or being read."""
-        self._let_go(frame_ids(self._shelf.drain()))
+        self._let_go(frame_ids(self._frame_table.drain()))
         missing = num_frames - len(self._free)
         if missing > 0:
             spared = [self._frame_of[key] for key in sparing if key in self._frame_of]
             self.hold(spared)
             self._evict(missing)
             self.unhold(spared)
-        claimed = [self._free.pop() for _ in range(min(num_frames, len(self._free)))]
+        num_left = max(0, len(self._free) - num_frames)
+        claimed = self._free[num_left:][::-1]
+        del self._free[num_left:]
         self._filling.update(claimed)
         for watch in self._watches:
             watch.taken(claimed)
@@ -126,15 +129,18 @@ class Residency:
 
         A page that is resident already keeps its frame; the new one is free again.
         """
-        new = {key: frame for frame, key in zip(frames, keys, strict=True) if key not in self._frame_of}
-        self._filling.difference_update(new.values())
-        self.abandon([frame for frame in frames if frame in self._filling])
-        for key, frame in reversed(new.items()):
-            self._key_of[frame] = key
-            self._frame_of[key] = frame
-        self._shelf.publish(array("q", new.values()), list(new))
+        new = dict(zip(keys, frames, strict=True))
+        if not self._frame_of.keys().isdisjoint(new) or len(new) < len(frames):
+            new = {key: frame for frame, key in zip(frames, keys, strict=True) if key not in self._frame_of}
+            kept = set(new.values())
+            self.abandon([frame for frame in frames if frame not in kept])
+        new_frames, new_keys = list(new.values()), list(new)
+        self._filling.difference_update(new_frames)
+        self._key_of.update(zip(reversed(new_frames), reversed(new_keys), strict=True))
+        self._frame_of.update(new)
+        self._frame_table.publish(array("q", new_frames), new_keys)
         for watch in self._watches:
-            watch.filled(list(new.values()), list(new))
+            watch.filled(new_frames, new_keys)
 
     def abandon(self, frames: Sequence[int]) -> None:
         """Claimed frames that will not be filled."""
@@ -162,7 +168,7 @@ class Residency:
 
     def reset(self) -> None:
         """Evict everything. What somebody still fills stays his until he abandons it."""
-        self._let_go(frame_ids(self._shelf.retire(array("q", self._key_of))))
+        self._let_go(frame_ids(self._frame_table.retire(array("q", self._key_of))))
         gone = self.keys
         self._key_of.clear()
         self._frame_of.clear()
@@ -178,7 +184,7 @@ class Residency:
         while num_to_examine > 0 and len(victims) < num_frames and self._key_of:
             candidates = list(islice(self._key_of, num_frames - len(victims)))
             num_to_examine -= len(candidates)
-            touched = set(frame_ids(self._shelf.take_touched(array("q", candidates))))
+            touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
             for frame in candidates:
                 if frame in touched or frame in self._holds:
                     self._key_of.move_to_end(frame)
@@ -189,4 +195,4 @@ class Residency:
         self.num_evicted += len(victims)
         for watch in self._watches:
             watch.evicted(gone)
-        self._free += frame_ids(self._shelf.retire(array("q", victims)))
+        self._free += frame_ids(self._frame_table.retire(array("q", victims)))

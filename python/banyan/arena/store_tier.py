@@ -62,7 +62,7 @@ class StoreTier(Source):
         is worth it. How many leading pages node and store hold."""
         self._lineage.learn(wanted.keys)
         found = self._store.lookup(list(wanted.keys))
-        self._sight(wanted.keys, found.num_pages)
+        self._note_access(wanted.keys, found.num_pages)
         behind = found.after(wanted.num_held)
         self._prefetch.start_reads(wanted.missing, wanted.worth, behind, behind=wanted.behind)
         return max(wanted.num_held, found.num_pages)
@@ -77,7 +77,7 @@ class StoreTier(Source):
 
     def offer_again(self, keys: Sequence[str]) -> Sequence[str]:
         """A chain that was orphaned; what of it still is."""
-        return self._archive.sight(keys, self._store.lookup(list(keys)).num_pages)
+        return self._archive.note_access(keys, self._store.lookup(list(keys)).num_pages)
 
     def take_news(self) -> int:
         """Begin to take in what others have announced; a number that differs when a lookup may answer differently."""
@@ -95,10 +95,10 @@ class StoreTier(Source):
 
     def landed(self, keys: Sequence[str]) -> None:
         """A chain of pages has become resident in the arena."""
-        self._sight(keys, self._store.lookup(list(keys)).num_pages)
+        self._note_access(keys, self._store.lookup(list(keys)).num_pages)
 
-    def _sight(self, keys: Sequence[str], num_stored: int) -> None:
-        rest = self._archive.sight(keys, num_stored)
+    def _note_access(self, keys: Sequence[str], num_stored: int) -> None:
+        rest = self._archive.note_access(keys, num_stored)
         if rest and self._orphaned is not None:
             self._orphaned(rest)
         else:

@@ -133,12 +133,12 @@ def _shared_memory() -> Finding:
 
     num_bytes = 1 << 20
     try:
-        created = _native.Roster.create(1)
-        roster = _native.Roster.open(created.path)
+        created = _native.RankTable.create(1)
+        rank_table = _native.RankTable.open(created.path)
         shared = _native.SharedBytes.create(num_bytes, "doctor")
     except OSError as error:
         return Finding("shared memory", False, str(error), "memfd_create and /proc/<pid>/fd must be allowed")
-    detail = f"memfd of {shared.num_bytes} bytes, roster of {roster.num_slots} slot"
+    detail = f"memfd of {shared.num_bytes} bytes, rank table of {rank_table.num_slots} slot"
     return Finding("shared memory", True, detail)
 
 

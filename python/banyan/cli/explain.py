@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
-from banyan.observe.life import decisions_of, sentences
+from banyan.observe.request_history import decisions_of, sentences
 
 __all__ = ["DROPPED", "decisions", "drop_sentence", "drops", "sentences"]
 

@@ -4,18 +4,18 @@
 from banyan.layout.block import BlockGeometry
 from banyan.layout.cacheable import cacheable_tokens
 from banyan.layout.geometry import Extent, PoolGeometry
+from banyan.layout.member_slots import MemberSlots
 from banyan.layout.namespace import Namespace
 from banyan.layout.page import PageLayout
 from banyan.layout.ranks import Layout
-from banyan.layout.seats import Seats
 
 __all__ = [
     "BlockGeometry",
     "Extent",
     "Layout",
+    "MemberSlots",
     "Namespace",
     "PageLayout",
     "PoolGeometry",
-    "Seats",
     "cacheable_tokens",
 ]

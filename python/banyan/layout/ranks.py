@@ -2,8 +2,8 @@
 """How a server's processes divide into ranks and shards.
 
 A rank is what a request is sent to: it has a radix tree of its own. Its shards compute one batch together, by attention
-TP and CP; each is a process with a pool, and a seat. Replicas (``--dp N``) have TP groups of their own; under attention
-data parallelism all ranks are slices of one TP group and step together.
+TP and CP; each is a process with a pool, and a member slot. Replicas (``--dp N``) have TP groups of their own; under
+attention data parallelism all ranks are slices of one TP group and step together.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Layout:
         return self.attn_cp * self.attn_tp
 
     @property
-    def num_seats(self) -> int:
+    def num_member_slots(self) -> int:
         return self.num_ranks * self.num_shards
 
     @property
-    def first_seats(self) -> range:
-        """The seat of each rank's first shard, by rank."""
-        return range(0, self.num_seats, self.num_shards)
+    def first_member_slots(self) -> range:
+        """The member slot of each rank's first shard, by rank."""
+        return range(0, self.num_member_slots, self.num_shards)
 
     @property
     def steps_together(self) -> bool:
@@ -90,17 +90,17 @@ class Layout:
         return tp_rank % self.num_shards
 
     def num_slots(self, *, has_arena: bool) -> int:
-        """Roster slots: a second one for each seat where there is a host arena."""
-        return self.num_seats * (2 if has_arena else 1)
+        """Rank table slots: a second one for each member slot where there is a host arena."""
+        return self.num_member_slots * (2 if has_arena else 1)
 
     @property
     def first_window_slot(self) -> int:
         """Behind those of the pools, and of the arena's parts whether there is one or not."""
-        return 2 * self.num_seats
+        return 2 * self.num_member_slots
 
     @property
     def num_slots_with_windows(self) -> int:
-        """Roster slots where window pages, or states, have a pool, and a part of the arena, of their own."""
+        """Rank table slots where window pages, or states, have a pool, and a part of the arena, of their own."""
         return 2 * self.first_window_slot
 
     def words(self) -> str:

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from banyan.observe.asking import Unanswered
-from banyan.observe.life import decisions_of, sentences
 from banyan.observe.prefix_tree import prefix_tree
 from banyan.observe.rates import Rates
 from banyan.observe.reading import HIT_SOURCES, Reading
+from banyan.observe.request_history import decisions_of, sentences
 from banyan.observe.summary import summary
 
 LEAST_AGE_S = 1.0

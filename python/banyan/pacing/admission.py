@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is a page worth a write? Most prefixes are seen once; writing them costs bandwidth and endurance and buys nothing.
 
-A page is written at its second sight (``second_sight``), or always (``first_sight``: archives, tests), and only while
-the drive's budget lasts. Sights are remembered for a bounded number of keys, the least recently seen forgotten first.
+A page is written at its second access (``second_access``), or always (``first_access``: archives, tests), and only
+while the drive's budget lasts. Accesses are remembered for a bounded number of keys, the least recently seen forgotten
+first.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class WriteVerdict(Enum):
 
 
 class Admission(Enum):
-    """From which sight on a page is worth a write."""
+    """From which access on a page is worth a write."""
 
-    FIRST_SIGHT = 1
-    SECOND_SIGHT = 2
+    FIRST_ACCESS = 1
+    SECOND_ACCESS = 2
 
 
 class WriteAdmission:
@@ -46,8 +47,8 @@ class WriteAdmission:
         self._seen_once: dict[PageKey, None] = {}
 
     def judge(self, key: PageKey, num_bytes: int, now_ns: int) -> WriteVerdict:
-        """``QUEUED``: write it, its bytes are taken from the budget. A page refused for its budget keeps its sight."""
-        if self._admission is Admission.SECOND_SIGHT and key not in self._seen_once:
+        """``QUEUED``: write it, its bytes are taken from the budget. A page refused for its budget keeps its access."""
+        if self._admission is Admission.SECOND_ACCESS and key not in self._seen_once:
             self._remember(key)
             return WriteVerdict.SEEN_ONCE
         if self._budget is not None and not self._budget.take(num_bytes, now_ns):
@@ -57,13 +58,13 @@ class WriteAdmission:
         return WriteVerdict.QUEUED
 
     def give_back(self, key: PageKey, num_bytes: int) -> None:
-        """A page that was admitted is not written after all: it has its bytes and its sight again."""
+        """A page that was admitted is not written after all: it has its bytes and its access again."""
         if self._budget is not None:
             self._budget.give_back(num_bytes)
         self._remember(key)
 
     def _remember(self, key: PageKey) -> None:
-        if self._admission is Admission.FIRST_SIGHT:
+        if self._admission is Admission.FIRST_ACCESS:
             return
         self._seen_once.pop(key, None)
         if len(self._seen_once) >= self._max_remembered:

@@ -18,16 +18,17 @@ Called by one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from banyan.core import Outcome, SourceKind, rid_of
+from banyan.core import Outcome, Refusal, SourceKind, rid_of
 from banyan.pacing import length_class
 from banyan.planner.move_rates import MoveRates
 from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
 from banyan.planner.prefill_times import PrefillTimes
+from banyan.telemetry import Why
 
 TRIAL_EVERY = 64
 TRIAL_FACTOR = 2.0
@@ -57,6 +58,7 @@ class _Decision:
     planned_s: float
     outcome: str = "planned"
     steps: list[tuple[str, float]] = field(default_factory=list)
+    computed: dict[str, int] = field(default_factory=dict)
 
 
 class Planner:
@@ -161,6 +163,26 @@ class Planner:
             decision.outcome = outcome.value
             decision.steps.append((outcome.value, self._clock()))
 
+    def record_refused(self, request: str, why: Refusal) -> None:
+        """As ``record``, of a plan that could not be carried out."""
+        self.record(request, Outcome.REFUSED)
+        decision = self._decisions.get(request)
+        if decision is not None:
+            decision.outcome = f"{Outcome.REFUSED.value}: {why.value}"
+
+    def why_unmoved(self, request: str) -> Why:
+        """Why pages that were found for it last were not had."""
+        decision = self._decisions.get(request)
+        if decision is None or decision.plan.num_pages >= decision.tail.num_found:
+            return Why.REFUSED
+        return Why.SHORT if decision.plan.reason is PlanReason.TOO_SHORT else Why.CHEAPER
+
+    def record_computed(self, request: str, reasons: Mapping[Why, int]) -> None:
+        """Its answer has begun: tokens of its prompt that were computed, by why."""
+        decision = self._decisions.get(request)
+        if decision is not None:
+            decision.computed = {why.value: num_tokens for why, num_tokens in reasons.items()}
+
     def explain(self) -> list[dict[str, Any]]:
         """The remembered decisions, oldest first, as plain values."""
         return [_explanation(request, decision) for request, decision in self._decisions.items()]
@@ -188,6 +210,7 @@ def _explanation(request: str, decision: _Decision) -> dict[str, Any]:
         "moved_pages": plan.num_pages,
         "reason": plan.reason.value,
         "outcome": decision.outcome,
+        "computed": decision.computed,
         "planned_s": round(decision.planned_s, 4),
         "steps": [[what, round(at_s - decision.planned_s, 4)] for what, at_s in decision.steps],
         "expected_us": None if best is None else round(best.total_us),

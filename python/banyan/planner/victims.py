@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which leaf of a full pool goes: the one whose loss is expected to cost least, among those that are looked at.
+"""Which leaf of a full pool goes: the one with the least expected reload cost, among those that are looked at.
 
-The loss of a page is what it costs to have it again, by its chance to be wanted. The cost is measured: a copy out of a
-peer's pool or the arena, against a computation. The chance is learnt (``banyan._native.Demand``). So duplicates go
-before last copies as long as copying is much quicker, and a scan goes before a hot set.
+The expected reload cost of a page is the cost to reload it times the probability of its reuse. The cost is measured: a
+copy out of a peer's pool or the arena, against a computation. The probability is learnt (``banyan._native.Demand``). So
+duplicates go before last copies as long as copying is much quicker, and a scan goes before a hot set.
 
 The oldest leaves are always looked at. While none of them is a duplicate, others are looked at too, as many as are paid
 for by the pages that have gone before. A walk for one page looks at nearly as many leaves as one for twenty, so some
@@ -81,10 +81,10 @@ class CostShares:
         """1.0 for a last copy, and where copying is no quicker than computing."""
         return self._shares[copy]
 
-    def losses(self, copies: Sequence[SourceKind | None], chances: Sequence[float]) -> list[float]:
-        """What losing each page is expected to cost."""
+    def reload_costs(self, copies: Sequence[SourceKind | None], probabilities: Sequence[float]) -> list[float]:
+        """The expected reload cost of each page."""
         shares = self._shares
-        return [shares[copy] * chance for copy, chance in zip(copies, chances, strict=True)]
+        return [shares[copy] * chance for copy, chance in zip(copies, probabilities, strict=True)]
 
     def _share(self, kind: SourceKind) -> float:
         share = self._measured(kind)
@@ -98,12 +98,12 @@ def at_once(num_frames: int) -> int:
 
 class Leaf(msgspec.Struct, frozen=True):
     """``key``: of the page that it ends with; ``copy``: where else that page lies, None for the node's last copy;
-    ``loss``: what that page costs to have again, over computing it, by its chance."""
+    ``reload_cost``: the cost to reload that page, over computing it, times the probability of its reuse."""
 
     node: int
     key: str
     copy: SourceKind | None
-    loss: float
+    reload_cost: float
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class Walk:
         if new := [node for node in nodes if node not in seen]:
             seen.update(zip(new, self._look(new), strict=True))
         for number, leaf in enumerate(map(seen.__getitem__, nodes), self._num_named):
-            heappush(self._leaves, (leaf.loss, number, leaf))
+            heappush(self._leaves, (leaf.reload_cost, number, leaf))
             if leaf.copy is not None:
                 self._num_duplicates += 1
         self._num_named += len(nodes)

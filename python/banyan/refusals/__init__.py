@@ -22,7 +22,7 @@ class ServerFacts:
 
     sglang_version: str = SGLANG_VERSION
     device: str = "cpu"
-    num_seats: int = 2
+    num_member_slots: int = 2
     pp_size: int = 1
     num_nodes: int = 1
     page_size: int = 16
@@ -56,8 +56,8 @@ class ServerFacts:
 
     @property
     def num_slots(self) -> int:
-        """Places in the roster: a second one for each process's part of a host arena."""
-        return self.num_seats * (2 if self.has_arena else 1)
+        """Places in the rank table: a second one for each process's part of a host arena."""
+        return self.num_member_slots * (2 if self.has_arena else 1)
 
 
 _RULES: tuple[Rule[ServerFacts], ...] = (
@@ -99,8 +99,8 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
         lambda f: f.num_slots > MAX_SLOTS,
         lambda f: (
-            f"--dp-size, --tp-size: {f.num_seats} processes {'and --banyan-host-gb ' if f.has_arena else ''}take "
-            f"{f.num_slots} places, a node has {MAX_SLOTS}: use fewer{' or no host arena' if f.has_arena else ''}"
+            f"--dp-size, --tp-size: {f.num_member_slots} processes {'and --banyan-host-gb ' if f.has_arena else ''}"
+            f"take {f.num_slots} places, a node has {MAX_SLOTS}: use fewer{' or no host arena' if f.has_arena else ''}"
         ),
     ),
     Rule(
@@ -283,13 +283,13 @@ def secret_refusal(*, path: str, error: object) -> str:
     return f"--banyan-secret-file {path}: {error}"
 
 
-def door_seats_refusal(*, num_slots: int, num_shards: int) -> str | None:
-    """The line for a node on which no place is left for its doors, or None."""
+def page_server_slots_refusal(*, num_slots: int, num_shards: int) -> str | None:
+    """The line for a node on which no place is left for its page servers, or None."""
     if num_slots + num_shards <= MAX_SLOTS:
         return None
     return (
-        f"--banyan-listen: the ranks take {num_slots} places and the doors {num_shards}, a node has {MAX_SLOTS}: use "
-        "fewer ranks, or drop that flag"
+        f"--banyan-listen: the ranks take {num_slots} places and the page servers {num_shards}, a node has "
+        f"{MAX_SLOTS}: use fewer ranks, or drop that flag"
     )
 
 

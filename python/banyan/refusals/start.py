@@ -79,8 +79,8 @@ def store_refusal(*, paths: Sequence[str], error: object) -> str:
     return f"--banyan-store {','.join(paths)}: {error}"
 
 
-def door_refusal(*, address: object, error: object) -> str:
-    """The line for an address at which the door cannot listen."""
+def page_server_refusal(*, address: object, error: object) -> str:
+    """The line for an address at which the page server cannot listen."""
     return (
         f"--banyan-listen {address} (and the port behind it): {error}: name a host of this machine and two free ports"
     )

@@ -53,12 +53,12 @@ class Description:
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
         role: what it does in a pair.
         bootstrap_port: where decode servers meet a prefill server.
-        door: where it reads its store for other nodes; "" where it does not.
+        page_server: where it reads its store for other nodes; "" where it does not.
         most_read_tokens: how many it reads for one of their requests at most.
-        doors: where it may have others read for it.
+        page_servers: where it may have others read for it.
         tells_arena: its events say what its host arena holds.
         lends_at: where it lends pages of that to other nodes; None where it does not.
-        borrows_from: the doors where its ranks may ask for such.
+        borrows_from: the page servers where its ranks may ask for such.
         store: tells the store that its events are about from others; equal where servers use one together. "" where
             they tell of none.
     """
@@ -71,9 +71,9 @@ class Description:
     load_sources: tuple[LoadSource, ...] = ()
     role: Role = Role.ALONE
     bootstrap_port: int = 0
-    door: str = ""
+    page_server: str = ""
     most_read_tokens: int = 0
-    doors: tuple[str, ...] = ()
+    page_servers: tuple[str, ...] = ()
     tells_arena: bool = False
     lends_at: Address | None = None
     borrows_from: tuple[Address, ...] = ()
@@ -91,16 +91,16 @@ class Description:
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
-            door, most_read_tokens = _door(ranks_of_it, url)
+            page_server, most_read_tokens = _page_server(ranks_of_it, url)
             said = cls(
                 num_ranks,
                 bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
                 bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
-                door=door,
+                page_server=page_server,
                 most_read_tokens=most_read_tokens,
-                doors=_doors(ranks_of_it),
+                page_servers=_page_servers(ranks_of_it),
                 tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
                 lends_at=_lends_at(ranks_of_it, url),
                 borrows_from=_borrows_from(ranks_of_it),
@@ -126,20 +126,20 @@ def _num_ranks(said: Any) -> int:
     return num_ranks
 
 
-def _door(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:
+def _page_server(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:
     """Of the rank that keeps it, as others name it, and how much is read there for one request."""
-    for door in (state.get("door") for state in states):
-        if door and door["most_read_tokens"]:
-            host, _, port = str(door["address"]).rpartition(":")
-            return f"{_reachable(host, url)}:{port}", int(door["most_read_tokens"])
+    for page_server in (state.get("page_server") for state in states):
+        if page_server and page_server["most_read_tokens"]:
+            host, _, port = str(page_server["address"]).rpartition(":")
+            return f"{_reachable(host, url)}:{port}", int(page_server["most_read_tokens"])
     return "", 0
 
 
 def _lends_at(states: Sequence[Mapping[str, Any]], url: str) -> Address | None:
-    """The door of the rank that keeps it, as others name it."""
-    for door in (state.get("door") for state in states):
-        if door:
-            host, _, port = str(door["address"]).rpartition(":")
+    """The page server of the rank that keeps it, as others name it."""
+    for page_server in (state.get("page_server") for state in states):
+        if page_server:
+            host, _, port = str(page_server["address"]).rpartition(":")
             return Address.parse(f"{_reachable(host, url)}:{port}")
     return None
 
@@ -148,7 +148,7 @@ def _borrows_from(states: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
     """Those that all of its ranks may ask."""
     if not states or not all(state.get("nodes") for state in states):
         return ()
-    return tuple(Address.parse(str(door)) for door in states[0]["nodes"]["asked"])
+    return tuple(Address.parse(str(page_server)) for page_server in states[0]["nodes"]["asked"])
 
 
 def _store(states: Sequence[Mapping[str, Any]]) -> str:
@@ -157,9 +157,11 @@ def _store(states: Sequence[Mapping[str, Any]]) -> str:
     return told.pop() if len(told) == 1 else ""
 
 
-def _doors(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _page_servers(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Those that all of its ranks may ask, if all of them can wait for others to read, and have a store themselves."""
-    if not states or not all(state.get("waits_for_errands") and state.get("store") is not None for state in states):
+    if not states or not all(
+        state.get("waits_for_remote_prefetches") and state.get("store") is not None for state in states
+    ):
         return ()
     return tuple(states[0]["nodes"]["asked"]) if states[0].get("nodes") else ()
 

@@ -52,7 +52,7 @@ class Metrics:
         )
         self.sources = Counter(
             "sources",
-            "Requests whose server was told whose arena has more of them: by door, or none.",
+            "Requests whose server was told whose arena has more of them: by page server, or none.",
             ("server", "source"),
             **made,
         )
@@ -84,9 +84,9 @@ class Metrics:
 
     def told(self, server: Server, source: SourceHint) -> None:
         """What a server was told of a request that it gets."""
-        # Each door for itself: of sets of doors there may be more than anybody can count.
-        for door in source.doors or (NOBODY,):
-            self.sources.labels(server.url, str(door)).inc()
+        # Each page server for itself: of sets of page servers there may be more than anybody can count.
+        for page_server in source.page_servers or (NOBODY,):
+            self.sources.labels(server.url, str(page_server)).inc()
 
     def ended(self, server: str, outcome: Outcome) -> None:
         self.attempts.labels(server, outcome.value).inc()

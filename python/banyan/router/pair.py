@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from banyan.core import LOAD_FAILED
-from banyan.features.pairs.meeting import ROOM_BITS, Meeting, address, choose_room, has_broken
+from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, choose_room, has_broken
 from banyan.planner import Action
 from banyan.router.asked_prompt import Asked
 from banyan.router.fleet import Fleet, Place, Server
@@ -175,13 +175,13 @@ def _in_a_room(going: SentRequest, half: _Half, tried: Sequence[Tried]) -> SentR
     assert description is not None
     room = choose_room(secrets.randbits(ROOM_BITS), num_ranks=description.num_ranks, rank=target.rank)
     host = urlsplit(target.server.url).hostname or ""
-    meeting = Meeting(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)
+    rendezvous = Rendezvous(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)
     headers = dict(going.headers)
     if half.path is not None and half.path.hint is not None:
         headers[READ_HEADER] = half.path.hint.header()
     if any(LOAD_FAILED in one.error for one in tried):
         headers = {**headers, PLAN_HEADER: Action.COMPUTE.value}
-    return replace(going, body=address(going.body, meeting), headers=headers)
+    return replace(going, body=address(going.body, rendezvous), headers=headers)
 
 
 async def _rest(half: _Half) -> Tried | None:

@@ -51,7 +51,7 @@ class ReadPath:
         assert self.decode.description is not None
         # Where decode reads all, also what was not known to be stored.
         first_token = self.start + self.num_prefill_tokens if self.num_prefill_tokens else 0
-        return ReadHint(self.decode.description.door, first_token)
+        return ReadHint(self.decode.description.page_server, first_token)
 
 
 def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadPath:
@@ -70,14 +70,14 @@ def said_of(prefill: Server, decode: Server) -> str | None:
     them has not said anything yet."""
     if prefill.description is None or decode.description is None:
         return None
-    doors, door = prefill.description.doors, decode.description.door
-    if not doors or not door:
+    page_servers, page_server = prefill.description.page_servers, decode.description.page_server
+    if not page_servers or not page_server:
         return None
-    if door in doors:
+    if page_server in page_servers:
         return f"{decode.url} reads parts of prompts for {prefill.url}"
     return (
-        f"{decode.url} does not read for {prefill.url}: its door is {door}, and the other's --banyan-peers are "
-        f"{', '.join(doors)}"
+        f"{decode.url} does not read for {prefill.url}: its page server is {page_server}, and the other's "
+        f"--banyan-peers are {', '.join(page_servers)}"
     )
 
 
@@ -86,7 +86,7 @@ def can_read_for(decode: Server, prefill: Server) -> bool:
     return (
         prefill.description is not None
         and decode.description is not None
-        and decode.description.door in prefill.description.doors
+        and decode.description.page_server in prefill.description.page_servers
     )
 
 

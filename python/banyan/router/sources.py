@@ -2,8 +2,9 @@
 """Where a server is to take from what it lacks of a prompt: which other node's arena has more of it.
 
 Invariants
-  1. Named is only a door that the server may ask by itself. The server asks there, and the loan is the truth.
-  2. That nobody has more is said only where it is known of every door that the server would ask.
+  1. Named is only a page server that the server may ask by itself. The server asks there, and the remote lease is the
+     truth.
+  2. That nobody has more is said only where it is known of every page server that the server would ask.
 
 Pages of pools are not lent: what counts is what a server's arena holds, all its ranks' parts together.
 """
@@ -47,8 +48,8 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
     )
     if best is not None and best[0] * description.block_tokens > held_tokens:
         return SourceHint((best[1],))
-    doors = [door for door in description.borrows_from if door != description.lends_at]
-    return SourceHint(()) if _is_known(doors, lenders) else None
+    page_servers = [page_server for page_server in description.borrows_from if page_server != description.lends_at]
+    return SourceHint(()) if _is_known(page_servers, lenders) else None
 
 
 def _is_named_by_tokens(asked: Asked) -> bool:
@@ -59,7 +60,7 @@ def _is_named_by_tokens(asked: Asked) -> bool:
 
 
 def _lenders(server: Server, others: Sequence[Server]) -> dict[Address, Server]:
-    """The servers that this one can take pages from, and that tell what they have, by their doors."""
+    """The servers that this one can take pages from, and that tell what they have, by their page servers."""
     description = server.description
     assert description is not None
     lenders = {}
@@ -69,9 +70,12 @@ def _lenders(server: Server, others: Sequence[Server]) -> dict[Address, Server]:
             continue
         if said.lends_at in description.borrows_from and 0 < said.block_tokens == description.block_tokens:
             lenders[said.lends_at] = other
-    return {door: other for door, other in lenders.items() if door is not None}
+    return {page_server: other for page_server, other in lenders.items() if page_server is not None}
 
 
-def _is_known(doors: Sequence[Address], lenders: dict[Address, Server]) -> bool:
-    """Whether all that is held at these doors is known."""
-    return all(door in lenders and all(feed.is_whole for feed in lenders[door].feeds) for door in doors)
+def _is_known(page_servers: Sequence[Address], lenders: dict[Address, Server]) -> bool:
+    """Whether all that is held at these page servers is known."""
+    return all(
+        page_server in lenders and all(feed.is_whole for feed in lenders[page_server].feeds)
+        for page_server in page_servers
+    )

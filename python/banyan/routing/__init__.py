@@ -9,9 +9,9 @@ from banyan.routing.dispatcher import Dispatcher, Prompt
 from banyan.routing.guard import UNGUARDED, HotRankGuard
 from banyan.routing.hint import PrefixHint
 from banyan.routing.load import LoadReport, report_of
-from banyan.routing.lots import SeededLots
 from banyan.routing.place import POLICIES, NoActiveRank, place
-from banyan.routing.view import Choice, Lots, Policy, Query, RankState, Reason
+from banyan.routing.tie_breaks import SeededTieBreaks
+from banyan.routing.view import Choice, Policy, Query, RankState, Reason, TieBreaks
 from banyan.routing.wait import Wait
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Dispatcher",
     "HotRankGuard",
     "LoadReport",
-    "Lots",
     "NoActiveRank",
     "Policy",
     "PrefixHint",
@@ -29,7 +28,8 @@ __all__ = [
     "Query",
     "RankState",
     "Reason",
-    "SeededLots",
+    "SeededTieBreaks",
+    "TieBreaks",
     "Wait",
     "place",
     "report_of",

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
-from banyan.routing.view import Choice, Lots, Query, RankState
+from banyan.routing.view import Choice, Query, RankState, TieBreaks
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
     """The fewest tokens to compute; then the fewest ongoing."""
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
-        return argmin(lambda state: (query.computed_on(state.rank), state.ongoing_tokens), query, candidates, lots)
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
+        return argmin(
+            lambda state: (query.computed_on(state.rank), state.ongoing_tokens), query, candidates, tie_breaks
+        )

@@ -5,7 +5,7 @@ Invariants
   1. Turns count placements, pinned ones included, from 0.
   2. A session is where its last request was placed. At most ``MAX_SESSIONS`` are remembered, the latest ones; each
      takes as much memory as any other, however long the name is that a client has given it.
-  3. Nothing here blocks, reads a clock or draws lots that depend on anything but seed, turn and rank.
+  3. Nothing here blocks, reads a clock or breaks ties by anything but seed, turn and rank.
 
 Used by one thread: the engine's dispatcher, the router's event loop, or the simulator.
 """
@@ -16,11 +16,11 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from banyan.routing.awaited import PromptTokens, Trail
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
-from banyan.routing.place import DEFAULT_GUARD, DEFAULT_LOTS, place
-from banyan.routing.view import Choice, Lots, Policy, Query, RankState
+from banyan.routing.pending_prefixes import PrefixFingerprint, PromptTokens
+from banyan.routing.place import DEFAULT_GUARD, DEFAULT_TIE_BREAKS, place
+from banyan.routing.view import Choice, Policy, Query, RankState, TieBreaks
 from banyan.routing.wait import Coming, Wait, wait_for
 
 MAX_SESSIONS = 65_536
@@ -53,11 +53,16 @@ class Dispatcher:
     """Asks a policy, and remembers what the next question needs."""
 
     def __init__(
-        self, num_ranks: int, policy: Policy, *, guard: HotRankGuard = DEFAULT_GUARD, lots: Lots = DEFAULT_LOTS
+        self,
+        num_ranks: int,
+        policy: Policy,
+        *,
+        guard: HotRankGuard = DEFAULT_GUARD,
+        tie_breaks: TieBreaks = DEFAULT_TIE_BREAKS,
     ) -> None:
         self.policy = policy
         self.guard = guard
-        self._lots = lots
+        self._tie_breaks = tie_breaks
         self._loads = [RankLoad() for _ in range(num_ranks)]
         self._sessions: dict[bytes, int] = {}
         self._turn = 0
@@ -79,10 +84,10 @@ class Dispatcher:
         Raises:
             NoActiveRank: when none is active; nothing was counted.
         """
-        trail = _trail_of(prompt)
-        query = self._query(prompt, trail)
-        choice = place(policy or self.policy, query, self.states(active), guard=self.guard, lots=self._lots)
-        self._count(prompt, trail, choice.rank, now_s, query.cached_on(choice.rank))
+        prefix_fingerprint = _prefix_fingerprint_of(prompt)
+        query = self._query(prompt, prefix_fingerprint)
+        choice = place(policy or self.policy, query, self.states(active), guard=self.guard, tie_breaks=self._tie_breaks)
+        self._count(prompt, prefix_fingerprint, choice.rank, now_s, query.cached_on(choice.rank))
         return choice
 
     def wait(
@@ -93,34 +98,37 @@ class Dispatcher:
         Raises:
             NoActiveRank: when none is active and the request would have to be placed.
         """
-        if not any(len(load.awaited) for load in self._loads):
+        if not any(len(load.pending) for load in self._loads):
             return None
-        trail = _trail_of(prompt)
-        if trail is None:
+        prefix_fingerprint = _prefix_fingerprint_of(prompt)
+        if prefix_fingerprint is None:
             return None
         states = [state for state in self.states(active) if state.is_active]
-        lengths = {state.rank: self._loads[state.rank].awaited.leading_tokens(trail) for state in states}
+        lengths = {state.rank: self._loads[state.rank].pending.leading_tokens(prefix_fingerprint) for state in states}
         coming = {
-            rank: Coming(num_tokens, self._loads[rank].tokens_until(trail, num_tokens, now_s))
+            rank: Coming(num_tokens, self._loads[rank].tokens_until(prefix_fingerprint, num_tokens, now_s))
             for rank, num_tokens in lengths.items()
             if num_tokens > prompt.fetchable_tokens
         }
         if not coming:
             return None
-        query = self._query(prompt, trail)
-        rank = place(policy or self.policy, query, states, guard=self.guard, lots=self._lots).rank
+        query = self._query(prompt, prefix_fingerprint)
+        rank = place(policy or self.policy, query, states, guard=self.guard, tie_breaks=self._tie_breaks).rank
         chosen = next(state for state in states if state.rank == rank)
         return wait_for(query, _held(prompt, rank), coming, chosen, states)
 
-    def is_awaited(self, prompt: Prompt, wait: Wait) -> bool:
+    def is_pending(self, prompt: Prompt, wait: Wait) -> bool:
         """Whether what was waited for is still to come, as far as the rank's reports say."""
-        trail = _trail_of(prompt)
-        return trail is not None and self._loads[wait.rank].awaited.leading_tokens(trail) >= wait.num_tokens
+        prefix_fingerprint = _prefix_fingerprint_of(prompt)
+        return (
+            prefix_fingerprint is not None
+            and self._loads[wait.rank].pending.leading_tokens(prefix_fingerprint) >= wait.num_tokens
+        )
 
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
-        trail = _trail_of(prompt)
-        self._count(prompt, trail, rank, now_s, self._cached(prompt, trail, rank))
+        prefix_fingerprint = _prefix_fingerprint_of(prompt)
+        self._count(prompt, prefix_fingerprint, rank, now_s, self._cached(prompt, prefix_fingerprint, rank))
 
     def unheard_s(self, now_s: float) -> dict[int, float]:
         """By rank, for how long something sent there has been in none of its reports, where anything has."""
@@ -134,13 +142,15 @@ class Dispatcher:
         """
         self._loads[rank].ended(placed_s, num_tokens)
 
-    def _count(self, prompt: Prompt, trail: Trail | None, rank: int, now_s: float, cached_tokens: int) -> None:
+    def _count(
+        self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int, now_s: float, cached_tokens: int
+    ) -> None:
         self._loads[rank].placed(
             self._turn,
             now_s,
             num_prompt_tokens=prompt.num_tokens,
             num_new_tokens=prompt.num_tokens - max(cached_tokens, prompt.fetchable_tokens),
-            trail=trail,
+            prefix_fingerprint=prefix_fingerprint,
         )
         self._turn += 1
         if prompt.session is not None:
@@ -150,8 +160,8 @@ class Dispatcher:
         """Every rank as it is believed to be now."""
         return [_state(rank, load, rank in active) for rank, load in enumerate(self._loads)]
 
-    def _query(self, prompt: Prompt, trail: Trail | None) -> Query:
-        cached_tokens = {rank: self._cached(prompt, trail, rank) for rank in range(len(self._loads))}
+    def _query(self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None) -> Query:
+        cached_tokens = {rank: self._cached(prompt, prefix_fingerprint, rank) for rank in range(len(self._loads))}
         return Query(
             turn=self._turn,
             num_prompt_tokens=prompt.num_tokens,
@@ -160,10 +170,14 @@ class Dispatcher:
             session_rank=self._sessions.get(_digest(prompt.session)) if prompt.session is not None else None,
         )
 
-    def _cached(self, prompt: Prompt, trail: Trail | None, rank: int) -> int:
+    def _cached(self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int) -> int:
         """Leading tokens that the rank holds, or is about to."""
         held = _held(prompt, rank)
-        return held if trail is None else max(held, self._loads[rank].awaited.leading_tokens(trail))
+        return (
+            held
+            if prefix_fingerprint is None
+            else max(held, self._loads[rank].pending.leading_tokens(prefix_fingerprint))
+        )
 
     def _remember(self, session: str, rank: int) -> None:
         digest = _digest(session)
@@ -182,10 +196,10 @@ def _held(prompt: Prompt, rank: int) -> int:
     return prompt.cached_tokens[rank] if rank < len(prompt.cached_tokens) else 0
 
 
-def _trail_of(prompt: Prompt) -> Trail | None:
-    """What to compare with prompts that are awaited; None where that can add nothing: somebody has all of it."""
+def _prefix_fingerprint_of(prompt: Prompt) -> PrefixFingerprint | None:
+    """What to compare with prompts that are pending; None where that can add nothing: somebody has all of it."""
     most_held = max((prompt.fetchable_tokens, *prompt.cached_tokens))
-    return prompt.tokens.trail() if prompt.tokens is not None and most_held < len(prompt.tokens) else None
+    return prompt.tokens.prefix_fingerprint() if prompt.tokens is not None and most_held < len(prompt.tokens) else None
 
 
 def _state(rank: int, load: RankLoad, is_active: bool) -> RankState:

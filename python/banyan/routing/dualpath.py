@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import cheapest
-from banyan.routing.view import Choice, Lots, Query, RankState, Reason
+from banyan.routing.view import Choice, Query, RankState, Reason, TieBreaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class DualPath:
     beta_tokens: int = 200_000
     alpha_tokens: int = 50_000
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         below = [state for state in candidates if state.ongoing_tokens <= self.beta_tokens]
         short = [state for state in below if state.read_queue_tokens <= self.alpha_tokens]
         if short:
@@ -37,4 +37,4 @@ class DualPath:
             ranks, reason = below, Reason.LONG_QUEUE
         else:
             ranks, reason = list(candidates), Reason.ALL_OVER
-        return Choice(cheapest(lambda state: state.ongoing_tokens, query, ranks, lots).rank, reason)
+        return Choice(cheapest(lambda state: state.ongoing_tokens, query, ranks, tie_breaks).rank, reason)

@@ -38,7 +38,7 @@ OWN_ACTIONS = frozenset({ACTION_TYPE, READ_ACTION, SOURCE_ACTION, SESSION_ACTION
 """What only a server's own processes say to each other. The seam marks it with what no client knows."""
 
 NOBODY = "none"
-"""In a header, in place of a door."""
+"""In a header, in place of a page server."""
 
 MAX_HEADER_BYTES = 4000
 """Of a header that is read. Python takes no number of more than 4,300 digits."""
@@ -107,8 +107,8 @@ class PrefixHint:
 
 @dataclass(frozen=True, slots=True)
 class ReadHint:
-    """Who reads what of a prompt from its store: the node whose door is at ``node`` the tokens from ``first_token`` on,
-    who gets the request what it lacks before them."""
+    """Who reads what of a prompt from its store: the node whose page server is at ``node`` the tokens from
+    ``first_token`` on, who gets the request what it lacks before them."""
 
     node: str
     first_token: int
@@ -139,14 +139,14 @@ class ReadHint:
 
 @dataclass(frozen=True, slots=True)
 class SourceHint:
-    """Whose arenas have more of a prompt than the server that gets it: the doors of their nodes; none where no node
-    has."""
+    """Whose arenas have more of a prompt than the server that gets it: the page servers of their nodes; none where no
+    node has."""
 
-    doors: tuple[Address, ...]
+    page_servers: tuple[Address, ...]
 
     def header(self) -> str:
         """In a request that is on its way to the server."""
-        return ",".join(map(str, self.doors)) or NOBODY
+        return ",".join(map(str, self.page_servers)) or NOBODY
 
     @classmethod
     def from_header(cls, value: str) -> SourceHint | None:
@@ -156,20 +156,20 @@ class SourceHint:
         return cls._of([] if value == NOBODY else value.split(","))
 
     def payload(self) -> dict[str, object]:
-        return {"doors": [str(door) for door in self.doors]}
+        return {"page_servers": [str(page_server) for page_server in self.page_servers]}
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, object]) -> SourceHint | None:
         """Read a payload that crossed a process border; None when it is not one of ours."""
         try:
-            return cls._of(msgspec.convert(payload.get("doors"), list[str]))
+            return cls._of(msgspec.convert(payload.get("page_servers"), list[str]))
         except msgspec.ValidationError:
             return None
 
     @classmethod
-    def _of(cls, doors: Sequence[str]) -> SourceHint | None:
+    def _of(cls, page_servers: Sequence[str]) -> SourceHint | None:
         try:
-            return cls(tuple(Address.parse(door) for door in doors))
+            return cls(tuple(Address.parse(page_server) for page_server in page_servers))
         except ValueError:
             return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
 from banyan.routing.lmetric import lmetric
-from banyan.routing.view import Choice, Lots, Query, RankState
+from banyan.routing.view import Choice, Query, RankState, TieBreaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Hybrid:
         if not 0 <= self.min_cached_ratio <= 1:
             raise ValueError(f"min_cached_ratio is between 0 and 1, not {self.min_cached_ratio}")
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         threshold = self.min_cached_ratio * query.num_prompt_tokens
         warm = [state for state in candidates if query.cached_on(state.rank) > threshold]
 
@@ -32,4 +32,4 @@ class Hybrid:
             # LMetric alone ties whenever the prompt is wholly cached: then requests decide, then tokens.
             return lmetric(query, state), state.num_requests, state.ongoing_tokens
 
-        return argmin(cost, query, warm or candidates, lots)
+        return argmin(cost, query, warm or candidates, tie_breaks)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
-from banyan.routing.view import Choice, Lots, Query, RankState
+from banyan.routing.view import Choice, Query, RankState, TieBreaks
 
 DEFAULT_CHUNK_TOKENS = 2048
 """For callers that do not know the server's: SGLang's 8192 on most GPUs, divided by four ranks."""
@@ -31,12 +31,12 @@ class Level:
         if self.chunk_tokens < 1:
             raise ValueError(f"a chunk has 1 token or more, not {self.chunk_tokens}")
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         filled = {state.rank: state.pending_prefill_tokens + query.computed_on(state.rank) for state in candidates}
         level = self._within_a_chunk(candidates, lambda state: _resulting_maximum(state, candidates, filled))
         level = self._within_a_chunk(level, lambda state: filled[state.rank])
         return argmin(
-            lambda state: (query.new_on(state.rank), filled[state.rank], state.num_requests), query, level, lots
+            lambda state: (query.new_on(state.rank), filled[state.rank], state.num_requests), query, level, tie_breaks
         )
 
     def _within_a_chunk(self, states: Sequence[RankState], cost: Callable[[RankState], int]) -> list[RankState]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
 from banyan.routing.displacement import displaced
-from banyan.routing.view import Choice, Lots, Query, RankState
+from banyan.routing.view import Choice, Query, RankState, TieBreaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Linear:
         if not self.alpha >= 0:
             raise ValueError(f"alpha is at least 0, not {self.alpha}")
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         def cost(state: RankState) -> float:
             return state.ongoing_tokens + displaced(query, state) - self.alpha * query.cached_on(state.rank)
 
-        return argmin(cost, query, candidates, lots)
+        return argmin(cost, query, candidates, tie_breaks)

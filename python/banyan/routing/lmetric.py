@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
 from banyan.routing.displacement import displaced
-from banyan.routing.view import Choice, Lots, Query, RankState
+from banyan.routing.view import Choice, Query, RankState, TieBreaks
 
 
 def lmetric(query: Query, state: RankState) -> int:
@@ -30,5 +30,5 @@ def lmetric(query: Query, state: RankState) -> int:
 class LMetric:
     """The rank with the lowest score; of several, the one with the least to fetch."""
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
-        return argmin(lambda state: (lmetric(query, state), query.new_on(state.rank)), query, candidates, lots)
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
+        return argmin(lambda state: (lmetric(query, state), query.new_on(state.rank)), query, candidates, tie_breaks)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from banyan.routing.awaited import AwaitedPrompts, Trail
+from banyan.routing.pending_prefixes import PendingPrefixes, PrefixFingerprint
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -93,10 +93,10 @@ class RankLoad:
     __slots__ = (
         "_computes_since_s",
         "_on_its_way",
-        "awaited",
         "last_turn",
         "num_new_tokens",
         "num_prompt_tokens",
+        "pending",
         "read_queue_tokens",
         "report",
     )
@@ -107,7 +107,7 @@ class RankLoad:
         self.num_prompt_tokens = 0
         self.num_new_tokens = 0
         self.read_queue_tokens = 0
-        self.awaited = AwaitedPrompts()
+        self.pending = PendingPrefixes()
         self._on_its_way: deque[_OnItsWay] = deque()
         self._computes_since_s = 0.0
         """Since when what the report's total does not count has been computed."""
@@ -123,31 +123,31 @@ class RankLoad:
         *,
         num_prompt_tokens: int,
         num_new_tokens: int,
-        trail: Trail | None = None,
+        prefix_fingerprint: PrefixFingerprint | None = None,
     ) -> None:
         """A request was sent to the rank; ``num_new_tokens`` of its prompt are not cached there.
 
-        It is awaited where its trail is given.
+        It is pending where its prefix fingerprint is given.
         """
         self.last_turn = turn
         self._on_its_way.append(_OnItsWay(now_s, num_prompt_tokens, num_new_tokens))
         self.num_prompt_tokens += num_prompt_tokens
         self.num_new_tokens += num_new_tokens
-        if trail is not None:
-            if not len(self.awaited):
+        if prefix_fingerprint is not None:
+            if not len(self.pending):
                 self._computes_since_s = now_s
             report = self.report
             before_it = report.total_prefill_tokens + report.pending_prefill_tokens
-            self.awaited.placed(trail, before_it + self.num_new_tokens)
+            self.pending.placed(prefix_fingerprint, before_it + self.num_new_tokens)
 
-    def tokens_until(self, trail: Trail, num_tokens: int, now_s: float) -> int:
+    def tokens_until(self, prefix_fingerprint: PrefixFingerprint, num_tokens: int, now_s: float) -> int:
         """What the rank has to compute before it has so many leading tokens of a prompt that it is about to have, by
         the rate of its prefills so far.
 
         Raises:
             LookupError: when it is not about to have them.
         """
-        due_tokens = self.awaited.due_tokens(trail, num_tokens) - self.report.total_prefill_tokens
+        due_tokens = self.pending.due_tokens(prefix_fingerprint, num_tokens) - self.report.total_prefill_tokens
         since = (now_s - self._computes_since_s) * (self.report.prefill_tokens_per_s or 0.0)
         return max(0, due_tokens - int(max(0.0, since)))
 
@@ -179,6 +179,6 @@ class RankLoad:
         received_s = report.taken_s if report.received_s is None else report.received_s
         while self._on_its_way and self._on_its_way[0].at_s < received_s:
             self._is_there(self._on_its_way.popleft())
-        self.awaited.computed(report.total_prefill_tokens)
+        self.pending.computed(report.total_prefill_tokens)
         if report.num_running == report.num_waiting == self.num_on_its_way == 0:
-            self.awaited.clear()
+            self.pending.clear()

@@ -15,11 +15,11 @@ from banyan.routing.hybrid import Hybrid
 from banyan.routing.level import Level
 from banyan.routing.linear import Linear
 from banyan.routing.lmetric import LMetric
-from banyan.routing.lots import SeededLots
 from banyan.routing.round_robin import RoundRobin
 from banyan.routing.session_sticky import SessionSticky
+from banyan.routing.tie_breaks import SeededTieBreaks
 from banyan.routing.unified import Unified
-from banyan.routing.view import Choice, Lots, Policy, Query, RankState
+from banyan.routing.view import Choice, Policy, Query, RankState, TieBreaks
 
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
@@ -36,7 +36,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
 )
 
 DEFAULT_GUARD = HotRankGuard()
-DEFAULT_LOTS = SeededLots()
+DEFAULT_TIE_BREAKS = SeededTieBreaks()
 
 
 class NoActiveRank(LookupError):
@@ -49,7 +49,7 @@ def place(
     ranks: Sequence[RankState],
     *,
     guard: HotRankGuard = DEFAULT_GUARD,
-    lots: Lots = DEFAULT_LOTS,
+    tie_breaks: TieBreaks = DEFAULT_TIE_BREAKS,
 ) -> Choice:
     """Choose one of the active ranks.
 
@@ -60,7 +60,7 @@ def place(
     if not active:
         raise NoActiveRank(f"none of {len(ranks)} ranks is active")
     cool = guard.cool(query, active)
-    choice = policy.choose(query, cool, lots)
+    choice = policy.choose(query, cool, tie_breaks)
     if len(cool) == len(active):
         return choice
     kept = {state.rank for state in cool}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import cheapest
-from banyan.routing.view import Choice, Lots, Query, RankState, Reason
+from banyan.routing.view import Choice, Query, RankState, Reason, TieBreaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +18,5 @@ class RoundRobin:
     where a counter over a changing list would skip and repeat.
     """
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
-        return Choice(cheapest(lambda state: state.last_turn, query, candidates, lots).rank, Reason.TURN)
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
+        return Choice(cheapest(lambda state: state.last_turn, query, candidates, tie_breaks).rank, Reason.TURN)

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.routing.cost import cheapest
-from banyan.routing.view import Choice, Lots, Query, RankState, Reason
+from banyan.routing.view import Choice, Query, RankState, Reason, TieBreaks
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSticky:
     """The session's rank, else the one with the fewest ongoing tokens."""
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         if any(state.rank == query.session_rank for state in candidates):
             assert query.session_rank is not None
             return Choice(query.session_rank, Reason.SESSION)
-        idlest = cheapest(lambda state: state.ongoing_tokens, query, candidates, lots)
+        idlest = cheapest(lambda state: state.ongoing_tokens, query, candidates, tie_breaks)
         return Choice(idlest.rank, Reason.LOAD)

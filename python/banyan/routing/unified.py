@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from banyan.routing.cost import argmin
 from banyan.routing.displacement import displaced
-from banyan.routing.view import Choice, Lots, Query, RankState, Reason
+from banyan.routing.view import Choice, Query, RankState, Reason, TieBreaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class Unified:
             own_s = min(own_s, fetch_s + (query.num_prompt_tokens - query.fetchable_tokens) / rate)
         return (state.pending_prefill_tokens + displaced(query, state)) / rate + own_s
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         expected_s = {state.rank: self.expected_s(query, state) for state in candidates}
         own = query.session_rank
         if own in expected_s and expected_s[own] <= self.session_factor * min(expected_s.values()):
             return Choice(own, Reason.SESSION)
         # Requests break a tie: pending prefill says nothing of a rank that only decodes.
-        return argmin(lambda state: (expected_s[state.rank], state.num_requests), query, candidates, lots)
+        return argmin(lambda state: (expected_s[state.rank], state.num_requests), query, candidates, tie_breaks)

@@ -106,17 +106,17 @@ class Choice(msgspec.Struct, frozen=True):
     hot_ranks: tuple[int, ...] = ()
 
 
-class Lots(Protocol):
+class TieBreaks(Protocol):
     """Decides what nothing else decides."""
 
     def __call__(self, turn: int, rank: int) -> int:
-        """The lot of ``rank`` in this turn; the lowest wins. Equal arguments, equal lots."""
+        """The tie-break of ``rank`` in this turn; the lowest wins. Equal arguments, equal tie-breaks."""
         ...
 
 
 class Policy(Protocol):
     """Chooses among candidates. Pure: equal arguments, equal answers, in whatever order the candidates come."""
 
-    def choose(self, query: Query, candidates: Sequence[RankState], lots: Lots) -> Choice:
+    def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         """One of the candidates, of which there is at least one; all of them are active and none is hot."""
         ...

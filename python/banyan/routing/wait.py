@@ -55,8 +55,8 @@ def wait_for(
     if not candidates:
         return None
     best = max(candidates, key=lambda state: (coming[state.rank].num_tokens, -coming[state.rank].tokens_until))
-    awaited = coming[best.rank]
-    gain = awaited.num_tokens - max(held, query.fetchable_tokens)
+    pending = coming[best.rank]
+    gain = pending.num_tokens - max(held, query.fetchable_tokens)
     if gain < LEAST_GAIN_TOKENS:
         return None
     displaced = min(gain, short_of_room(query.num_prompt_tokens - held, chosen))
@@ -64,7 +64,7 @@ def wait_for(
         # Behind the other in one queue, where it finds the prefix when its turn comes.
         return None
     worth = gain + displaced if displaced > 0 else gain - LEAST_GAIN_TOKENS
-    if awaited.tokens_until > worth + chosen.pending_prefill_tokens:
+    if pending.tokens_until > worth + chosen.pending_prefill_tokens:
         return None
     assert best.prefill_tokens_per_s is not None
-    return Wait(best.rank, awaited.num_tokens, awaited.tokens_until / best.prefill_tokens_per_s)
+    return Wait(best.rank, pending.num_tokens, pending.tokens_until / best.prefill_tokens_per_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -70,12 +71,15 @@ class Hooks:
         ]
 
     def while_on(self, patch: Patch, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """The hook, which does nothing from the moment on when its feature is off in this process."""
+        """The hook, which does nothing from the moment on when its feature is off in this process. It is timed."""
+        elsewhere = runtime.STOPWATCH.elsewhere
+        if not _is_awaited(hook):
+            hook = runtime.STOPWATCH.wrap(f"{patch.feature}.{patch.name}", hook)
 
         @functools.wraps(hook)
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self._is_on(patch.feature, patch.name):
-                return hook(original, *args, **kwargs)
+                return hook(elsewhere(original), *args, **kwargs)
             return original(*args, **kwargs)
 
         @functools.wraps(hook)
@@ -95,6 +99,11 @@ def _guarded(patch: Patch, hook: Any) -> Any:
     """The hook, so that it cannot raise into SGLang."""
     guarded = faults.around if patch.kind == "around" else faults.beside
     return guarded(hook, patch.name, stops=patch.on_failure == "stop")
+
+
+def _is_awaited(hook: Callable[..., Any]) -> bool:
+    """Whether its call is no more than its beginning. Such a hook is untimed."""
+    return inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook)
 
 
 def resolved(hook: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
+import time
 from typing import Any, NoReturn
 
 from sglang.srt.runtime_context import get_device, get_server_args
@@ -19,10 +20,13 @@ from sglang.srt.utils import is_cpu
 from banyan import config as environment
 from banyan import faults
 from banyan.config import Config
-from banyan.telemetry import log_as_json
+from banyan.telemetry import Stopwatch, log_as_json
 
 REFUSED = "banyan: refused: "
 """Before each line that says why."""
+
+STOPWATCH = Stopwatch(time.perf_counter_ns)
+"""What this process spends in Banyan's hooks, on its main thread: a scheduler's own."""
 
 BOOKKEEPING = "_banyan"
 """Attribute of ServerArgs: underscore names are never sealed and are pickled to every child process."""

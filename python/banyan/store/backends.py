@@ -51,7 +51,7 @@ class Backend:
 
 
 def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
-    """One writer's door to the store at ``location``, for pages of ``layer_bytes`` for each layer.
+    """One writer's access to the store at ``location``, for pages of ``layer_bytes`` for each layer.
 
     Raises:
         ValueError: for a scheme without a backend, and whatever the backend refuses, with the way out.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of what happened, and the clocks that say what it cost."""
 
+from banyan.telemetry.computed import Why, why_computed
 from banyan.telemetry.copy_sample import Copies, CopySample
 from banyan.telemetry.counters import DESCRIPTIONS, Counters
 from banyan.telemetry.dropped import Dropped
@@ -29,6 +30,7 @@ __all__ = [
     "Pseudonyms",
     "RecentPrompts",
     "Stopwatch",
+    "Why",
     "gauges_of",
     "log_as_json",
     "notice",
@@ -36,4 +38,5 @@ __all__ = [
     "num_ended",
     "rid_pseudonym",
     "start_thread",
+    "why_computed",
 ]

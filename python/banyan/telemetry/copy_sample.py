@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many of a rank's pages are the only copy, from a sample that all ranks draw alike.
 
-A page is in the sample when its key ends in enough zero bits. Keys are hashes, so that is a fair share of the pages,
-and the same pages on every rank. The sample is thinned by half whenever it is full.
+A page is in the sample when its key is below a bound. Keys are hashes, so that is a fair share of the pages, and the
+same pages on every rank. The bound is halved whenever the sample is full.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from dataclasses import dataclass
 MAX_KEYS = 512
 """The share of one among so many is off by 0.02 now and then; to look them all up takes less than a millisecond."""
 
-KEY_DIGITS = 8
-"""Of a key, its last hexadecimal digits decide; 32 halvings are more pages than a rank has."""
+BOUND_DIGITS = 8
+"""Of a key, its first hexadecimal digits decide; 32 halvings are more pages than a rank has."""
+
+NO_BOUND = "g"
+"""Above all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +48,18 @@ class CopySample:
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys
-        self._num_zero_bits = 0
+        self._num_halvings = 0
+        self._bound = NO_BOUND
         self._keys: set[str] = set()
 
     def published(self, keys: Iterable[str]) -> None:
         """The rank's pool holds these pages now."""
-        mask = (1 << self._num_zero_bits) - 1
-        self._keys.update(key for key in keys if not int(key[-KEY_DIGITS:], 16) & mask)
+        bound = self._bound
+        self._keys.update([key for key in keys if key < bound])
         while len(self._keys) > self._max_keys:
-            self._num_zero_bits += 1
-            mask = (1 << self._num_zero_bits) - 1
-            self._keys = {key for key in self._keys if not int(key[-KEY_DIGITS:], 16) & mask}
+            self._num_halvings += 1
+            self._bound = bound = f"{(1 << 4 * BOUND_DIGITS) >> self._num_halvings:0{BOUND_DIGITS}x}"
+            self._keys = {key for key in self._keys if key < bound}
 
     def look(self, holders: Holders) -> Copies:
         """Count; what the rank does not hold any more leaves the sample."""
@@ -72,4 +76,4 @@ class CopySample:
     def clear(self) -> None:
         """The rank holds nothing."""
         self._keys.clear()
-        self._num_zero_bits = 0
+        self._num_halvings, self._bound = 0, NO_BOUND

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+
+from banyan.telemetry.computed import Why
 
 
 @dataclass(slots=True)
@@ -15,6 +18,13 @@ class Counters:
     peer_tokens: int = 0
     host_tokens: int = 0
     store_tokens: int = 0
+    computed_short_tokens: int = 0
+    computed_cheaper_tokens: int = 0
+    computed_refused_tokens: int = 0
+    computed_gone_tokens: int = 0
+    computed_new_tokens: int = 0
+    computed_absent_tokens: int = 0
+    computed_tail_tokens: int = 0
     lookups: int = 0
     lookup_hits: int = 0
     windowless_pages: int = 0
@@ -35,7 +45,7 @@ class Counters:
     evicted_duplicate_pages: int = 0
     evicted_last_pages: int = 0
     displaced_pages: int = 0
-    heard_prompts: int = 0
+    peer_prompts: int = 0
     evict_looks: int = 0
     evict_us: int = 0
     threads_ended: int = 0
@@ -55,9 +65,9 @@ class Counters:
     question_hits: int = 0
     questions_directed: int = 0
     questions_spared: int = 0
-    errands: int = 0
-    errands_sent: int = 0
-    errands_failed: int = 0
+    remote_prefetches: int = 0
+    remote_prefetches_sent: int = 0
+    remote_prefetches_failed: int = 0
     pulls: int = 0
     pull_pages: int = 0
     pull_bytes: int = 0
@@ -66,7 +76,7 @@ class Counters:
     pulls_dropped_pages: int = 0
     lent_pages: int = 0
     lent_bytes: int = 0
-    loans_refused: int = 0
+    remote_leases_refused: int = 0
     archived_pages: int = 0
     archive_refused_pages: int = 0
     archive_failed_pages: int = 0
@@ -121,6 +131,11 @@ class Counters:
         self.host_tokens += host
         self.store_tokens += store
 
+    def count_computed(self, reasons: Mapping[Why, int]) -> None:
+        """Count the other tokens of that prompt, by why they were computed."""
+        for why, num_tokens in reasons.items():
+            self.add(f"computed_{why.value}_tokens", num_tokens)
+
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -131,6 +146,13 @@ DESCRIPTIONS = {
     "peer_tokens": "of these, tokens fetched from another rank's pool",
     "host_tokens": "of these, tokens fetched from the host arena, those that came there from another node included",
     "store_tokens": "of these, tokens read from the store",
+    "computed_short_tokens": "computed, though held elsewhere: less than --banyan-min-fetch-tokens",
+    "computed_cheaper_tokens": "computed, though held elsewhere: expected to be faster, or asked for",
+    "computed_refused_tokens": "computed, though held elsewhere when they were looked up: gone by then, or no room",
+    "computed_gone_tokens": "computed: prompts on this node had asked for them before, and nobody held them any more",
+    "computed_new_tokens": "computed: no prompt on this node had asked for them, as far as that is remembered",
+    "computed_absent_tokens": "computed: nobody held them, and this rank does not remember what was asked for",
+    "computed_tail_tokens": "computed at the ends of prompts: less than a page, and the last token",
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
     "windowless_pages": "pages found at the end of a tail whose window pages, or state, nobody held: computed",
@@ -151,9 +173,9 @@ DESCRIPTIONS = {
     "evicted_duplicate_pages": "pages that left this rank's tree while a peer or the arena held them too",
     "evicted_last_pages": "pages that left this rank's tree and of which the node held no other copy",
     "displaced_pages": "pages that left this rank's tree to make room for a fetch",
-    "heard_prompts": "prompts of other ranks that this rank has heard of, to know which pages are wanted again",
+    "peer_prompts": "prompts of other ranks that this rank has heard of, to know which pages are wanted again",
     "evict_looks": "leaves of this rank's tree that were looked at to choose those that left it",
-    "evict_us": "time of the scheduler thread that these choices took, SGLang's own part of them included",
+    "evict_us": "time of the scheduler thread that these choices took, without SGLang's own part",
     "backed_up_pages": "pages copied from this rank's pool to the host arena",
     "backups_dropped_pages": "pages not backed up: they had left the pool, or too many waited, when there was room",
     "backups_failed": "copies to the host arena that did not land",
@@ -169,9 +191,9 @@ DESCRIPTIONS = {
     "question_hits": "of these, prompts of which at least one page was there",
     "questions_directed": "of these, prompts that only the node was asked for that a router had named",
     "questions_spared": "prompts that no node was asked for: a router knew that no arena has more of them",
-    "errands": "reads of this rank's store that other nodes have asked for",
-    "errands_sent": "reads of other nodes' stores that this rank has asked for",
-    "errands_failed": "of these, reads that did not bring all pages: the rest was read here, or computed",
+    "remote_prefetches": "reads of this rank's store that other nodes have asked for",
+    "remote_prefetches_sent": "reads of other nodes' stores that this rank has asked for",
+    "remote_prefetches_failed": "of these, reads that did not bring all pages: the rest was read here, or computed",
     "pulls": "pulls from other nodes that were started",
     "pull_pages": "pages that were pulled from other nodes and verified",
     "pull_bytes": "bytes pulled from other nodes",
@@ -180,7 +202,7 @@ DESCRIPTIONS = {
     "pulls_dropped_pages": "pages at other nodes that were not pulled: no frame, or too many reads on their way",
     "lent_pages": "pages of the host arena that were lent to other nodes",
     "lent_bytes": "bytes of the host arena that were sent to other nodes",
-    "loans_refused": "questions of other nodes that were refused: other weights, pages gone, too much lent",
+    "remote_leases_refused": "questions of other nodes that were refused: other weights, pages gone, too much lent",
     "archived_pages": "pages that the store has written durably",
     "archive_refused_pages": "pages that were not worth a write, or that the store did not take",
     "archive_failed_pages": "pages that the store could not write",
@@ -193,7 +215,7 @@ DESCRIPTIONS = {
     "resets": "flushes of this rank's cache",
     "forwards": "forward passes timed by the per-layer clock",
     "forward_us": "time of these forward passes, from the first to the last layer's KV read",
-    "control_us": "time the scheduler thread spent inside Banyan, waits for layers not counted",
+    "control_us": "time the scheduler thread spent in Banyan's hooks, by hook in /server_info; layers are not counted",
     "placed_turn": "requests sent here because it was this rank's turn",
     "placed_session": "requests sent here because their session's last request went here",
     "placed_cache": "requests sent here where no other candidate held a longer prefix",

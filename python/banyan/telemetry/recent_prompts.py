@@ -21,7 +21,7 @@ class _Prompt:
     rid: str
     seen_s: float
     num_pages: int
-    places: list[int]
+    places: Sequence[int]
     keys: list[str]
     num_turns: int
 
@@ -52,8 +52,7 @@ class RecentPrompts:
                 num_turns += old.num_turns
                 del self._prompts[place]
                 break
-        places = marks(len(keys))
-        picked = [keys[place - 1] for place in places]
+        places, picked = marked(keys)
         self._prompts.append(_Prompt(rid, now_s, len(keys), places, picked, num_turns))
         del self._prompts[: -self._max_prompts]
 
@@ -76,10 +75,10 @@ class RecentPrompts:
         }
 
 
-def marks(num_pages: int) -> list[int]:
-    """The pages of a prompt whose keys are kept, counted from 1: multiples of a power of two, and the last."""
-    step = 1
+def marked(keys: Sequence[str]) -> tuple[Sequence[int], list[str]]:
+    """The pages whose keys are kept, counted from 1: multiples of a power of two, and the last; and these keys."""
+    num_pages, step = len(keys), 1
     while num_pages // step > MAX_MARKS - 1:
         step *= 2
-    places = list(range(step, num_pages + 1, step))
-    return places if places[-1:] == [num_pages] else [*places, num_pages]
+    places, picked = range(step, num_pages + 1, step), list(keys[step - 1 :: step])
+    return (places, picked) if num_pages % step == 0 else ([*places, num_pages], [*picked, keys[-1]])

@@ -3,7 +3,7 @@
 
 import pytest
 
-from banyan.routing import Query, RankState, SeededLots
+from banyan.routing import Query, RankState, SeededTieBreaks
 from banyan_lab.sim.source_rules import decode_rank, is_read_by_decode
 
 
@@ -22,10 +22,10 @@ def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_ran
         1: [RankState(rank=2, ongoing_tokens=30, free_tokens=9), RankState(rank=3, ongoing_tokens=40, free_tokens=50)],
         2: [RankState(rank=4, is_active=False)],
     }
-    assert decode_rank(ask(), groups, 10, SeededLots()) == 3
-    assert decode_rank(ask(), groups, 9, SeededLots()) == 2
+    assert decode_rank(ask(), groups, 10, SeededTieBreaks()) == 3
+    assert decode_rank(ask(), groups, 9, SeededTieBreaks()) == 2
 
 
 def test_decode_rank_when_nobody_is_active_then_it_says_so():
     with pytest.raises(ValueError, match="no group"):
-        decode_rank(ask(), {0: [RankState(rank=0, is_active=False)]}, 1, SeededLots())
+        decode_rank(ask(), {0: [RankState(rank=0, is_active=False)]}, 1, SeededTieBreaks())

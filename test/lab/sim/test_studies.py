@@ -75,10 +75,10 @@ def test_wear_when_admission_is_stricter_then_fewer_writes_and_within_the_budget
         found = cost.wear(admission, budget_bytes_per_day=budget, requests_per_s=1.5, hours=1.0)
         return found.drive_writes_per_day(capacity)
 
-    every, twice = day(Admission.FIRST_SIGHT, None), day(Admission.SECOND_SIGHT, None)
+    every, twice = day(Admission.FIRST_ACCESS, None), day(Admission.SECOND_ACCESS, None)
     assert twice < every
     # The bucket starts full, with a tenth of the simulated time's budget.
-    assert day(Admission.FIRST_SIGHT, int(capacity / 2)) <= 0.5 * 1.11 < every
+    assert day(Admission.FIRST_ACCESS, int(capacity / 2)) <= 0.5 * 1.11 < every
 
 
 def test_online_when_load_grows_then_the_first_token_comes_later():

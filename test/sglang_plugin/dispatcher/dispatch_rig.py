@@ -11,7 +11,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from banyan.layout import Layout
 from banyan.sglang_plugin.dispatcher.placement import Placer
-from banyan.sglang_plugin.dispatcher.scout import PrefixScout
+from banyan.sglang_plugin.dispatcher.prefix_probe import PrefixProbe
 
 PAGE = 16
 
@@ -27,15 +27,15 @@ def page_keys(ids, *, page_tokens=PAGE, **extra):
     return get_storage_hash_str(RadixKey(array("q", ids), **extra).page_aligned(page_tokens), page_size=page_tokens)
 
 
-def scout_of(roster, *, num_ranks=2, fetches=True, tokens_ahead=0, page_tokens=PAGE):
-    roster.agree_on_page_tokens(page_tokens)
+def probe_of(rank_table, *, num_ranks=2, fetches=True, tokens_ahead=0, page_tokens=PAGE):
+    rank_table.agree_on_page_tokens(page_tokens)
     layout = Layout(dp=num_ranks, attn_dp=1, attn_cp=1, attn_tp=1)
-    return PrefixScout(roster, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
+    return PrefixProbe(rank_table, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
 
 
-def placer_of(roster, *, dispatcher=None, snapshots=()):
+def placer_of(rank_table, *, dispatcher=None, snapshots=()):
     return Placer(
-        scout_of(roster),
+        probe_of(rank_table),
         dispatcher,
         policy_name="lmetric",
         read_snapshots=lambda: list(snapshots),

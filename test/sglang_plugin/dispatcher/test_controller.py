@@ -11,13 +11,13 @@ from sglang.srt.managers.io_struct import FlushCacheReqInput, msgpack_decode, ms
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.utils import storage_namespace_seed
-from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, request, scout_of
+from test.sglang_plugin.dispatcher.dispatch_rig import PAGE, page_keys, placer_of, probe_of, request
 from test.sglang_plugin.image_prompts import image_prompt
 from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import Rank, frames
 
 from banyan import faults
-from banyan._native import PageKeys, Roster
+from banyan._native import PageKeys, RankTable
 from banyan.config import Config
 from banyan.layout import Layout
 from banyan.routing import Dispatcher, Wait, hint
@@ -27,7 +27,7 @@ from banyan.sglang_plugin import kv_hints, page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
 from banyan.sglang_plugin.dispatcher.placement import Placer, session_of
-from banyan.sglang_plugin.dispatcher.scout import (
+from banyan.sglang_plugin.dispatcher.prefix_probe import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
     Found,
@@ -44,61 +44,61 @@ LAYOUT = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
 
 @pytest.fixture
 def node():
-    roster = Roster.create(2)
-    return roster, [Rank(roster, slot) for slot in range(2)]
+    rank_table = RankTable.create(2)
+    return rank_table, [Rank(rank_table, slot) for slot in range(2)]
 
 
-def test_scout_when_ranks_hold_different_lengths_then_each_is_told(node):
-    roster, ranks = node
+def test_probe_when_ranks_hold_different_lengths_then_each_is_told(node):
+    rank_table, ranks = node
     keys = page_keys(list(range(96)))
-    ranks[0].shelf.publish(frames(1, 2), keys[:2])
-    ranks[1].shelf.publish(frames(1, 2, 3), keys[:3])
-    assert scout_of(roster).look_up(request(range(100))) == Found((32, 48), 48)
+    ranks[0].frame_table.publish(frames(1, 2), keys[:2])
+    ranks[1].frame_table.publish(frames(1, 2, 3), keys[:3])
+    assert probe_of(rank_table).look_up(request(range(100))) == Found((32, 48), 48)
 
 
-def test_scout_when_sglang_chose_other_pages_than_the_flags_then_prompts_are_hashed_in_those_of_the_ranks(node):
-    roster, ranks = node
-    ranks[0].shelf.publish(frames(1, 2), page_keys(list(range(128)), page_tokens=64))
-    assert scout_of(roster, page_tokens=64).look_up(request(range(150))) == Found((128, 0), 128)
+def test_probe_when_sglang_chose_other_pages_than_the_flags_then_prompts_are_hashed_in_those_of_the_ranks(node):
+    rank_table, ranks = node
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(list(range(128)), page_tokens=64))
+    assert probe_of(rank_table, page_tokens=64).look_up(request(range(150))) == Found((128, 0), 128)
 
 
-def test_scout_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
-    roster, ranks = node
+def test_probe_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
+    rank_table, ranks = node
     keys = page_keys(list(range(96)))
-    ranks[0].shelf.publish(frames(1, 2, 3), keys[:3])
-    assert scout_of(roster, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
-    ranks[1].shelf.publish(frames(1, 2), keys[:2])
-    assert scout_of(roster, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
+    ranks[0].frame_table.publish(frames(1, 2, 3), keys[:3])
+    assert probe_of(rank_table, fetches=False).look_up(request(range(100))) == Found((48, 0), 0)
+    ranks[1].frame_table.publish(frames(1, 2), keys[:2])
+    assert probe_of(rank_table, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
 
 
-def test_scout_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
-    roster, ranks = node
+def test_probe_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
+    rank_table, ranks = node
     ids = list(range(64))
-    scout = scout_of(roster)
-    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
+    probe = probe_of(rank_table)
+    ranks[0].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    assert probe.look_up(request(ids)).tokens_by_rank == (48, 0)
     for rank in ranks:
-        rank.shelf.close()
+        rank.frame_table.close()
         del rank.peers
-    updated = [Rank(roster, slot, namespace=b"u" * 32) for slot in range(2)]
-    assert scout.look_up(request(ids)).tokens_by_rank == (0, 0)
-    updated[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    assert scout.look_up(request(ids)).tokens_by_rank == (0, 48)
+    updated = [Rank(rank_table, slot, namespace=b"u" * 32) for slot in range(2)]
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, 0)
+    updated[1].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, 48)
 
 
 @pytest.mark.parametrize("num_tokens, expected", [(33, 16), (34, 32), (48, 32), (49, 32), (50, 48), (200, 192)])
-def test_scout_when_keys_are_of_bigrams_then_a_page_counts_with_the_token_behind_it(node, num_tokens, expected):
-    roster, ranks = node
+def test_probe_when_keys_are_of_bigrams_then_a_page_counts_with_the_token_behind_it(node, num_tokens, expected):
+    rank_table, ranks = node
     ids = list(range(num_tokens))
     # What SGLang's tree has of the prompt and its first token of an answer.
     keys = page_keys([*ids, 7], is_bigram=True)
-    ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
-    scout = scout_of(roster, tokens_ahead=1)
-    assert scout.look_up(request(ids)) == Found((0, expected), expected)
-    assert scout.most_cached_tokens(request(ids)) == expected
-    assert scout_of(roster).look_up(request(ids)) == Found((0, 0), 0), "keys of tokens are other keys"
+    ranks[1].frame_table.publish(frames(*range(1, len(keys) + 1)), keys)
+    probe = probe_of(rank_table, tokens_ahead=1)
+    assert probe.look_up(request(ids)) == Found((0, expected), expected)
+    assert probe.most_cached_tokens(request(ids)) == expected
+    assert probe_of(rank_table).look_up(request(ids)) == Found((0, 0), 0), "keys of tokens are other keys"
     others = [*ids[:16], 9999, *ids[17:]]
-    assert scout.look_up(request(others)).tokens_by_rank == (0, 0), "the token behind the first page is another"
+    assert probe.look_up(request(others)).tokens_by_rank == (0, 0), "the token behind the first page is another"
 
 
 @pytest.mark.parametrize(
@@ -110,60 +110,60 @@ def test_keys_when_a_draft_of_eagles_kind_runs_then_the_dispatcher_looks_one_tok
 
 
 @pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
-def test_scout_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
-    roster, ranks = node
+def test_probe_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
+    rank_table, ranks = node
     ids = list(range(64))
-    ranks[0].shelf.publish(frames(1, 2, 3), page_keys(ids[:48]))
-    scout = scout_of(roster)
-    assert scout.look_up(request(ids)).tokens_by_rank == (48, 0)
-    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
-    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
-    assert scout.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
+    ranks[0].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48]))
+    probe = probe_of(rank_table)
+    assert probe.look_up(request(ids)).tokens_by_rank == (48, 0)
+    assert probe.look_up(request(ids, **space)).tokens_by_rank == (0, 0)
+    ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(ids[:48], **space))
+    assert probe.look_up(request(ids, **space)).tokens_by_rank == (0, 48)
 
 
-def test_scout_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
-    roster, ranks = node
+def test_probe_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_compute(node):
+    rank_table, ranks = node
     ids = list(range(32))
-    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
-    assert scout_of(roster).look_up(request(ids)).tokens_by_rank == (16, 0)
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(ids))
+    assert probe_of(rank_table).look_up(request(ids)).tokens_by_rank == (16, 0)
 
 
 @pytest.mark.parametrize(
     "content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}, {"need_wait_for_mm_inputs": True}]
 )
-def test_scout_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
-    roster, ranks = node
+def test_probe_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
+    rank_table, ranks = node
     ids = list(range(32))
-    ranks[0].shelf.publish(frames(1, 2), page_keys(ids))
-    assert scout_of(roster).look_up(request(ids, **content)) == Found()
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(ids))
+    assert probe_of(rank_table).look_up(request(ids, **content)) == Found()
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_scout_when_the_processor_says_what_the_image_becomes_then_the_same_image_is_found_and_no_other(node, ahead):
-    roster, ranks = node
+def test_probe_when_the_processor_says_what_the_image_becomes_then_the_same_image_is_found_and_no_other(node, ahead):
+    rank_table, ranks = node
     ids, sent = image_prompt(1 << 63, num_tokens=120, image=PLACE)
     keys = page_keys([*sent.padded_input_ids, 5], is_bigram=bool(ahead))
-    ranks[1].shelf.publish(frames(*range(1, len(keys) + 1)), keys)
-    scout = scout_of(roster, tokens_ahead=ahead)
+    ranks[1].frame_table.publish(frames(*range(1, len(keys) + 1)), keys)
+    probe = probe_of(rank_table, tokens_ahead=ahead)
     whole = (len(ids) - 1 - ahead) // PAGE * PAGE
     # As it comes to the dispatcher, in SGLang's own encoding.
     required = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False}
     came = msgpack_decode(msgpack_encode(request(ids, mm_inputs=sent, **required)))
-    assert scout.look_up(came).tokens_by_rank == (0, whole)
+    assert probe.look_up(came).tokens_by_rank == (0, whole)
     # The text in front of it. Of bigrams the last of its pages depends on the image.
     in_front = PLACE[0] // PAGE * PAGE - ahead * PAGE
     other = request(ids, mm_inputs=image_prompt(1 << 62, num_tokens=120, image=PLACE)[1])
-    assert scout.look_up(other).tokens_by_rank == (0, in_front)
-    assert scout.look_up(request(ids)).tokens_by_rank == (0, in_front), "the tokens of the text alone"
+    assert probe.look_up(other).tokens_by_rank == (0, in_front)
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, in_front), "the tokens of the text alone"
 
 
 @pytest.mark.parametrize("padded", [None, []])
-def test_scout_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_not_look(node, padded):
-    roster, ranks = node
+def test_probe_when_only_the_rank_will_know_what_the_image_becomes_then_it_does_not_look(node, padded):
+    rank_table, ranks = node
     ids, sent = image_prompt(1, num_tokens=120, image=PLACE)
-    ranks[0].shelf.publish(frames(1, 2), page_keys(ids[:32]))
+    ranks[0].frame_table.publish(frames(1, 2), page_keys(ids[:32]))
     sent.padded_input_ids = padded
-    assert scout_of(roster).look_up(request(ids, mm_inputs=sent)) == Found()
+    assert probe_of(rank_table).look_up(request(ids, mm_inputs=sent)) == Found()
 
 
 @pytest.mark.parametrize("num_frames", [0, 20_000, 1_000_000, 4_000_000, 100_000_000])
@@ -199,25 +199,25 @@ def test_unused_when_ranks_have_window_pages_too_then_those_do_not_count():
 
 def test_place_when_no_rank_has_come_yet_then_no_hint():
     req = request(range(64))
-    placer_of(Roster.create(2)).place(req, [0, 1])
+    placer_of(RankTable.create(2)).place(req, [0, 1])
     assert req.kv_hints is None and req.routed_dp_rank is None
 
 
 def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
-    roster, ranks = node
-    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    rank_table, ranks = node
+    ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
     req = request(range(64))
-    placer_of(roster).place(req, [0, 1])
+    placer_of(rank_table).place(req, [0, 1])
     (action,) = req.kv_hints.actions
     assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1, "server": "this server"}
     assert req.routed_dp_rank is None
 
 
 def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(node):
-    roster, ranks = node
-    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    rank_table, ranks = node
+    ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(list(range(48))))
     req = request(range(64))
-    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0, 1])
+    placer_of(rank_table, dispatcher=Dispatcher(2, LMetric())).place(req, [0, 1])
     payload = req.kv_hints.actions[-1].payload
     assert req.routed_dp_rank == 1
     assert (payload["policy"], payload["reason"], payload["num_hot_ranks"]) == ("lmetric", "cache", 0)
@@ -225,29 +225,29 @@ def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(nod
 
 
 def test_place_when_the_holder_is_not_active_then_another_is_named(node):
-    roster, ranks = node
-    ranks[1].shelf.publish(frames(1, 2, 3), page_keys(list(range(48))))
+    rank_table, ranks = node
+    ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(list(range(48))))
     req = request(range(64))
-    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(req, [0])
+    placer_of(rank_table, dispatcher=Dispatcher(2, LMetric())).place(req, [0])
     assert req.routed_dp_rank == 0
 
 
 def test_place_when_the_holder_is_loaded_then_the_snapshot_counts(node):
-    roster, ranks = node
-    ranks[1].shelf.publish(frames(1), page_keys(list(range(16))))
+    rank_table, ranks = node
+    ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
     busy = LoadSnapshot(timestamp=1.0, dp_rank=1, num_waiting_reqs=3, num_waiting_uncached_tokens=900)
     req = request(range(64))
-    placer_of(roster, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
+    placer_of(rank_table, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
     assert req.routed_dp_rank == 0
 
 
 def test_place_when_a_rank_waits_for_many_reads_then_dualpath_names_another(node):
-    roster, _ = node
+    rank_table, _ = node
     dispatcher = Dispatcher(2, DualPath(alpha_tokens=4 * PAGE))
-    placer = placer_of(roster, dispatcher=dispatcher)
+    placer = placer_of(rank_table, dispatcher=dispatcher)
     for busy, free in ((0, 1), (1, 0)):
-        roster.set_reading(busy, 5)
-        roster.set_reading(free, 4)
+        rank_table.set_reading(busy, 5)
+        rank_table.set_reading(free, 4)
         req = request(range(64))
         placer.place(req, [0, 1])
         assert req.routed_dp_rank == free
@@ -255,20 +255,20 @@ def test_place_when_a_rank_waits_for_many_reads_then_dualpath_names_another(node
 
 
 def test_place_when_the_client_pinned_a_rank_then_it_stays_and_counts(node):
-    roster, _ = node
+    rank_table, _ = node
     dispatcher = Dispatcher(2, LMetric())
     req = request(range(64), routed_dp_rank=1)
-    placer_of(roster, dispatcher=dispatcher).place(req, [0, 1])
+    placer_of(rank_table, dispatcher=dispatcher).place(req, [0, 1])
     assert req.routed_dp_rank == 1
     assert [state.num_waiting for state in dispatcher.states({0, 1})] == [0, 1]
     assert "policy" not in req.kv_hints.actions[-1].payload
 
 
 def test_place_when_the_client_names_a_policy_then_that_one_decides(node):
-    roster, _ = node
+    rank_table, _ = node
     wish = KvHintAction(action_id="a", action_type=hint.POLICY_ACTION, action_version="1", payload={"policy": "x"})
     req = request(range(64), kv_hints=KvHintsEnvelope(protocol_version="7", message_id="m", actions=[wish]))
-    placer = placer_of(roster, dispatcher=Dispatcher(2, LMetric()))
+    placer = placer_of(rank_table, dispatcher=Dispatcher(2, LMetric()))
     with pytest.raises(ValueError, match="policy 'x' is none of round_robin"):
         placer.place(req, [0, 1])
     wish.payload["policy"] = "round_robin"
@@ -292,15 +292,15 @@ def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
     assert session_of(request(range(4), kv_hints=hints, routing_key="k")) == "k"
 
 
-def dispatching(roster, monkeypatch, sent):
+def dispatching(rank_table, monkeypatch, sent):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
-    roster.agree_on_page_tokens(PAGE)
+    rank_table.agree_on_page_tokens(PAGE)
     config = Config(policy="lmetric")
     monkeypatch.setattr(controller.seams, "verify", lambda process: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
     args = SimpleNamespace(
-        _banyan={"roster": roster.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
+        _banyan={"rank_table": rank_table.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
         speculative_algorithm=None,
     )
     fake = SimpleNamespace(
@@ -370,14 +370,14 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
 
 
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
-    roster, ranks = node
+    rank_table, ranks = node
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     counters = Counters()
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))
     ids = list(range(64))
-    ranks[1].shelf.publish(frames(1), page_keys(ids[:16]))
+    ranks[1].frame_table.publish(frames(1), page_keys(ids[:16]))
     sent = request(ids)
-    placer_of(roster, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
+    placer_of(rank_table, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 
     class Req(Matched):
         rid, kv_hints, origin_input_ids, output_ids = "r", sent.kv_hints, ids, []

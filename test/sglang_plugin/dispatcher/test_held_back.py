@@ -7,7 +7,7 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 from test.sglang_plugin.dispatcher.dispatch_rig import page_keys, placer_of, request
 from test.unit.directory.rig import Rank, frames
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.routing import Dispatcher, Wait
 from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin.dispatcher.held_back import IDLE_S, MAX_HELD, MAX_LOOKS, PATIENCE, HeldBack
@@ -27,12 +27,12 @@ class Rig:
     """Two ranks whose pools are full. Rank 0 computes FIRST. What is sent is in ``sent``."""
 
     def __init__(self):
-        self.roster = Roster.create(2)
-        self.ranks = [Rank(self.roster, slot, num_frames=64) for slot in range(2)]
+        self.rank_table = RankTable.create(2)
+        self.ranks = [Rank(self.rank_table, slot, num_frames=64) for slot in range(2)]
         self.snapshots = [snapshot(0), snapshot(1)]
-        self.placer = placer_of(self.roster, dispatcher=Dispatcher(2, LMetric()))
+        self.placer = placer_of(self.rank_table, dispatcher=Dispatcher(2, LMetric()))
         self.placer._read_snapshots = lambda: self.snapshots
-        self.placer._scout.unused_tokens = lambda now_s: {0: 0, 1: 0}
+        self.placer._probe.unused_tokens = lambda now_s: {0: 0, 1: 0}
         self.sent, self.now_s = [], 50.0
         self.held_back = HeldBack(self.placer, self.sent.append, clock=lambda: self.now_s)
         assert self.placer.place(request(FIRST, rid="first", routed_dp_rank=0), BOTH) is None
@@ -62,10 +62,10 @@ class Rig:
 def test_held_when_the_pages_are_published_then_it_is_placed_and_told_of_them():
     rig = Rig()
     req = rig.begin()
-    rig.ranks[0].shelf.publish(frames(*range(29)), page_keys(FIRST[:464]))
+    rig.ranks[0].frame_table.publish(frames(*range(29)), page_keys(FIRST[:464]))
     rig.held_back.send_on(BOTH)
     assert rig.held_back.num_held == 1, "one page is missing"
-    rig.ranks[0].shelf.publish(frames(29), page_keys(FIRST[:480])[29:])
+    rig.ranks[0].frame_table.publish(frames(29), page_keys(FIRST[:480])[29:])
     rig.now_s += 0.25
     rig.held_back.send_on(BOTH)
     told = rig.ended(req, "landed")
@@ -138,13 +138,13 @@ def test_held_when_there_are_many_then_a_round_looks_at_a_few_in_turn_and_reads_
     rig, rounds = Rig(), 2
     reqs = crowd(rig, rounds * MAX_LOOKS)
     looked, reads = [], []
-    look_up, read = rig.placer._scout.look_up, rig.placer._read_snapshots
-    monkeypatch.setattr(rig.placer._scout, "look_up", lambda req: (looked.append(req), look_up(req))[1])
+    look_up, read = rig.placer._probe.look_up, rig.placer._read_snapshots
+    monkeypatch.setattr(rig.placer._probe, "look_up", lambda req: (looked.append(req), look_up(req))[1])
     rig.placer._read_snapshots = lambda: (reads.append(1), read())[1]
     for _ in range(rounds):
         rig.held_back.send_on(BOTH)
     assert looked == reqs and len(reads) == rounds
-    rig.ranks[0].shelf.publish(frames(*range(30)), page_keys(FIRST[:480]))
+    rig.ranks[0].frame_table.publish(frames(*range(30)), page_keys(FIRST[:480]))
     for _ in range(rounds):
         rig.held_back.send_on(BOTH)
     assert rig.sent == reqs, "in the order in which they came"

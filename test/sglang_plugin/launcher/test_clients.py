@@ -3,6 +3,7 @@
 
 import asyncio
 import dataclasses
+import math
 import re
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -135,6 +136,31 @@ def test_logprobs_when_the_model_does_not_have_as_many_tokens_then_the_request_i
             clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: value}), [5])
     for value in good:
         clients.before_validate_one_request(MANAGER, SimpleNamespace(**{field: value}), [5])
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("temperature", [1e39, math.inf, math.nan], [0, 0.7, 2.0]),
+        ("repetition_penalty", [1e-38, 1e-320, 0.0], [1e-3, 1.0, 2.0]),
+        ("top_k", [2**31, 2**70], [-1, 1, 50]),
+        ("logit_bias", [{"5": 1e39}, {"5": -math.inf}], [{}, None, {"5": -100.0, "6": 100}]),
+        ("stop_token_ids", [[VOCABULARY], [-1]], [None, [], [5]]),
+        ("max_new_tokens", [2**31, -1], [None, 0, 100_000]),
+        ("min_new_tokens", [2**40], [0, 5]),
+    ],
+)
+def test_sampling_when_32_bits_cannot_reckon_with_it_then_the_request_is_refused(field, bad, good, monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+
+    def asked(value):
+        return SimpleNamespace(sampling_params={"temperature": 1.0, field: value})
+
+    for value in bad:
+        with pytest.raises(clients.BadRequest, match=field):
+            clients.before_validate_one_request(MANAGER, asked(value), [5])
+    for value in good:
+        clients.before_validate_one_request(MANAGER, asked(value), [5])
 
 
 @pytest.mark.parametrize("lora_id", ["x", [], ["x"]])

@@ -106,7 +106,7 @@ def test_start_when_sharing_then_linker_and_attention_are_set_and_travel():
     assert args.attention_backend == "banyan_cpu"
     carried = runtime.bookkeeping(args)
     assert carried["config"]["share"] == "peer"
-    assert carried["roster"].startswith("/proc/")
+    assert carried["rank_table"].startswith("/proc/")
 
 
 def test_start_when_the_user_chose_page_size_and_attention_then_they_stay():
@@ -115,15 +115,15 @@ def test_start_when_the_user_chose_page_size_and_attention_then_they_stay():
     assert (args.page_size, args.attention_backend) == (32, "torch_native")
 
 
-def test_start_when_the_arenas_size_is_left_open_then_it_has_seats():
+def test_start_when_the_arenas_size_is_left_open_then_it_has_member_slots():
     args = prepare_server_args([*BASE, "--enable-banyan"])
-    assert _native.Roster.open(runtime.bookkeeping(args)["roster"]).num_slots == 4
+    assert _native.RankTable.open(runtime.bookkeeping(args)["rank_table"]).num_slots == 4
 
 
-def test_start_when_the_ranks_leave_no_seats_then_without_the_arena_and_said(capsys):
+def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_said(capsys):
     args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
     carried = runtime.bookkeeping(args)
-    assert _native.Roster.open(carried["roster"]).num_slots == 40
+    assert _native.RankTable.open(carried["rank_table"]).num_slots == 40
     assert carried["config"]["host_gb"] == 0
     assert "no host arena" in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def test_start_when_sharing_is_off_then_only_the_cpu_engine_is_on():
     args = prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off"])
     assert not args.enable_unified_cache_external_linker
     assert args.attention_backend == "banyan_cpu"
-    assert "roster" not in runtime.bookkeeping(args)
+    assert "rank_table" not in runtime.bookkeeping(args)
 
 
 def misfit(name):

@@ -9,7 +9,7 @@ from sglang.srt.entrypoints import v1_loads
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.layout import Layout
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import loads
@@ -39,14 +39,16 @@ def get_loads(manager, **asked):
 
 @pytest.mark.parametrize("include", [None, "core", "core,queues"])
 def test_loads_when_ranks_wait_for_reads_then_each_says_how_much(include, manager, monkeypatch):
-    roster = Roster.create(4)
-    roster.agree_on_page_tokens(16)
+    rank_table = RankTable.create(4)
+    rank_table.agree_on_page_tokens(16)
     # A rank has two shards, of which the first one tells.
-    for seat, num_pages in enumerate((3, 3, 0, 0)):
-        roster.set_reading(seat, num_pages)
-    roster.set_read_rate(2, 50)
+    for member_slot, num_pages in enumerate((3, 3, 0, 0)):
+        rank_table.set_reading(member_slot, num_pages)
+    rank_table.set_read_rate(2, 50)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-    monkeypatch.setattr(runtime, "bookkeeping", lambda args: {"roster": roster.path, "layout": LAYOUT.as_dict()})
+    monkeypatch.setattr(
+        runtime, "bookkeeping", lambda args: {"rank_table": rank_table.path, "layout": LAYOUT.as_dict()}
+    )
     monkeypatch.setattr(v1_loads, "_num_accelerators_per_dp_rank", lambda: 1)
     told = get_loads(manager, include=include)["loads"]
     assert [(load["dp_rank"], load["num_running_reqs"], load["read_queue_tokens"]) for load in told] == [

@@ -165,7 +165,7 @@ def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_secon
     for value in ("10.0.0.2:7400", "none", "nonsense"):
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: value})) == ["right"]
     payloads = [payload_of(hints, SOURCE_ACTION, ACTION_VERSION) for hints in engine.seen]
-    assert payloads == [{"doors": ["10.0.0.2:7400"]}, {"doors": []}, None]
+    assert payloads == [{"page_servers": ["10.0.0.2:7400"]}, {"page_servers": []}, None]
     if role is Role.ALONE:
         engine = Engine([DAMAGED], ["right"])
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: "10.0.0.2:7400"})) == ["right"]

@@ -77,7 +77,7 @@ def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_w
     resolve, changes, num_slots
 ):
     resolve(**changes)
-    assert flags._roster.num_slots == num_slots
+    assert flags._rank_table.num_slots == num_slots
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_model_when_it_needs_a_feature_that_is_off_then_refused_by_name(resolve,
 
 def test_model_when_it_has_windows_and_ranks_are_on_gpus_then_it_starts(resolve):
     resolve("--device", "cuda", sliding_window=32, **WINDOWS)
-    assert flags._roster.num_slots == 8
+    assert flags._rank_table.num_slots == 8
 
 
 def test_model_when_it_has_windows_and_drafts_then_refused_by_its_configuration_with_the_flag_that_helps(
@@ -128,7 +128,7 @@ STATES = {
 
 def test_model_when_it_has_states_then_sglang_keeps_them_and_the_ranks_meet_where_there_is_room(resolve):
     resolve(**STATES)
-    assert flags._roster.num_slots == 8
+    assert flags._rank_table.num_slots == 8
 
 
 def test_model_when_it_has_states_and_nothing_is_shared_then_sglang_keeps_them_on_the_cpu_all_the_same(resolve):

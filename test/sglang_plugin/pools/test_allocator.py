@@ -10,7 +10,7 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 from banyan import _native
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -34,10 +34,10 @@ def make_allocator(cache):
 
 @pytest.fixture
 def node():
-    roster = Roster.create(2)
-    ranks = [Rank(roster, slot) for slot in range(2)]
-    cache = make_cache(ranks[0].shelf, ranks[0].peers)
-    return make_allocator(cache), cache, ranks[1].peers, roster, ranks
+    rank_table = RankTable.create(2)
+    ranks = [Rank(rank_table, slot) for slot in range(2)]
+    cache = make_cache(ranks[0].frame_table, ranks[0].peers)
+    return make_allocator(cache), cache, ranks[1].peers, rank_table, ranks
 
 
 def page_ids(slots):
@@ -123,7 +123,7 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
 
 def test_loads_when_two_ranks_lease_from_each_other_and_both_pools_are_full_then_neither_waits_for_the_other(node):
     *_, ranks = node
-    caches = [make_cache(rank.shelf, rank.peers, slot=slot) for slot, rank in enumerate(ranks)]
+    caches = [make_cache(rank.frame_table, rank.peers, slot=slot) for slot, rank in enumerate(ranks)]
     pools = [make_allocator(cache) for cache in caches]
     taken = [pool.alloc((NUM_FRAMES - 1) * PAGE_TOKENS) for pool in pools]
     for number, (cache, pool) in enumerate(zip(caches, pools, strict=True)):

@@ -13,7 +13,7 @@ from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -34,10 +34,10 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        roster = Roster.create(2)
-        self.ranks = [Rank(roster, slot) for slot in range(2)]
+        rank_table = RankTable.create(2)
+        self.ranks = [Rank(rank_table, slot) for slot in range(2)]
         self.peers = self.ranks[1].peers
-        self.cache = make_cache(self.ranks[0].shelf, self.ranks[0].peers)
+        self.cache = make_cache(self.ranks[0].frame_table, self.ranks[0].peers)
         self.pages = self.allocator_class(
             size=(NUM_FRAMES - 1) * PAGE_TOKENS,
             page_size=PAGE_TOKENS,

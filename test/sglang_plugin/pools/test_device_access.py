@@ -18,7 +18,7 @@ from banyan import _native
 from banyan.arena.backup import Backup
 from banyan.arena.residency import Residency
 from banyan.config import Config
-from banyan.layout import BlockGeometry, Layout, PageLayout, Seats
+from banyan.layout import BlockGeometry, Layout, MemberSlots, PageLayout
 from banyan.layout.page import Part
 from banyan.sglang_plugin.pools import device_access as module
 from banyan.sglang_plugin.pools import device_start, rank_device
@@ -117,7 +117,7 @@ class Rank:
     def __init__(
         self,
         gpu,
-        roster,
+        rank_table,
         slot,
         monkeypatch,
         *,
@@ -155,11 +155,15 @@ class Rank:
             reserve=Reserve(0),
             devices=range(layout.dp),
         )
-        self.seats = Seats(layout, slot, 0)
-        self.roster, self.arena = roster, arena
-        self.shelf, self.source = self.access.join(roster, self.seats, NAMESPACE)
+        self.member_slots = MemberSlots(layout, slot, 0)
+        self.rank_table, self.arena = rank_table, arena
+        self.frame_table, self.source = self.access.join(rank_table, self.member_slots, NAMESPACE)
         self.cache = make_cache(
-            self.shelf, self.source, slot=slot, slots=[*self.seats.peers, *self.seats.arenas], layout=layout
+            self.frame_table,
+            self.source,
+            slot=slot,
+            slots=[*self.member_slots.peers, *self.member_slots.arenas],
+            layout=layout,
         )
         self.access.attach(lambda frames, names, window: self.cache.publish(frames, names))
         self.pages = DeviceAllocator(
@@ -219,8 +223,8 @@ def be_opened_by(monkeypatch, opener):
 
 @pytest.fixture
 def ranks(gpu, monkeypatch):
-    roster = _native.Roster.create(4)
-    made = [Rank(gpu, roster, slot, monkeypatch) for slot in range(2)]
+    rank_table = _native.RankTable.create(4)
+    made = [Rank(gpu, rank_table, slot, monkeypatch) for slot in range(2)]
     made[1].meet_peers()
     return made
 
@@ -255,13 +259,13 @@ def test_fetch_when_started_then_the_peers_bytes_arrive_and_their_owner_gets_its
     owner.access.poll()
     index = fetch(reader, keys(1, 2), 7, 1)
     assert reader.cache.finish(index)
-    owner.shelf.retire(array("q", [3, 5]))
-    assert owner.shelf.num_quarantined == 2
+    owner.frame_table.retire(array("q", [3, 5]))
+    assert owner.frame_table.num_quarantined == 2
     gpu.run()
     assert torch.equal(reader.page(7), owner.page(3)) and torch.equal(reader.page(1), owner.page(5))
     back, deadline_s = [], time.monotonic() + 5
     while len(back) < 2 and time.monotonic() < deadline_s:
-        back += ids(owner.shelf.drain())
+        back += ids(owner.frame_table.drain())
     assert sorted(back) == [3, 5], "the reader does not poll"
 
 
@@ -286,23 +290,25 @@ def test_forget_when_pages_are_on_their_way_then_they_are_neither_published_nor_
 
 
 def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(gpu, monkeypatch):
-    roster = _native.Roster.create(4)
+    rank_table = _native.RankTable.create(4)
     block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
-    owner, reader = (Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
-    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arenas[0])
-    shelf = _native.Shelf(roster, owner.seats.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes)
+    owner, reader = (Rank(gpu, rank_table, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
+    view = owner.access.arena_peers(rank_table, owner.member_slots, NAMESPACE, block, arenas[0])
+    frame_table = _native.FrameTable(
+        rank_table, owner.member_slots.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes
+    )
     owner.offload([3, 5], keys(1, 2))
     gpu.run()
     owner.access.poll()
-    found = view.lookup(keys(1, 2), [owner.seats.own])
+    found = view.lookup(keys(1, 2), [owner.member_slots.own])
     copy = view.start_copy([(view.lease(found, keys(1, 2)), array("q", [1, 2]))])
     assert not copy.has_ended
     gpu.run()
     assert copy.has_ended and copy.finish()
     owner.access.poll()
-    shelf.publish(array("q", [1, 2]), keys(1, 2))
-    owner.shelf.reset()
+    frame_table.publish(array("q", [1, 2]), keys(1, 2))
+    owner.frame_table.reset()
     reader.meet_peers()
     fetch(reader, keys(1, 2), 6, 2)
     gpu.run()
@@ -313,15 +319,15 @@ def test_backup_when_copies_have_a_partition_then_those_down_run_beside_it_on_a_
     """They run where compute runs: the partition's grid would take 64 processors for one link."""
     granting = lambda driver, num_sms, num_streams: ([driver.create_stream() for _ in range(num_streams)], 16)  # noqa: E731
     monkeypatch.setattr(Device, "create_partition_streams", granting)
-    roster, arena = _native.Roster.create(4), arena_of_four_pages()
-    owner = Rank(gpu, roster, 0, monkeypatch, arena=arena)
+    rank_table, arena = _native.RankTable.create(4), arena_of_four_pages()
+    owner = Rank(gpu, rank_table, 0, monkeypatch, arena=arena)
     block = BlockGeometry.of_page(owner.pool.banyan_geometry.page)
-    view = owner.access.arena_peers(roster, owner.seats, NAMESPACE, block, arena)
+    view = owner.access.arena_peers(rank_table, owner.member_slots, NAMESPACE, block, arena)
     owner.offload([3], keys(1))
     gpu.run()
     owner.access.poll()
     owner.driver.grids.clear()
-    view.start_copy([(view.lease(view.lookup(keys(1), [owner.seats.own]), keys(1)), array("q", [1]))])
+    view.start_copy([(view.lease(view.lookup(keys(1), [owner.member_slots.own]), keys(1)), array("q", [1]))])
     assert set(owner.driver.grids) == {(owner.device.backup_stream, BACKUP_PROGRAMS)}
     assert BACKUP_PROGRAMS <= 16 < owner.access._kernel.num_programs
     gpu.run()
@@ -339,7 +345,7 @@ def test_arena_when_the_rank_starts_then_one_piece_is_pinned_and_others_when_the
     arena = arena_of_four_pages()
     piece = arena.num_bytes // 4 + 64
     monkeypatch.setattr(host_pieces, "PIECE_BYTES", piece)
-    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch, arena=arena)
+    rank = Rank(gpu, _native.RankTable.create(4), 0, monkeypatch, arena=arena)
     assert pinned_parts(rank) == [(0, piece)] and rank.access.pins.num_pinned_bytes == piece
     with ThreadPoolExecutor(1) as another:
         another.submit(rank.access.pins.pin_to, piece + 1).result()
@@ -350,7 +356,7 @@ def test_arena_when_the_rank_starts_then_one_piece_is_pinned_and_others_when_the
 def test_arena_when_a_later_piece_is_refused_then_the_server_is_not(gpu, monkeypatch):
     arena = arena_of_four_pages()
     monkeypatch.setattr(host_pieces, "PIECE_BYTES", arena.num_bytes // 4)
-    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch, arena=arena)
+    rank = Rank(gpu, _native.RankTable.create(4), 0, monkeypatch, arena=arena)
     rank.driver.refuse["register_host"] = 0
     with pytest.raises(DriverError):
         rank.access.pins.pin_to(arena.num_bytes)
@@ -361,24 +367,26 @@ def test_arena_when_a_later_piece_is_refused_then_the_server_is_not(gpu, monkeyp
 def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_this_rank_can_read_it(
     gpu, monkeypatch, can_register
 ):
-    roster = _native.Roster.create(4)
+    rank_table = _native.RankTable.create(4)
     block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
-    ranks = [Rank(gpu, roster, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
-    views = [rank.access.arena_peers(roster, rank.seats, NAMESPACE, block, rank.arena) for rank in ranks]
-    shelves = [
-        _native.Shelf(roster, rank.seats.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes)
+    ranks = [Rank(gpu, rank_table, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
+    views = [rank.access.arena_peers(rank_table, rank.member_slots, NAMESPACE, block, rank.arena) for rank in ranks]
+    frame_tables = [
+        _native.FrameTable(
+            rank_table, rank.member_slots.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes
+        )
         for rank in ranks
     ]
-    shelves[1].publish(array("q", [0]), keys(1))
+    frame_tables[1].publish(array("q", [0]), keys(1))
     if not can_register:
         ranks[0].driver.refuse["register_host"] = 0
     ranks[0].meet_peers()
     backup = Backup(
-        residency=Residency(shelves[0], 4),
+        residency=Residency(frame_tables[0], 4),
         peers=views[0],
-        pool_slot=ranks[0].seats.own,
-        arena_slots=ranks[0].seats.arenas,
+        pool_slot=ranks[0].member_slots.own,
+        arena_slots=ranks[0].member_slots.arenas,
         max_pages=4,
         counters=Counters(),
     )
@@ -396,11 +404,11 @@ def arena_of_four_pages():
 
 
 def test_rank_when_its_pool_has_no_handles_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
-    roster = _native.Roster.create(4)
+    rank_table = _native.RankTable.create(4)
     with pytest.raises((SystemExit, Refused)):
-        Rank(gpu, roster, 0, monkeypatch, exportable=False)
+        Rank(gpu, rank_table, 0, monkeypatch, exportable=False)
     assert "no CUDA IPC handle" in capsys.readouterr().err
-    staged = Rank(gpu, roster, 1, monkeypatch, exportable=False, arena=arena_of_four_pages())
+    staged = Rank(gpu, rank_table, 1, monkeypatch, exportable=False, arena=arena_of_four_pages())
     assert not staged.access.shares_pool and "export_handle" not in staged.driver.names()
 
 
@@ -409,7 +417,7 @@ def test_copies_when_the_driver_grants_a_partition_then_their_grid_fills_it(gpu,
     if granted is not None:
         granting = lambda driver, num_sms, num_streams: ([driver.create_stream() for _ in range(num_streams)], granted)  # noqa: E731
         monkeypatch.setattr(Device, "create_partition_streams", granting)
-    rank = Rank(gpu, _native.Roster.create(4), 0, monkeypatch)
+    rank = Rank(gpu, _native.RankTable.create(4), 0, monkeypatch)
     assert rank.access._kernel.num_programs == num_programs
 
 
@@ -418,9 +426,9 @@ def test_peer_when_its_gpu_alone_cannot_be_read_then_the_others_are_read_directl
     monkeypatch.setattr(Device, "devices_seen", 3)
     monkeypatch.setattr(Device, "apart", (2,))
     layout = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
-    roster = _native.Roster.create(6)
+    rank_table = _native.RankTable.create(6)
     near, far, reader = (
-        Rank(gpu, roster, slot, monkeypatch, arena=arena_of_four_pages(), layout=layout) for slot in (1, 2, 0)
+        Rank(gpu, rank_table, slot, monkeypatch, arena=arena_of_four_pages(), layout=layout) for slot in (1, 2, 0)
     )
     near.offload([3], keys(1))
     far.offload([3], keys(2))
@@ -434,18 +442,18 @@ def test_peer_when_its_gpu_alone_cannot_be_read_then_the_others_are_read_directl
 
 
 def test_link_when_there_is_an_arena_then_it_is_measured_at_the_start(gpu, monkeypatch):
-    roster = _native.Roster.create(4)
-    assert Rank(gpu, roster, 0, monkeypatch, arena=arena_of_four_pages()).access.link_bytes_per_s > 0
-    assert Rank(gpu, roster, 1, monkeypatch).access.link_bytes_per_s == 0
+    rank_table = _native.RankTable.create(4)
+    assert Rank(gpu, rank_table, 0, monkeypatch, arena=arena_of_four_pages()).access.link_bytes_per_s > 0
+    assert Rank(gpu, rank_table, 1, monkeypatch).access.link_bytes_per_s == 0
 
 
 def test_rank_when_the_driver_gives_no_handle_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
-    roster = _native.Roster.create(4)
+    rank_table = _native.RankTable.create(4)
     with pytest.raises((SystemExit, Refused)):
-        Rank(gpu, roster, 0, monkeypatch, gives_handles=False)
+        Rank(gpu, rank_table, 0, monkeypatch, gives_handles=False)
     said = capsys.readouterr().err
     assert "export_handle" in said and "--banyan-host-gb" in said
-    staged = Rank(gpu, roster, 1, monkeypatch, gives_handles=False, arena=arena_of_four_pages())
+    staged = Rank(gpu, rank_table, 1, monkeypatch, gives_handles=False, arena=arena_of_four_pages())
     assert not staged.access.shares_pool
 
 
@@ -490,8 +498,8 @@ def test_describe_when_the_last_page_is_short_then_it_is_none():
 
 
 def test_peer_when_its_memory_reads_as_other_bytes_then_its_pages_are_computed_and_it_is_said(gpu, monkeypatch, caplog):
-    roster = _native.Roster.create(4)
-    owner, reader = (Rank(gpu, roster, slot, monkeypatch) for slot in range(2))
+    rank_table = _native.RankTable.create(4)
+    owner, reader = (Rank(gpu, rank_table, slot, monkeypatch) for slot in range(2))
     probe = owner.access._probe
     ctypes.memset(probe.address + probe.num_bytes - 1, 0x55 ^ pattern(probe.nonce, probe.num_bytes)[-1], 1)
     owner.offload([3], keys(1))
@@ -507,8 +515,8 @@ def test_peer_when_its_memory_reads_as_other_bytes_then_its_pages_are_computed_a
 def test_peer_when_a_call_is_refused_once_its_probe_is_being_read_then_it_stays_open_and_is_not_looked_for(
     gpu, monkeypatch, caplog, refused, after, stays_open
 ):
-    roster = _native.Roster.create(4)
-    owner, reader = (Rank(gpu, roster, slot, monkeypatch) for slot in range(2))
+    rank_table = _native.RankTable.create(4)
+    owner, reader = (Rank(gpu, rank_table, slot, monkeypatch) for slot in range(2))
     owner.offload([3], keys(1))
     gpu.run()
     owner.access.poll()
@@ -527,9 +535,9 @@ def test_peer_when_a_call_is_refused_once_its_probe_is_being_read_then_it_stays_
 def test_peer_when_it_lies_on_a_gpu_that_is_hidden_here_then_the_driver_decides_and_a_refusal_names_it(
     gpu, monkeypatch, caplog, opens
 ):
-    roster = _native.Roster.create(4)
-    owner = Rank(gpu, roster, 0, monkeypatch, uuid=b"another GPU's id")
-    reader = Rank(gpu, roster, 1, monkeypatch)
+    rank_table = _native.RankTable.create(4)
+    owner = Rank(gpu, rank_table, 0, monkeypatch, uuid=b"another GPU's id")
+    reader = Rank(gpu, rank_table, 1, monkeypatch)
     if not opens:
         reader.driver.refuse["open_handle"] = 0
     owner.offload([3], keys(1))
@@ -557,7 +565,9 @@ class TwoPairs(Device):
 
 
 @pytest.mark.parametrize(("devices", "is_direct"), [([0, 1], True), ([0, 1, 2, 3], False), ([0, 9], True)])
-def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_seats_matter(gpu, devices, is_direct, capsys):
+def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_member_slots_matter(
+    gpu, devices, is_direct, capsys
+):
     driver = TwoPairs(gpu)
     if is_direct:
         assert device_start.find_route(driver, [], devices, has_arena=False).route is Route.DIRECT

@@ -9,7 +9,7 @@ from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
@@ -24,11 +24,11 @@ NO_RESERVE = Reserve(0)
 
 class Node:
     def __init__(self, reserve=NO_RESERVE):
-        roster = Roster.create(2)
-        self.ranks = [Rank(roster, slot) for slot in range(2)]
+        rank_table = RankTable.create(2)
+        self.ranks = [Rank(rank_table, slot) for slot in range(2)]
         self.gpu = FakeGpu()
         driver = FakeDriver(self.gpu)
-        self.cache = make_cache(self.ranks[0].shelf, self.ranks[0].peers)
+        self.cache = make_cache(self.ranks[0].frame_table, self.ranks[0].peers)
         self.pages = DeviceAllocator(
             size=ALL_SLOTS, page_size=PAGE_TOKENS, dtype=torch.bfloat16, device="cpu", kvcache=None, need_sort=False
         )

@@ -33,7 +33,7 @@ class Ranks:
 
     def __init__(self, monkeypatch):
         self.gpu, self.owner, self.reader = make_node()
-        cache = make_cache(self.owner.shelf, self.owner.source)
+        cache = make_cache(self.owner.frame_table, self.owner.source)
         self.pages = DeviceAllocator(
             size=USABLE * PAGE_TOKENS,
             page_size=PAGE_TOKENS,

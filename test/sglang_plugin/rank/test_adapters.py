@@ -33,7 +33,7 @@ def rank(monkeypatch):
     monkeypatch.setattr(rig, "SERVER", SimpleNamespace(**{**vars(rig.SERVER), "lora_paths": ["a=/adapters/a"]}))
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=folder)
-        linker, _, pages = rig.make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        linker, _, pages = rig.make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
         yield linker, pages
         linker.close()
 

@@ -40,8 +40,8 @@ def fill(arena, *frames):
     for frame in frames:
         view[frame] = frame + 1
     keys = [key(frame) for frame in frames]
-    arena.inventory.entries(OURS)
-    arena.inventory.enter(frames, keys, arena.checksums(OURS)(frames, keys))
+    arena.index_file.entries(OURS)
+    arena.index_file.enter(frames, keys, arena.checksums(OURS)(frames, keys))
 
 
 def pages(arena):
@@ -55,8 +55,8 @@ def test_keep_when_a_server_follows_then_it_finds_the_pages_and_nothing_else(fol
     np.frombuffer(arena.memory, dtype=np.uint8)[2 * FRAME] = 9
     del arena
     arena = keep(folder)
-    assert [entry.frame for entry in arena.inventory.entries(OURS)] == [1, 4]
-    assert pages(arena) == [0, 2, 0, 0, 5, 0], "what is not in the inventory is renewed"
+    assert [entry.frame for entry in arena.index_file.entries(OURS)] == [1, 4]
+    assert pages(arena) == [0, 2, 0, 0, 5, 0], "what is not in the index file is renewed"
 
 
 def test_keep_when_a_page_was_damaged_then_it_is_not_found(folder):
@@ -65,36 +65,36 @@ def test_keep_when_a_page_was_damaged_then_it_is_not_found(folder):
     np.frombuffer(arena.memory, dtype=np.uint8)[4 * FRAME + 77] ^= 1
     del arena
     arena = keep(folder)
-    assert [entry.frame for entry in arena.inventory.entries(OURS)] == [1]
+    assert [entry.frame for entry in arena.index_file.entries(OURS)] == [1]
     assert pages(arena)[4] == 0
 
 
 def test_keep_when_the_weights_are_others_then_nothing_is_found(folder):
     fill(keep(folder), 1)
-    assert keep(folder, namespace=OTHER).inventory.entries(OTHER) == []
-    assert keep(folder).inventory.entries(OURS) == [], "and not by a third server either"
+    assert keep(folder, namespace=OTHER).index_file.entries(OTHER) == []
+    assert keep(folder).index_file.entries(OURS) == [], "and not by a third server either"
 
 
-@pytest.mark.parametrize("lost", ["part-0", "inventory-0"])
+@pytest.mark.parametrize("lost", ["part-0", "index-0"])
 def test_keep_when_one_of_the_files_is_gone_then_nothing_is_found(folder, lost):
     fill(keep(folder), 1)
     (folder / lost).unlink()
     arena = keep(folder)
-    assert arena.inventory.entries(OURS) == [] and pages(arena) == [0] * NUM_FRAMES
+    assert arena.index_file.entries(OURS) == [] and pages(arena) == [0] * NUM_FRAMES
 
 
 def test_keep_when_the_arena_has_another_size_then_it_is_made_anew(folder):
     fill(keep(folder), 1)
     arena = keep(folder, num_frames=3)
-    assert arena.num_frames == 3 and arena.inventory.entries(OURS) == []
+    assert arena.num_frames == 3 and arena.index_file.entries(OURS) == []
 
 
 def test_keep_when_there_are_fewer_ranks_then_the_others_memory_is_given_back(folder):
     for part in range(3):
         fill(keep(folder, part=part, num_parts=3), part)
     arena = keep(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["inventory-0", "part-0"]
-    assert [entry.frame for entry in arena.inventory.entries(OURS)] == [0]
+    assert sorted(path.name for path in folder.iterdir()) == ["index-0", "part-0"]
+    assert [entry.frame for entry in arena.index_file.entries(OURS)] == [0]
 
 
 def test_keep_when_another_server_lives_then_refused_with_the_flag(folder, monkeypatch, capsys):

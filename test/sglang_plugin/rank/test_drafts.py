@@ -68,18 +68,19 @@ def test_pool_when_it_has_no_draft_then_it_is_announced_as_it_is():
 def test_page_when_it_has_other_rows_behind_it_then_it_is_not_found(monkeypatch, other):
     """Such a page would be restored as whole, and its draft rows would be nobody's: fewer drafts would be accepted."""
     make, changed = other
-    roster = _native.Roster.create(4)
-    owner, pool, pages = make_rank(monkeypatch, roster, 0, CONFIG, make_pool=heads_and_draft)
+    rank_table = _native.RankTable.create(4)
+    owner, pool, pages = make_rank(monkeypatch, rank_table, 0, CONFIG, make_pool=heads_and_draft)
     owner.offload(transfer(keys(1, 2), pages.alloc(2 * pool.page_size)))
     monkeypatch.setattr(rig, "SPECULATION", SimpleNamespace(**{**vars(rig.SPECULATION), **changed}))
-    reader, *_ = make_rank(monkeypatch, roster, 1, CONFIG, make_pool=make)
+    reader, *_ = make_rank(monkeypatch, rank_table, 1, CONFIG, make_pool=make)
     assert reader.lookup("r", transfer(keys(1, 2), None)) == []
 
 
 def test_last_layer_when_a_draft_runs_behind_it_then_it_waits_for_the_drafts_rows_too(monkeypatch):
-    roster = _native.Roster.create(4)
+    rank_table = _native.RankTable.create(4)
     (owner, pool, pages), (reader, own, own_pages) = (
-        make_rank(monkeypatch, roster, rank, CONFIG, make_pool=extents.filled(latents_and_drafts)) for rank in (0, 1)
+        make_rank(monkeypatch, rank_table, rank, CONFIG, make_pool=extents.filled(latents_and_drafts))
+        for rank in (0, 1)
     )
     owner.offload(transfer(keys(1), pages.alloc(pool.page_size)))
     assert reader.lookup("r", transfer(keys(1), None)) == [1]
@@ -106,7 +107,7 @@ def test_last_layer_when_a_draft_runs_behind_it_then_it_waits_for_the_drafts_row
 def test_draft_when_its_pages_are_others_then_refused(monkeypatch, capsys, own, said):
     pool = with_drafts(heads(), SharedMHAPool, {**extents.SMALL_HEADS, **own})
     with pytest.raises((SystemExit, Refused)):
-        make_rank(monkeypatch, _native.Roster.create(4), 0, CONFIG, make_pool=lambda: pool)
+        make_rank(monkeypatch, _native.RankTable.create(4), 0, CONFIG, make_pool=lambda: pool)
     line = capsys.readouterr().err
     assert said in line and "--speculative-algorithm" in line and "--banyan-share off" in line
 
@@ -114,7 +115,7 @@ def test_draft_when_its_pages_are_others_then_refused(monkeypatch, capsys, own, 
 def test_draft_when_its_pool_is_of_another_kind_then_refused(monkeypatch, capsys):
     pool = with_drafts(heads(), MHATokenToKVPool, extents.SMALL_HEADS)
     with pytest.raises((SystemExit, Refused)):
-        make_rank(monkeypatch, _native.Roster.create(4), 0, CONFIG, make_pool=lambda: pool)
+        make_rank(monkeypatch, _native.RankTable.create(4), 0, CONFIG, make_pool=lambda: pool)
     assert "a MHATokenToKVPool" in capsys.readouterr().err
 
 
@@ -142,13 +143,13 @@ def test_draft_when_its_attention_is_divided_otherwise_than_the_models_then_refu
 def test_shards_when_the_heads_of_a_draft_are_divided_then_each_has_pages_of_its_own(monkeypatch, make, is_replicated):
     layout = rig.Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=2)
     rig.be_rank(monkeypatch, 0)
-    parallel = rig.seating.get_parallel()
+    parallel = rig.own_slots.get_parallel()
     parallel.dp_size, parallel.attn_tp_size = 1, 2
     pool = make()
     pools = (pool, *getattr(pool, "drafts", ()))
-    assert rig.seating.seats_of(layout, pools).is_replicated == is_replicated
+    assert rig.own_slots.member_slots_of(layout, pools).is_replicated == is_replicated
     divided = with_drafts(latents(), SharedMHAPool, extents.SMALL_HEADS)
-    assert not rig.seating.seats_of(layout, (divided, *divided.drafts)).is_replicated
+    assert not rig.own_slots.member_slots_of(layout, (divided, *divided.drafts)).is_replicated
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_answer_when_keys_are_of_bigrams_then_a_page_is_known_with_the_token_beh
 def test_draft_when_pages_outlive_the_server_then_it_is_told_by_its_weights(monkeypatch, tmp_path):
     monkeypatch.setattr(rig.identity, "weights_digest", lambda config, path, revision: f"weights of {path}")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0)
-    rank, *_ = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=heads_and_draft)
+    rank, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=heads_and_draft)
     namespace = rank.kinds.full._namespace()
     rank.close()
     assert namespace.draft[:2] == ("EAGLE", "weights of a-draft") and namespace.weights_sha256 == "weights of a-model"

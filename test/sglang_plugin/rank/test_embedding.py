@@ -47,9 +47,9 @@ def _sharing(monkeypatch):
 
 def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_copy(monkeypatch):
     monkeypatch.setattr(tp_worker.ForwardBatch, "init_new", lambda batch, *args, **kwargs: batch)
-    roster, config = _native.Roster.create(2), Config(min_fetch_tokens=PAGE, host_gb=0.0)
-    owner, pool, pages = make_rank(monkeypatch, roster, 0, config)
-    reader, own_pool, own_pages = make_rank(monkeypatch, roster, 1, config)
+    rank_table, config = _native.RankTable.create(2), Config(min_fetch_tokens=PAGE, host_gb=0.0)
+    owner, pool, pages = make_rank(monkeypatch, rank_table, 0, config)
+    reader, own_pool, own_pages = make_rank(monkeypatch, rank_table, 1, config)
     reader.cache._full.supply._peers = LatePeers(reader.cache._full.supply._peers)
     slots, targets = pages.alloc(PAGE), own_pages.alloc(PAGE)
     owner.offload(transfer(keys(1), slots))
@@ -64,7 +64,7 @@ def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_cop
 
 
 def test_request_when_it_is_queued_without_having_been_introduced_then_it_is_known(monkeypatch):
-    make_rank(monkeypatch, _native.Roster.create(2), 0, Config(min_fetch_tokens=PAGE, host_gb=0.0))
+    make_rank(monkeypatch, _native.RankTable.create(2), 0, Config(min_fetch_tokens=PAGE, host_gb=0.0))
 
     class Req:
         rid = "an embedding"

@@ -138,9 +138,9 @@ def settle(linker, name, count):
 
 @pytest.mark.parametrize("make", KINDS)
 def test_page_when_a_peer_has_it_then_every_extent_comes_bit_for_bit(monkeypatch, make):
-    config, roster = Config(min_fetch_tokens=4, host_gb=0.0), _native.Roster.create(4)
+    config, rank_table = Config(min_fetch_tokens=4, host_gb=0.0), _native.RankTable.create(4)
     (owner, pool, pages), (reader, own, own_pages) = (
-        make_rank(monkeypatch, roster, rank, config, make_pool=filled(make)) for rank in (0, 1)
+        make_rank(monkeypatch, rank_table, rank, config, make_pool=filled(make)) for rank in (0, 1)
     )
     names = keys(1, 2, 3)
     slots = pages.alloc(3 * pool.page_size)
@@ -153,9 +153,9 @@ def test_page_when_a_peer_has_it_then_every_extent_comes_bit_for_bit(monkeypatch
 
 @pytest.mark.parametrize("make", KINDS)
 def test_page_when_only_the_arena_has_it_then_every_extent_comes_bit_for_bit(monkeypatch, make):
-    config, roster = Config(min_fetch_tokens=4, host_gb=0.01), _native.Roster.create(4)
+    config, rank_table = Config(min_fetch_tokens=4, host_gb=0.01), _native.RankTable.create(4)
     (owner, pool, pages), (reader, own, own_pages) = (
-        make_rank(monkeypatch, roster, rank, config, make_pool=filled(make)) for rank in (0, 1)
+        make_rank(monkeypatch, rank_table, rank, config, make_pool=filled(make)) for rank in (0, 1)
     )
     names = keys(1, 2)
     slots = pages.alloc(2 * pool.page_size)
@@ -177,13 +177,13 @@ def test_page_when_only_the_store_of_a_server_before_has_it_then_every_extent_co
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2, 3)
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
-    writer, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
+    writer, pool, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=filled(make))
     slots = pages.alloc(3 * pool.page_size)
     writer.offload(transfer(names, slots))
     settle(writer, "archived_pages", 3)
     written = content(pool, slots)
     writer.close()
-    reader, own, own_pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(make))
+    reader, own, own_pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=filled(make))
     assert content(own, fetch(reader, own, own_pages, names)) == written
     reader.close()
 
@@ -195,7 +195,7 @@ def test_store_when_pages_had_another_format_then_it_is_empty_and_takes_new_ones
     monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
     for version, num_found in ((FORMAT_VERSION - 1, 0), (FORMAT_VERSION, 0), (FORMAT_VERSION, 2)):
         monkeypatch.setattr(namespace, "FORMAT_VERSION", version)
-        rank, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config, make_pool=filled(index_keys))
+        rank, pool, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=filled(index_keys))
         assert rank.lookup("r", transfer(names, None)) == ([num_found] if num_found else [])
         if not num_found:
             rank.offload(transfer(names, pages.alloc(2 * pool.page_size)))

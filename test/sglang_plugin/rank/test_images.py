@@ -55,11 +55,11 @@ def sglangs_keys(req):
 
 @pytest.fixture
 def rank(monkeypatch, tmp_path):
-    """With a store that takes pages at their second sight."""
+    """With a store that takes pages at their second access."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="second")
-    rank, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+    rank, _, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
     monkeypatch.setattr(module, "_installed", rank)
     yield SimpleNamespace(linker=rank, pages=pages, tier=rank.kinds.full.tier)
     rank.close()

@@ -19,8 +19,8 @@ def ranks(monkeypatch, tmp_path):
     """The first has stored a page, the second the page behind it."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.04, store_admit="first")
-    roster, names = _native.Roster.create(4), keys(1, 2)
-    built = [make_rank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+    rank_table, names = _native.RankTable.create(4), keys(1, 2)
+    built = [make_rank(monkeypatch, rank_table, rank, config) for rank in (0, 1)]
     for (rank, _, pages), name in zip(built, names, strict=True):
         rank.kinds.full.tier.store.learn([names])
         if name != names[0]:

@@ -25,7 +25,7 @@ from banyan.layout import Layout
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
-from banyan.sglang_plugin.rank import identity, kind, seating
+from banyan.sglang_plugin.rank import identity, kind, own_slots
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.reporting import report
@@ -85,14 +85,14 @@ def be_rank(monkeypatch, rank):
         attn_tp_rank=0,
         dcp_enabled=False,
     )
-    for user in (module, seating, identity):
+    for user in (module, own_slots, identity):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
     monkeypatch.setattr(kind, "get_schedule", lambda: SCHEDULE)
     monkeypatch.setattr(identity, "get_spec", lambda: SPECULATION)
 
 
-def carried(roster):
-    return {"roster": roster.path, "server": "s", "layout": LAYOUT.as_dict()}
+def carried(rank_table):
+    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT.as_dict()}
 
 
 def make_pool():
@@ -120,19 +120,19 @@ def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), has_event
     )
 
 
-def be_started(monkeypatch, roster, rank, config):
+def be_started(monkeypatch, rank_table, rank, config):
     """This process is the one of a rank, of a server with these flags."""
     be_rank(monkeypatch, rank)
     monkeypatch.setattr(module.seams, "verify", lambda process: None)
     monkeypatch.setattr(report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
-    monkeypatch.setattr(runtime, "bookkeeping", lambda args: carried(roster))
+    monkeypatch.setattr(runtime, "bookkeeping", lambda args: carried(rank_table))
 
 
 def make_rank(
     monkeypatch,
-    roster,
+    rank_table,
     rank,
     config,
     *,
@@ -141,7 +141,7 @@ def make_rank(
     drafts_of=lambda pool: (),
     has_events=False,
 ):
-    be_started(monkeypatch, roster, rank, config)
+    be_started(monkeypatch, rank_table, rank, config)
     pool = make_pool()
     allocator = QuarantiningAllocator(
         size=pool.size, page_size=pool.page_size, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
@@ -155,8 +155,8 @@ def make_rank(
 @pytest.fixture(params=[0.0, 0.001, None], ids=["pools", "pools and arena", "arena sized at the start"])
 def ranks(monkeypatch, request):
     config = Config(min_fetch_tokens=PAGE, host_gb=request.param)
-    roster = _native.Roster.create(4)
-    return roster, [make_rank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+    rank_table = _native.RankTable.create(4)
+    return rank_table, [make_rank(monkeypatch, rank_table, rank, config) for rank in (0, 1)]
 
 
 def transfer(names, slots):
@@ -208,7 +208,7 @@ def test_weights_when_updated_on_one_rank_then_it_shares_nothing_until_the_other
 
 
 def test_rank_when_sglang_keeps_no_radix_cache_then_one_line_says_so(monkeypatch, caplog):
-    make_rank(monkeypatch, _native.Roster.create(4), 0, Config(min_fetch_tokens=PAGE), disable=True)
+    make_rank(monkeypatch, _native.RankTable.create(4), 0, Config(min_fetch_tokens=PAGE), disable=True)
     assert caplog.text.count("nothing will be shared") == 1
 
 
@@ -225,14 +225,14 @@ def test_arena_when_the_server_is_killed_then_the_next_one_has_its_pages(monkeyp
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/first")
-        owner, pool, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        owner, pool, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
         names, slots = keys(1, 2), pages.alloc(2 * PAGE)
         owner.offload(transfer(names, slots))
         settle_kept(owner, 2)
         # What a process leaves that is killed now; its lock would have gone with it.
         shutil.copytree(f"{folder}/first", f"{folder}/second")
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, keep_host_arena=f"{folder}/second")
-        heir, heirs_pool, heirs_pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+        heir, heirs_pool, heirs_pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
         assert heir.lookup("r", transfer(names, None)) == [2]
         targets = heirs_pages.alloc(2 * PAGE)
         assert heir.load("r", transfer(names, targets))
@@ -281,7 +281,7 @@ class Request(Matched):
 
 
 def chance(rank, key):
-    (found,) = rank.demand.chances([key])
+    (found,) = rank.demand.reuse_probabilities([key])
     return found
 
 
@@ -316,7 +316,7 @@ def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_whe
     assert rank.demand.is_asked_again(keys(2)[0])
     assert chance(rank, keys(2)[0]) < chance(rank, keys(4)[0]) == math.inf
     assert not rank.demand.is_asked_again(keys(4)[0])
-    assert (rank.counters.heard_prompts, peer.counters.heard_prompts) == (2, 0)
+    assert (rank.counters.peer_prompts, peer.counters.peer_prompts) == (2, 0)
 
 
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept_up(ranks, monkeypatch):
@@ -362,11 +362,11 @@ def polled_until(linker, condition):
         time.sleep(0.001)
 
 
-def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):
+def test_rank_when_it_reads_from_the_store_then_the_rank_table_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
-    roster = _native.Roster.create(4)
-    writer, _, pages = make_rank(monkeypatch, roster, 0, config)
+    rank_table = _native.RankTable.create(4)
+    writer, _, pages = make_rank(monkeypatch, rank_table, 0, config)
     names, slots = keys(1, 2), pages.alloc(2 * PAGE)
     writer.kinds.full.tier.store.learn([names])
     writer.offload(transfer(names, slots))
@@ -374,12 +374,12 @@ def test_rank_when_it_reads_from_the_store_then_the_roster_says_how_many_pages_i
     writer.close()
     # So slow that the reads can be looked at.
     slow = replace(config, store_read_mb_per_s=0.05)
-    roster = _native.Roster.create(4)
-    reader, _, _ = make_rank(monkeypatch, roster, 1, slow)
+    rank_table = _native.RankTable.create(4)
+    reader, _, _ = make_rank(monkeypatch, rank_table, 1, slow)
     reader.kinds.full.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
-    assert [roster.reading(seat) for seat in (0, 1)] == [0, 2]
+    assert [rank_table.reading(member_slot) for member_slot in (0, 1)] == [0, 2]
     assert reader.state()["num_reading_pages"] == 2
-    polled_until(reader, lambda: roster.reading(1) == 0)
+    polled_until(reader, lambda: rank_table.reading(1) == 0)
     assert reader.counters.read_pages == 2
     reader.close()
 
@@ -390,13 +390,13 @@ def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_i
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     url = f"nixl+posix://{tmp_path}"
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(url,), store_gb=0.1, store_admit="first")
-    writer, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+    writer, _, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
     names, slots = keys(1, 2), pages.alloc(2 * PAGE)
     writer.kinds.full.tier.store.learn([names])
     writer.offload(transfer(names, slots))
     polled_until(writer, lambda: writer.counters.archived_pages == 2)
     writer.close()
-    reader, _, _ = make_rank(monkeypatch, _native.Roster.create(4), 0, config)
+    reader, _, _ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
     tier = reader.kinds.full.tier
     tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
     tier.arrive("other", keys(3), lambda num_missing, num_found, kind: num_found)

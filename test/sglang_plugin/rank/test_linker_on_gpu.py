@@ -36,7 +36,7 @@ PAGE, TOKENS, LAYERS = rig.PAGE, rig.TOKENS, rig.LAYERS
 
 
 class GpuRank:
-    def __init__(self, monkeypatch, gpu, roster, rank, draft_sizes=()):
+    def __init__(self, monkeypatch, gpu, rank_table, rank, draft_sizes=()):
         rig.be_rank(monkeypatch, rank)
         self.gpu, self.driver = gpu, Device(gpu)
         self.pool, *self.drafts = (DeviceMHAPool(**{**rig.POOL, **sizes}) for sizes in ({}, *draft_sizes))
@@ -95,14 +95,14 @@ def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
     monkeypatch.setattr(rig.module.seams, "verify", lambda process: None)
     monkeypatch.setattr(rig.module.report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
-    roster = _native.Roster.create(4)
-    monkeypatch.setattr(runtime, "bookkeeping", lambda args: rig.carried(roster))
+    rank_table = _native.RankTable.create(4)
+    monkeypatch.setattr(runtime, "bookkeeping", lambda args: rig.carried(rank_table))
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access, "markable_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
     be_opened_by(monkeypatch, gpu.opener)
-    ranks = [GpuRank(monkeypatch, gpu, roster, rank, draft_sizes) for rank in range(num_ranks)]
+    ranks = [GpuRank(monkeypatch, gpu, rank_table, rank, draft_sizes) for rank in range(num_ranks)]
     for rank in ranks:
         rank.meet_peers()
     return ranks
@@ -178,7 +178,7 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
 
 
 def test_rank_when_it_has_started_then_the_dispatcher_knows_its_pages_and_what_its_allocations_waited(ranks):
-    assert ranks[0].linker.kinds.full._roster.page_tokens == PAGE
+    assert ranks[0].linker.kinds.full._rank_table.page_tokens == PAGE
     ranks[0].pages.wait_us = 7
     assert ranks[0].linker.counters_now().alloc_wait_us == 7
 

@@ -30,8 +30,8 @@ def tier():
 @pytest.fixture
 def publication(tier, monkeypatch):
     monkeypatch.setattr(module.requests, "is_lasting", lambda key, page_tokens: not key.startswith("adapter"))
-    lookout = SimpleNamespace(published=lambda keys: None)
-    member = SimpleNamespace(guards_adapters=True, tier=tier, lookout=lookout)
+    residency_report = SimpleNamespace(published=lambda keys: None)
+    member = SimpleNamespace(guards_adapters=True, tier=tier, residency_report=residency_report)
     kinds = SimpleNamespace(full=member, beside=())
     return Publication(SimpleNamespace(publish=lambda frames, keys: None), kinds, 16)
 

@@ -43,8 +43,8 @@ LOADERS = [name for name in COMMANDS if name.startswith("update_weights")]
 @pytest.fixture
 def ranks(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-    roster = _native.Roster.create(2)
-    return [make_rank(monkeypatch, roster, rank, Config(min_fetch_tokens=PAGE, host_gb=0.0)) for rank in (0, 1)]
+    rank_table = _native.RankTable.create(2)
+    return [make_rank(monkeypatch, rank_table, rank, Config(min_fetch_tokens=PAGE, host_gb=0.0)) for rank in (0, 1)]
 
 
 @pytest.fixture

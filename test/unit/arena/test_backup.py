@@ -11,7 +11,7 @@ import pytest
 from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import NAMESPACE, NUM_LAYERS, PAGE_BYTES, Rank, frames, keys
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 from banyan.arena import backup
 from banyan.arena.backup import Backup, Landed
 from banyan.arena.residency import Residency
@@ -28,7 +28,7 @@ class Host:
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         *,
         num_frames: int = 8,
@@ -36,13 +36,15 @@ class Host:
         page_bytes: int = PAGE_BYTES,
         block: BlockGeometry = BLOCK,
     ) -> None:
-        self.rank = Rank(roster, slot, page_bytes=page_bytes)
+        self.rank = Rank(rank_table, slot, page_bytes=page_bytes)
         self.memory = SharedBytes.create(num_frames * block.frame_bytes, f"arena-{slot}")
-        seat = LAYOUT.num_ranks + slot
+        member_slot = LAYOUT.num_ranks + slot
         table = block.table()
-        self.shelf = Shelf(roster, seat, NAMESPACE, self.memory, num_frames, table, block.frame_bytes)
-        self.view = Peers(roster, None, seat, NAMESPACE, table, self.memory, block.frame_bytes)
-        self.residency = Residency(self.shelf, num_frames)
+        self.frame_table = FrameTable(
+            rank_table, member_slot, NAMESPACE, self.memory, num_frames, table, block.frame_bytes
+        )
+        self.view = Peers(rank_table, None, member_slot, NAMESPACE, table, self.memory, block.frame_bytes)
+        self.residency = Residency(self.frame_table, num_frames)
         self.counters = Counters()
         self.backup = Backup(
             residency=self.residency,
@@ -53,7 +55,7 @@ class Host:
             counters=self.counters,
         )
         self.cache = make_cache(
-            self.rank.shelf, self.rank.peers, slot=slot, slots=[1 - slot, *ARENAS], counters=self.counters
+            self.rank.frame_table, self.rank.peers, slot=slot, slots=[1 - slot, *ARENAS], counters=self.counters
         )
 
     def wait_landed(self) -> list[Landed]:
@@ -74,17 +76,17 @@ class Host:
 
 @pytest.fixture
 def hosts() -> list[Host]:
-    roster = Roster.create(2 * LAYOUT.num_ranks)
-    return [Host(roster, slot) for slot in range(LAYOUT.num_ranks)]
+    rank_table = RankTable.create(2 * LAYOUT.num_ranks)
+    return [Host(rank_table, slot) for slot in range(LAYOUT.num_ranks)]
 
 
 def test_page_when_it_left_the_pool_then_both_ranks_read_it_back_from_the_arena(hosts: list[Host]) -> None:
     owner, other = hosts
     before = [owner.rank.pages(frame) for frame in (3, 4, 5)]
-    owner.rank.shelf.publish(frames(3, 4, 5), keys(1, 2, 3))
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
     owner.backup.offer(keys(1, 2, 3))
     assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2, 3)]
-    owner.rank.shelf.retire(frames(3, 4, 5))
+    owner.rank.frame_table.retire(frames(3, 4, 5))
     assert other.fetch(keys(1, 2, 3), frames(9, 1, 7)) == (Run(SourceKind.HOST, 3),)
     assert [other.rank.pages(frame) for frame in (9, 1, 7)] == before
     assert owner.fetch(keys(1, 2, 3), frames(10, 11, 12)) == (Run(SourceKind.HOST, 3),)
@@ -93,7 +95,7 @@ def test_page_when_it_left_the_pool_then_both_ranks_read_it_back_from_the_arena(
 
 def test_offer_when_another_part_holds_the_pages_then_one_copy_for_the_node(hosts: list[Host]) -> None:
     for host in hosts:
-        host.rank.shelf.publish(frames(3, 4), keys(1, 2))
+        host.rank.frame_table.publish(frames(3, 4), keys(1, 2))
     hosts[0].backup.offer(keys(1, 2))
     hosts[0].wait_landed()
     hosts[1].backup.offer(keys(1, 2))
@@ -102,7 +104,7 @@ def test_offer_when_another_part_holds_the_pages_then_one_copy_for_the_node(host
 
 def test_offer_when_two_ranks_are_as_quick_then_one_copy_stays(hosts: list[Host]) -> None:
     for host in hosts:
-        host.rank.shelf.publish(frames(3, 4), keys(1, 2))
+        host.rank.frame_table.publish(frames(3, 4), keys(1, 2))
         host.backup.offer(keys(1, 2))
     for host in hosts:
         host.wait_landed()
@@ -112,7 +114,7 @@ def test_offer_when_two_ranks_are_as_quick_then_one_copy_stays(hosts: list[Host]
 
 def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Host]) -> None:
     owner = hosts[0]
-    owner.rank.shelf.publish(frames(3, 4), keys(1, 2))
+    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
     owner.backup.offer(keys(1, 2))
     owner.backup.offer(keys(1, 2))
     owner.wait_landed()
@@ -120,8 +122,8 @@ def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Hos
 
 
 def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() -> None:
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
-    owner.rank.shelf.publish(frames(3, 4, 5, 6, 7), keys(1, 2, 3, 4, 5))
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner.rank.frame_table.publish(frames(3, 4, 5, 6, 7), keys(1, 2, 3, 4, 5))
     owner.backup.offer(keys(1, 2, 3, 4, 5))
     landed = [key for _ in range(3) for moved in owner.wait_landed() for key in moved.keys]
     assert landed == keys(1, 2, 3, 4, 5) and owner.counters.backups_dropped_pages == 0
@@ -130,9 +132,9 @@ def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() ->
 
 @pytest.mark.parametrize("max_pages", [2, 100])
 def test_offer_when_the_chain_is_longer_than_the_arena_then_its_beginning_stays(max_pages: int) -> None:
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, num_frames=4, max_pages=max_pages)
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, num_frames=4, max_pages=max_pages)
     names = keys(1, 2, 3, 4, 5, 6)
-    owner.rank.shelf.publish(frames(3, 4, 5, 6, 7, 8), names)
+    owner.rank.frame_table.publish(frames(3, 4, 5, 6, 7, 8), names)
     owner.backup.offer(names)
     while owner.wait_landed():
         pass
@@ -143,10 +145,10 @@ def test_offer_when_the_chain_is_longer_than_the_arena_then_its_beginning_stays(
 
 
 def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_counted() -> None:
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
-    owner.rank.shelf.publish(frames(3, 4, 5), keys(1, 2, 3))
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
     owner.backup.offer(keys(1, 2, 3))
-    owner.rank.shelf.retire(frames(5))
+    owner.rank.frame_table.retire(frames(5))
     owner.wait_landed()
     assert not owner.wait_landed()
     assert owner.counters.backed_up_pages == 2 and owner.counters.backups_dropped_pages == 1
@@ -154,16 +156,16 @@ def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_
 
 def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "MAX_PUT_OFF_PAGES", 1)
-    owner = Host(Roster.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
-    owner.rank.shelf.publish(frames(3, 4, 5, 6), keys(1, 2, 3, 4))
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
+    owner.rank.frame_table.publish(frames(3, 4, 5, 6), keys(1, 2, 3, 4))
     owner.backup.offer(keys(1, 2, 3, 4))
     assert owner.counters.backups_dropped_pages == 2
 
 
 def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts: list[Host]) -> None:
     owner = hosts[0]
-    owner.rank.shelf.publish(frames(3), keys(1))
-    owner.rank.shelf.retire(frames(3))
+    owner.rank.frame_table.publish(frames(3), keys(1))
+    owner.rank.frame_table.retire(frames(3))
     owner.backup.offer(keys(1))
     assert owner.residency.num_filling == 0 and not owner.wait_landed()
 
@@ -171,22 +173,22 @@ def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts:
 def test_arena_when_full_then_pages_that_were_asked_for_stay(hosts: list[Host]) -> None:
     owner, other = hosts
     for number in range(8):
-        owner.rank.shelf.publish(frames(number), keys(number))
+        owner.rank.frame_table.publish(frames(number), keys(number))
         owner.backup.offer(keys(number))
         owner.wait_landed()
     # Both pools hold it, so nobody leases it; the prompt that asks for it says that it is wanted.
     owner.view.touch(owner.view.lookup(keys(0), ARENAS))
-    owner.rank.shelf.publish(frames(9), keys(9))
+    owner.rank.frame_table.publish(frames(9), keys(9))
     owner.backup.offer(keys(9))
     owner.wait_landed()
-    owner.rank.shelf.reset()
+    owner.rank.frame_table.reset()
     assert other.fetch(keys(0), frames(1)) == (Run(SourceKind.HOST, 1),)
     assert other.cache.prepare(request("other"), keys(1)).num_pages == 0
 
 
 def test_quiesce_when_copies_are_on_their_way_then_their_frames_are_free(hosts: list[Host]) -> None:
     owner = hosts[0]
-    owner.rank.shelf.publish(frames(3, 4), keys(1, 2))
+    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
     owner.backup.offer(keys(1, 2))
     owner.backup.quiesce()
     assert owner.residency.num_filling == 0 and owner.residency.num_resident == 0

@@ -11,7 +11,7 @@ from test.unit.arena.test_prefetch import StoreHost, whole
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.arena.page_source import Wanted
 from banyan.core import Run, SourceKind
 
@@ -20,7 +20,7 @@ PROMPT = keys(1, 2, 3, 4, 5, 6)
 
 def stored(folder: Path, *, num_frames: int, max_pages: int) -> StoreHost:
     """A rank whose store alone holds the prompt."""
-    host = StoreHost(Roster.create(4), 0, folder, num_frames=num_frames, max_pages=max_pages)
+    host = StoreHost(RankTable.create(4), 0, folder, num_frames=num_frames, max_pages=max_pages)
     host.tier.learn([PROMPT])
     for start in (0, 2, 4):
         host.save([3 + start, 4 + start], PROMPT[start : start + 2])

@@ -13,7 +13,7 @@ from test.unit.arena.test_backup import ARENAS, Host
 from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
-from banyan._native import Roster, Store
+from banyan._native import RankTable, Store
 from banyan.arena.page_source import Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
@@ -48,17 +48,17 @@ class StoreHost(Host):
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         folder: Path,
         *,
-        admission: Admission = Admission.FIRST_SIGHT,
+        admission: Admission = Admission.FIRST_ACCESS,
         stall_s: float = 10.0,
         read_bytes_per_s: int | None = None,
         num_frames: int = 8,
         max_pages: int = 1000,
     ) -> None:
-        super().__init__(roster, slot, num_frames=num_frames, page_bytes=LAYER_BYTES // 2, block=BLOCK)
+        super().__init__(rank_table, slot, num_frames=num_frames, page_bytes=LAYER_BYTES // 2, block=BLOCK)
         self.store = Store.open(
             [str(folder)],
             NAMESPACE,
@@ -80,7 +80,7 @@ class StoreHost(Host):
             counters=self.counters,
         )
         self.cache = make_cache(
-            self.rank.shelf,
+            self.rank.frame_table,
             self.rank.peers,
             slot=slot,
             slots=[1 - slot, *ARENAS],
@@ -91,7 +91,7 @@ class StoreHost(Host):
     def save(self, targets: list[int], names: list[str]) -> None:
         """Publish pages of the pool, back them up, and wait until they are stored."""
         self.tier.learn([names])
-        self.rank.shelf.publish(frames(*targets), names)
+        self.rank.frame_table.publish(frames(*targets), names)
         self.backup.offer(names)
         for landed in self.wait_landed():
             self.tier.landed(landed.keys)
@@ -103,7 +103,7 @@ class StoreHost(Host):
 
     def lose(self) -> None:
         """Everything but the store forgets."""
-        self.rank.shelf.reset()
+        self.rank.frame_table.reset()
         self.residency.reset()
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -117,7 +117,7 @@ class StoreHost(Host):
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[StoreHost]:
-    made = StoreHost(Roster.create(4), 0, tmp_path)
+    made = StoreHost(RankTable.create(4), 0, tmp_path)
     yield made
     made.store.close()
 
@@ -204,7 +204,7 @@ def test_arrive_when_the_node_holds_more_than_the_store_then_nothing_is_read(hos
 def test_offer_when_the_node_holds_the_beginning_then_the_store_supplies_the_rest(host: StoreHost) -> None:
     before = [host.rank.pages(frame) for frame in (3, 4, 5)]
     host.save([3, 4, 5], keys(1, 2, 3))
-    host.rank.shelf.reset()
+    host.rank.frame_table.reset()
     # The page furthest from the root goes first.
     host.residency.abandon(host.residency.claim(host.residency.num_frames - host.residency.num_resident + 1))
     assert host.residency.frame(*keys(3)) is None and host.residency.frame(*keys(2)) is not None
@@ -243,7 +243,7 @@ def test_finish_when_a_record_is_damaged_then_the_batch_fails_and_the_page_is_ne
 
 
 def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_for_the_drive(tmp_path: Path) -> None:
-    host = StoreHost(Roster.create(4), 0, tmp_path, stall_s=0.1, read_bytes_per_s=24_000)
+    host = StoreHost(RankTable.create(4), 0, tmp_path, stall_s=0.1, read_bytes_per_s=24_000)
     host.save([3, 4], keys(1, 2))
     host.lose()
     assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
@@ -319,7 +319,7 @@ def test_quiesce_when_reads_are_under_way_then_their_frames_are_free(host: Store
 
 
 def test_quiesce_when_the_drive_hangs_then_nobody_waits_for_it_and_the_frames_come_back_later(tmp_path: Path) -> None:
-    host = StoreHost(Roster.create(4), 0, tmp_path, stall_s=0.1, read_bytes_per_s=8_000)
+    host = StoreHost(RankTable.create(4), 0, tmp_path, stall_s=0.1, read_bytes_per_s=8_000)
     host.save([3, 4], keys(1, 2))
     host.lose()
     host.prefetch.start_reads(keys(1, 2), whole)
@@ -360,7 +360,7 @@ def test_quiesce_when_the_store_does_not_take_what_it_has_then_its_frames_stay_l
     archive = host.tier._archive
     archive._store = silent
     host.tier.learn([keys(1, 2)])
-    host.rank.shelf.publish(frames(3, 4), keys(1, 2))
+    host.rank.frame_table.publish(frames(3, 4), keys(1, 2))
     host.backup.offer(keys(1, 2))
     for landed in host.wait_landed():
         host.tier.landed(landed.keys)
@@ -375,8 +375,8 @@ def test_quiesce_when_the_store_does_not_take_what_it_has_then_its_frames_stay_l
     assert host.residency.num_free == num_frames
 
 
-def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes_nothing(tmp_path: Path) -> None:
-    host = StoreHost(Roster.create(4), 0, tmp_path, admission=Admission.SECOND_SIGHT)
+def test_access_when_pages_are_admitted_at_the_second_access_then_the_first_writes_nothing(tmp_path: Path) -> None:
+    host = StoreHost(RankTable.create(4), 0, tmp_path, admission=Admission.SECOND_ACCESS)
     host.save([3, 4], keys(1, 2))
     assert host.counters.archived_pages == 0
     host.tier.landed(keys(1, 2))
@@ -384,8 +384,8 @@ def test_sight_when_pages_are_admitted_at_the_second_sight_then_the_first_writes
     host.store.close()
 
 
-def test_sight_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
-    host.rank.shelf.publish(frames(3), keys(1))
+def test_access_when_the_parent_is_unknown_then_nothing_is_written(host: StoreHost) -> None:
+    host.rank.frame_table.publish(frames(3), keys(1))
     host.backup.offer(keys(1))
     for landed in host.wait_landed():
         host.tier.landed(landed.keys)
@@ -399,7 +399,7 @@ def test_landed_when_the_store_lacks_the_parent_then_the_chain_is_handed_out_and
     assert host.store.evict(10) == 1
     orphans: list[list[str]] = []
     host.tier._orphaned = lambda chain: orphans.append(list(chain))
-    host.rank.shelf.publish(frames(4), keys(2))
+    host.rank.frame_table.publish(frames(4), keys(2))
     host.tier.learn([keys(1, 2)])
     host.backup.offer(keys(2))
     for landed in host.wait_landed():
@@ -415,7 +415,7 @@ def test_landed_when_nobody_else_could_write_the_parent_then_the_page_counts_as_
     host.save([3], keys(1))
     assert host.store.evict(10) == 1
     host.tier.learn([keys(1, 2)])
-    host.rank.shelf.publish(frames(4), keys(2))
+    host.rank.frame_table.publish(frames(4), keys(2))
     host.backup.offer(keys(2))
     for landed in host.wait_landed():
         host.tier.landed(landed.keys)
@@ -425,7 +425,7 @@ def test_landed_when_nobody_else_could_write_the_parent_then_the_page_counts_as_
 def test_look_again_when_others_have_announced_pages_then_they_are_read_for_a_prompt_that_came_before(
     tmp_path: Path,
 ) -> None:
-    one, two = (StoreHost(Roster.create(4), 0, tmp_path) for _ in range(2))
+    one, two = (StoreHost(RankTable.create(4), 0, tmp_path) for _ in range(2))
     two.tier.ask(Wanted("r", keys(1, 2, 3), 0, whole))
     news = two.tier.take_news()
     one.save([3, 4], keys(1, 2))
@@ -437,7 +437,7 @@ def test_look_again_when_others_have_announced_pages_then_they_are_read_for_a_pr
 
 
 def test_two_servers_when_they_share_a_path_then_a_page_is_written_once_and_read_by_both(tmp_path: Path) -> None:
-    one, two = (StoreHost(Roster.create(4), 0, tmp_path) for _ in range(2))
+    one, two = (StoreHost(RankTable.create(4), 0, tmp_path) for _ in range(2))
     before = [one.rank.pages(frame) for frame in (3, 4)]
     one.save([3, 4], keys(1, 2))
     two.until(lambda: two.store.lookup(keys(1, 2)).num_pages == 2)

@@ -7,7 +7,7 @@ import pytest
 from banyan.arena.residency import Residency, frame_ids
 
 
-class FakeShelf:
+class FakeFrameTable:
     """Publishes, and quarantines what `pinned` names until it is taken out of there."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class FakeShelf:
 
 
 @pytest.fixture
-def shelf() -> FakeShelf:
-    return FakeShelf()
+def frame_table() -> FakeFrameTable:
+    return FakeFrameTable()
 
 
 def fill(residency: Residency, *keys: str) -> list[int]:
@@ -51,68 +51,70 @@ def fill(residency: Residency, *keys: str) -> list[int]:
     return frames
 
 
-def test_claim_when_all_is_free_then_every_frame_once(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 4)
+def test_claim_when_all_is_free_then_every_frame_once(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 4)
     assert sorted(residency.claim(9)) == [0, 1, 2, 3]
     assert residency.num_filling == 4 and residency.claim(1) == []
 
 
-def test_reset_when_frames_are_held_or_filled_then_free_once_they_are_let_go(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 4)
+def test_reset_when_frames_are_held_or_filled_then_free_once_they_are_let_go(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 4)
     held, pinned, other = fill(residency, "a"), fill(residency, "b"), fill(residency, "c")
     filling = residency.claim(1)
     residency.hold(held + pinned)
-    shelf.pinned.update(pinned)
+    frame_table.pinned.update(pinned)
     residency.reset()
     assert residency.num_resident == 0 and residency.claim(4) == other
     residency.abandon(other)
-    shelf.pinned.clear()
+    frame_table.pinned.clear()
     assert residency.claim(4) == other, "out of quarantine, and still held"
     residency.abandon(other + filling)
     residency.unhold(held + pinned)
     assert sorted(residency.claim(4)) == [0, 1, 2, 3]
 
 
-def test_evict_when_nothing_was_touched_then_the_end_of_the_prefix_goes_first(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 3)
+def test_evict_when_nothing_was_touched_then_the_end_of_the_prefix_goes_first(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 3)
     fill(residency, "root", "middle", "leaf")
     fill(residency, "x", "y")
-    assert set(shelf.key_of.values()) == {"root", "x", "y"}
+    assert set(frame_table.key_of.values()) == {"root", "x", "y"}
     assert residency.num_evicted == 2
 
 
-def test_evict_when_a_page_was_leased_then_it_gets_another_round(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 2)
+def test_evict_when_a_page_was_leased_then_it_gets_another_round(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 2)
     old, _new = fill(residency, "old"), fill(residency, "new")
-    shelf.touched.update(old)
+    frame_table.touched.update(old)
     fill(residency, "x")
-    assert set(shelf.key_of.values()) == {"old", "x"}
+    assert set(frame_table.key_of.values()) == {"old", "x"}
     fill(residency, "y")
-    assert "old" not in shelf.key_of.values(), "a mark counts once"
+    assert "old" not in frame_table.key_of.values(), "a mark counts once"
 
 
-def test_evict_when_all_are_touched_then_the_first_goes_in_the_second_round(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 2)
+def test_evict_when_all_are_touched_then_the_first_goes_in_the_second_round(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 2)
     frames = fill(residency, "a") + fill(residency, "b")
-    shelf.touched.update(frames)
+    frame_table.touched.update(frames)
     fill(residency, "x")
-    assert set(shelf.key_of.values()) == {"b", "x"}
+    assert set(frame_table.key_of.values()) == {"b", "x"}
 
 
-def test_claim_when_the_rest_is_held_or_read_then_fewer(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 3)
+def test_claim_when_the_rest_is_held_or_read_then_fewer(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 3)
     held, read, _ = (fill(residency, key)[0] for key in "abc")
     residency.hold([held])
-    shelf.pinned.add(read)
+    frame_table.pinned.add(read)
     assert len(residency.claim(3)) == 1
-    shelf.pinned.clear()
+    frame_table.pinned.clear()
     assert residency.claim(3) == [read], "what a peer has read comes back"
     residency.unhold([held])
     assert residency.claim(3) == [held]
 
 
-def test_publish_when_a_page_is_resident_already_then_its_frame_stays_and_the_new_one_is_free(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 3)
+def test_publish_when_a_page_is_resident_already_then_its_frame_stays_and_the_new_one_is_free(
+    frame_table: FakeFrameTable,
+) -> None:
+    residency = Residency(frame_table, 3)
     (first,) = fill(residency, "a")
     frames = residency.claim(2)
     residency.publish(frames, ["a", "b"])
@@ -120,18 +122,18 @@ def test_publish_when_a_page_is_resident_already_then_its_frame_stays_and_the_ne
     assert residency.claim(1) == frames[:1]
 
 
-def test_claim_when_the_part_has_grown_then_new_frames_come_before_an_eviction(shelf: FakeShelf) -> None:
-    residency = Residency(shelf, 1)
+def test_claim_when_the_part_has_grown_then_new_frames_come_before_an_eviction(frame_table: FakeFrameTable) -> None:
+    residency = Residency(frame_table, 1)
     first = fill(residency, "a")
     residency.grow(2)
     assert fill(residency, "b", "c") == [1, 2] and first == [0]
-    assert set(shelf.key_of.values()) == {"a", "b", "c"} and residency.num_evicted == 0
+    assert set(frame_table.key_of.values()) == {"a", "b", "c"} and residency.num_evicted == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_frames_when_used_at_random_then_each_is_in_one_place(shelf: FakeShelf, seed: int) -> None:
+def test_frames_when_used_at_random_then_each_is_in_one_place(frame_table: FakeFrameTable, seed: int) -> None:
     rng = random.Random(seed)
-    residency = Residency(shelf, 12)
+    residency = Residency(frame_table, 12)
     filling: list[int] = []
     held: list[int] = []
     for step in range(400):
@@ -144,19 +146,19 @@ def test_frames_when_used_at_random_then_each_is_in_one_place(shelf: FakeShelf, 
                 residency.publish(done, [f"{rng.randrange(30)}" for _ in done] if step % 2 else [f"s{f}" for f in done])
             case 2 if filling:
                 residency.abandon([filling.pop()])
-            case 3 if shelf.key_of:
-                frame = rng.choice(sorted(shelf.key_of))
+            case 3 if frame_table.key_of:
+                frame = rng.choice(sorted(frame_table.key_of))
                 residency.hold([frame])
                 held.append(frame)
             case 4 if held:
                 residency.unhold([held.pop()])
             case _:
-                shelf.pinned = {frame for frame in range(12) if rng.random() < 0.2}
-                shelf.touched |= {frame for frame in shelf.key_of if rng.random() < 0.3}
-        places = [*residency._free, *filling, *shelf.key_of, *shelf.quarantine]
+                frame_table.pinned = {frame for frame in range(12) if rng.random() < 0.2}
+                frame_table.touched |= {frame for frame in frame_table.key_of if rng.random() < 0.3}
+        places = [*residency._free, *filling, *frame_table.key_of, *frame_table.quarantine]
         assert sorted(places) == list(range(12))
-        assert set(held) <= set(shelf.key_of), "a held frame stays"
-        assert len(set(shelf.key_of.values())) == len(shelf.key_of)
+        assert set(held) <= set(frame_table.key_of), "a held frame stays"
+        assert len(set(frame_table.key_of.values())) == len(frame_table.key_of)
     assert frame_ids(array("q", [3]).tobytes()) == [3]
 
 
@@ -184,17 +186,17 @@ class Told:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_watch_when_pages_come_and_go_then_it_knows_which_are_there(shelf: FakeShelf, seed: int) -> None:
-    residency, told, rng = Residency(shelf, 8), Told(), random.Random(seed)
+def test_watch_when_pages_come_and_go_then_it_knows_which_are_there(frame_table: FakeFrameTable, seed: int) -> None:
+    residency, told, rng = Residency(frame_table, 8), Told(), random.Random(seed)
     residency.watch(told)
     for _ in range(200):
         keys = [f"k{number}" for number in rng.sample(range(20), rng.randrange(1, 6))]
-        shelf.pinned = {frame for frame in range(8) if rng.random() < 0.2}
-        shelf.touched = {frame for frame in range(8) if rng.random() < 0.3}
+        frame_table.pinned = {frame for frame in range(8) if rng.random() < 0.2}
+        frame_table.touched = {frame for frame in range(8) if rng.random() < 0.3}
         frames = residency.claim(len(keys))
         residency.publish(frames, keys[: len(frames)])
         if rng.random() < 0.05:
             residency.reset()
-        assert told.present == set(residency.keys) == set(shelf.key_of.values())
+        assert told.present == set(residency.keys) == set(frame_table.key_of.values())
     residency.reset()
     assert told.num_emptied and residency.keys == []

@@ -9,7 +9,7 @@ from benchmark import carriers_page, mooncake, remote_carriers
 from benchmark.carriers import KINDS, Taken
 from benchmark.carriers_summary import summarise
 
-TAKEN = {"door": Taken(), "mooncake": Taken(memory_bytes=1000.0)}
+TAKEN = {"page_server": Taken(), "mooncake": Taken(memory_bytes=1000.0)}
 
 
 def row(carrier, repeat, carried_s, *, tokens=96, is_identical=True, lag_s=0.1):
@@ -31,7 +31,13 @@ WHERE = {
     "provenance": {"commit": "0123456789", "date": "2026-11-24"}
     | {"hardware": {"cpu_model": "A processor", "num_cores": 2}}
 }
-ROWS = [row("door", 0, 1.0), row("door", 0, 0.6), row("door", 1, 0.2), row("mooncake", 0, 1.6), row("mooncake", 1, 0.1)]
+ROWS = [
+    row("page_server", 0, 1.0),
+    row("page_server", 0, 0.6),
+    row("page_server", 1, 0.2),
+    row("mooncake", 0, 1.6),
+    row("mooncake", 1, 0.1),
+]
 
 
 def summary(rows=ROWS, lone=(), dead=()):
@@ -40,36 +46,40 @@ def summary(rows=ROWS, lone=(), dead=()):
 
 def test_summary_when_repeats_differ_then_ratios_are_within_each():
     found = summary()["carriers"]
-    assert found["door"]["ttft_ratio"]["values"] == pytest.approx([0.4, 0.1])
-    assert found["mooncake"]["door_ratio"]["values"] == pytest.approx([0.5, 2.0])
-    assert found["door"]["door_ratio"]["values"] == [1.0, 1.0]
-    assert found["mooncake"]["memory_bytes_per_page"] == 1000.0 and found["door"]["memory_bytes_per_page"] == 0
+    assert found["page_server"]["ttft_ratio"]["values"] == pytest.approx([0.4, 0.1])
+    assert found["mooncake"]["page_server_ratio"]["values"] == pytest.approx([0.5, 2.0])
+    assert found["page_server"]["page_server_ratio"]["values"] == [1.0, 1.0]
+    assert found["mooncake"]["memory_bytes_per_page"] == 1000.0 and found["page_server"]["memory_bytes_per_page"] == 0
 
 
 def test_summary_when_a_prompt_was_late_or_did_not_come_then_the_worst_shows():
-    rows = [*ROWS, row("door", 1, 0.2, tokens=0, lag_s=3.0)]
-    door = summary(rows)["carriers"]["door"]
-    assert door["lag_s"]["max"] == 3.0 and door["lag_s"]["median"] == 0.1 and door["least_token_share"] == 0
+    rows = [*ROWS, row("page_server", 1, 0.2, tokens=0, lag_s=3.0)]
+    page_server = summary(rows)["carriers"]["page_server"]
+    assert (
+        page_server["lag_s"]["max"] == 3.0
+        and page_server["lag_s"]["median"] == 0.1
+        and page_server["least_token_share"] == 0
+    )
 
 
-@pytest.mark.parametrize("dead", [[], [killed("door", "writer", 0, is_identical=False)]])
+@pytest.mark.parametrize("dead", [[], [killed("page_server", "writer", 0, is_identical=False)]])
 def test_summary_when_any_answer_differs_then_outputs_are_not_identical(dead):
     found = summary(dead=dead)
     assert found["outputs_identical"] == (not dead) and found["num_compared"] == len(ROWS) + len(dead)
 
 
 def test_summary_when_servers_were_killed_then_by_who_it_was():
-    dead = [killed("door", "writer", 0), killed("mooncake", "writer", 96), killed("mooncake", "lender", 0)]
+    dead = [killed("page_server", "writer", 0), killed("mooncake", "writer", 96), killed("mooncake", "lender", 0)]
     found = summary(dead=dead)["carriers"]
-    assert found["door"]["killed"] == {
+    assert found["page_server"]["killed"] == {
         "writer": {"num_asked": 1, "num_right": 1, "took_s": [1.0], "token_shares": [0.0]}
     }
     assert [one["token_shares"] for one in found["mooncake"]["killed"].values()] == [[0.96], [0.0]]
 
 
 def test_summary_when_the_writer_was_left_alone_then_by_how_long():
-    lone = [alone("door", 1.5, 0.96), alone("door", 0.0, 0.0), alone("door", 1.5, 0.0)]
-    found = summary(lone=lone)["carriers"]["door"]["alone"]
+    lone = [alone("page_server", 1.5, 0.96), alone("page_server", 0.0, 0.0), alone("page_server", 1.5, 0.0)]
+    found = summary(lone=lone)["carriers"]["page_server"]["alone"]
     assert list(found) == ["0", "1.5"] and found["1.5"]["values"] == [0.96, 0.0]
 
 
@@ -154,8 +164,8 @@ def test_measure_when_pairs_take_turns_then_one_is_awake_and_the_first_rotates(m
     monkeypatch.setattr(remote_carriers, "prompts", lambda model, lengths, *, seed: [[0] * size for size in lengths])
     monkeypatch.setattr(remote_carriers, "DELAYS_S", (0.0, 0.01))
     found = remote_carriers.measure(tmp_path, tmp_path, 2, 0)
-    door, lent, mount = KINDS
-    awake = [door, lent, mount, lent, mount, door, door, lent, mount]
+    page_server, lent, mount = KINDS
+    awake = [page_server, lent, mount, lent, mount, page_server, page_server, lent, mount]
     assert log[::2] == awake and not any(log[1::2])
     assert len(found["rows"]) == 2 * 3 * remote_carriers.NUM_PROMPTS and len(found["alone_rows"]) == 2 * 3 * 2
     assert found["outputs_identical"] and list(found["carriers"]["mooncake"]["killed"]) == ["writer", "lender"]

@@ -10,14 +10,14 @@ WHERE = {
 }
 
 
-def carrier(*, memory=0.0, disk=0.0, killed=("writer",), door_ratio=1.5):
+def carrier(*, memory=0.0, disk=0.0, killed=("writer",), page_server_ratio=1.5):
     times = ("carried_s", "compute_s", "carried_cpu_s", "compute_cpu_s", "write_s", "write_cpu_s")
     times += ("lag_s", "carried_stall_s")
     one = {"num_asked": 2, "num_right": 1, "took_s": [0.5, 0.25], "token_shares": [0.98, 0.0]}
     return {
         **dict.fromkeys(times, spread([0.1, 0.2, 0.3])),
         "ttft_ratio": spread([0.05, 0.06]),
-        "door_ratio": spread([door_ratio]),
+        "page_server_ratio": spread([page_server_ratio]),
         "least_token_share": 0.99,
         "memory_bytes_per_page": memory,
         "disk_bytes_per_page": disk,
@@ -29,7 +29,7 @@ def carrier(*, memory=0.0, disk=0.0, killed=("writer",), door_ratio=1.5):
 RUN = {
     **WHERE,
     "carriers": {
-        "door": carrier(door_ratio=1.0),
+        "page_server": carrier(page_server_ratio=1.0),
         "mooncake": carrier(memory=372736.0, killed=("writer", "lender")),
         "mount": carrier(disk=372736.0),
     },
@@ -41,9 +41,9 @@ RUN = {
 
 def test_page_when_a_run_is_kept_then_the_carriers_stand_side_by_side():
     page = carriers_page.page(RUN)
-    assert page.startswith("| figure | door | Mooncake | shared mount |\n|---|---|---|---|\n")
+    assert page.startswith("| figure | page server | Mooncake | shared mount |\n|---|---|---|---|\n")
     assert "| carried to computed | 0.055 (0.050-0.060) |" in page
-    assert "| the door's to this one's | - | 1.500 (1.500-1.500) | 1.500 (1.500-1.500) |" in page
+    assert "| the page server's to this one's | - | 1.500 (1.500-1.500) | 1.500 (1.500-1.500) |" in page
     assert "| a page takes, beside the arena's copy | nothing | 364 KiB of memory | 364 KiB of disk |" in page
     assert "200 (100-300) ms" in page and "0 of 1 after 0 s, 1 of 1 after 1.5 s" in page
     words = " ".join(page.split())

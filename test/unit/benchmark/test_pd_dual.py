@@ -66,5 +66,5 @@ def test_setting_when_it_is_made_then_only_who_is_named_reads_slowly(name, monke
         is_limited = "--banyan-store-read-mb-per-s" in made[f"{side}_args"]
         assert is_limited == (side in pd_dual.LIMITED[name])
     assert ("--banyan-peers" in made["prefill_args"]) and ("--banyan-listen" in made["decode_args"])
-    door = made["decode_args"][made["decode_args"].index("--banyan-listen") + 1]
-    assert door in made["prefill_args"] and (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    page_server = made["decode_args"][made["decode_args"].index("--banyan-listen") + 1]
+    assert page_server in made["prefill_args"] and (tmp_path / "secret").stat().st_mode & 0o777 == 0o600

@@ -58,7 +58,7 @@ DUAL = {
         "dual": {
             "provenance": RUN["provenance"],
             "sizes": {"num_prompts": 12, "prompt_tokens": 1600, "num_rounds": 4, "limit_mb_per_s": 4.0},
-            "counters": {"prefill": {"errands_failed": 1}, "decode": {"errands": 20}},
+            "counters": {"prefill": {"remote_prefetches_failed": 1}, "decode": {"remote_prefetches": 20}},
         }
     },
 }

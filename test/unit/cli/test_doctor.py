@@ -75,7 +75,7 @@ def test_shared_memory_when_it_is_forbidden_then_the_way_out(monkeypatch):
         def create(num_slots):
             raise PermissionError(errno.EPERM, "memfd_create")
 
-    monkeypatch.setattr(_native, "Roster", Forbidden)
+    monkeypatch.setattr(_native, "RankTable", Forbidden)
     finding = doctor._shared_memory()
     assert not finding.is_ok and "memfd_create" in finding.advice
 

@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 
-from banyan._native import Peers, Roster, SharedBytes, Shelf
+from banyan._native import FrameTable, Peers, RankTable, SharedBytes
 
 NUM_FRAMES = 16
 NUM_LAYERS = 3
@@ -41,11 +41,11 @@ def geometry(num_frames: int = NUM_FRAMES, page_bytes: int = PAGE_BYTES) -> list
 
 
 class Rank:
-    """A pool filled with bytes that tell rank and place, its shelf, and its view of the others."""
+    """A pool filled with bytes that tell rank and place, its frame table, and its view of the others."""
 
     def __init__(
         self,
-        roster: Roster,
+        rank_table: RankTable,
         slot: int,
         num_frames: int = NUM_FRAMES,
         page_bytes: int = PAGE_BYTES,
@@ -55,8 +55,8 @@ class Rank:
         self.pool = SharedBytes.create(2 * NUM_LAYERS * num_frames * page_bytes, f"pool-{slot}")
         self.bytes = np.frombuffer(self.pool, dtype=np.uint8)
         self.bytes[:] = np.random.default_rng(slot).integers(0, 256, self.bytes.size, dtype=np.uint8)
-        self.shelf = Shelf(roster, slot, namespace, self.pool, num_frames, self.geometry)
-        self.peers = Peers(roster, slot, slot, namespace, self.geometry, self.pool)
+        self.frame_table = FrameTable(rank_table, slot, namespace, self.pool, num_frames, self.geometry)
+        self.peers = Peers(rank_table, slot, slot, namespace, self.geometry, self.pool)
 
     def page(self, frame: int, layer: int) -> bytes:
         extents = self.geometry[layer]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan._native import Lease, Roster
+from banyan._native import Lease, RankTable
 
 from .rig import NUM_FRAMES, NUM_LAYERS, PAGE_BYTES, Rank, frames, ids, keys
 
@@ -13,10 +13,10 @@ ALL_LAYERS_BYTES = 2 * NUM_LAYERS * PAGE_BYTES
 
 @pytest.fixture
 def ranks() -> list[Rank]:
-    roster = Roster.create(3)
-    ranks = [Rank(roster, slot) for slot in range(3)]
-    ranks[0].shelf.publish(frames(2, 3, 9, 5), keys(0, 1, 2, 3))
-    ranks[1].shelf.publish(frames(7, 8), keys(4, 5))
+    rank_table = RankTable.create(3)
+    ranks = [Rank(rank_table, slot) for slot in range(3)]
+    ranks[0].frame_table.publish(frames(2, 3, 9, 5), keys(0, 1, 2, 3))
+    ranks[1].frame_table.publish(frames(7, 8), keys(4, 5))
     return ranks
 
 
@@ -57,7 +57,7 @@ def test_finish_when_called_then_the_leases_are_released(ranks: list[Rank]) -> N
     lease.release()
     assert copy.finish()
     assert copy.finish()
-    assert ids(owner.shelf.retire(frames(2))) == [2]
+    assert ids(owner.frame_table.retire(frames(2))) == [2]
 
 
 def test_copy_when_it_has_ended_then_a_lease_that_nobody_keeps_is_given_back_without_finish(ranks: list[Rank]) -> None:
@@ -66,7 +66,7 @@ def test_copy_when_it_has_ended_then_a_lease_that_nobody_keeps_is_given_back_wit
     copy.wait_layer(NUM_LAYERS - 1)
     while not copy.has_ended:
         pass
-    assert ids(owner.shelf.retire(frames(2))) == [2]
+    assert ids(owner.frame_table.retire(frames(2))) == [2]
     assert copy.finish()
 
 
@@ -75,9 +75,9 @@ def test_copy_when_dropped_before_finish_then_the_lease_is_still_the_callers(ran
     lease = leased(reader, 0)
     del_me = reader.peers.start_copy([(lease, frames(1))])
     del del_me
-    assert ids(owner.shelf.retire(frames(2))) == []
+    assert ids(owner.frame_table.retire(frames(2))) == []
     lease.release()
-    assert ids(owner.shelf.drain()) == [2]
+    assert ids(owner.frame_table.drain()) == [2]
 
 
 def test_copy_when_nothing_is_loaded_then_lands(ranks: list[Rank]) -> None:
@@ -119,7 +119,7 @@ def test_start_copy_when_targets_cannot_be_right_then_valueerror(ranks: list[Ran
     reader = ranks[2]
     with pytest.raises(ValueError, match=reason):
         reader.peers.start_copy([(leased(reader, 0, 1), frames(*targets))])
-    assert ids(ranks[0].shelf.retire(frames(2))) == [2], "the dropped lease pins nothing"
+    assert ids(ranks[0].frame_table.retire(frames(2))) == [2], "the dropped lease pins nothing"
 
 
 def test_wait_layer_when_out_of_range_then_valueerror(ranks: list[Rank]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from banyan._native import Demand
 
 NUM_FRAMES = 400
-MOST_SIGHTS = 8
+MOST_ACCESSES = 8
 
 
 def page(number, place):
@@ -40,15 +40,15 @@ def ask(demand, *prompts):
 
 
 def age(demand, number):
-    return demand.age_and_sights(number)[0]
+    return demand.age_and_accesses(number)[0]
 
 
-def num_sights(demand, number):
-    return demand.age_and_sights(number)[1]
+def num_accesses(demand, number):
+    return demand.age_and_accesses(number)[1]
 
 
 def chance(demand, number):
-    (found,) = demand.chances(pages_of([number]))
+    (found,) = demand.reuse_probabilities(pages_of([number]))
     return found
 
 
@@ -67,25 +67,25 @@ def test_age_when_others_are_asked_for_then_it_grows_by_their_pages(demand):
 def test_age_when_a_page_is_not_known_then_it_is_older_than_all_others(demand):
     ask(demand, prompt(0), prompt(1))
     assert age(demand, STRANGE) == 20 > age(demand, page(0, 0))
-    assert num_sights(demand, STRANGE) == 1
+    assert num_accesses(demand, STRANGE) == 1
 
 
 def test_asked_when_a_prompt_begins_like_another_then_that_part_is_asked_for_again(demand):
     ask(demand, prompt(0, num_pages=6), prompt(0, num_pages=4) + prompt(1))
-    assert [num_sights(demand, page(*which)) for which in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
+    assert [num_accesses(demand, page(*which)) for which in ((0, 0), (0, 3), (0, 4), (1, 0))] == [2, 2, 1, 1]
 
 
-def test_asked_when_it_is_again_and_again_then_sights_are_counted_as_far_as_they_fit(demand):
-    for num_times in range(1, 3 * MOST_SIGHTS):
+def test_asked_when_it_is_again_and_again_then_accesses_are_counted_as_far_as_they_fit(demand):
+    for num_times in range(1, 3 * MOST_ACCESSES):
         ask(demand, prompt(0))
-        assert num_sights(demand, page(0, 5)) == min(num_times, MOST_SIGHTS)
+        assert num_accesses(demand, page(0, 5)) == min(num_times, MOST_ACCESSES)
 
 
 def test_came_when_no_prompt_has_named_a_page_then_its_age_begins_and_others_keep_theirs(demand):
     ask(demand, prompt(0), prompt(1))
     demand.came(prompt(0) + pages_of([STRANGE]))
     assert (age(demand, page(0, 9)), age(demand, STRANGE)) == (10, 0)
-    assert num_sights(demand, STRANGE) == 1
+    assert num_accesses(demand, STRANGE) == 1
 
 
 def test_chance_when_a_prompt_waits_then_its_pages_are_wanted_for_certain(demand):
@@ -127,16 +127,16 @@ def test_chance_when_a_scan_runs_beside_a_hot_set_then_what_came_before_is_likel
 
 def test_heard_when_a_peer_is_asked_then_pages_age_and_are_known_but_nobody_waits_for_them(demand):
     ask(demand, prompt(0))
-    demand.heard(prompt(1))
-    demand.heard(prompt(1))
-    assert (age(demand, page(0, 5)), age(demand, page(1, 5)), num_sights(demand, page(1, 5))) == (20, 0, 2)
+    demand.peer_access(prompt(1))
+    demand.peer_access(prompt(1))
+    assert (age(demand, page(0, 5)), age(demand, page(1, 5)), num_accesses(demand, page(1, 5))) == (20, 0, 2)
     assert chance(demand, page(1, 5)) < math.inf
 
 
 def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_wanted_until_it_is_served(demand):
     demand.asked(prompt(0), "one")
     demand.asked(prompt(0), "two")
-    demand.heard(prompt(0))
+    demand.peer_access(prompt(0))
     demand.served("two")
     assert chance(demand, page(0, 5)) == math.inf
     demand.served("one")
@@ -146,7 +146,7 @@ def test_chance_when_a_prompt_waits_and_others_ask_for_its_pages_then_they_are_w
 def test_heard_when_what_comes_back_came_to_a_peer_then_that_is_learnt(demand):
     for _ in range(12):
         for number in range(100):
-            (demand.heard if number % 4 else lambda pages: ask(demand, pages))(prompt(number))
+            (demand.peer_access if number % 4 else lambda pages: ask(demand, pages))(prompt(number))
     assert demand.powers[0] > 0.0
 
 
@@ -177,7 +177,7 @@ def test_chance_when_prompts_come_round_in_turns_then_the_older_is_likelier(dema
     assert chance(demand, page(1, 5)) > chance(demand, page(98, 5))
 
 
-def test_chance_when_many_prompts_are_asked_each_at_its_own_rate_then_sights_say_more_than_age(demand):
+def test_chance_when_many_prompts_are_asked_each_at_its_own_rate_then_accesses_say_more_than_age(demand):
     rng = random.Random(1)
     for _ in range(1_500):
         ask(demand, prompt(int(120 * rng.random() ** 3)))

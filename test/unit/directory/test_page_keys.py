@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan._native import PageKeys, PromptTokens, Roster
+from banyan._native import PageKeys, PromptTokens, RankTable
 
 from .rig import Rank, frames
 
@@ -55,21 +55,21 @@ def test_of_when_prompts_share_beginnings_then_every_answer_is_the_plain_chain(a
 
 @given(tokens=prompts, held=st.lists(st.integers(0, 4), min_size=2, max_size=2))
 def test_prefix_lens_of_when_ranks_hold_parts_then_as_for_the_keys(tokens, held):
-    roster = Roster.create(2)
-    ranks = [Rank(roster, slot) for slot in range(2)]
+    rank_table = RankTable.create(2)
+    ranks = [Rank(rank_table, slot) for slot in range(2)]
     page_keys = PageKeys(PAGE, 4)
     keys = chained(tokens)
     for rank, num_pages in zip(ranks, held, strict=True):
-        rank.shelf.publish(frames(*range(len(keys[:num_pages]))), keys[:num_pages])
+        rank.frame_table.publish(frames(*range(len(keys[:num_pages]))), keys[:num_pages])
     for _ in range(2):
         assert ranks[0].peers.prefix_lens_of(page_keys, prompt(tokens), UNBOUNDED) == ranks[0].peers.prefix_lens(keys)
 
 
 def test_prefix_lens_of_when_a_prompt_is_longer_than_a_chunk_then_counted_to_its_end():
-    roster = Roster.create(2)
-    rank = Rank(roster, 0, num_frames=80)
+    rank_table = RankTable.create(2)
+    rank = Rank(rank_table, 0, num_frames=80)
     tokens = list(range(80 * PAGE))
-    rank.shelf.publish(frames(*range(80)), chained(tokens))
+    rank.frame_table.publish(frames(*range(80)), chained(tokens))
     page_keys = PageKeys(PAGE, 4)
     assert rank.peers.prefix_lens_of(page_keys, prompt(tokens), UNBOUNDED) == [80, 0]
     assert rank.peers.prefix_lens_of(page_keys, prompt([*tokens[:260], 0]), UNBOUNDED) == [65, 0]
@@ -77,10 +77,10 @@ def test_prefix_lens_of_when_a_prompt_is_longer_than_a_chunk_then_counted_to_its
 
 
 def test_prefix_lens_of_when_much_is_new_then_it_hashes_a_bounded_part_at_a_time():
-    roster = Roster.create(2)
-    rank = Rank(roster, 0, num_frames=100)
+    rank_table = RankTable.create(2)
+    rank = Rank(rank_table, 0, num_frames=100)
     tokens = prompt(range(100 * PAGE))
-    rank.shelf.publish(frames(*range(100)), chained(range(100 * PAGE)))
+    rank.frame_table.publish(frames(*range(100)), chained(range(100 * PAGE)))
     page_keys = PageKeys(PAGE, 64)
     lens = [rank.peers.prefix_lens_of(page_keys, tokens, bound)[0] for bound in (31, 32, 32, 64, 0)]
     assert lens == [0, 32, 64, 100, 100], "what was hashed before is known and costs nothing of the bound"
@@ -92,12 +92,12 @@ def test_of_when_a_token_is_negative_then_refused():
             make(None, buffer([1, 2**40, -1, 0]))
 
 
-def test_trail_when_prompts_differ_above_32_bits_only_then_they_part_there():
-    row = prompt([*range(8), *[1 << 40] * 8]).trail().row()
-    row.appendleft(prompt([*range(8), *[1 << 40] * 8]).trail())
-    assert prompt([*range(8), *[1 << 41] * 8]).trail().most_in_common(row) == 8
-    assert prompt([*range(8), *[0] * 8]).trail().most_in_common(row) == 8
-    assert prompt([*range(8), *[1 << 40] * 8]).trail().most_in_common(row) == 16
+def test_prefix_fingerprint_when_prompts_differ_above_32_bits_only_then_they_part_there():
+    row = prompt([*range(8), *[1 << 40] * 8]).prefix_fingerprint().row()
+    row.appendleft(prompt([*range(8), *[1 << 40] * 8]).prefix_fingerprint())
+    assert prompt([*range(8), *[1 << 41] * 8]).prefix_fingerprint().most_in_common(row) == 8
+    assert prompt([*range(8), *[0] * 8]).prefix_fingerprint().most_in_common(row) == 8
+    assert prompt([*range(8), *[1 << 40] * 8]).prefix_fingerprint().most_in_common(row) == 16
 
 
 def test_of_when_the_arguments_cannot_be_right_then_refused():

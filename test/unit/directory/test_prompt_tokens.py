@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts compared by their trails."""
+"""Prompts compared by their prefix fingerprints."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ prompts = st.builds(
 )
 
 
-def trail(tokens, prior=None):
-    return PromptTokens(prior, array("q", tokens), PAGE).trail()
+def prefix_fingerprint(tokens, prior=None):
+    return PromptTokens(prior, array("q", tokens), PAGE).prefix_fingerprint()
 
 
-def row(*trails):
-    """Trails of which the last is the latest."""
-    made = trail([]).row()
-    for one in trails:
+def row(*prefix_fingerprints):
+    """Prefix fingerprints of which the last is the latest."""
+    made = prefix_fingerprint([]).row()
+    for one in prefix_fingerprints:
         made.appendleft(one)
     return made
 
@@ -40,44 +40,49 @@ def common_pages(one, other):
 @given(asked=prompts, others=st.lists(prompts, max_size=4))
 def test_most_in_common_when_there_are_many_then_whole_pages_of_the_longest(asked, others):
     most = max((common_pages(asked, other) for other in others), default=0)
-    assert trail(asked).most_in_common(row(*map(trail, others))) == most
+    assert prefix_fingerprint(asked).most_in_common(row(*map(prefix_fingerprint, others))) == most
 
 
 @given(asked=prompts, others=st.lists(prompts, max_size=4))
 def test_oldest_in_common_when_several_begin_alike_then_the_place_of_the_first_that_came(asked, others):
-    trails = row(*map(trail, others))
+    prefix_fingerprints = row(*map(prefix_fingerprint, others))
     for num_tokens in range(0, len(asked) + PAGE, PAGE):
         alike = [len(others) - 1 - n for n, other in enumerate(others) if common_pages(asked, other) >= num_tokens]
-        assert trail(asked).oldest_in_common(trails, num_tokens) == (max(alike) if alike else None)
+        assert prefix_fingerprint(asked).oldest_in_common(prefix_fingerprints, num_tokens) == (
+            max(alike) if alike else None
+        )
 
 
 def test_most_in_common_when_chained_to_something_else_then_none():
-    salted = trail(range(8), b"s" * 32)
-    assert (trail(range(8)).most_in_common(row(salted)), salted.most_in_common(row(salted))) == (0, 8)
+    salted = prefix_fingerprint(range(8), b"s" * 32)
+    assert (prefix_fingerprint(range(8)).most_in_common(row(salted)), salted.most_in_common(row(salted))) == (0, 8)
 
 
 def test_row_when_the_oldest_is_dropped_then_it_counts_no_more_and_tells_its_length():
-    asked, oldest, latest = trail(range(100)), trail(range(81)), trail(range(40))
-    trails = row(oldest, latest)
-    assert (asked.most_in_common(trails), len(trails)) == (80, 2)
-    assert trails.pop() == 80
-    assert (asked.most_in_common(trails), len(trails)) == (40, 1)
-    assert trails.pop() == 40
+    asked, oldest, latest = prefix_fingerprint(range(100)), prefix_fingerprint(range(81)), prefix_fingerprint(range(40))
+    prefix_fingerprints = row(oldest, latest)
+    assert (asked.most_in_common(prefix_fingerprints), len(prefix_fingerprints)) == (80, 2)
+    assert prefix_fingerprints.pop() == 80
+    assert (asked.most_in_common(prefix_fingerprints), len(prefix_fingerprints)) == (40, 1)
+    assert prefix_fingerprints.pop() == 40
     with pytest.raises(IndexError, match="empty"):
-        trails.pop()
-    assert asked.most_in_common(trails) == 0
+        prefix_fingerprints.pop()
+    assert asked.most_in_common(prefix_fingerprints) == 0
 
 
 def test_row_when_pages_have_another_size_then_refused():
     with pytest.raises(ValueError, match="page size"):
-        row(PromptTokens(None, array("q", range(8)), 2 * PAGE).trail())
+        row(PromptTokens(None, array("q", range(8)), 2 * PAGE).prefix_fingerprint())
 
 
 @pytest.mark.parametrize("code", ["I", "i"])
 def test_prompt_tokens_when_they_have_32_bits_then_taken_as_they_are_if_unsigned(code):
     tokens = array(code, range(100))
     if code == "I":
-        assert PromptTokens(None, tokens, PAGE).trail().most_in_common(row(trail(range(60)))) == 60
+        assert (
+            PromptTokens(None, tokens, PAGE).prefix_fingerprint().most_in_common(row(prefix_fingerprint(range(60))))
+            == 60
+        )
     else:
         with pytest.raises(ValueError, match="int64 or uint32"):
             PromptTokens(None, tokens, PAGE)
@@ -85,8 +90,8 @@ def test_prompt_tokens_when_they_have_32_bits_then_taken_as_they_are_if_unsigned
 
 def test_prompt_tokens_when_the_arguments_cannot_be_right_then_refused():
     with pytest.raises(ValueError, match="negative"):
-        trail([-1])
+        prefix_fingerprint([-1])
     with pytest.raises(ValueError, match="at least one token"):
         PromptTokens(None, array("q", [1]), 0)
     with pytest.raises(ValueError, match="32 bytes"):
-        trail([1], b"short")
+        prefix_fingerprint([1], b"short")

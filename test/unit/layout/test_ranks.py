@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts and seats: nobody sits in two places, and every part of the KV has one keeper in each rank."""
+"""Layouts and member slots: nobody sits in two places, and every part of the KV has one keeper in each rank."""
 
 import pytest
 
 from banyan.core import SourceKind
-from banyan.layout import Layout, Seats
+from banyan.layout import Layout, MemberSlots
 
 REPLICAS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=2)
 ATTENTION = Layout(dp=1, attn_dp=2, attn_cp=2, attn_tp=2)
@@ -14,7 +14,7 @@ LAYOUTS = [REPLICAS, ATTENTION, FOUR, Layout(dp=1, attn_dp=8, attn_cp=1, attn_tp
 
 def everybody(layout, *, is_replicated=False):
     return [
-        Seats(layout, rank, shard, is_replicated)
+        MemberSlots(layout, rank, shard, is_replicated)
         for rank in range(layout.num_ranks)
         for shard in range(layout.num_shards)
     ]
@@ -23,12 +23,12 @@ def everybody(layout, *, is_replicated=False):
 def test_flags_when_dp_attention_is_spelt_the_old_way_then_the_layout_is_that_of_the_new_spelling():
     new = Layout.of_flags(tp_size=8, attn_dp_size=4)
     assert Layout.of_flags(tp_size=8, dp_size=4, enable_dp_attention=True) == new
-    assert (new.num_ranks, new.num_shards, new.num_seats, new.steps_together) == (4, 2, 8, True)
+    assert (new.num_ranks, new.num_shards, new.num_member_slots, new.steps_together) == (4, 2, 8, True)
 
 
 def test_flags_when_ranks_are_replicas_then_each_has_the_whole_tp_group():
     layout = Layout.of_flags(tp_size=2, dp_size=4)
-    assert (layout.num_ranks, layout.num_shards, layout.num_seats, layout.steps_together) == (4, 2, 8, False)
+    assert (layout.num_ranks, layout.num_shards, layout.num_member_slots, layout.steps_together) == (4, 2, 8, False)
     assert layout.num_slots(has_arena=False) == 8 and layout.num_slots(has_arena=True) == 16
 
 
@@ -39,31 +39,34 @@ def test_flags_when_the_tp_group_does_not_divide_then_they_are_refused_by_name()
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_replicated", [False, True])
-def test_seats_when_all_processes_take_theirs_then_no_slot_is_taken_twice(layout, is_replicated):
-    seats = everybody(layout, is_replicated=is_replicated)
-    slots = [seat.own for seat in seats] + [seat.own_arena for seat in seats]
+def test_member_slots_when_all_processes_take_theirs_then_no_slot_is_taken_twice(layout, is_replicated):
+    member_slots = everybody(layout, is_replicated=is_replicated)
+    slots = [member_slot.own for member_slot in member_slots] + [member_slot.own_arena for member_slot in member_slots]
     assert sorted(slots) == list(range(layout.num_slots(has_arena=True)))
-    for seat in seats:
-        assert seat.rank_of(seat.own) == seat.rank_of(seat.own_arena) == seat.dp_rank
-        assert (seat.kind_of(seat.own), seat.kind_of(seat.own_arena)) == (SourceKind.PEER, SourceKind.HOST)
+    for member_slot in member_slots:
+        assert member_slot.rank_of(member_slot.own) == member_slot.rank_of(member_slot.own_arena) == member_slot.dp_rank
+        assert (member_slot.kind_of(member_slot.own), member_slot.kind_of(member_slot.own_arena)) == (
+            SourceKind.PEER,
+            SourceKind.HOST,
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_replicated", [False, True])
 def test_arena_when_it_is_divided_then_every_part_has_one_keeper_and_every_shard_reads_its_kv(layout, is_replicated):
-    seats = everybody(layout, is_replicated=is_replicated)
-    keepers = [seat for seat in seats if seat.is_keeper]
-    assert sorted(seat.part for seat in keepers) == list(range(keepers[0].num_parts))
-    of_slot = {seat.own_arena: seat for seat in keepers}
-    for seat in seats:
-        readable = [of_slot[slot] for slot in seat.arenas]
-        assert readable[0].dp_rank == seat.dp_rank and len(readable) == layout.num_ranks
-        assert is_replicated or {one.shard for one in readable} == {seat.shard}
+    member_slots = everybody(layout, is_replicated=is_replicated)
+    keepers = [member_slot for member_slot in member_slots if member_slot.is_keeper]
+    assert sorted(member_slot.part for member_slot in keepers) == list(range(keepers[0].num_parts))
+    of_slot = {member_slot.own_arena: member_slot for member_slot in keepers}
+    for member_slot in member_slots:
+        readable = [of_slot[slot] for slot in member_slot.arenas]
+        assert readable[0].dp_rank == member_slot.dp_rank and len(readable) == layout.num_ranks
+        assert is_replicated or {one.shard for one in readable} == {member_slot.shard}
 
 
 def test_peers_when_ranks_have_shards_then_each_shard_asks_its_own_kind_in_the_other_ranks():
     shards = everybody(ATTENTION)
-    assert [seat.peers for seat in shards] == [[4], [5], [6], [7], [0], [1], [2], [3]]
+    assert [member_slot.peers for member_slot in shards] == [[4], [5], [6], [7], [0], [1], [2], [3]]
     four = everybody(FOUR)
     assert four[1].peers == [2, 3, 0]
 
@@ -73,10 +76,10 @@ def test_shard_when_the_tp_group_holds_all_ranks_then_it_is_counted_within_the_r
 
 
 @pytest.mark.parametrize("layout", [REPLICAS, Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=2)])
-def test_windows_when_a_process_has_seats_for_them_then_they_lie_behind_all_others_and_divide_alike(layout):
+def test_windows_when_a_process_has_member_slots_for_them_then_they_lie_behind_all_others_and_divide_alike(layout):
     firsts = everybody(layout)
-    behind = [seats.of_windows() for seats in firsts]
-    taken = [slot for seats in (*firsts, *behind) for slot in (seats.own, seats.own_arena)]
+    behind = [member_slots.of_windows() for member_slots in firsts]
+    taken = [slot for member_slots in (*firsts, *behind) for slot in (member_slots.own, member_slots.own_arena)]
     assert sorted(taken) == list(range(layout.num_slots_with_windows))
     for one, other in zip(firsts, behind, strict=True):
         offset = layout.first_window_slot
@@ -88,9 +91,9 @@ def test_windows_when_a_process_has_seats_for_them_then_they_lie_behind_all_othe
             assert other.rank_of(slot + offset) == one.rank_of(slot)
 
 
-def test_seat_when_a_process_is_outside_the_layout_then_it_is_refused():
+def test_member_slot_when_a_process_is_outside_the_layout_then_it_is_refused():
     with pytest.raises(ValueError, match="rank 2, shard 0 is not among 2 ranks"):
-        Seats(REPLICAS, 2, 0)
+        MemberSlots(REPLICAS, 2, 0)
 
 
 def test_layout_when_it_travels_as_a_dict_then_it_comes_back():

@@ -14,26 +14,26 @@ def budget(*, bytes_per_day=1000, burst_bytes=300):
 
 
 def test_admission_when_a_page_is_seen_twice_then_it_is_written():
-    admission = WriteAdmission(Admission.SECOND_SIGHT, budget=None)
+    admission = WriteAdmission(Admission.SECOND_ACCESS, budget=None)
     assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.SEEN_ONCE
     assert admission.judge("b", PAGE_BYTES, 0) is WriteVerdict.SEEN_ONCE
     assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
 
 
-def test_admission_when_every_page_is_wanted_then_the_first_sight_does():
-    assert WriteAdmission(Admission.FIRST_SIGHT, budget=None).judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
+def test_admission_when_every_page_is_wanted_then_the_first_access_does():
+    assert WriteAdmission(Admission.FIRST_ACCESS, budget=None).judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
 
 
 def test_admission_when_too_many_keys_are_seen_then_the_oldest_is_new_again():
-    admission = WriteAdmission(Admission.SECOND_SIGHT, budget=None, max_remembered=2)
+    admission = WriteAdmission(Admission.SECOND_ACCESS, budget=None, max_remembered=2)
     for key in "abc":
         admission.judge(key, PAGE_BYTES, 0)
     assert admission.judge("c", PAGE_BYTES, 0) is WriteVerdict.QUEUED
     assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.SEEN_ONCE
 
 
-def test_admission_when_the_budget_is_spent_then_pages_wait_for_the_next_bytes_and_keep_their_sight():
-    admission = WriteAdmission(Admission.SECOND_SIGHT, budget=budget(burst_bytes=PAGE_BYTES))
+def test_admission_when_the_budget_is_spent_then_pages_wait_for_the_next_bytes_and_keep_their_access():
+    admission = WriteAdmission(Admission.SECOND_ACCESS, budget=budget(burst_bytes=PAGE_BYTES))
     for key in "ab":
         admission.judge(key, PAGE_BYTES, 0)
     assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
@@ -41,8 +41,8 @@ def test_admission_when_the_budget_is_spent_then_pages_wait_for_the_next_bytes_a
     assert admission.judge("b", PAGE_BYTES, DAY_NS // 10) is WriteVerdict.QUEUED
 
 
-def test_admission_when_an_admitted_page_is_given_back_then_its_bytes_and_its_sight_are():
-    admission = WriteAdmission(Admission.SECOND_SIGHT, budget=budget(burst_bytes=PAGE_BYTES))
+def test_admission_when_an_admitted_page_is_given_back_then_its_bytes_and_its_access_are():
+    admission = WriteAdmission(Admission.SECOND_ACCESS, budget=budget(burst_bytes=PAGE_BYTES))
     admission.judge("a", PAGE_BYTES, 0)
     assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
     admission.give_back("a", PAGE_BYTES)

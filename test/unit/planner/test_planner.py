@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test.conftest import examples
 
-from banyan.core import Outcome, Run, SourceKind
+from banyan.core import Outcome, Refusal, Run, SourceKind
 from banyan.planner import (
     Action,
     ForwardSample,
@@ -21,6 +21,7 @@ from banyan.planner import (
     Pricing,
     Tail,
 )
+from banyan.telemetry import Why
 
 COST = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.01, context_us=0.0)
 PAGE = 16
@@ -295,3 +296,27 @@ def test_plan_when_the_rest_is_expected_to_take_no_time_then_what_was_found_is_m
     planner = Planner(times=times, rates=rates, num_layers=30, min_pages=1)
     found = Tail(own_tokens=0, prompt_tokens=176, page_tokens=16, runs=(Run(SourceKind.PEER, 10),))
     assert planner.decide("r", found).num_pages == 10
+
+
+def test_why_when_what_was_found_is_not_moved_then_the_plan_says_why_or_it_was_refused():
+    dear, cheap = rates_of(PEER=1_000.0), rates_of(PEER=1.0)
+    assert planner(cheap).why_unmoved("unknown") is Why.REFUSED
+    for made, why in (
+        (planner(dear), Why.CHEAPER),
+        (planner(cheap, min_pages=200), Why.SHORT),
+        (planner(cheap), Why.REFUSED),
+    ):
+        made.decide("r", tail((PEER, 100)))
+        assert made.why_unmoved("r") is why
+
+
+def test_decision_when_it_is_refused_then_the_cause_and_what_was_computed_are_told():
+    made = planner(rates_of(PEER=1.0))
+    made.decide("r", tail((PEER, 100)))
+    made.record_refused("r", Refusal.IN_FLIGHT_READ)
+    made.record_computed("r", {Why.REFUSED: 1600, Why.TAIL: 8})
+    (told,) = made.explain()
+    assert told["outcome"] == "refused: what was on its way did not come"
+    assert told["computed"] == {"refused": 1600, "tail": 8}
+    made.record_refused("unknown", Refusal.LEASE)
+    made.record_computed("unknown", {})

@@ -58,21 +58,21 @@ class Tree:
         del self.parent[node], self.used_at[node]
 
 
-def looking(duplicates, losses=None):
-    """A leaf of the tree as a walk sees it: who else has it, and what its loss would cost."""
+def looking(duplicates, reload_costs=None):
+    """A leaf of the tree as a walk sees it: who else has it, and what its reload cost would cost."""
 
     def leaf(node):
         copy = SourceKind.PEER if node in duplicates else None
-        loss = 1.0 if losses is None else losses[node]
-        return Leaf(node, str(node), copy, loss * (0.01 if copy else 1.0))
+        reload_cost = 1.0 if reload_costs is None else reload_costs[node]
+        return Leaf(node, str(node), copy, reload_cost * (0.01 if copy else 1.0))
 
     return lambda nodes: list(map(leaf, nodes))
 
 
-def walk_of(tree, duplicates, *, losses=None, looks=None, **how):
+def walk_of(tree, duplicates, *, reload_costs=None, looks=None, **how):
     tree.start()
     how = {"uncovers": lambda node: False, **how}
-    return Walk(tree.next, tree.start, looking(duplicates, losses), looks or Looks(), **how)
+    return Walk(tree.next, tree.start, looking(duplicates, reload_costs), looks or Looks(), **how)
 
 
 def evicted(tree, duplicates, num_nodes, **how):
@@ -100,11 +100,11 @@ def test_choose_when_some_are_duplicates_then_these_first_and_then_by_age(flat):
 
 
 def test_choose_when_one_is_less_likely_to_be_wanted_then_it_goes_first(flat):
-    assert evicted(flat, set(), 2, losses=[5.0, 4.0, 3.0, 1.0, 3.0, 2.0]) == [3, 5]
+    assert evicted(flat, set(), 2, reload_costs=[5.0, 4.0, 3.0, 1.0, 3.0, 2.0]) == [3, 5]
 
 
 def test_choose_when_copying_is_as_dear_as_computing_then_a_duplicate_is_no_better(flat):
-    assert evicted(flat, {2}, 3, losses=[1.0, 1.0, 100.0, 1.0, 1.0, 1.0]) == [0, 1, 2]
+    assert evicted(flat, {2}, 3, reload_costs=[1.0, 1.0, 100.0, 1.0, 1.0, 1.0]) == [0, 1, 2]
 
 
 def test_choose_when_a_duplicate_is_beyond_the_nearest_then_age_decides(flat):
@@ -174,7 +174,7 @@ def stretches():
 
 def test_choose_when_a_stretch_uncovers_the_one_before_it_then_the_oldest_run_goes_on(stretches):
     ages = {node: 1.0 / (100 - node // 10) for node in stretches.parent}
-    assert evicted(stretches, set(), 5, losses=ages, uncovers=lambda node: node % 10 > 0) == [3, 2, 1, 0, 13]
+    assert evicted(stretches, set(), 5, reload_costs=ages, uncovers=lambda node: node % 10 > 0) == [3, 2, 1, 0, 13]
 
 
 def test_choose_when_nothing_is_known_of_the_parents_then_a_stretch_of_each_run_goes(stretches):

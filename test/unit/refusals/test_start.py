@@ -23,7 +23,7 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
         (start.kept_arena_refusal(folder="/x", error="in use"), "--banyan-keep-host-arena /x", "name a folder"),
         (start.pinning_refusal("800"), "800", "--banyan-host-gb"),
         (start.store_refusal(paths=["/a", "/b"], error="newer: use another"), "--banyan-store /a,/b", "use another"),
-        (start.door_refusal(address="a:1", error="in use"), "--banyan-listen a:1", "two free ports"),
+        (start.page_server_refusal(address="a:1", error="in use"), "--banyan-listen a:1", "two free ports"),
         (start.weights_refusal("no files"), "no files", "--banyan-store"),
     ],
 )

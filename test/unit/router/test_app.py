@@ -277,7 +277,7 @@ LENDS, ELSEWHERE = "10.0.0.1:7400", "10.0.0.2:7400"
 def nodes(*asked):
     """A server that lends, and one that asks ``asked``."""
     lender, borrower = (FakeServer(name, events=True, banyan=True) for name in ("lender", "borrower"))
-    lender.banyan_state = {"tells_arena": True, "door": {"address": LENDS, "most_read_tokens": 0}}
+    lender.banyan_state = {"tells_arena": True, "page_server": {"address": LENDS, "most_read_tokens": 0}}
     borrower.banyan_state = {"tells_arena": True, "nodes": {"asked": list(asked)}}
     return lender, borrower
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.features.pairs.meeting import Meeting, address, has_broken
+from banyan.features.pairs.rendezvous import Rendezvous, address, has_broken
 from banyan.router import prompt
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MAX_MEDIA, RankBlocks
@@ -32,9 +32,25 @@ NAMES = (
     *prompt.RANK_FIELDS,
 )
 SAID = (
-    *("dp_size", "internal_states", "kv_events", "banyan", "door", "address", "most_read_tokens", "nodes", "asked"),
+    *(
+        "dp_size",
+        "internal_states",
+        "kv_events",
+        "banyan",
+        "page_server",
+        "address",
+        "most_read_tokens",
+        "nodes",
+        "asked",
+    ),
     *("publisher", "endpoint_host", "endpoint_port_base", "replay_endpoint_port_base", "block_size", "topic", "store"),
-    *("disaggregation_mode", "disaggregation_bootstrap_port", "startup_time", "tells_store", "waits_for_errands"),
+    *(
+        "disaggregation_mode",
+        "disaggregation_bootstrap_port",
+        "startup_time",
+        "tells_store",
+        "waits_for_remote_prefetches",
+    ),
     *("timestamp", "loads", "dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_tokens", "load_topic"),
     *("max_total_num_tokens", "num_used_tokens", "num_waiting_uncached_tokens", "read_tokens_per_s"),
 )
@@ -70,7 +86,7 @@ def test_body_when_it_is_anything_then_it_is_placed_and_passed_on(path, body, he
         list(asked.ids(4))
     if read.may_pin:
         assert len(prompt.pin(body, 1)) > len(body)
-    address(body, Meeting("host", 1, 2))
+    address(body, Rendezvous("host", 1, 2))
     has_broken(200, body, is_stream=True)
 
 

@@ -241,16 +241,16 @@ def test_settings_when_servers_and_pairs_do_not_fit_then_the_flag_is_named(field
         Settings(**fields)
 
 
-DOOR = "10.0.0.2:7400"
+PAGE_SERVER = "10.0.0.2:7400"
 LONG = list(range(1, 1025))
 
 
 def dual(**more):
     """A pair of which the decode server reads for the prefill server."""
     (p,), (d,) = pair(banyan=True)
-    p.banyan_state = {"waits_for_errands": True, "store": {}, "nodes": {"asked": [DOOR]}} | more
+    p.banyan_state = {"waits_for_remote_prefetches": True, "store": {}, "nodes": {"asked": [PAGE_SERVER]}} | more
     d.banyan = True
-    d.banyan_state = {"door": {"address": DOOR, "most_read_tokens": 100_000}}
+    d.banyan_state = {"page_server": {"address": PAGE_SERVER, "most_read_tokens": 100_000}}
     return p, d
 
 
@@ -264,7 +264,7 @@ def test_prompt_when_it_was_sent_before_then_both_servers_read_a_part_of_it():
         async with running([p, d]) as rig:
             for _ in range(2):
                 assert (await rig.ask(input_ids=LONG))[0] == 200
-            assert hints_of(p) == [None, f"{DOOR} 512"]
+            assert hints_of(p) == [None, f"{PAGE_SERVER} 512"]
             await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
             rig.assert_idle()
             _, text = await rig.get("/metrics")
@@ -274,7 +274,7 @@ def test_prompt_when_it_was_sent_before_then_both_servers_read_a_part_of_it():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("medium", "hint"), [(STORE, f"{DOOR} 512"), (ARENA, None)])
+@pytest.mark.parametrize(("medium", "hint"), [(STORE, f"{PAGE_SERVER} 512"), (ARENA, None)])
 def test_prompt_when_the_prefill_server_tells_that_it_has_it_then_what_its_store_has_is_still_to_be_read(medium, hint):
     async def scenario():
         p, d = FakePrefill("p", rooms := Rooms(), banyan=True, events=True), FakeDecode("d", rooms, banyan=True)
@@ -308,24 +308,26 @@ def test_prompt_when_only_the_prefill_server_reads_slowly_then_the_decode_server
         async with running([p, d]) as rig:
             for _ in range(2):
                 await rig.ask(input_ids=LONG)
-            assert hints_of(p) == [None, f"{DOOR} 0"]
+            assert hints_of(p) == [None, f"{PAGE_SERVER} 0"]
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("off", ["flag", "door", "store", "waits", "queue"])
+@pytest.mark.parametrize("off", ["flag", "page_server", "store", "waits", "queue"])
 def test_prompt_when_the_decode_server_is_not_to_read_then_nothing_is_said_and_a_clients_word_is_dropped(off):
     async def scenario():
-        p, d = dual(**{"store": {"store": None}, "waits": {"waits_for_errands": False}}.get(off, {}))
-        if off == "door":
-            d.banyan_state["door"]["most_read_tokens"] = 0
+        p, d = dual(**{"store": {"store": None}, "waits": {"waits_for_remote_prefetches": False}}.get(off, {}))
+        if off == "page_server":
+            d.banyan_state["page_server"]["most_read_tokens"] = 0
         if off == "queue":
             d.reads = {"read_queue_tokens": 9_000}
         settings = {"dual_path": False} if off == "flag" else {}
         async with running([p, d], **settings) as rig:
             for _ in range(2):
                 url = f"{rig.served.url}/generate"
-                async with rig.client.post(url, json={"input_ids": LONG}, headers={READ_HEADER: f"{DOOR} 0"}) as answer:
+                async with rig.client.post(
+                    url, json={"input_ids": LONG}, headers={READ_HEADER: f"{PAGE_SERVER} 0"}
+                ) as answer:
                     assert answer.status == 200
             assert hints_of(p) == [None, None]
 
@@ -342,7 +344,7 @@ def test_requests_when_many_are_under_way_then_what_was_given_counts_before_it_i
             rig.router.fleet.servers[0].num_given_tokens += 600
             asked = asyncio.create_task(rig.ask(input_ids=LONG))
             await until(lambda: len(p.seen) == 2)
-            assert hints_of(p)[-1] == f"{DOOR} 0"
+            assert hints_of(p)[-1] == f"{PAGE_SERVER} 0"
             servers = [*rig.router.fleet.servers, *rig.router.decodes.servers]
             assert [server.num_given_tokens for server in servers] == [600, 1024]
             p.hands_over.set()
@@ -359,7 +361,7 @@ def test_attempt_when_it_follows_one_that_failed_then_its_prefill_server_reads_b
         async with running([p, d]) as rig:
             for _ in range(2):
                 assert (await rig.ask(input_ids=LONG))[0] == 200
-            assert hints_of(p) == [None, f"{DOOR} 512", None]
+            assert hints_of(p) == [None, f"{PAGE_SERVER} 512", None]
 
     asyncio.run(scenario())
 
@@ -368,13 +370,13 @@ def test_prompt_when_the_decode_servers_arena_has_it_then_the_prefill_server_is_
     async def scenario():
         rooms, tells = Rooms(), {"banyan": True, "events": True}
         p, d = FakePrefill("p", rooms, **tells), FakeDecode("d", rooms, **tells)
-        p.banyan_state = {"nodes": {"asked": [DOOR]}}
-        d.banyan_state = {"tells_arena": True, "door": {"address": DOOR, "most_read_tokens": 0}}
+        p.banyan_state = {"nodes": {"asked": [PAGE_SERVER]}}
+        d.banyan_state = {"tells_arena": True, "page_server": {"address": PAGE_SERVER, "most_read_tokens": 0}}
         async with running([p, d]) as rig:
             blocks = rig.router.decodes.servers[0].feeds[0].blocks
             await d.publishers[0].send(BlockStored(list(block_ids(pack(LONG), BLOCK_TOKENS)), ARENA))
             await until(lambda: len(blocks))
             assert (await rig.ask(input_ids=LONG))[0] == 200
-            assert [headers.get(SOURCE_HEADER) for headers in headers_of(p)] == [DOOR]
+            assert [headers.get(SOURCE_HEADER) for headers in headers_of(p)] == [PAGE_SERVER]
 
     asyncio.run(scenario())

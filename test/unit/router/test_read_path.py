@@ -10,7 +10,7 @@ from banyan.router.read_path import read_path, said_of
 from banyan.routing import LoadReport
 from banyan.routing.hint import ReadHint
 
-DOOR = "10.0.0.2:7400"
+PAGE_SERVER = "10.0.0.2:7400"
 
 
 def server(description=None, **load):
@@ -21,26 +21,26 @@ def server(description=None, **load):
 
 
 def pair(prefill=None, decode=None, *, most_tokens=10_000):
-    return server(Description(doors=(DOOR,)), **(prefill or {})), server(
-        Description(door=DOOR, most_read_tokens=most_tokens), **(decode or {})
+    return server(Description(page_servers=(PAGE_SERVER,)), **(prefill or {})), server(
+        Description(page_server=PAGE_SERVER, most_read_tokens=most_tokens), **(decode or {})
     )
 
 
 def test_path_when_the_beginning_is_cached_then_only_what_lies_behind_it_is_divided():
     path = read_path(*pair(), start=1_000, end=3_000)
     assert (path.num_prefill_tokens, path.num_decode_tokens) == (1_000, 1_000)
-    assert path.hint == ReadHint(DOOR, 2_000)
+    assert path.hint == ReadHint(PAGE_SERVER, 2_000)
 
 
 def test_path_when_decode_reads_all_then_also_what_was_not_known_to_be_stored():
     path = read_path(*pair({"read_queue_tokens": 9_000}), start=1_000, end=3_000)
-    assert path.num_decode_tokens == 2_000 and path.hint == ReadHint(DOOR, 0)
+    assert path.num_decode_tokens == 2_000 and path.hint == ReadHint(PAGE_SERVER, 0)
 
 
 def test_path_when_decode_takes_less_for_one_request_then_prefill_reads_the_rest():
     path = read_path(*pair({"read_queue_tokens": 9_000}, most_tokens=900), start=1_000, end=3_000)
     assert (path.num_prefill_tokens, path.num_decode_tokens) == (1_100, 900)
-    assert path.hint == ReadHint(DOOR, 2_100)
+    assert path.hint == ReadHint(PAGE_SERVER, 2_100)
 
 
 def test_path_when_nothing_was_sent_before_then_nothing_is_said():
@@ -51,11 +51,11 @@ def test_path_when_nothing_was_sent_before_then_nothing_is_said():
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
-        (None, Description(door=DOOR)),
-        (Description(doors=(DOOR,)), None),
-        (Description(doors=("10.0.0.3:7400",)), Description(door=DOOR)),
+        (None, Description(page_server=PAGE_SERVER)),
+        (Description(page_servers=(PAGE_SERVER,)), None),
+        (Description(page_servers=("10.0.0.3:7400",)), Description(page_server=PAGE_SERVER)),
         (Description(), Description()),
-        (Description(doors=(DOOR,)), Description()),
+        (Description(page_servers=(PAGE_SERVER,)), Description()),
     ],
 )
 def test_path_when_the_servers_do_not_know_each_other_then_prefill_reads_all(prefill, decode):
@@ -77,8 +77,10 @@ def test_path_when_others_are_under_way_then_they_count_until_they_are_released_
 def test_pair_when_its_servers_have_said_what_they_are_then_who_reads_for_whom_is_told():
     prefill, decode = pair()
     assert said_of(prefill, decode) == "http://s reads parts of prompts for http://s"
-    prefill.description = Description(doors=("10.0.0.3:7400",))
-    assert said_of(prefill, decode).endswith(f"its door is {DOOR}, and the other's --banyan-peers are 10.0.0.3:7400")
+    prefill.description = Description(page_servers=("10.0.0.3:7400",))
+    assert said_of(prefill, decode).endswith(
+        f"its page server is {PAGE_SERVER}, and the other's --banyan-peers are 10.0.0.3:7400"
+    )
     prefill.description = Description()
     assert said_of(prefill, decode) is None, "nobody has asked for it"
     prefill.description = None
@@ -90,18 +92,21 @@ def info(state, **more):
 
 
 @pytest.mark.parametrize(
-    ("address", "door"), [("10.0.0.2:7400", "10.0.0.2:7400"), ("0.0.0.0:7400", "d:7400"), ("[::]:7400", "d:7400")]
+    ("address", "page_server"),
+    [("10.0.0.2:7400", "10.0.0.2:7400"), ("0.0.0.0:7400", "d:7400"), ("[::]:7400", "d:7400")],
 )
-def test_description_when_a_server_reads_for_others_then_its_door_is_named_as_others_name_it(address, door):
-    state = {"door": {"address": address, "most_read_tokens": 640}}
+def test_description_when_a_server_reads_for_others_then_its_page_server_is_named_as_others_name_it(
+    address, page_server
+):
+    state = {"page_server": {"address": address, "most_read_tokens": 640}}
     said = Description.read(info(state), "http://d:30000")
-    assert (said.door, said.most_read_tokens) == (door, 640)
-    state["door"]["most_read_tokens"] = 0
-    assert Description.read(info(state), "http://d:30000").door == ""
+    assert (said.page_server, said.most_read_tokens) == (page_server, 640)
+    state["page_server"]["most_read_tokens"] = 0
+    assert Description.read(info(state), "http://d:30000").page_server == ""
 
 
-def test_description_when_a_server_can_have_others_read_then_their_doors_are_known():
-    state = {"waits_for_errands": True, "store": {"num_pages": 0}, "nodes": {"asked": [DOOR]}}
-    assert Description.read(info(state), "http://p:30000").doors == (DOOR,)
+def test_description_when_a_server_can_have_others_read_then_their_page_servers_are_known():
+    state = {"waits_for_remote_prefetches": True, "store": {"num_pages": 0}, "nodes": {"asked": [PAGE_SERVER]}}
+    assert Description.read(info(state), "http://p:30000").page_servers == (PAGE_SERVER,)
     for lacking in state:
-        assert Description.read(info({**state, lacking: None}), "http://p:30000").doors == ()
+        assert Description.read(info({**state, lacking: None}), "http://p:30000").page_servers == ()

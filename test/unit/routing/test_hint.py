@@ -52,9 +52,9 @@ def test_read_hint_when_a_payload_is_not_ours_then_none(payload):
     assert ReadHint.from_payload(payload) is None
 
 
-@pytest.mark.parametrize("doors", [(), (Address("::1", 7400),), (Address("a", 1), Address("b", 2))])
-def test_source_hint_when_it_travels_as_header_and_as_payload_then_it_is_read_back(doors):
-    source = SourceHint(doors)
+@pytest.mark.parametrize("page_servers", [(), (Address("::1", 7400),), (Address("a", 1), Address("b", 2))])
+def test_source_hint_when_it_travels_as_header_and_as_payload_then_it_is_read_back(page_servers):
+    source = SourceHint(page_servers)
     assert SourceHint.from_header(source.header()) == source
     assert SourceHint.from_payload(json.loads(json.dumps(source.payload()))) == source
 
@@ -64,6 +64,8 @@ def test_source_hint_when_a_header_is_not_ours_then_none(value):
     assert SourceHint.from_header(value) is None
 
 
-@pytest.mark.parametrize("payload", [{}, {"doors": None}, {"doors": "a:1"}, {"doors": [1]}, {"doors": ["a"]}])
+@pytest.mark.parametrize(
+    "payload", [{}, {"page_servers": None}, {"page_servers": "a:1"}, {"page_servers": [1]}, {"page_servers": ["a"]}]
+)
 def test_source_hint_when_a_payload_is_not_ours_then_none(payload):
     assert SourceHint.from_payload(payload) is None

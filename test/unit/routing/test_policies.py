@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededLots, place
+from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededTieBreaks, place
 from banyan.routing.affinity import Affinity
 from banyan.routing.dualpath import DualPath
 from banyan.routing.hybrid import Hybrid
@@ -36,9 +36,9 @@ def test_place_when_nobody_is_active_then_it_says_so():
         place(RoundRobin(), ask(), [RankState(rank=0, is_active=False)])
 
 
-def test_lots_when_many_are_drawn_then_every_rank_wins_as_often():
-    lots = SeededLots(7)
-    wins = Counter(min(range(4), key=lambda rank: lots(turn, rank)) for turn in range(4_000))
+def test_tie_breaks_when_many_are_drawn_then_every_rank_wins_as_often():
+    tie_breaks = SeededTieBreaks(7)
+    wins = Counter(min(range(4), key=lambda rank: tie_breaks(turn, rank)) for turn in range(4_000))
     assert all(900 < wins[rank] < 1_100 for rank in range(4))
 
 

@@ -19,8 +19,8 @@ UNBOUNDED = replace(FULL, unused_tokens=None)
 QUERY = Query(turn=0, num_prompt_tokens=2_000)
 
 
-def waited(*, query=QUERY, held=0, awaited=1_000, until=1_000, busy=BUSY, chosen=FULL):
-    return wait_for(query, held, {0: Coming(awaited, until)}, chosen, [busy, chosen])
+def waited(*, query=QUERY, held=0, pending=1_000, until=1_000, busy=BUSY, chosen=FULL):
+    return wait_for(query, held, {0: Coming(pending, until)}, chosen, [busy, chosen])
 
 
 def test_wait_when_all_pools_are_full_then_until_the_rank_has_the_prefix():
@@ -68,7 +68,7 @@ def test_wait_when_several_ranks_compute_it_then_for_the_most_and_the_soonest():
 
 
 def test_wait_when_little_or_nothing_is_gained_then_not():
-    assert waited(awaited=LEAST_GAIN_TOKENS - 1, until=0) is None
+    assert waited(pending=LEAST_GAIN_TOKENS - 1, until=0) is None
     assert waited(held=900, until=0) is None
     assert waited(query=replace(QUERY, fetchable_tokens=900), until=0) is None
     assert wait_for(QUERY, 0, {}, FULL, [BUSY, FULL]) is None
@@ -101,9 +101,9 @@ def test_dispatcher_when_a_rank_computes_the_beginning_then_the_next_waits_for_i
     second = prompt([*first[:60], *range(500, 540)])
     wait = books.wait(second, (0, 1), 2.0)
     assert wait == Wait(0, 60 * PAGE, 1_600 / 500)
-    assert books.is_awaited(second, wait)
+    assert books.is_pending(second, wait)
     books.reported(0, LoadReport(taken_s=3.0, unused_tokens=0, total_prefill_tokens=2_101, total_prefill_us=2_000_000))
-    assert not books.is_awaited(second, wait)
+    assert not books.is_pending(second, wait)
     assert books.wait(prompt([*first[:60], *range(500, 540)], held=(60 * PAGE, 0)), (0, 1), 3.0) is None
 
 

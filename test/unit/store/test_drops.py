@@ -16,13 +16,13 @@ tests = sys.modules["test"] = types.ModuleType("test")
 tests.__path__ = ["test"]
 import numpy as np
 from banyan._native import Feed, FlagRing, SharedBytes
-from test.unit.directory.rig import NUM_LAYERS, PAGE_BYTES, Rank, Roster, frames
+from test.unit.directory.rig import NUM_LAYERS, PAGE_BYTES, Rank, RankTable, frames
 
 block = 2 * PAGE_BYTES * NUM_LAYERS
 memory = SharedBytes.create(1 << 16, "arena")
 feed = Feed(memory, np.array([0], dtype=np.int64), block, NUM_LAYERS)
 read = feed.read()
-rank = Rank(Roster.create(2), 0)
+rank = Rank(RankTable.create(2), 0)
 ring = FlagRing(SharedBytes.create(1 << 12, "ring"), 2)
 copy = rank.peers.start_copy([], [(read, [0], frames(1))])
 batch = ring.follow([read])
@@ -39,7 +39,7 @@ if "{what}" == "copy":
     del copy
 elif "{what}" == "ring":
     del batch, ring
-elif "{what}" == "courier":
+elif "{what}" == "copy_thread":
     del rank, copy
 else:
     del copy, batch, ring, rank, read
@@ -47,7 +47,7 @@ print("dropped")
 """
 
 
-@pytest.mark.parametrize("what", ["copy", "ring", "courier", "all"])
+@pytest.mark.parametrize("what", ["copy", "ring", "copy_thread", "all"])
 def test_owner_when_dropped_while_python_feeds_its_read_then_the_interpreter_goes_on(what: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.replace("{what}", what)],

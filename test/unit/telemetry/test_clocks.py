@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from banyan.routing import Reason
@@ -16,10 +18,37 @@ class FakeClock:
 
 def test_stopwatch_when_timed_calls_nest_then_time_counts_once():
     watch = Stopwatch(FakeClock())
-    inner = watch.wrap(lambda: None)
-    watch.wrap(inner)()
-    # outer start, inner start, outer end: the inner call reads the clock only at its start
-    assert watch.elapsed_ns == 2000
+    inner = watch.wrap("inner", lambda: None)
+    watch.wrap("outer", inner)()
+    # The outer one looks at the clock first and last, and of its 3 us the inner one has 1.
+    own_us = {name: spent.own_ns // 1000 for name, spent in watch.by_name().items()}
+    assert own_us == {"inner": 1, "outer": 2}
+    assert watch.elapsed_ns == 3000
+
+
+def test_stopwatch_when_what_is_not_ours_runs_then_its_time_is_nobodys_but_for_what_is_timed_within_it():
+    clock = FakeClock()
+    watch = Stopwatch(clock)
+    within = watch.wrap("within", lambda: None)
+
+    def theirs():
+        clock.now_ns += 50_000
+        within()
+        return "answer"
+
+    assert watch.wrap("around", lambda: watch.elsewhere(theirs)())() == "answer"
+    own_us = {name: spent.own_ns // 1000 for name, spent in watch.by_name().items()}
+    assert own_us == {"around": 2, "within": 1}
+
+
+def test_stopwatch_when_another_thread_calls_then_it_is_not_timed():
+    watch = Stopwatch(FakeClock())
+    timed = watch.wrap("hook", lambda: "answer")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(timed).result() == "answer"
+        assert pool.submit(watch.elsewhere(timed)).result() == "answer"
+    assert watch.elapsed_ns == 0
+    assert watch.by_name() == {}
 
 
 def test_stopwatch_when_the_call_raises_then_time_counts_and_the_error_passes():
@@ -29,7 +58,7 @@ def test_stopwatch_when_the_call_raises_then_time_counts_and_the_error_passes():
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        watch.wrap(fail)()
+        watch.wrap("fails", fail)()
     assert watch.elapsed_ns == 1000
 
 

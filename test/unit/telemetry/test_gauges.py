@@ -3,7 +3,7 @@ from banyan.telemetry import STORE_GAUGES, gauges_of
 
 
 def test_gauges_when_there_is_no_store_then_none_of_it():
-    assert gauges_of({"num_published_pages": 3, "peers": [], "seat": 0}) == {"num_published_pages": 3.0}
+    assert gauges_of({"num_published_pages": 3, "peers": [], "member_slot": 0}) == {"num_published_pages": 3.0}
 
 
 def test_gauges_when_the_store_tells_more_then_only_what_is_described_is_shown():

@@ -4,7 +4,7 @@ import hashlib
 import pytest
 
 from banyan.telemetry import Holding, RecentPrompts
-from banyan.telemetry.recent_prompts import MAX_MARKS, marks
+from banyan.telemetry.recent_prompts import MAX_MARKS, marked
 
 PAGE = 16
 
@@ -38,8 +38,9 @@ def test_prompts_when_too_many_came_then_the_oldest_are_forgotten_and_empty_ones
 
 @pytest.mark.parametrize("num_pages", [1, 63, 64, 65, 1000, 8192, 8191])
 def test_marks_when_a_prompt_is_long_then_few_on_multiples_of_a_power_of_two_and_the_last(num_pages):
-    places = marks(num_pages)
-    assert len(places) <= MAX_MARKS and places[-1] == num_pages and places == sorted(set(places))
+    places, picked = marked([str(place) for place in range(1, num_pages + 1)])
+    assert picked == [str(place) for place in places]
+    assert len(places) <= MAX_MARKS and places[-1] == num_pages and list(places) == sorted(set(places))
     step = places[0]
     assert step & (step - 1) == 0 and all(place % step == 0 for place in places[:-1])
 
@@ -47,6 +48,6 @@ def test_marks_when_a_prompt_is_long_then_few_on_multiples_of_a_power_of_two_and
 def test_holding_when_marks_are_held_then_it_is_told_in_tokens():
     prompts = RecentPrompts(PAGE)
     prompts.saw("r", chain(*range(100)), 0.0)
-    (one,) = told(prompts, pools=(2, 0), arena=len(marks(100)))
+    (one,) = told(prompts, pools=(2, 0), arena=len(marked(chain(*range(100)))[0]))
     assert one["pools"] == [4 * PAGE, 0] and one["arena"] == 100 * PAGE == one["num_tokens"]
     assert one["marks"][0] == [2 * PAGE, chain(*range(100))[1]]

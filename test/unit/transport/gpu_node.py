@@ -31,19 +31,24 @@ GEOMETRY = [
 
 
 class GpuRank:
-    """A pool on the device, its shelf, and its door to the peers."""
+    """A pool on the device, its frame table, and what connects it to its peers."""
 
     def __init__(
-        self, gpu: FakeGpu, roster: _native.Roster, slot: int, layers_per_launch: int = 1, make_reads=lambda rank: None
+        self,
+        gpu: FakeGpu,
+        rank_table: _native.RankTable,
+        slot: int,
+        layers_per_launch: int = 1,
+        make_reads=lambda rank: None,
     ) -> None:
-        self.gpu, self.roster, self.slot = gpu, roster, slot
+        self.gpu, self.rank_table, self.slot = gpu, rank_table, slot
         self.driver = FakeDriver(gpu)
         self.pools = [gpu.allocate(NUM_PAGES * PAGE_BYTES) for _ in range(EXTENTS)]
         for extent in range(EXTENTS):
             for page in range(NUM_PAGES):
                 self.put(page, extent, self.content(page, extent))
-        self.shelf = self.announce()
-        self.peers = _native.Peers(roster, slot, slot, NAMESPACE, GEOMETRY, self.device_pool())
+        self.frame_table = self.announce()
+        self.peers = _native.Peers(rank_table, slot, slot, NAMESPACE, GEOMETRY, self.device_pool())
         streams = self.streams = [slot * 10 + stream for stream in (SCHEDULE, FORWARD, COPY, FOLLOW)]
         self.schedule, self.forward, self.copy_stream, self.follow_stream = streams
         self.places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=EXTENTS)
@@ -55,7 +60,7 @@ class GpuRank:
             alignment_bytes=8,
             announcements=self.peers,
             own_rows={slot: OWN_ROW},
-            wanted_slots=range(roster.num_slots),
+            wanted_slots=range(rank_table.num_slots),
             executor=gpu.opener,
             registrations=KeptPieces(self.driver, Pinned()),
         )
@@ -91,8 +96,8 @@ class GpuRank:
         described = describe(self.driver, bytes(16), [(base, NUM_PAGES * PAGE_BYTES) for base in self.pools])
         return _native.DevicePool(described.encode(), EXTENTS * NUM_PAGES * PAGE_BYTES)
 
-    def announce(self) -> _native.Shelf:
-        return _native.Shelf(self.roster, self.slot, NAMESPACE, self.device_pool(), NUM_PAGES, GEOMETRY)
+    def announce(self) -> _native.FrameTable:
+        return _native.FrameTable(self.rank_table, self.slot, NAMESPACE, self.device_pool(), NUM_PAGES, GEOMETRY)
 
     def record_ready(self) -> list[int]:
         for event, stream in zip(self.ready, (self.schedule, self.forward), strict=True):
@@ -128,12 +133,12 @@ class GpuRank:
         return self.gpu.buffer(pages)
 
     def publish(self, pages: list[int], names: list[str]) -> None:
-        self.shelf.publish(frames(*pages), names)
+        self.frame_table.publish(frames(*pages), names)
 
 
 def make_node(seed: int = 0, layers_per_launch: int = 1) -> tuple[FakeGpu, GpuRank, GpuRank]:
     gpu = FakeGpu(seed)
-    roster = _native.Roster.create(2)
-    owner, reader = (GpuRank(gpu, roster, slot, layers_per_launch) for slot in (0, 1))
+    rank_table = _native.RankTable.create(2)
+    owner, reader = (GpuRank(gpu, rank_table, slot, layers_per_launch) for slot in (0, 1))
     reader.meet_peers()
     return gpu, owner, reader

@@ -91,10 +91,10 @@ class Ring:
 class Node:
     def __init__(self, seed=0, layers_per_launch=1, num_slots=1):
         self.gpu = FakeGpu(seed)
-        roster = _native.Roster.create(2)
-        self.owner = GpuRank(self.gpu, roster, 0)
+        rank_table = _native.RankTable.create(2)
+        self.owner = GpuRank(self.gpu, rank_table, 0)
         self.ring = Ring(self.gpu, num_slots)
-        self.reader = GpuRank(self.gpu, roster, 1, layers_per_launch, self.make_reads)
+        self.reader = GpuRank(self.gpu, rank_table, 1, layers_per_launch, self.make_reads)
         self.reader.meet_peers()
 
     def make_reads(self, rank):
@@ -239,7 +239,7 @@ def test_start_copy_when_a_call_was_refused_before_then_the_batch_fails(time_pas
 
 def test_start_copy_when_nothing_can_be_followed_then_valueerror():
     gpu = FakeGpu()
-    rank = GpuRank(gpu, _native.Roster.create(2), 0)
+    rank = GpuRank(gpu, _native.RankTable.create(2), 0)
     with pytest.raises(ValueError, match="cannot be followed"):
         rank.source.start_copy([], [(Read(rank, [2]), [0], frames(1))])
 
@@ -260,7 +260,7 @@ def test_lease_when_a_drive_does_not_answer_then_it_ends_with_its_own_copy_and_s
             break
     reader.source.poll()
     assert later.has_ended and not mixed.has_ended
-    assert ids(owner.shelf.retire(frames(5, 6))) == [5, 6], "nobody reads them any more"
+    assert ids(owner.frame_table.retire(frames(5, 6))) == [5, 6], "nobody reads them any more"
     drive_answers.append(True)
     gpu.run()
     assert mixed.has_ended and mixed.finish()

@@ -37,7 +37,7 @@ def drained(owner, num_pages):
     """What the owner gets back, once it is so many pages."""
     deadline_s, back = time.monotonic() + PATIENCE_S, []
     while len(back) < num_pages and time.monotonic() < deadline_s:
-        back += ids(owner.shelf.drain())
+        back += ids(owner.frame_table.drain())
     return sorted(back)
 
 
@@ -45,7 +45,7 @@ def test_fetch_when_it_has_landed_then_every_extent_is_the_owners_and_its_pages_
     gpu, owner, reader = node
     copy = fetch(reader, [key(1), key(2)], 3, 0)
     assert copy.bytes_fetched == 2 * EXTENTS * PAGE_BYTES
-    assert ids(owner.shelf.retire(frames(5, 6))) == []
+    assert ids(owner.frame_table.retire(frames(5, 6))) == []
     gpu.run()
     assert drained(owner, 2) == [5, 6], "nobody polls"
     for page, source in ((3, 5), (0, 6)):
@@ -58,12 +58,12 @@ def test_fetch_when_its_pages_are_still_being_copied_then_their_owner_does_not_g
     gpu, owner, reader = node
     fetch(reader, [key(1)], 3)
     fetch(reader, [key(2)], 0)
-    assert ids(owner.shelf.retire(frames(5, 6))) == []
+    assert ids(owner.frame_table.retire(frames(5, 6))) == []
     while reader.driver.gpu.streams[reader.copy_stream]:
         landed = [
             reader.get(page, EXTENTS - 1) == owner.content(source, EXTENTS - 1) for page, source in ((3, 5), (0, 6))
         ]
-        back = ids(owner.shelf.drain())
+        back = ids(owner.frame_table.drain())
         assert len(back) <= sum(landed), "let go before it was read"
         gpu.step()
 
@@ -72,10 +72,10 @@ def test_lease_when_the_word_behind_its_copy_is_refused_then_it_is_given_back_by
     gpu, owner, reader = node
     reader.driver.refuse["write_word"] = 0
     assert not fetch(reader, [key(1)], 3).finish()
-    assert ids(owner.shelf.retire(frames(5))) == []
+    assert ids(owner.frame_table.retire(frames(5))) == []
     gpu.run()
     reader.source.poll()
-    assert ids(owner.shelf.drain()) == [5]
+    assert ids(owner.frame_table.drain()) == [5]
 
 
 def test_fetch_when_it_cannot_begin_then_its_pages_are_let_go_at_once(node):
@@ -83,7 +83,7 @@ def test_fetch_when_it_cannot_begin_then_its_pages_are_let_go_at_once(node):
     lease = reader.lease([key(1)])
     reader.source._is_broken = True
     assert not reader.source.start_copy([(lease, reader.targets(3))]).finish()
-    assert ids(owner.shelf.retire(frames(5))) == [5]
+    assert ids(owner.frame_table.retire(frames(5))) == [5]
 
 
 def test_fetch_when_it_has_landed_then_the_device_says_how_long_it_took(node):
@@ -112,7 +112,7 @@ def test_lease_when_released_without_a_copy_then_the_owner_is_free_again(node):
     lease = reader.lease([key(1)])
     lease.release()
     lease.release()
-    assert ids(owner.shelf.retire(frames(5))) == [5]
+    assert ids(owner.frame_table.retire(frames(5))) == [5]
     assert reader.source._num_leased == 0
 
 
@@ -126,16 +126,16 @@ def test_lease_when_more_pages_are_under_way_than_the_pool_has_then_refused(node
 
 
 def test_lookup_when_the_peers_pool_is_being_opened_then_nothing_is_found_and_nobody_waits():
-    gpu, roster = FakeGpu(), _native.Roster.create(2)
-    owner, reader = (GpuRank(gpu, roster, slot) for slot in (0, 1))
+    gpu, rank_table = FakeGpu(), _native.RankTable.create(2)
+    owner, reader = (GpuRank(gpu, rank_table, slot) for slot in (0, 1))
     owner.publish([5], [key(1)])
     reader.mappings.attend(reader.peers.present())
     before = reader.source.version()
     assert reader.source.lookup([key(1)]).num_pages == 0
     assert reader.source.lookup([key(1)], [0]).num_pages == 0
     assert reader.source.holders([key(1)], [0]) == [None]
-    owner.shelf.tell(_native.page_numbers([key(1)]))
-    assert len(reader.source.heard([0])) == 1, "what it is asked for can be heard all the same"
+    owner.frame_table.log_access(_native.page_numbers([key(1)]))
+    assert len(reader.source.read_access_logs([0])) == 1, "what it is asked for can be heard all the same"
     reader.meet_peers()
     assert reader.source.version() != before, "an earlier answer is not to be kept"
     assert reader.source.lookup([key(1)], [0]).num_pages == 1
@@ -144,8 +144,8 @@ def test_lookup_when_the_peers_pool_is_being_opened_then_nothing_is_found_and_no
 
 
 def test_lookup_when_the_peers_pool_cannot_be_opened_then_others_hold_what_they_hold(caplog):
-    gpu, roster = FakeGpu(), _native.Roster.create(3)
-    barred, owner, reader = (GpuRank(gpu, roster, slot) for slot in range(3))
+    gpu, rank_table = FakeGpu(), _native.RankTable.create(3)
+    barred, owner, reader = (GpuRank(gpu, rank_table, slot) for slot in range(3))
     gpu.exported = {handle: base for handle, base in gpu.exported.items() if base not in barred.pools}
     barred.publish([1, 2, 3], [key(1), key(2), key(3)])
     owner.publish([5, 6], [key(1), key(2)])
@@ -159,14 +159,14 @@ def test_lookup_when_the_peers_pool_cannot_be_opened_then_others_hold_what_they_
 
 @pytest.mark.parametrize("registers_read_only", [False, True])
 def test_arena_part_of_a_peer_when_the_device_registers_only_what_can_be_written_then_it_is_read(registers_read_only):
-    gpu, roster = FakeGpu(), _native.Roster.create(2)
+    gpu, rank_table = FakeGpu(), _native.RankTable.create(2)
     gpu.registers_read_only = registers_read_only
-    reader = GpuRank(gpu, roster, 1)
+    reader = GpuRank(gpu, rank_table, 1)
     arena = _native.SharedBytes.create(NUM_PAGES * FRAME_BYTES, "part")
     table = [[(extent * PAGE_BYTES, PAGE_BYTES) for extent in (2 * n, 2 * n + 1)] for n in range(NUM_LAYERS)]
-    shelf = _native.Shelf(roster, 0, NAMESPACE, arena, NUM_PAGES, table, FRAME_BYTES)
+    frame_table = _native.FrameTable(rank_table, 0, NAMESPACE, arena, NUM_PAGES, table, FRAME_BYTES)
     memoryview(arena).cast("B")[3 * FRAME_BYTES : 4 * FRAME_BYTES] = bytes(range(FRAME_BYTES))
-    shelf.publish(frames(3), [key(1)])
+    frame_table.publish(frames(3), [key(1)])
     reader.meet_peers()
     fetch(reader, [key(1)], 2)
     gpu.run()
@@ -181,10 +181,10 @@ def test_start_copy_when_a_call_is_refused_then_the_batch_fails_and_sharing_ends
     assert not copy.finish()
     assert [call[1] for call in reader.driver.calls if call[0] == "wait_event"] == [reader.schedule, reader.forward]
     assert "sharing is off" in caplog.text
-    assert ids(owner.shelf.retire(frames(5))) == []
+    assert ids(owner.frame_table.retire(frames(5))) == []
     gpu.run()
     reader.source.poll()
-    assert ids(owner.shelf.drain()) == [5]
+    assert ids(owner.frame_table.drain()) == [5]
     assert reader.lease([key(2)]) is None
 
 
@@ -192,10 +192,10 @@ def test_start_copy_when_no_call_works_any_more_then_the_lease_is_kept(node):
     gpu, owner, reader = node
     reader.driver.refuse.update(kernel=0, create_event=0)
     assert not fetch(reader, [key(1)], 3).finish()
-    assert ids(owner.shelf.retire(frames(5))) == []
+    assert ids(owner.frame_table.retire(frames(5))) == []
     gpu.run()
     reader.source.poll()
-    assert ids(owner.shelf.drain()) == [], "nobody knows when the device ends"
+    assert ids(owner.frame_table.drain()) == [], "nobody knows when the device ends"
 
 
 def test_start_copy_when_frames_and_lease_differ_then_valueerror_and_nothing_is_enqueued(node):
@@ -210,7 +210,7 @@ def test_start_copy_when_frames_and_lease_differ_then_valueerror_and_nothing_is_
 def test_peer_when_the_owner_leaves_then_its_pool_is_closed_after_the_last_copy(node):
     gpu, owner, reader = node
     fetch(reader, [key(1)], 3)
-    owner.shelf.close()
+    owner.frame_table.close()
     reader.meet_peers()
     assert reader.driver.mapped
     gpu.run()
@@ -223,7 +223,7 @@ def test_peer_when_the_owner_comes_back_then_its_new_pool_is_opened(node):
     gpu, owner, reader = node
     gpu.run_stream(reader.copy_stream)
     reader.lease([key(1)]).release()
-    owner.shelf.close()
+    owner.frame_table.close()
     reader.meet_peers()
     gpu.opener.run()
     assert not reader.driver.mapped

@@ -31,10 +31,10 @@ def story(seed, layers_per_launch=1, tamper=lambda reader: None):
     assert copy.finish()
     expected = {extent: (owner.get(5, extent), owner.get(6, extent)) for extent in range(EXTENTS)}
     reader.enqueue_write(reader.schedule, 2, POISON)
-    waiting = ids(owner.shelf.retire(frames(5, 6, 7)))
+    waiting = ids(owner.frame_table.retire(frames(5, 6, 7)))
     while gpu.step():
         reader.source.poll()
-        for page in waiting + ids(owner.shelf.drain()):
+        for page in waiting + ids(owner.frame_table.drain()):
             owner.enqueue_write(owner.forward, page, POISON)
         waiting = []
     gpu.run()

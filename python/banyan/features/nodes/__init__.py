@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages between nodes: the door that lends a node's arena frames, and what borrows from other nodes' doors."""
+"""Pages between nodes: the page server that lends a node's arena frames, and what borrows from other nodes' page
+servers."""
 
 from banyan.feature import Parts
 from banyan.features.nodes.refused import refusals

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's dealings with the doors of other nodes: asks who has a prompt, borrows, pulls, gives back.
+"""A rank's dealings with the page servers of other nodes: asks who has a prompt, borrows, pulls, gives back.
 
 Invariants
   1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
      thread, which owns the sockets; what that learns comes back through another queue.
-  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a loan, or after
-     the carrier's own time-out.
+  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a remote lease, or
+     after the carrier's own time-out.
      When the thread ends by a fault, those end that no executor has begun, questions are over, and no node listens.
   3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
 
@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.lines import Lines
+from banyan.features.nodes.node_connections import NodeConnections
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.features.nodes.tcp import Carrier
@@ -39,10 +39,10 @@ from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
-    Loan,
     Read,
     Reading,
     Refused,
+    RemoteLease,
     Return,
     ToBorrower,
     pack_keys,
@@ -61,7 +61,7 @@ TICK_MS = 20
 
 @dataclass(slots=True)
 class _Wanted:
-    """A pull that waits for its loan."""
+    """A pull that waits for its remote lease."""
 
     node: int
     pull: Pull
@@ -69,7 +69,7 @@ class _Wanted:
 
 
 class Borrower:
-    """One rank's. ``nodes``: the doors of its shard."""
+    """One rank's. ``nodes``: the page servers of its shard."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Borrower:
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
         self._has_ended = False
         self.num_lost = 0
-        self._lines = Lines(nodes, keys, connected=self._asking.connected)
+        self._connections = NodeConnections(nodes, keys, connected=self._asking.connected)
         self._thread = start_thread(
             self._run, name="banyan-borrow", feature="borrowing pages of other nodes", ended=self._off
         )
@@ -188,22 +188,22 @@ class Borrower:
         self._has_ended = True
         self._tell(lambda: None)
         self._thread.join()
-        self._lines.close()
+        self._connections.close()
 
     def _tell(self, command: Callable[[], None]) -> None:
         if not self._is_off:
             self._commands.put(command)
-        self._lines.ring()
+        self._connections.wake()
 
     # ---- the thread that owns the sockets ----------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._has_ended:
-            for node, payload in self._lines.wait(TICK_MS):
+            for node, payload in self._connections.wait(TICK_MS):
                 self._take(node, payload)
             self._obey()
             self._answers.extend(self._asking.expire())
-            self._give_up_errands()
+            self._give_up_remote_prefetches()
             self._give_up_waiting()
             self._probe()
         self._end()
@@ -221,7 +221,7 @@ class Borrower:
         self._obey()
         for wanted in self._wanted.values():
             self._let_go(wanted.pull)
-        self._lines.hang_up()
+        self._connections.hang_up()
 
     def _off(self) -> None:
         """The thread has ended by a fault: nobody is to wait for what it would have done."""
@@ -233,7 +233,7 @@ class Borrower:
         for node in range(len(self._nodes)):
             self._asking.silent(node)
         self._executor.shutdown()
-        self._lines.hang_up()
+        self._connections.hang_up()
 
     def _let_go(self, pull: Pull) -> None:
         """It ends without a byte."""
@@ -252,23 +252,23 @@ class Borrower:
         if not nodes:
             self._answers.append(Best(number, -1, 0))
         for node in nodes:
-            if not self._lines.send(node, Ask(number, self._namespace, packed)):
+            if not self._connections.send(node, Ask(number, self._namespace, packed)):
                 self._over(self._asking.missed(number, node))
 
     def _send_for(self, number: int, node: int, packed: bytes) -> None:
         self._waits.begin(number, node)
-        if not self._lines.send(node, Read(number, self._namespace, packed)):
+        if not self._connections.send(node, Read(number, self._namespace, packed)):
             self._over(self._waits.answered(number, node, 0))
             self._asking.silent(node)
 
-    def _give_up_errands(self) -> None:
+    def _give_up_remote_prefetches(self) -> None:
         late, silent = self._waits.expire()
         self._answers.extend(late)
         for node in silent:
             self._asking.silent(node)
 
     def _turned_down(self, number: int, node: int, reason: str) -> None:
-        """An errand was refused; said once for each node."""
+        """A remote prefetch was refused; said once for each node."""
         best = self._waits.answered(number, node, 0)
         if best is not None and node not in self._unwilling:
             self._unwilling.add(node)
@@ -277,7 +277,7 @@ class Borrower:
 
     def _probe(self) -> None:
         for node in self._asking.to_probe():
-            self._lines.send(node, Ask(0, self._namespace, b""))
+            self._connections.send(node, Ask(0, self._namespace, b""))
 
     def _over(self, best: Best | None) -> None:
         if best is not None:
@@ -286,7 +286,7 @@ class Borrower:
     def _want(self, node: int, pull: Pull) -> None:
         number = next(self._numbers)
         self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S)
-        if not self._lines.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
+        if not self._connections.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
             self._refused(number)
 
     def _refused(self, number: int) -> None:
@@ -304,7 +304,7 @@ class Borrower:
         try:
             message = read_by_borrower(payload)
         except Foreign as error:
-            logger.warning("banyan: the node at %s sent what no door sends: %s", self._nodes[node], error)
+            logger.warning("banyan: the node at %s sent what no page server sends: %s", self._nodes[node], error)
             return
         self._heed(node, message)
 
@@ -321,10 +321,10 @@ class Borrower:
                 self._turned_down(number, node, reason)
                 if self._is_wanted_of(node, number):
                     self._refused(number)
-            case Loan(number):
+            case RemoteLease(number):
                 self._asking.heard(node)
                 if not self._is_wanted_of(node, number):
-                    self._lines.send(node, Return(message.token))
+                    self._connections.send(node, Return(message.token))
                 elif self._begins(pull := self._wanted.pop(number).pull):
                     carrying = self._executor.submit(self._carry, node, pull, message)
                     noticed(carrying, name="banyan-pull", feature="a pull from another node")
@@ -335,12 +335,12 @@ class Borrower:
 
     # ---- a thread of the executor ------------------------------------------------------------------------------
 
-    def _carry(self, node: int, pull: Pull, loan: Loan) -> None:
-        ended = pull.carry(loan, self._nodes[node].host, self._carrier)
-        self._tell(partial(self._carried, node, loan, ended))
+    def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease) -> None:
+        ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier)
+        self._tell(partial(self._carried, node, remote_lease, ended))
 
-    def _carried(self, node: int, loan: Loan, ended: Ended) -> None:
-        self._lines.send(node, Return(loan.token))
+    def _carried(self, node: int, remote_lease: RemoteLease, ended: Ended) -> None:
+        self._connections.send(node, Return(remote_lease.token))
         if ended in (Ended.LOST, Ended.DAMAGED):
             self.num_lost += 1
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to another node's door."""
+"""A connection to another node's page server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_RECONNECT_MS = 10_000
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.door.public)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.page_server.public)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.borrower.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.borrower.secret)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

@@ -2,11 +2,11 @@
 """What other nodes have of the prompts that come to one rank, behind its arena and its store.
 
 Invariants, beside those of ``RemoteTier``
-  1. A request on an errand is awaited no longer than `ERRAND_PATIENCE_S`.
-  2. What an errand does not bring is read from the own store.
+  1. A request on a remote prefetch is awaited no longer than `REMOTE_PREFETCH_PATIENCE_S`.
+  2. What a remote prefetch does not bring is read from the own store.
 
-An errand is a question that another node answers when it has brought the pages from its store. One thread calls;
-nothing waits.
+A remote prefetch is a question that another node answers when it has brought the pages from its store. One thread
+calls; nothing waits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from banyan.arena.remote_tier import RemoteTier
 from banyan.ports import Asked, Frames, StoreFound, StoreRead
 from banyan.telemetry import Counters
 
-ERRAND_PATIENCE_S = 12.0
-"""Longer than anybody who sends waits for the end of an errand."""
+REMOTE_PREFETCH_PATIENCE_S = 12.0
+"""Longer than anybody who sends waits for the end of a remote prefetch."""
 
 
 class FoundThere(StoreFound, Protocol):
@@ -33,7 +33,7 @@ class FoundThere(StoreFound, Protocol):
 
 
 class OtherNodes(Asked[FoundThere], Protocol):
-    """The doors of other nodes, as a rank uses them. No call waits."""
+    """The page servers of other nodes, as a rank uses them. No call waits."""
 
     def knows(self, node: str) -> bool:
         """Whether a node of that address may be asked."""
@@ -76,8 +76,8 @@ class NodeTier(RemoteTier[FoundThere]):
         self._nodes = nodes
         self._told = told
         self._sent_for: set[str] = set()
-        self._errands: dict[int, int] = {}
-        """Of the questions that are errands: how many pages the node was sent for."""
+        self._remote_prefetches: dict[int, int] = {}
+        """Of the questions that are remote prefetches: how many pages the node was sent for."""
 
     def ask(self, wanted: Wanted) -> int:
         """As ``RemoteTier.ask``. Where it was said that only some nodes have what this one lacks, none but they are
@@ -101,9 +101,9 @@ class NodeTier(RemoteTier[FoundThere]):
         number = self._nodes.send(node, wanted.missing[:num_pages])
         if number is None:
             return False
-        self._counters.errands_sent += 1
-        self._questions[number], self._errands[number] = wanted, num_pages
-        self._await(wanted.request, ERRAND_PATIENCE_S)
+        self._counters.remote_prefetches_sent += 1
+        self._questions[number], self._remote_prefetches[number] = wanted, num_pages
+        self._await(wanted.request, REMOTE_PREFETCH_PATIENCE_S)
         self._sent_for.add(wanted.request)
         return True
 
@@ -116,20 +116,20 @@ class NodeTier(RemoteTier[FoundThere]):
         self._sent_for.discard(request)
 
     def _end(self, number: int, wanted: Wanted, found: FoundThere | None) -> None:
-        num_sent_for = self._errands.pop(number, None)
+        num_sent_for = self._remote_prefetches.pop(number, None)
         if num_sent_for is None:
             super()._end(number, wanted, found)
             return
         if found is not None:
             self._pull(wanted.missing, wanted.worth, found, wanted.behind)
         num_brought = 0 if found is None else found.num_pages
-        self._counters.errands_failed += num_brought < num_sent_for
+        self._counters.remote_prefetches_failed += num_brought < num_sent_for
         self._prefetch.start_reads(wanted.missing, wanted.worth, behind=wanted.behind)
 
     def forget(self) -> None:
         super().forget()
         self._sent_for.clear()
-        self._errands.clear()
+        self._remote_prefetches.clear()
 
     def close(self) -> None:
         self._nodes.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of a loan on their way into this rank's part of the arena, verified layer by layer.
+"""Pages of a remote lease on their way into this rank's part of the arena, verified layer by layer.
 
 Invariants
-  1. A page counts as landed in a layer only when its checksum agrees: it was said by the door, over the channel that
-     the secret protects, and is bound to namespace, page key and layer.
+  1. A page counts as landed in a layer only when its checksum agrees: it was said by the page server, over the channel
+     that the secret protects, and is bound to namespace, page key and layer.
   2. The frames are written until `carry` returns, and not afterwards: then the read has ended, whatever happened.
 """
 
@@ -19,7 +19,7 @@ from itertools import accumulate
 from banyan import _native
 from banyan.core import Address
 from banyan.features.nodes.tcp import Carrier
-from banyan.features.nodes.wire import Foreign, Loan, unpack_sums
+from banyan.features.nodes.wire import Foreign, RemoteLease, unpack_sums
 from banyan.layout import BlockGeometry
 
 
@@ -59,19 +59,19 @@ class Pull:
     block: BlockGeometry
     feed: _native.Feed
 
-    def carry(self, loan: Loan, host: str, carrier: Carrier) -> Ended:
-        """Bring the bytes of ``loan``. Blocks; any thread."""
+    def carry(self, remote_lease: RemoteLease, host: str, carrier: Carrier) -> Ended:
+        """Bring the bytes of ``remote_lease``. Blocks; any thread."""
         try:
-            return self._carry(loan, host, carrier)
+            return self._carry(remote_lease, host, carrier)
         finally:
             self.feed.end()
 
-    def _carry(self, loan: Loan, host: str, carrier: Carrier) -> Ended:
+    def _carry(self, remote_lease: RemoteLease, host: str, carrier: Carrier) -> Ended:
         target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
         ended = Ended.WHOLE
         try:
-            sums = unpack_sums(loan.sums, num_pages=len(self.keys), num_layers=len(target.layer_bytes))
-            layers = carrier.pull(Address(host, loan.port), loan.token, target, len(target.layer_bytes))
+            sums = unpack_sums(remote_lease.sums, num_pages=len(self.keys), num_layers=len(target.layer_bytes))
+            layers = carrier.pull(Address(host, remote_lease.port), remote_lease.token, target, len(target.layer_bytes))
             with contextlib.closing(layers):
                 for layer in layers:
                     if not self.feed.is_wanted:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from banyan.feature import Asked
-from banyan.refusals import door_seats_refusal, secret_refusal
+from banyan.refusals import page_server_slots_refusal, secret_refusal
 from banyan.transport.sealed.secret import read_secret
 
 
@@ -20,6 +20,6 @@ def refusals(asked: Asked) -> list[str]:
     except (OSError, ValueError) as error:
         reasons.append(secret_refusal(path=wanted.secret_file, error=error))
     if wanted.listen and layout is not None:
-        line = door_seats_refusal(num_slots=layout.num_slots(has_arena=True), num_shards=layout.num_shards)
+        line = page_server_slots_refusal(num_slots=layout.num_slots(has_arena=True), num_shards=layout.num_shards)
         reasons += [] if line is None else [line]
     return reasons

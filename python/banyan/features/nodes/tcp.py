@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a loan over plain TCP: its token goes one way, its pages come back layer by layer.
+"""The bytes of a remote lease over plain TCP: its token goes one way, its pages come back layer by layer.
 
 A reader opens a connection, writes the token and reads all pages of layer 0, then of layer 1, and so on; nothing else
 is sent. Both ends know the sizes. What comes is believed only by its checksums.
@@ -21,8 +21,8 @@ from typing import Protocol
 
 from banyan.core import Address
 from banyan.features.nodes.callers import Callers
-from banyan.features.nodes.flight import Flight
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.in_flight_limit import InFlightLimit
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.telemetry import start_thread
 
 logger = logging.getLogger("banyan")
@@ -43,13 +43,13 @@ MAX_VIEWS = 512
 
 
 class Layers(Protocol):
-    """Where the pages of a loan go, or lie."""
+    """Where the pages of a remote lease go, or lie."""
 
     def layer(self, layer: int) -> list[memoryview]: ...
 
 
 class Carrier(Protocol):
-    """Brings the bytes of a loan."""
+    """Brings the bytes of a remote lease."""
 
     def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
         """Yield each layer when its bytes are in ``target``, in order. Nothing is written after the iterator was
@@ -145,28 +145,29 @@ def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 class TcpSource:
-    """The lender's end: listens, and sends what is lent. A thread for each loan, `MAX_CONNECTIONS` at most; who shows
-    no token of one has none."""
+    """The lender's end: listens, and sends what is lent. A thread for each remote lease, `MAX_CONNECTIONS` at most; who
+    shows no token of one has none."""
 
     def __init__(
         self,
         address: Address,
-        loans: Loans,
+        remote_leases: RemoteLeases,
         *,
         num_layers: int,
         dscp: int | None = None,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``in_flight_bytes``: of all loans together (``flight``). ``ended``: called when a fault ends its listening.
+        """``in_flight_bytes``: of all remote leases together (``flight``). ``ended``: called when a fault ends its
+        listening.
 
         Raises:
             OSError: when the address cannot be listened on.
         """
-        self._loans = loans
+        self._remote_leases = remote_leases
         self._num_layers = num_layers
         self._dscp = dscp
-        self._flight = Flight(in_flight_bytes)
+        self._in_flight_limit = InFlightLimit(in_flight_bytes)
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._sending = threading.Condition()
         self._num_sending = 0
@@ -178,8 +179,8 @@ class TcpSource:
         self._thread = start_thread(self._callers.run, name="banyan-lend", feature=LENDING, ended=ended)
 
     def settle(self) -> None:
-        """Wait until nothing that was lent is being read: after the loans were called in, no longer than a stalled
-        reader is waited for."""
+        """Wait until nothing that was lent is being read: after the remote leases were called in, no longer than a
+        stalled reader is waited for."""
         with self._sending:
             self._sending.wait_for(lambda: self._num_sending == 0, timeout=2 * STALL_S)
 
@@ -197,40 +198,42 @@ class TcpSource:
             # It has left.
             connection.close()
             return
-        if self._loans.find(token) is None or not self._room.acquire(blocking=False):
+        if self._remote_leases.find(token) is None or not self._room.acquire(blocking=False):
             connection.close()
             return
         try:
-            start_thread(partial(self._serve, connection, token), name="banyan-lend-one", feature="a loan's bytes")
+            start_thread(
+                partial(self._serve, connection, token), name="banyan-lend-one", feature="a remote lease's bytes"
+            )
         except RuntimeError as error:
             # The system has no thread left: its borrower computes instead.
-            logger.warning("banyan: a loan is not sent: %s", error)
+            logger.warning("banyan: a remote lease is not sent: %s", error)
             self._room.release()
             connection.close()
 
     def _serve(self, connection: socket.socket, token: bytes) -> None:
         try:
             # Behind the mark, which sets the host's own priority too.
-            with connection, self._flight.joined(connection):
-                self._send_loan(connection, token)
+            with connection, self._in_flight_limit.joined(connection):
+                self._send_remote_lease(connection, token)
         except OSError as error:
-            # The reader has left, or stands still: its loan runs out.
+            # The reader has left, or stands still: its remote lease runs out.
             logger.debug("banyan: a reader's connection has ended: %s", error)
         finally:
             self._room.release()
 
-    def _send_loan(self, connection: socket.socket, token: bytes) -> None:
+    def _send_remote_lease(self, connection: socket.socket, token: bytes) -> None:
         for layer in range(self._num_layers):
             if not self._send_layer(connection, token, layer):
                 return
 
     def _send_layer(self, connection: socket.socket, token: bytes, layer: int) -> bool:
         with self._sending:
-            lent = self._loans.find(token)
+            lent = self._remote_leases.find(token)
             if lent is None:
                 return False
             self._num_sending += 1
-        views = lent.goods.layer(layer)
+        views = lent.leased_frames.layer(layer)
         try:
             _send(connection, views)
         finally:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errands that other nodes are on for this one, and when they have been waited for long enough: pure, the clock is the
-caller's.
+"""Remote prefetches that other nodes are on for this one, and when they have been waited for long enough: pure, the
+clock is the caller's.
 
-Invariant: every errand that was begun is over once: when it is answered; when nothing was heard of it, for
+Invariant: every remote prefetch that was begun is over once: when it is answered; when nothing was heard of it, for
 `FIRST_WORD_S` at first and `SILENCE_S` later; or after `MOST_READ_S`, however alive its node is.
 """
 
@@ -22,45 +22,45 @@ MOST_READ_S = 10.0
 
 
 @dataclass(slots=True)
-class _Errand:
+class _RemotePrefetch:
     node: int
     silent_at_s: float
     late_at_s: float
 
 
 class Waits:
-    """All errands of one rank's. One thread."""
+    """All remote prefetches of one rank's. One thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._errands: dict[int, _Errand] = {}
+        self._remote_prefetches: dict[int, _RemotePrefetch] = {}
 
     def begin(self, number: int, node: int) -> None:
         now_s = self._clock()
-        self._errands[number] = _Errand(node, now_s + FIRST_WORD_S, now_s + MOST_READ_S)
+        self._remote_prefetches[number] = _RemotePrefetch(node, now_s + FIRST_WORD_S, now_s + MOST_READ_S)
 
     def heard(self, number: int, node: int) -> None:
         """It is still under way."""
-        errand = self._errands.get(number)
-        if errand is not None and errand.node == node:
-            errand.silent_at_s = self._clock() + SILENCE_S
+        remote_prefetch = self._remote_prefetches.get(number)
+        if remote_prefetch is not None and remote_prefetch.node == node:
+            remote_prefetch.silent_at_s = self._clock() + SILENCE_S
 
     def answered(self, number: int, node: int, num_pages: int) -> Best | None:
-        """The node has brought so many pages; the errand's end, if it was one of this node's."""
-        errand = self._errands.get(number)
-        if errand is None or errand.node != node:
+        """The node has brought so many pages; the remote prefetch's end, if it was one of this node's."""
+        remote_prefetch = self._remote_prefetches.get(number)
+        if remote_prefetch is None or remote_prefetch.node != node:
             return None
-        del self._errands[number]
+        del self._remote_prefetches[number]
         return Best(number, node if num_pages else -1, num_pages)
 
     def expire(self) -> tuple[list[Best], list[int]]:
-        """End the errands whose time is over; also the nodes that have said nothing for too long."""
+        """End the remote prefetches whose time is over; also the nodes that have said nothing for too long."""
         now_s = self._clock()
         late, silent = [], []
-        for number, errand in list(self._errands.items()):
-            if errand.silent_at_s <= now_s:
-                silent.append(errand.node)
-            if min(errand.silent_at_s, errand.late_at_s) <= now_s:
-                del self._errands[number]
+        for number, remote_prefetch in list(self._remote_prefetches.items()):
+            if remote_prefetch.silent_at_s <= now_s:
+                silent.append(remote_prefetch.node)
+            if min(remote_prefetch.silent_at_s, remote_prefetch.late_at_s) <= now_s:
+                del self._remote_prefetches[number]
                 late.append(Best(number, -1, 0))
         return late, silent

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two nodes say to each other: the only place that knows the form of a message. Pure.
 
-A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a door answers `Answer`,
-`Reading`, `Loan` or `Refused`. Whatever else arrives raises `Foreign`.
+A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a page server answers
+`Answer`, `Reading`, `RemoteLease` or `Refused`. Whatever else arrives raises `Foreign`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Borrow(msgspec.Struct, tag="borrow", array_like=True, forbid_unknown_field
 
 
 class Return(msgspec.Struct, tag="return", array_like=True, forbid_unknown_fields=True, frozen=True):
-    """The pages of a loan have been read, or are not wanted any more."""
+    """The pages of a remote lease have been read, or are not wanted any more."""
 
     token: bytes
 
@@ -78,7 +78,7 @@ class Reading(msgspec.Struct, tag="reading", array_like=True, forbid_unknown_fie
     number: int
 
 
-class Loan(msgspec.Struct, tag="loan", array_like=True, forbid_unknown_fields=True, frozen=True):
+class RemoteLease(msgspec.Struct, tag="remote_lease", array_like=True, forbid_unknown_fields=True, frozen=True):
     """The pages stay where they are for a while: whoever shows ``token`` at ``port`` reads them.
 
     ``sums``: the checksum of each page in each layer, layer by layer, as little-endian words.
@@ -97,31 +97,31 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, forbid_unknown_fie
     reason: str
 
 
-ToDoor = Ask | Read | Borrow | Return
-ToBorrower = Answer | Reading | Loan | Refused
+ToPageServer = Ask | Read | Borrow | Return
+ToBorrower = Answer | Reading | RemoteLease | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_to_door = msgspec.msgpack.Decoder(ToDoor)
+_to_page_server = msgspec.msgpack.Decoder(ToPageServer)
 _to_borrower = msgspec.msgpack.Decoder(ToBorrower)
 
 
-def encode(message: ToDoor | ToBorrower) -> bytes:
+def encode(message: ToPageServer | ToBorrower) -> bytes:
     return _encoder.encode(message)
 
 
-def read_by_door(payload: bytes) -> ToDoor:
+def read_by_page_server(payload: bytes) -> ToPageServer:
     """
     Raises:
-        Foreign: for anything else than a message to a door.
+        Foreign: for anything else than a message to a page server.
     """
-    message = _decoded(_to_door, payload)
+    message = _decoded(_to_page_server, payload)
     if isinstance(message, Return):
         _check(len(message.token) == TOKEN_BYTES, "a token of another length")
     else:
         _check(len(message.namespace) == NAMESPACE_BYTES, "a namespace of another length")
         _check(len(message.keys) % KEY_BYTES == 0, "a part of a key")
         _check(len(message.keys) <= MAX_PAGES * KEY_BYTES, f"more than {MAX_PAGES} pages")
-        _check(isinstance(message, Ask) or bool(message.keys), "a loan or a read of nothing")
+        _check(isinstance(message, Ask) or bool(message.keys), "a remote lease or a read of nothing")
     return message
 
 
@@ -133,7 +133,7 @@ def read_by_borrower(payload: bytes) -> ToBorrower:
     message = _decoded(_to_borrower, payload)
     if isinstance(message, Answer):
         _check(0 <= message.num_pages <= MAX_PAGES, "an impossible number of pages")
-    elif isinstance(message, Loan):
+    elif isinstance(message, RemoteLease):
         _check(len(message.token) == TOKEN_BYTES, "a token of another length")
         _check(0 < message.port < 65536, "no port")
         _check(len(message.sums) % SUM_BYTES == 0, "a part of a checksum")

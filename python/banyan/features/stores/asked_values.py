@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
 
-from banyan.features.stores.known import Known
+from banyan.features.stores.presence_cache import PresenceCache
 from banyan.features.stores.values import Values
 from banyan.telemetry import noticed
 
@@ -52,13 +52,13 @@ class AskedValues:
     def __init__(
         self,
         values: Values,
-        known: Known,
+        presence: PresenceCache,
         failed: Callable[[Exception], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._values = values
-        self._known = known
+        self._presence = presence
         self._failed = failed
         self._numbers = itertools.count(1)
         self._under_way: dict[int, float] = {}
@@ -103,8 +103,8 @@ class AskedValues:
             self._silent_until_s = self._clock() + SILENCE_S
             self._failed(error)
             return []
-        self._known.add(there, namespace)
-        return there[: self._known.num_leading(there, namespace)]
+        self._presence.add(there, namespace)
+        return there[: self._presence.num_leading(there, namespace)]
 
     def _num_there(self, keys: Sequence[str], namespace: bytes) -> int:
         for first in range(0, len(keys), ASK_PAGES):

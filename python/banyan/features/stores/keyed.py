@@ -24,11 +24,11 @@ from time import monotonic
 
 from banyan._native import Feed, Read, SharedBytes
 from banyan.features.stores.asked_values import AskedValues, KeyedFound, name_of
-from banyan.features.stores.complaints import Complaints
-from banyan.features.stores.form import Slab, ValueForm, address_of
-from banyan.features.stores.known import MAX_KNOWN, Known
+from banyan.features.stores.presence_cache import MAX_PRESENT, PresenceCache
+from banyan.features.stores.rate_limited_log import RateLimitedLog
+from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, address_of
 from banyan.features.stores.value_reads import PageRead, PageReader
-from banyan.features.stores.values import Stretch, Values
+from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
 from banyan.ports import Frames
@@ -66,38 +66,40 @@ class KeyedStore:
         stall_s: float = STALL_S,
     ) -> None:
         self._values = values
-        self._form = ValueForm(tuple(layer_bytes))
+        self._value_format = ValueFormat(tuple(layer_bytes))
         self._lock = threading.Lock()
-        self._known = Known(namespace, monotonic)
+        self._presence = PresenceCache(namespace, monotonic)
         self._own: dict[str, None] = {}
         self._bases: dict[int, tuple[SharedBytes, int]] = {}
         self._num_reading = 0
         self._completed: deque[tuple[str, str]] = deque()
         self._counts: Counter[str] = Counter()
-        self._complaints = Complaints(values.engine)
+        self._log = RateLimitedLog(values.engine)
         self._has_ended = False
         self._stall_s = stall_s
         self._watch = Watch(stall_s)
-        self._asked = AskedValues(values, self._known, lambda error: self._failed("read_errors", error))
+        self._asked = AskedValues(values, self._presence, lambda error: self._failed("read_errors", error))
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
         for _ in range(NUM_READERS):
-            slab, moved = self._slab(HEADERS_AT_ONCE), self._watch.moves
-            self._readers.put(PageReader(values, self._form, slab, bytes_per_s=read_bytes_per_s, moved=moved))
+            header_buffer, moved = self._header_buffer(HEADERS_AT_ONCE), self._watch.moves
+            self._readers.put(
+                PageReader(values, self._value_format, header_buffer, bytes_per_s=read_bytes_per_s, moved=moved)
+            )
         self._writes = Writes(
             values,
-            self._form,
-            self._slab(BATCH),
+            self._value_format,
+            self._header_buffer(BATCH),
             backlog_bytes=backlog_bytes,
             num_reads=lambda: self._num_reading,
             done=self._wrote,
-            lost=self._complaints.about,
+            lost=self._log.about,
         )
 
-    def _slab(self, num_headers: int) -> Slab:
-        slab = Slab(self._form, num_headers)
-        self._values.register(Stretch(slab.address, slab.num_bytes))
-        return slab
+    def _header_buffer(self, num_headers: int) -> HeaderBuffer:
+        header_buffer = HeaderBuffer(self._value_format, num_headers)
+        self._values.register(Iovec(header_buffer.address, header_buffer.num_bytes))
+        return header_buffer
 
     @property
     def engine(self) -> str:
@@ -106,7 +108,7 @@ class KeyedStore:
     def register(self, memory: SharedBytes) -> None:
         if id(memory) not in self._bases:
             self._bases[id(memory)] = (memory, address_of(memory))
-            self._values.register(Stretch(self._bases[id(memory)][1], memory.num_bytes))
+            self._values.register(Iovec(self._bases[id(memory)][1], memory.num_bytes))
 
     def _base(self, memory: SharedBytes) -> int:
         self.register(memory)
@@ -116,11 +118,11 @@ class KeyedStore:
 
     @property
     def version(self) -> int:
-        return self._known.version
+        return self._presence.version
 
     def lookup(self, keys: Sequence[str], /) -> KeyedFound:
-        namespace = self._known.namespace
-        num_known = 0 if self._watch.is_stalled else self._known.num_leading(keys, namespace)
+        namespace = self._presence.namespace
+        num_known = 0 if self._watch.is_stalled else self._presence.num_leading(keys, namespace)
         return KeyedFound(keys[:num_known], namespace)
 
     def ask(self, keys: Sequence[str]) -> int | None:
@@ -128,7 +130,7 @@ class KeyedStore:
         it is not asked."""
         if self._has_ended or self._watch.is_stalled:
             return None
-        return self._asked.ask(keys, self._known.namespace)
+        return self._asked.ask(keys, self._presence.namespace)
 
     def answers(self) -> list[tuple[int, KeyedFound | None]]:
         """Questions that are over since the last call. Never waits."""
@@ -140,7 +142,7 @@ class KeyedStore:
         self, found: KeyedFound, num_pages: int, memory: SharedBytes, offsets: Frames, *, layers_per_step: int = 1
     ) -> Read:
         """Start to read; with more reads under way than it keeps in mind, all pages fail at once."""
-        feed = Feed(memory, offsets, self._form.page_bytes, self._form.num_layers)
+        feed = Feed(memory, offsets, self._value_format.page_bytes, self._value_format.num_layers)
         read, base, places = feed.read(), self._base(memory), _numbers(offsets)
         with self._lock:
             is_taken = not (self._has_ended or self._watch.is_stalled) and self._num_reading < MAX_READS
@@ -148,9 +150,9 @@ class KeyedStore:
         if not is_taken:
             feed.end()
             return read
-        keys, namespace, known = list(found.keys[:num_pages]), found.namespace, self._known
+        keys, namespace, presence = list(found.keys[:num_pages]), found.namespace, self._presence
         wanted = PageRead(
-            namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == known.namespace
+            namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == presence.namespace
         )
         carrying = self._executor.submit(self._carry, wanted)
         noticed(carrying, name="banyan-store-read", feature="a read from the store")
@@ -177,11 +179,11 @@ class KeyedStore:
                 self._num_reading -= 1
 
     def _doubt(self, read: PageRead) -> None:
-        self._known.doubt([read.keys[page] for page in read.failed], read.namespace)
+        self._presence.doubt([read.keys[page] for page in read.failed], read.namespace)
         damaged = [read.keys[page] for page, was_there in read.failed.items() if was_there]
         if damaged:
             self._count("checksum_failures", len(damaged))
-            self._complaints.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
+            self._log.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
             with contextlib.suppress(Exception):
                 self._values.remove([name_of(read.namespace, key) for key in damaged])
 
@@ -191,8 +193,8 @@ class KeyedStore:
         """As ``ports.PageStore`` says; never "orphan": a page is found by its name, whatever comes before it."""
         if self._has_ended or self._watch.is_stalled:
             return ["full"] * len(keys)
-        base, places, namespace = self._base(memory), _numbers(offsets), self._known.namespace
-        num_known = self._known.num_leading(keys, namespace)
+        base, places, namespace = self._base(memory), _numbers(offsets), self._presence.namespace
+        num_known = self._presence.num_leading(keys, namespace)
         new = [
             Waiting(name_of(namespace, key), key, namespace, memory, base, offset)
             for key, offset in zip(keys[num_known:], places[num_known:], strict=True)
@@ -205,15 +207,15 @@ class KeyedStore:
         stored = [page for page, outcome in pages if outcome == STORED]
         for page, outcome in pages:
             if outcome == PRESENT:
-                self._known.add([page.key], page.namespace)
+                self._presence.add([page.key], page.namespace)
         for page in stored:
-            self._known.wrote([page.key], page.namespace)
+            self._presence.wrote([page.key], page.namespace)
         self._count("written_pages", len(stored))
-        self._count("written_bytes", len(stored) * self._form.value_bytes)
+        self._count("written_bytes", len(stored) * self._value_format.value_bytes)
         self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
         with self._lock:
             self._own.update(dict.fromkeys(page.key for page in stored))
-            while len(self._own) > MAX_KNOWN:
+            while len(self._own) > MAX_PRESENT:
                 del self._own[next(iter(self._own))]
             self._completed.extend((page.key, outcome) for page, outcome in pages)
 
@@ -245,8 +247,8 @@ class KeyedStore:
             keys = list(itertools.islice(reversed(self._own), num_pages))
             for key in keys:
                 del self._own[key]
-        self._known.forget(keys)
-        names = [name_of(self._known.namespace, key) for key in keys]
+        self._presence.forget(keys)
+        names = [name_of(self._presence.namespace, key) for key in keys]
         try:
             return sum(self._values.remove(names[at : at + EVICT_PAGES]) for at in range(0, len(names), EVICT_PAGES))
         except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
@@ -257,12 +259,12 @@ class KeyedStore:
         """Fail what is queued, and remove the pages that this process has written, as far as it remembers them. Others
         may do the same just now: what they hold has to be asked again."""
         self._writes.drop()
-        num_removed = self.evict(MAX_KNOWN)
-        self._known.clear()
+        num_removed = self.evict(MAX_PRESENT)
+        self._presence.clear()
         return num_removed
 
     def invalidate(self, namespace: bytes) -> None:
-        self._known.begin(namespace)
+        self._presence.begin(namespace)
         with self._lock:
             self._own.clear()
         self._writes.drop()
@@ -273,7 +275,7 @@ class KeyedStore:
             **self._values.stats(),
             "writing_us": self._writes.writing_us,
             "backlog_pages": self._writes.num_waiting,
-            "known_pages": len(self._known),
+            "known_pages": len(self._presence),
             "stalls": self._watch.num_stalls,
             "is_stopped": int(self._watch.is_stalled),
         }
@@ -295,7 +297,7 @@ class KeyedStore:
 
     def _failed(self, name: str, error: Exception) -> None:
         self._count(name, 1)
-        self._complaints.about(error)
+        self._log.about(error)
 
 
 def _numbers(offsets: Frames) -> list[int]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan.core import Address
-from banyan.features.stores.form import Slab, ValueForm
-from banyan.features.stores.values import Stretch, Transfer, Value
+from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
+from banyan.features.stores.values import Iovec, Transfer, Value
 
 GIB, MIB = 1 << 30, 1 << 20
 ANSWERS_S = 3.0
@@ -126,10 +126,10 @@ class MooncakeValues:
 
     def _probe(self) -> None:
         """Write a value and remove it: a store in which nobody lends memory takes none."""
-        slab = Slab(ValueForm((8,)), 1)
+        header_buffer = HeaderBuffer(ValueFormat((8,)), 1)
         name = f"banyan-probe/{uuid.uuid4().hex}"
-        self.register(Stretch(slab.address, slab.num_bytes))
-        probe = Value(name, [Stretch(slab.address, slab.num_bytes)])
+        self.register(Iovec(header_buffer.address, header_buffer.num_bytes))
+        probe = Value(name, [Iovec(header_buffer.address, header_buffer.num_bytes)])
         deadline_s = time.monotonic() + LENDERS_S
         try:
             while not self._takes(probe, has_time=time.monotonic() < deadline_s):
@@ -141,7 +141,7 @@ class MooncakeValues:
                 "--metadata_server=P2PHANDSHAKE --global_segment_size=...` on some machine, or with ?segment_gb= here"
             ) from error
         self.remove([name])
-        self._store.unregister_buffer(slab.address)
+        self._store.unregister_buffer(header_buffer.address)
         self._bases.clear()
 
     def _takes(self, value: Value, *, has_time: bool) -> bool:
@@ -162,13 +162,11 @@ class MooncakeValues:
     def least_bytes(self) -> int:
         return LEAST_BYTES
 
-    def register(self, stretch: Stretch) -> None:
-        code = self._store.register_buffer(stretch.address, stretch.num_bytes)
+    def register(self, iovec: Iovec) -> None:
+        code = self._store.register_buffer(iovec.address, iovec.num_bytes)
         if code:
-            raise OSError(
-                f"Mooncake does not register {stretch.num_bytes} bytes ({code}): see its own lines in the log"
-            )
-        self._bases = sorted([*self._bases, stretch.address])
+            raise OSError(f"Mooncake does not register {iovec.num_bytes} bytes ({code}): see its own lines in the log")
+        self._bases = sorted([*self._bases, iovec.address])
 
     def present(self, names: Sequence[str]) -> list[bool]:
         codes = self._store.batch_is_exist(list(names))
@@ -193,8 +191,8 @@ class MooncakeValues:
         if all(transfer.start == 0 and transfer.num_bytes == self._value_bytes for transfer in transfers):
             codes = self._store.batch_get_into_multi_buffers(
                 [names[transfer.number] for transfer in transfers],
-                [[stretch.address for stretch in transfer.to] for transfer in transfers],
-                [[stretch.num_bytes for stretch in transfer.to] for transfer in transfers],
+                [[iovec.address for iovec in transfer.to] for transfer in transfers],
+                [[iovec.num_bytes for iovec in transfer.to] for transfer in transfers],
             )
             self._heed(codes)
             return [code == self._value_bytes for code in codes]
@@ -203,23 +201,23 @@ class MooncakeValues:
             (answers,) = self._store.get_into_ranges(
                 [base],
                 [[names[transfers[owner].number] for owner, _, _ in parts]],
-                [[[stretch.address - base] for _, _, stretch in parts]],
+                [[[iovec.address - base] for _, _, iovec in parts]],
                 [[[start] for _, start, _ in parts]],
-                [[[stretch.num_bytes] for _, _, stretch in parts]],
+                [[[iovec.num_bytes] for _, _, iovec in parts]],
             )
             self._heed([code for (code,) in answers])
             for (owner, _, _), (code,) in zip(parts, answers, strict=True):
                 num_come[owner] += max(0, code)
         return [come == transfer.num_bytes for come, transfer in zip(num_come, transfers, strict=True)]
 
-    def _by_memory(self, transfers: Sequence[Transfer]) -> dict[int, list[tuple[int, int, Stretch]]]:
+    def _by_memory(self, transfers: Sequence[Transfer]) -> dict[int, list[tuple[int, int, Iovec]]]:
         """Whose part it is, where it starts in the value, and where it goes; by the base of the registered memory."""
-        parts: dict[int, list[tuple[int, int, Stretch]]] = {}
+        parts: dict[int, list[tuple[int, int, Iovec]]] = {}
         for owner, (_, start, to) in enumerate(transfers):
-            for stretch in to:
-                base = self._bases[bisect_right(self._bases, stretch.address) - 1]
-                parts.setdefault(base, []).append((owner, start, stretch))
-                start += stretch.num_bytes
+            for iovec in to:
+                base = self._bases[bisect_right(self._bases, iovec.address) - 1]
+                parts.setdefault(base, []).append((owner, start, iovec))
+                start += iovec.num_bytes
         return parts
 
     def remove(self, names: Sequence[str]) -> int:

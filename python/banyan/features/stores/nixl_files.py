@@ -20,11 +20,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from banyan.features.stores.folder_bound import FolderBound, entries_of
-from banyan.features.stores.values import Stretch, Transfer, Value
+from banyan.features.stores.values import Iovec, Transfer, Value
 from banyan.owner import claim_folder, open_own
 
 FOLDER = "banyan-values-1"
-"""Only what lies in it is counted and removed. The number is that of the form of names and values."""
+"""Only what lies in it is counted and removed. The number is that of the format of names and values."""
 
 TOUCH_S = 60.0
 """How old a file's time may be before a read renews it."""
@@ -67,10 +67,10 @@ class _Lane:
         self._agent = new_agent(f"banyan-store-{os.getpid()}-{number}")
         self._num_registered = 0
 
-    def learn(self, stretches: Sequence[Stretch]) -> None:
+    def learn(self, iovecs: Sequence[Iovec]) -> None:
         """Register the memory that it does not know yet."""
-        for stretch in stretches[self._num_registered :]:
-            self._register([(stretch.address, stretch.num_bytes, 0, "")], "DRAM")
+        for iovec in iovecs[self._num_registered :]:
+            self._register([(iovec.address, iovec.num_bytes, 0, "")], "DRAM")
             self._num_registered += 1
 
     def _register(self, descriptors: list[tuple[int, int, int, str]], kind: str) -> Any:
@@ -91,13 +91,13 @@ class _Lane:
         finally:
             self._agent.deregister_memory(registered)
 
-    def move(self, operation: str, moves: Sequence[tuple[int, int, Stretch]]) -> list[bool]:
+    def move(self, operation: str, moves: Sequence[tuple[int, int, Iovec]]) -> list[bool]:
         """``moves``: file descriptor, place in the file, memory. A transfer fails as a whole: then each is tried."""
         if not moves or self._moved(operation, moves):
             return [True] * len(moves)
         return [self._moved(operation, [move]) for move in moves]
 
-    def _moved(self, operation: str, moves: Sequence[tuple[int, int, Stretch]]) -> bool:
+    def _moved(self, operation: str, moves: Sequence[tuple[int, int, Iovec]]) -> bool:
         agent = self._agent
         memory = agent.get_xfer_descs([(to.address, to.num_bytes, 0) for _, _, to in moves], mem_type="DRAM")
         files = agent.get_xfer_descs([(start, to.num_bytes, fd) for fd, start, to in moves], mem_type="FILE")
@@ -129,13 +129,13 @@ class _Reading:
         self._chunk = mmap.mmap(-1, CHUNK_BYTES)
 
     def load(self, transfers: Sequence[Transfer]) -> list[bool]:
-        moves: list[tuple[int, int, Stretch]] = []
+        moves: list[tuple[int, int, Iovec]] = []
         owners: list[int] = []
         for number, start, to in transfers:
-            for stretch in to if number in self._descriptors else ():
-                moves.append((self._descriptors[number], start, stretch))
+            for iovec in to if number in self._descriptors else ():
+                moves.append((self._descriptors[number], start, iovec))
                 owners.append(number)
-                start += stretch.num_bytes
+                start += iovec.num_bytes
         moved = self._lane.move("READ", moves)
         failed = {number for number, has_come in zip(owners, moved, strict=True) if not has_come}
         for number in failed:
@@ -175,7 +175,7 @@ class NixlFiles:
         self._flags = os.O_DIRECT if is_aligned and all(map(_is_direct, self._folders)) else 0
         self._bound = FolderBound(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
         self._numbers = itertools.count()
-        self._stretches: list[Stretch] = []
+        self._iovecs: list[Iovec] = []
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         for number in range(NUM_LANES):
             self._lanes.put(_Lane(number))
@@ -188,14 +188,14 @@ class NixlFiles:
     def least_bytes(self) -> int:
         return LEAST_BYTES
 
-    def register(self, stretch: Stretch) -> None:
-        self._stretches.append(stretch)
+    def register(self, iovec: Iovec) -> None:
+        self._iovecs.append(iovec)
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
         lane = self._lanes.get()
         try:
-            lane.learn(self._stretches)
+            lane.learn(self._iovecs)
             yield lane
         finally:
             self._lanes.put(lane)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from banyan.core import Address
-from banyan.features.stores.form import ValueForm
 from banyan.features.stores.keyed import KeyedStore
 from banyan.features.stores.mooncake import MooncakeOptions, MooncakeValues, load_library, own_host
 from banyan.features.stores.nixl_files import NixlFiles, new_agent
+from banyan.features.stores.value_format import ValueFormat
 from banyan.features.stores.values import Values
 from banyan.ports import PageStore
 from banyan.store.backends import Backend, Space
@@ -19,18 +19,18 @@ from banyan.store.location import StoreLocation
 
 def _open_mooncake(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
     """How much it holds is what its clients lend, not ``space``'s quota."""
-    value_bytes = ValueForm(tuple(layer_bytes)).value_bytes
+    value_bytes = ValueFormat(tuple(layer_bytes)).value_bytes
     options = MooncakeOptions.parse(location.options)
     values = MooncakeValues(Address.parse(location.host), options, value_bytes=value_bytes)
     return _keyed(values, namespace, layer_bytes, space)
 
 
 def _open_nixl_posix(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:
-    form = ValueForm(tuple(layer_bytes))
+    value_format = ValueFormat(tuple(layer_bytes))
     values = NixlFiles(
         location.paths,
-        value_bytes=form.value_bytes,
-        is_aligned=form.is_aligned,
+        value_bytes=value_format.value_bytes,
+        is_aligned=value_format.is_aligned,
         quota_bytes=space.quota_bytes,
         floor_bytes=space.floor_bytes,
     )

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from banyan._native import Feed, SharedBytes
-from banyan.features.stores.form import Slab, ValueForm
-from banyan.features.stores.values import Reading, Stretch, Transfer, Values
+from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
+from banyan.features.stores.values import Iovec, Reading, Transfer, Values
 
 LOAD_BYTES = 64 << 20
 """What a library is asked for at once: some leases of values last only seconds."""
@@ -47,15 +47,15 @@ class PageReader:
     def __init__(
         self,
         values: Values,
-        form: ValueForm,
-        slab: Slab,
+        value_format: ValueFormat,
+        header_buffer: HeaderBuffer,
         *,
         bytes_per_s: int | None,
         moved: Callable[[Feed], None],
     ) -> None:
         self._values = values
-        self._form = form
-        self._slab = slab
+        self._value_format = value_format
+        self._header_buffer = header_buffer
         self._bytes_per_s = bytes_per_s
         self._moved = moved
 
@@ -67,7 +67,7 @@ class PageReader:
         """
         with self._values.reading(names) as reading:
             sums: list[tuple[int, ...]] = []
-            for layers in self._form.steps(read.layers_per_step, self._values.least_bytes):
+            for layers in self._value_format.steps(read.layers_per_step, self._values.least_bytes):
                 if not (read.feed.is_wanted and read.is_current()):
                     return
                 if not sums:
@@ -77,44 +77,49 @@ class PageReader:
                 for layer in layers:
                     self._verify(read, layer, sums)
                     num_pages = len(read.keys) - len(read.failed)
-                    read.feed.land(num_pages * self._form.layer_bytes[layer], list(read.failed))
+                    read.feed.land(num_pages * self._value_format.layer_bytes[layer], list(read.failed))
 
     def _first_step(self, read: PageRead, reading: Reading, layers: range) -> list[tuple[int, ...]]:
         """The headers come with the first layers. The checksums of each page; () for one that is not there."""
-        slab, form = self._slab, self._form
+        header_buffer, value_format = self._header_buffer, self._value_format
         sums: list[tuple[int, ...]] = []
-        for first in range(0, len(read.keys), slab.num_headers):
-            pages = range(first, min(first + slab.num_headers, len(read.keys)))
+        for first in range(0, len(read.keys), header_buffer.num_headers):
+            pages = range(first, min(first + header_buffer.num_headers, len(read.keys)))
             transfers = [
                 Transfer(
-                    page, 0, (Stretch(slab.place(page - first), form.header_bytes), self._frame(read, page, layers))
+                    page,
+                    0,
+                    (
+                        Iovec(header_buffer.place(page - first), value_format.header_bytes),
+                        self._frame(read, page, layers),
+                    ),
                 )
                 for page in pages
             ]
             for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
-                said = form.sums_of(slab.view(page - first)) if has_come else None
+                said = value_format.sums_of(header_buffer.view(page - first)) if has_come else None
                 sums.append(said or ())
                 if said is None:
                     read.failed[page] = has_come
         return sums
 
     def _next_step(self, read: PageRead, reading: Reading, layers: range) -> None:
-        start = self._form.header_bytes + self._form.starts[layers.start]
+        start = self._value_format.header_bytes + self._value_format.starts[layers.start]
         pages = [page for page in range(len(read.keys)) if page not in read.failed]
         transfers = [Transfer(page, start, (self._frame(read, page, layers),)) for page in pages]
         for page, has_come in zip(pages, self._load(read, reading, transfers), strict=True):
             if not has_come:
                 read.failed[page] = False
 
-    def _frame(self, read: PageRead, page: int, layers: range) -> Stretch:
+    def _frame(self, read: PageRead, page: int, layers: range) -> Iovec:
         """Where layers of a page go."""
-        start, end = self._form.starts[layers.start], self._form.starts[layers.stop]
-        return Stretch(read.base + read.offsets[page] + start, end - start)
+        start, end = self._value_format.starts[layers.start], self._value_format.starts[layers.stop]
+        return Iovec(read.base + read.offsets[page] + start, end - start)
 
     def _verify(self, read: PageRead, layer: int, sums: Sequence[Sequence[int]]) -> None:
         pages = [page for page in range(len(read.keys)) if page not in read.failed]
         keys, offsets = [read.keys[page] for page in pages], [read.offsets[page] for page in pages]
-        seen = self._form.layer_sums(read.memory, read.namespace, keys, offsets, layer)
+        seen = self._value_format.layer_sums(read.memory, read.namespace, keys, offsets, layer)
         for page, checksum in zip(pages, seen, strict=True):
             if checksum != sums[page][layer]:
                 read.failed[page] = True

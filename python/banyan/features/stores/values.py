@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 
-class Stretch(NamedTuple):
+class Iovec(NamedTuple):
     """Bytes in memory."""
 
     address: int
@@ -23,19 +23,19 @@ class Value(NamedTuple):
     """A value to be written: its name, and its parts one behind the other."""
 
     name: str
-    parts: Sequence[Stretch]
+    parts: Sequence[Iovec]
 
 
 class Transfer(NamedTuple):
-    """Bytes ``start`` and following of the value with that number go to stretches of memory, one after the other."""
+    """Bytes ``start`` and following of the value with that number go to ranges of memory, one after the other."""
 
     number: int
     start: int
-    to: Sequence[Stretch]
+    to: Sequence[Iovec]
 
     @property
     def num_bytes(self) -> int:
-        return sum(stretch.num_bytes for stretch in self.to)
+        return sum(iovec.num_bytes for iovec in self.to)
 
 
 class Reading(Protocol):
@@ -63,7 +63,7 @@ class Values(Protocol):
         """A transfer of less takes about as long: steps of a read are made of so many layers that none is smaller."""
         ...
 
-    def register(self, stretch: Stretch) -> None:
+    def register(self, iovec: Iovec) -> None:
         """Announce memory that values will move in and out of."""
         ...
 

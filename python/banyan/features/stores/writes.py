@@ -22,8 +22,8 @@ from itertools import islice, takewhile
 from math import inf
 
 from banyan._native import SharedBytes, WriteGate
-from banyan.features.stores.form import Slab, ValueForm
-from banyan.features.stores.values import Stretch, Value, Values
+from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
+from banyan.features.stores.values import Iovec, Value, Values
 from banyan.telemetry import start_thread
 
 BATCH = 32
@@ -57,8 +57,8 @@ class Writes:
     def __init__(
         self,
         values: Values,
-        form: ValueForm,
-        slab: Slab,
+        value_format: ValueFormat,
+        header_buffer: HeaderBuffer,
         *,
         backlog_bytes: int,
         num_reads: Callable[[], int],
@@ -66,9 +66,9 @@ class Writes:
         lost: Callable[[Exception], None],
     ) -> None:
         self._values = values
-        self._form = form
-        self._slab = slab
-        self._max_waiting = max(1, backlog_bytes // form.page_bytes)
+        self._value_format = value_format
+        self._header_buffer = header_buffer
+        self._max_waiting = max(1, backlog_bytes // value_format.page_bytes)
         self._num_reads = num_reads
         self._done = done
         self._lost = lost
@@ -197,7 +197,9 @@ class Writes:
 
     def _num_allowed(self) -> int:
         first = self._waiting[0]
-        alike = takewhile(lambda page: page.memory is first.memory, islice(self._waiting, self._slab.num_headers))
+        alike = takewhile(
+            lambda page: page.memory is first.memory, islice(self._waiting, self._header_buffer.num_headers)
+        )
         most = sum(1 for _ in alike)
         if self._num_flushing:
             return most
@@ -222,15 +224,16 @@ class Writes:
         return [PRESENT if is_there else STORED if next(written) else FAILED for is_there in there]
 
     def _made(self, pages: Sequence[Waiting]) -> list[Value]:
-        """The values of pages in one memory, their headers in the slab."""
-        form, slab, first = self._form, self._slab, pages[0]
+        """The values of pages in one memory, their headers in the header buffer."""
+        value_format, header_buffer, first = self._value_format, self._header_buffer, pages[0]
         keys, offsets = [page.key for page in pages], [page.offset for page in pages]
         layers = [
-            form.layer_sums(first.memory, first.namespace, keys, offsets, layer) for layer in range(form.num_layers)
+            value_format.layer_sums(first.memory, first.namespace, keys, offsets, layer)
+            for layer in range(value_format.num_layers)
         ]
         values = []
         for number, page in enumerate(pages):
-            form.write_header(slab.view(number), [sums[number] for sums in layers])
-            header = Stretch(slab.place(number), form.header_bytes)
-            values.append(Value(page.name, (header, Stretch(page.base + page.offset, form.page_bytes))))
+            value_format.write_header(header_buffer.view(number), [sums[number] for sums in layers])
+            header = Iovec(header_buffer.place(number), value_format.header_bytes)
+            values.append(Value(page.name, (header, Iovec(page.base + page.offset, value_format.page_bytes))))
         return values

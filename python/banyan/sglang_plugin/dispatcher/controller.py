@@ -21,8 +21,8 @@ from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import Placer
+from banyan.sglang_plugin.dispatcher.prefix_probe import PrefixProbe
 from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
-from banyan.sglang_plugin.dispatcher.scout import PrefixScout
 
 POLL_MS = 200
 """How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
@@ -42,8 +42,8 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     config = runtime.config()
     if config is None or not config.looks_up or not runtime.is_on("placement"):
         return
-    roster = _roster(controller)
-    placer = _placer(config, controller, roster)
+    rank_table = _rank_table(controller)
+    placer = _placer(config, controller, rank_table)
     dispatch = controller.dispatching
     held_back = HeldBack(placer, dispatch)
 
@@ -64,33 +64,33 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
 
     controller.dispatching = dispatch_placed
     controller.banyan_held = held_back
-    controller.banyan_watchdog = RankWatchdog(placer.unheard_s, roster.set_num_silent)
+    controller.banyan_watchdog = RankWatchdog(placer.unheard_s, rank_table.set_num_silent)
     faults.hush(controller.banyan_watchdog, "look")
 
 
-def _roster(controller: Any) -> _native.Roster:
+def _rank_table(controller: Any) -> _native.RankTable:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
-    roster = _native.Roster.open(carried["roster"])
-    faults.count_at(roster.count_failure)
-    return roster
+    rank_table = _native.RankTable.open(carried["rank_table"])
+    faults.count_at(rank_table.count_failure)
+    return rank_table
 
 
-def _placer(config: Config, controller: Any, roster: _native.Roster) -> Placer:
+def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> Placer:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
     dispatcher = None
     if config.policy != SGLANG_POLICY:
         guard = HotRankGuard(config.hot_rank_factor)
         dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
-    scout = PrefixScout(
-        roster,
+    probe = PrefixProbe(
+        rank_table,
         layout=Layout.from_dict(carried["layout"]),
         fetches=config.fetches,
         tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),
     )
     return Placer(
-        scout,
+        probe,
         dispatcher,
         policy_name=config.policy,
         read_snapshots=controller.load_snapshot_reader.read_all,

@@ -22,7 +22,7 @@ from banyan.routing import (
     report_of,
 )
 from banyan.routing.hint import Decision
-from banyan.sglang_plugin.dispatcher.scout import Found, PrefixScout
+from banyan.sglang_plugin.dispatcher.prefix_probe import Found, PrefixProbe
 from banyan.sglang_plugin.kv_hints import payload_of, with_action
 
 
@@ -34,13 +34,13 @@ class Placer:
 
     def __init__(
         self,
-        scout: PrefixScout,
+        probe: PrefixProbe,
         dispatcher: Dispatcher | None,
         *,
         policy_name: str,
         read_snapshots: Callable[[], Sequence[Any]],
     ) -> None:
-        self._scout = scout
+        self._probe = probe
         self._dispatcher = dispatcher
         self._policy_name = policy_name
         self._read_snapshots = read_snapshots
@@ -54,7 +54,7 @@ class Placer:
             ValueError: when the request names a policy that does not exist, or holds a negative token.
         """
         start_ns = time.perf_counter_ns()
-        found = self._scout.look_up(req)
+        found = self._probe.look_up(req)
         if self._dispatcher is None:
             _tell(req, found, None)
             return None
@@ -69,14 +69,14 @@ class Placer:
         """As ``place``, for a request that was held back: it is not held back again. Raises the same."""
         assert self._dispatcher is not None
         start_ns = time.perf_counter_ns()
-        found = self._scout.look_up(req)
+        found = self._probe.look_up(req)
         self._read_loads(self._dispatcher)
         name = self._wished(req)
         self._choose(self._dispatcher, req, found, active, name, start_ns, held_us=held_us, held_until=held_until)
 
     def look_up(self, req: Any) -> Found:
         """What the ranks hold of its prompt now."""
-        return self._scout.look_up(req)
+        return self._probe.look_up(req)
 
     def read_loads(self) -> None:
         """Take what the ranks have said since: what follows goes by it."""
@@ -94,12 +94,12 @@ class Placer:
     def is_coming(self, req: Any, found: Found, wait: Wait) -> bool:
         """Whether the rank has still to compute what the request waits for, as far as was read."""
         assert self._dispatcher is not None
-        return self._dispatcher.is_awaited(_prompt_of(req, found, None), wait)
+        return self._dispatcher.is_pending(_prompt_of(req, found, None), wait)
 
     def _wait(
         self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], policy_name: str
     ) -> Wait | None:
-        if not self._scout.fetches or req.routed_dp_rank is not None or self._scout.layout.steps_together:
+        if not self._probe.fetches or req.routed_dp_rank is not None or self._probe.layout.steps_together:
             return None
         prompt = _prompt_of(req, found, session_of(req))
         return dispatcher.wait(prompt, active, time.time(), policy=self._policy(policy_name))
@@ -132,11 +132,11 @@ class Placer:
         _tell(req, found, decision)
 
     def _read_loads(self, dispatcher: Dispatcher) -> None:
-        unused_tokens = self._scout.unused_tokens(time.monotonic())
+        unused_tokens = self._probe.unused_tokens(time.monotonic())
         for snapshot in self._read_snapshots():
             unused = unused_tokens.get(snapshot.dp_rank)
             dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp, unused))
-        for rank, num_tokens in enumerate(self._scout.read_queue_tokens()):
+        for rank, num_tokens in enumerate(self._probe.read_queue_tokens()):
             dispatcher.waits_for_reads(rank, num_tokens)
 
     def _wished(self, req: Any) -> str:

@@ -34,6 +34,17 @@ ONE_FOR_A_PROMPT = (
 )
 """Fields that are lists for several prompts only."""
 
+SAMPLING_RANGES = {
+    "temperature": (0.0, 1e20),
+    "repetition_penalty": (1e-6, 2.0),
+    "top_k": (-(2**31), 2**31 - 1),
+    "max_new_tokens": (0, 2**31 - 1),
+    "min_new_tokens": (0, 2**31 - 1),
+}
+"""What sampling can reckon with in 32 bits: two of these divide logits. SGLang checks what is narrower itself."""
+
+MOST_BIAS = 1e20
+
 
 class BadRequest(ValueError):
     """What SGLang answers with status 400."""
@@ -61,9 +72,9 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     """Each prompt, when its tokens are known. A session may hold those of its next turn.
 
     Raises:
-        BadRequest: for a prompt without tokens, for a list in place of what a prompt has once, and for log
-            probabilities of more tokens than there are. SGLang passes all of them on, and they end the rank, and all
-            others with it.
+        BadRequest: for a prompt without tokens, for a list in place of what a prompt has once, for log probabilities
+            of more tokens than there are, and for numbers that sampling cannot reckon with. SGLang passes all of them
+            on, and they end the rank, and all others with it.
     """
     if runtime.config() is None:
         return
@@ -71,6 +82,9 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
         if isinstance(getattr(obj, field, None), list):
             raise BadRequest(f"{field}: a list, for one prompt")
     _check_logprobs(obj, manager.model_config.vocab_size)
+    sampling = getattr(obj, "sampling_params", None)
+    if isinstance(sampling, dict):
+        _check_sampling(sampling, manager.model_config.vocab_size)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
@@ -84,6 +98,21 @@ def _check_logprobs(obj: Any, vocab_size: int) -> None:
         raise BadRequest(f"logprob_start_len: {str(start)[:32]} is neither a place in the prompt nor -1")
     if getattr(obj, "token_ids_logprob", None):
         _check_ids(obj.token_ids_logprob, vocab_size, "token_ids_logprob")
+
+
+def _check_sampling(params: dict[str, Any], vocab_size: int) -> None:
+    for field, (least, most) in SAMPLING_RANGES.items():
+        value = params.get(field)
+        # What is no number SGLang refuses itself.
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise BadRequest(f"sampling_params: {field} is {str(value)[:32]}, not from {least:g} to {most:g}")
+    bias = params.get("logit_bias")
+    for value in bias.values() if isinstance(bias, dict) else ():
+        if isinstance(value, int | float) and not -MOST_BIAS <= value <= MOST_BIAS:
+            raise BadRequest(f"sampling_params: logit_bias has {str(value)[:32]}, beyond {MOST_BIAS:g}")
+    stops = params.get("stop_token_ids")
+    if stops and isinstance(stops, list):
+        _check_ids(stops, vocab_size, "sampling_params: stop_token_ids")
 
 
 def _check(obj: Any, manager: Any) -> None:

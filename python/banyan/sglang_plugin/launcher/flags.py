@@ -34,8 +34,8 @@ from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
-_roster: _native.Roster | None = None
-"""Keeps the ranks' meeting place open for as long as this process, their ancestor, lives."""
+_rank_table: _native.RankTable | None = None
+"""Keeps the ranks' rendezvous open for as long as this process, their ancestor, lives."""
 
 
 def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
         runtime.refuse(str(error))
     assert wanted is not None
     runtime.log_as_asked(wanted, "main")
-    wanted = _seated(wanted, layout)
+    wanted = _with_member_slots(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += [*_store_refusals(wanted), *features.lines(asked_of(args, wanted, layout))]
     if reasons:
@@ -134,7 +134,7 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
     )
 
 
-def _seated(wanted: Config, layout: Layout) -> Config:
+def _with_member_slots(wanted: Config, layout: Layout) -> Config:
     """Without the arena that nobody has asked for, where the ranks leave no places for it."""
     num_slots = layout.num_slots(has_arena=True)
     if not wanted.sizes_arena or wanted.store or num_slots <= MAX_SLOTS:
@@ -161,7 +161,7 @@ def layout_of(args: Any) -> Layout:
 
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
-    global _roster
+    global _rank_table
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
@@ -173,9 +173,9 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
             "linker": "Linker",
             "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
-        _roster = _native.Roster.create(layout.num_slots(has_arena=wanted.has_arena))
-        faults.count_at(_roster.count_failure)
-        carried["roster"] = _roster.path
+        _rank_table = _native.RankTable.create(layout.num_slots(has_arena=wanted.has_arena))
+        faults.count_at(_rank_table.count_failure)
+        carried["rank_table"] = _rank_table.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
@@ -200,7 +200,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     return ServerFacts(
         sglang_version=importlib.metadata.version("sglang"),
         device=runtime.device_of(args),
-        num_seats=layout.num_seats,
+        num_member_slots=layout.num_member_slots,
         pp_size=args.pp_size,
         num_nodes=args.nnodes,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
@@ -267,15 +267,15 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
     )
 
 
-def seat_windows(carried: dict[str, Any]) -> None:
-    """The model keeps its windows, or states, apart: the ranks meet at a roster with places for these too. No rank has
-    been started yet."""
-    global _roster
-    if _roster is None or _roster.path != carried["roster"]:
+def reserve_window_slots(carried: dict[str, Any]) -> None:
+    """The model keeps its windows, or states, apart: the ranks meet at a rank table with places for these too. No rank
+    has been started yet."""
+    global _rank_table
+    if _rank_table is None or _rank_table.path != carried["rank_table"]:
         # Another process than the one that made it.
         return
-    _roster = _native.Roster.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
-    carried["roster"] = _roster.path
+    _rank_table = _native.RankTable.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
+    carried["rank_table"] = _rank_table.path
 
 
 def modes(args: Any) -> ModeFacts:

@@ -64,7 +64,7 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
         runtime.refuse(*reasons)
     carried["needed"] = features.needed(_asked_of(server_args, carried, model))
     if model is not None and (model.has_window or model.has_states):
-        flags.seat_windows(carried)
+        flags.reserve_window_slots(carried)
 
 
 def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:

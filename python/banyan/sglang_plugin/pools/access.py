@@ -13,9 +13,9 @@ import torch
 
 from banyan import _native
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Peers
+from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import OwnPages
 
@@ -81,14 +81,16 @@ class PoolAccess(Protocol):
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
         ...
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
-        """Announce the pool in the roster and open the view of the others."""
+    def join(
+        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
+    ) -> tuple[OwnFrameTable, Peers]:
+        """Announce the pool in the rank table and open the view of the others."""
         ...
 
     def arena_peers(
         self,
-        roster: _native.Roster,
-        seats: Seats,
+        rank_table: _native.RankTable,
+        member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,

@@ -23,7 +23,7 @@ OLD_S = 0.5
 
 
 class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
-    """Upstream's paged allocator; every freed page passes through the rank's shelf first."""
+    """Upstream's paged allocator; every freed page passes through the rank's frame table first."""
 
     load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
     """The most that pages to load into wait for readers; what gets none is computed."""

@@ -70,9 +70,9 @@ def open_access(
     reserve: Reserve,
     devices: Sequence[int],
 ) -> PoolAccess:
-    """The way to ``pool``, and its drafts. ``device`` as ``open_device`` opened it. ``num_slots`` counts the roster's,
-    ``arena`` is this rank's part of the host arena, ``has_arena`` whether its pages have a part to go to; ``reserve``
-    is kept free where a freed page comes late; ``devices`` are those of all seats."""
+    """The way to ``pool``, and its drafts. ``device`` as ``open_device`` opened it. ``num_slots`` counts the rank
+    table's, ``arena`` is this rank's part of the host arena, ``has_arena`` whether its pages have a part to go to;
+    ``reserve`` is kept free where a freed page comes late; ``devices`` are those of all member slots."""
     if device is None:
         return HostAccess(pool, page_tokens)
     # Imported here: it loads Triton and the driver.

@@ -19,9 +19,9 @@ import torch
 from banyan import _native
 from banyan.config import Config
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Peers
+from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
@@ -85,9 +85,9 @@ class DeviceAccess:
         reserve: Reserve,
         devices: Sequence[int],
     ) -> None:
-        """``device`` is shared by all pools of the rank; ``devices`` are those of all seats; ``record_ready`` is the
-        linker's ``record_offload_ready``; ``arena`` this rank's part of the host arena, and ``has_arena`` whether its
-        pages have a part to go to, be it another shard's."""
+        """``device`` is shared by all pools of the rank; ``devices`` are those of all member slots; ``record_ready`` is
+        the linker's ``record_offload_ready``; ``arena`` this rank's part of the host arena, and ``has_arena`` whether
+        its pages have a part to go to, be it another shard's."""
         self._rank_device = device
         self._reserve = reserve
         self._page_tokens = page_tokens
@@ -103,7 +103,7 @@ class DeviceAccess:
         self._has_arena = has_arena and self.pins_arena
         route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
         self.shares_pool = route.route is Route.DIRECT
-        self._apart = {seat for seat, place in enumerate(devices) if place in route.apart}
+        self._apart = {member_slot for member_slot, place in enumerate(devices) if place in route.apart}
         self._device_uuid = self._driver.device_uuid(self._driver.current_device())
         self._page_bytes = tuple(extent.page_bytes for layer in self._geometry.layers for extent in layer)
         self._groups = LayerGroups(
@@ -196,12 +196,16 @@ class DeviceAccess:
     def frames(self, slots: torch.Tensor) -> Any:
         return (slots[:: self._page_tokens] // self._page_tokens).to(torch.int64).contiguous()
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(
+        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
+    ) -> tuple[OwnFrameTable, Peers]:
         geometry = self._geometry
         pool = _native.DevicePool(self._description().encode(), geometry.num_bytes)
-        shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
-        peers = _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
-        self._peers, self._mappings = peers, self._open_mappings(peers, seats)
+        frame_table = _native.FrameTable(
+            rank_table, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
+        )
+        peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
+        self._peers, self._mappings = peers, self._open_mappings(peers, member_slots)
         order = StreamOrder(
             copy_stream=self._copy_stream,
             follow_stream=self._follow_stream,
@@ -214,14 +218,14 @@ class DeviceAccess:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
         reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
         # It leases only what its own lookup has found; a protocol cannot say that.
-        return cast(OwnShelf, shelf), cast(Peers, reader)
+        return cast(OwnFrameTable, frame_table), cast(Peers, reader)
 
-    def _open_mappings(self, peers: _native.Peers, seats: Seats) -> PeerMappings:
+    def _open_mappings(self, peers: _native.Peers, member_slots: MemberSlots) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""
         has_part = self.pins is not None
-        own_rows = {seats.own: OWN_ROW, **({seats.own_arena: ARENA_ROW} if has_part else {})}
-        pools = seats.peers if self._fetches and self.shares_pool else []
-        pools = [slot for slot in pools if slot - seats.first_slot not in self._apart]
+        own_rows = {member_slots.own: OWN_ROW, **({member_slots.own_arena: ARENA_ROW} if has_part else {})}
+        pools = member_slots.peers if self._fetches and self.shares_pool else []
+        pools = [slot for slot in pools if slot - member_slots.first_slot not in self._apart]
         return PeerMappings(
             driver=self._driver,
             places=self._places,
@@ -229,7 +233,7 @@ class DeviceAccess:
             alignment_bytes=self._alignment_bytes,
             announcements=peers,
             own_rows=own_rows,
-            wanted_slots=[*pools, *(seats.arenas if self._has_arena else ())],
+            wanted_slots=[*pools, *(member_slots.arenas if self._has_arena else ())],
             executor=self._rank_device.opener,
             registrations=self._rank_device.registrations,
             prober=self._prober,
@@ -238,8 +242,8 @@ class DeviceAccess:
 
     def arena_peers(
         self,
-        roster: _native.Roster,
-        seats: Seats,
+        rank_table: _native.RankTable,
+        member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
@@ -250,7 +254,7 @@ class DeviceAccess:
         bases = [self.pins.device_address + offset for layer in table for offset, _ in layer]
         self._places.write(ARENA_ROW, bases, [block.frame_bytes] * len(bases))
         torch.cuda.synchronize()  # At a start or a weight update: two copy streams read this row.
-        peers = _native.Peers(roster, None, seats.own_arena, namespace, table, memory, block.frame_bytes)
+        peers = _native.Peers(rank_table, None, member_slots.own_arena, namespace, table, memory, block.frame_bytes)
         # What it reads was published, what it writes is leased: there is nothing on the device to wait for.
         order = StreamOrder(
             copy_stream=self._rank_device.backup_stream,

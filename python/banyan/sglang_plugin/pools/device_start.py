@@ -50,7 +50,7 @@ def find_route(
 ) -> RouteChoice:
     """Whether peers read the pool itself, or what of it is in the arena. Refuses where neither works.
 
-    ``devices`` are those of all seats. One that this process does not see is found out when its peer is opened.
+    ``devices`` are those of all member slots. One that this process does not see is found out when its peer is opened.
     """
     device = driver.current_device()
     visible = range(driver.num_devices())

@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from banyan import _native
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
-from banyan.ports import OwnShelf, Peers
+from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.quarantine import OwnPages, frame_array
+from banyan.sglang_plugin.pools.quarantine import OwnPages
 
 
 class HostAccess:
@@ -40,24 +41,31 @@ class HostAccess:
         allocator.attach(pages)
 
     def frames(self, slots: torch.Tensor) -> Any:
-        return frame_array(slots[:: self._page_tokens] // self._page_tokens)
+        # Torch takes microseconds for each step of this.
+        return np.floor_divide(slots.numpy()[:: self._page_tokens], self._page_tokens, dtype=np.int64)
 
-    def join(self, roster: _native.Roster, seats: Seats, namespace: bytes) -> tuple[OwnShelf, Peers]:
+    def join(
+        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
+    ) -> tuple[OwnFrameTable, Peers]:
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
-        shelf = _native.Shelf(roster, seats.own, namespace, pool, geometry.num_pages, geometry.table())
+        frame_table = _native.FrameTable(
+            rank_table, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
+        )
         # It leases only what its own lookup has found; a protocol cannot say that.
-        peers = _native.Peers(roster, seats.own, seats.own, namespace, geometry.table(), pool)
-        return cast(OwnShelf, shelf), cast(Peers, peers)
+        peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
+        return cast(OwnFrameTable, frame_table), cast(Peers, peers)
 
     def arena_peers(
         self,
-        roster: _native.Roster,
-        seats: Seats,
+        rank_table: _native.RankTable,
+        member_slots: MemberSlots,
         namespace: bytes,
         block: BlockGeometry,
         memory: _native.SharedBytes,
     ) -> Peers:
-        view = _native.Peers(roster, None, seats.own_arena, namespace, block.table(), memory, block.frame_bytes)
+        view = _native.Peers(
+            rank_table, None, member_slots.own_arena, namespace, block.table(), memory, block.frame_bytes
+        )
         return cast(Peers, view)
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from banyan.layout import Seats
+from banyan.layout import MemberSlots
 from banyan.refusals import pool_refusal
 from banyan.refusals.speculation import draft_pool_refusal
 from banyan.refusals.start import components_refusal, pool_layout_refusal
@@ -58,8 +58,8 @@ class KindPools:
         """For the namespace: pages of both kinds may be equal in size."""
         return () if self.name == "all" else (self.name, *self.layers)
 
-    def seats(self, seats: Seats) -> Seats:
-        return seats if self.num_needed is None else seats.of_windows()
+    def member_slots(self, member_slots: MemberSlots) -> MemberSlots:
+        return member_slots if self.num_needed is None else member_slots.of_windows()
 
     def slots_of_a_page(self, page_tokens: int) -> int:
         return 1 if self.is_one_slot else page_tokens

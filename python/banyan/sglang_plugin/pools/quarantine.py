@@ -2,9 +2,9 @@
 """The quarantine of an allocator: what is freed while a peer reads it is not handed out.
 
 A page, or the slot of a state, is always in exactly one place: handed out, free (upstream's lists), or in quarantine.
-The set kept here equals the shelf's quarantine; it exists because upstream's leak check wants numbers. A copy ends by
-itself: an allocation that runs short waits for it. What the shelf could not withdraw stays in quarantine until it can:
-a page that peers may find is never handed out.
+The set kept here equals the frame table's quarantine; it exists because upstream's leak check wants numbers. A copy
+ends by itself: an allocation that runs short waits for it. What the frame table could not withdraw stays in quarantine
+until it can: a page that peers may find is never handed out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Quarantine:
     _quarantine: Mapping[int, float] = MappingProxyType({})
     """Page -> since when, in seconds of ``time.monotonic``."""
     _not_withdrawn = NO_PAGES
-    """Of the pages in quarantine, those that the shelf failed to withdraw."""
+    """Of the pages in quarantine, those that the frame table failed to withdraw."""
     wait_us = 0
     """How long allocations have waited for pages that were free but not handed out yet."""
 

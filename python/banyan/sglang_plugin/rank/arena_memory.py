@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of a rank's part of the host arena: anonymous, or with a name so that it outlives the server.
 
-A kept part is two files of a folder on tmpfs: ``part-N`` with the frames and ``inventory-N`` with what they hold. What
-the inventory names is verified before anybody sees it. Every other frame is given up and made anew: a transfer that its
-last process had begun may still write to the memory that it had.
+A kept part is two files of a folder on tmpfs: ``part-N`` with the frames and ``index-N`` with what they hold. What
+the index file names is verified before anybody sees it. Every other frame is given up and made anew: a transfer that
+its last process had begun may still write to the memory that it had.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import psutil
 
 from banyan import _native, config
 from banyan.arena.growth import STEP_BYTES, Growth
-from banyan.arena.inventory import Inventory
-from banyan.arena.keeping import Checksums, gaps, latest, verified
+from banyan.arena.index_file import IndexFile
+from banyan.arena.persistence import Checksums, gaps, latest, verified
 from banyan.arena.sizing import LEAST_FRAMES, AutoSize
 from banyan.layout import BlockGeometry
 from banyan.owner import claim_folder, open_own
@@ -46,12 +46,12 @@ AHEAD_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One rank's part. ``inventory`` is None where nothing is kept, ``growth`` where all of it has memory already.
+    """One rank's part. ``index_file`` is None where nothing is kept, ``growth`` where all of it has memory already.
     ``reserve_bytes`` are to stay free on the machine when it gets memory later; None where it has."""
 
     memory: _native.SharedBytes
     block: BlockGeometry
-    inventory: Inventory | None = None
+    index_file: IndexFile | None = None
     growth: Growth | None = None
     reserve_bytes: int | None = None
 
@@ -101,7 +101,7 @@ def reserve(size: AutoSize, block: BlockGeometry) -> Arena | None:
 
 def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
     """The part, with frames that are handed out once a device knows their memory; all of it where something is kept."""
-    if arena.inventory is not None:
+    if arena.index_file is not None:
         return arena
     frame_bytes = arena.block.frame_bytes
     growth = _growth(
@@ -171,7 +171,7 @@ def _growth(
 
 def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: BlockGeometry, namespace: bytes) -> Arena:
     """As ``allocate``, with what the last server on ``folder`` has left, if its pages are of this namespace."""
-    frames_path, inventory_path = folder / f"part-{part}", folder / f"inventory-{part}"
+    frames_path, index_file_path = folder / f"part-{part}", folder / f"index-{part}"
     try:
         claim_folder(folder, "--banyan-keep-host-arena")
         if part == 0:
@@ -180,30 +180,30 @@ def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: Bloc
         _check_room(num_bytes, block, present_bytes=present_bytes)
         memory, has_frames = _open(frames_path, _whole_frames(num_bytes, block))
         num_frames = block.num_frames(memory.num_bytes)
-        entries, has_entries = _open(inventory_path, Inventory.num_bytes(num_frames))
+        entries, has_entries = _open(index_file_path, IndexFile.num_bytes(num_frames))
     except (OSError, ValueError) as error:
         runtime.refuse(kept_arena_refusal(folder=folder, error=error))
-    inventory = Inventory(memoryview(entries), page_bytes=block.block_bytes, num_frames=num_frames)
-    arena = Arena(memory, block, inventory)
+    index_file = IndexFile(memoryview(entries), page_bytes=block.block_bytes, num_frames=num_frames)
+    arena = Arena(memory, block, index_file)
     if has_frames and has_entries:
         _sift(arena, namespace)
     elif has_frames:
         _renew(arena, kept=())
     else:
-        inventory.strike_all()
+        index_file.strike_all()
     return arena
 
 
 def _sift(arena: Arena, namespace: bytes) -> None:
-    """Strike from the inventory what is not to be trusted, and renew every frame that it does not name then."""
+    """Strike from the index file what is not to be trusted, and renew every frame that it does not name then."""
     started_s = time.monotonic()
-    inventory = arena.inventory
-    assert inventory is not None
-    left = inventory.entries(namespace)
+    index_file = arena.index_file
+    assert index_file is not None
+    left = index_file.entries(namespace)
     with ThreadPoolExecutor(NUM_VERIFIERS, thread_name_prefix="banyan-verify") as executor:
         good = latest(verified(left, arena.checksums(namespace), executor))
     kept = {entry.frame for entry in good}
-    inventory.strike([entry.frame for entry in left if entry.frame not in kept])
+    index_file.strike([entry.frame for entry in left if entry.frame not in kept])
     _renew(arena, kept=kept)
     taken_s = time.monotonic() - started_s
     logger.info(
@@ -236,7 +236,7 @@ def _remove_surplus(folder: Path, num_parts: int) -> None:
     """Parts of a server that had more ranks: nobody would ever use their memory again."""
     for path in folder.iterdir():
         kind, _, number = path.name.partition("-")
-        if kind in ("part", "inventory") and number.isdigit() and int(number) >= num_parts:
+        if kind in ("part", "index") and number.isdigit() and int(number) >= num_parts:
             with os.fdopen(open_own(path, os.O_RDWR), "r+b") as file:
                 # Raises where a living server has it.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

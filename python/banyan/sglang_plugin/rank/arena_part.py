@@ -11,7 +11,7 @@ from pathlib import Path
 from banyan import _native
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
 from banyan.config import Config
-from banyan.layout import BlockGeometry, Seats
+from banyan.layout import BlockGeometry, MemberSlots
 from banyan.refusals import arena_room_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import PoolAccess
@@ -26,7 +26,7 @@ class ArenaPart:
     """What the size of a part depends on. ``share``: of what the flags give a rank."""
 
     config: Config
-    seats: Seats
+    member_slots: MemberSlots
     block: BlockGeometry
     share: float
     pool_bytes: int
@@ -35,18 +35,18 @@ class ArenaPart:
     def open(self, namespace: Callable[[], bytes]) -> Arena | None:
         """None where the flags want none, another shard has it, or no memory is free. ``namespace``: of what is kept
         in it."""
-        if not (self.config.has_arena and self.seats.is_keeper):
+        if not (self.config.has_arena and self.member_slots.is_keeper):
             return None
         if self.config.sizes_arena:
             return self._open_sized()
-        num_bytes = int(self.config.host_bytes * self.share) // self.seats.num_parts
+        num_bytes = int(self.config.host_bytes * self.share) // self.member_slots.num_parts
         folder = self.config.keep_host_arena
         if not folder:
             return arena_memory.allocate(num_bytes, self.block)
         return arena_memory.keep(
             Path(folder),
-            self.seats.part,
-            num_parts=self.seats.num_parts,
+            self.member_slots.part,
+            num_parts=self.member_slots.num_parts,
             num_bytes=num_bytes,
             block=self.block,
             namespace=namespace(),
@@ -58,7 +58,7 @@ class ArenaPart:
         grows = self.is_on_host and not self.config.store
         size = auto_size(
             pool_bytes=self.pool_bytes,
-            num_parts=self.seats.num_parts,
+            num_parts=self.member_slots.num_parts,
             free_bytes=free_bytes,
             num_pools=GROWING_POOLS if grows else COMMITTED_POOLS,
         )
@@ -72,7 +72,7 @@ class ArenaPart:
             runtime.refuse(arena_room_refusal(flag="--banyan-store", free_bytes=free_bytes))
         if arena is None and self.config.deals_with_nodes:
             runtime.refuse(arena_room_refusal(flag="--banyan-listen, --banyan-peers", free_bytes=free_bytes))
-        if arena is not None and self.seats.part == 0:
+        if arena is not None and self.member_slots.part == 0:
             logger.info("banyan: %s", size.line())
         return arena
 

@@ -29,7 +29,7 @@ from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import events_for
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped, Pseudonyms, Stopwatch
+from banyan.telemetry import Counters, Dropped, Pseudonyms
 
 logger = logging.getLogger("banyan")
 
@@ -41,10 +41,8 @@ def assemble(
     *,
     forward_stream: Any,
     record_ready: Callable[[], list[Any]],
-    stopwatch: Stopwatch,
 ) -> RankParts:
-    """``params`` and ``components`` are those of SGLang's tree; ``stopwatch`` measures what Banyan takes of the
-    scheduler thread. Refuses what Banyan does not know how to share."""
+    """``params`` and ``components`` are those of SGLang's tree. Refuses what Banyan does not know how to share."""
     began_s = time.monotonic()
     registered = points.of_features()
     pools = registered.take_apart(components, params)
@@ -68,10 +66,12 @@ def assemble(
     shards, kinds = Shards(params), Kinds(pools.kinds, setup)
     planner = _make_planner(setup, kinds, pools)
     cache = _make_cache(setup, kinds, planner, shards)
-    demand = NodeDemand(cache, kinds.full.pools.allocator.num_pages * kinds.full.seats.layout.num_ranks, setup.counters)
+    demand = NodeDemand(
+        cache, kinds.full.pools.allocator.num_pages * kinds.full.member_slots.layout.num_ranks, setup.counters
+    )
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.
-    times.time_control(stopwatch, cache, ("retire", "drain"))
+    times.time_control(cache, "cache", ("retire", "drain"))
     requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
     publication = Publication(cache, kinds, setup.page_tokens)
     kinds.full.access.attach(publication.publish)
@@ -97,7 +97,6 @@ def assemble(
             demand=demand,
             dropped=dropped,
             counters=setup.counters,
-            control_us=lambda: stopwatch.elapsed_ns // 1000,
             page_tokens=setup.page_tokens,
             began_s=began_s,
             pseudonyms=Pseudonyms(carried["server"]),
@@ -110,16 +109,16 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         num_layers=pools.num_layers,
         page_tokens=setup.page_tokens,
         min_pages=-(-setup.config.min_fetch_tokens // setup.page_tokens),
-        num_in_step=kinds.full.seats.layout.attn_dp,
+        num_in_step=kinds.full.member_slots.layout.attn_dp,
         fixed_tokens=kinds.fixed_tokens,
     )
-    faults.hush(planner, "became", "started", "moved", "forward_begins", "forward_ended", "forward_took")
+    faults.hush(planner, "became", "refused", "started", "moved", "forward_begins", "forward_ended", "forward_took")
     return planner
 
 
 def _make_cache(setup: RankSetup, kinds: Kinds, planner: RankPlanner, shards: Shards) -> PrefixCache[RequestFacts]:
     return PrefixCache(
-        seats=kinds.full.seats,
+        member_slots=kinds.full.member_slots,
         page_tokens=setup.page_tokens,
         full=kinds.full.pages,
         beside=[kind.pages for kind in kinds.beside],
@@ -140,7 +139,7 @@ def _keep_time(
     full = kinds.full
     if shards.is_one:
         times.load_without_circles(cache, *(kind.pools.allocator for kind in kinds))
-    if full.seats.layout.steps_together:
+    if full.member_slots.layout.steps_together:
         token_bytes = full.block.block_bytes // setup.page_tokens
         times.step_together(full.pools.allocator, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
     times.pace_writes(planner, kinds)

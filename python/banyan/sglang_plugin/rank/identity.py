@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_parallel, get_spec
 
 from banyan.config import Config
-from banyan.layout import Namespace, PageLayout, Seats
+from banyan.layout import MemberSlots, Namespace, PageLayout
 from banyan.sglang_plugin.rank.store_access import weights_digest
 
 
@@ -38,7 +38,7 @@ class Identity:
         page_tokens: int,
         weights_epoch: int,
         apart: str,
-        seats: Seats,
+        member_slots: MemberSlots,
         window: tuple[str, ...],
     ) -> Namespace:
         """Under the weights of this epoch. ``apart``: a name that no other rank has, or nothing. ``window``: which
@@ -60,8 +60,8 @@ class Identity:
             num_layers=pool.layer_num,
             page=page.identity(),
             pool_layout=_layout_of(pool),
-            attn_tp_size=1 if seats.is_replicated else parallel.attn_tp_size,
-            attn_tp_rank=0 if seats.is_replicated else parallel.attn_tp_rank,
+            attn_tp_size=1 if member_slots.is_replicated else parallel.attn_tp_size,
+            attn_tp_rank=0 if member_slots.is_replicated else parallel.attn_tp_rank,
             attn_cp_size=parallel.attn_cp_size,
             attn_cp_rank=parallel.attn_cp_rank,
             draft=self._draft,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One kind of this rank's pages: its pool and what stands beside the pool for others to find the pages in. The frame
-table of the pool (its shelf), what is supplied by peers, the part of the host arena, the store, and other sources.
+table of the pool, what is supplied by peers, the part of the host arena, the store, and other
+sources.
 
 Invariants
   1. All places carry one namespace: that of the weights the rank computes with.
-  2. A place is left before it is taken again: a rank has one shelf in each seat and one reader bit for each view.
+  2. A place is left before it is taken again: a rank has one frame table in each member slot and one reader bit for
+     each view.
 
 States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
 ``close_tier``, ``close``. Scheduler thread only.
@@ -24,7 +26,7 @@ from banyan import _native
 from banyan.arena.read_steps import layers_per_read
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace
-from banyan.ports import OwnShelf, PageStore
+from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.choose import open_access
@@ -35,18 +37,18 @@ from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.arena_part import ArenaPart
 from banyan.sglang_plugin.rank.identity import Identity
+from banyan.sglang_plugin.rank.own_slots import agree_on_page_tokens, member_slots_of
 from banyan.sglang_plugin.rank.points import Points, Site
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
-from banyan.sglang_plugin.rank.reporting.lookout import Lookout
-from banyan.sglang_plugin.rank.seating import agree_on_page_tokens, seats_of
+from banyan.sglang_plugin.rank.reporting.residency_report import ResidencyReport
 from banyan.sglang_plugin.rank.store_access import make_admission, open_store
-from banyan.sglang_plugin.rank.tier import HostTier, StoreDoor, TierPlace, withdraw
+from banyan.sglang_plugin.rank.tier import HostTier, TierPlace, WritableStore, withdraw
 from banyan.supply import Supply
 from banyan.telemetry import Counters
 
 logger = logging.getLogger("banyan")
 
-Places = tuple[OwnShelf, Supply]
+Places = tuple[OwnFrameTable, Supply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +89,19 @@ class Kind:
         self.block = BlockGeometry.of_page(self._page)
         self.weights_epoch = 0
         self._apart = ""
-        self.seats = pools.seats(seats_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts)))
+        self.member_slots = pools.member_slots(
+            member_slots_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts))
+        )
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
-        self._roster = _native.Roster.open(rank.carried["roster"])
-        agree_on_page_tokens(self._roster, rank.page_tokens, asked=args.page_size, is_first=self.seats.own == 0)
-        self.lookout = Lookout(self._roster, self.seats, rank.page_tokens)
+        self._rank_table = _native.RankTable.open(rank.carried["rank_table"])
+        agree_on_page_tokens(
+            self._rank_table, rank.page_tokens, asked=args.page_size, is_first=self.member_slots.own == 0
+        )
+        self.residency_report = ResidencyReport(self._rank_table, self.member_slots, rank.page_tokens)
         part = ArenaPart(
             config=config,
-            seats=self.seats,
+            member_slots=self.member_slots,
             block=self.block,
             share=pools.share,
             pool_bytes=shared.banyan_geometry.num_bytes,
@@ -104,16 +110,16 @@ class Kind:
         arena = part.open(self._namespace_digest)
         self.access = self._open_access(shared, arena)
         self._arena = part.known_to(self.access, arena)
-        site = Site(config=config, seats=self.seats, roster=self._roster, block=self.block)
+        site = Site(config=config, member_slots=self.member_slots, rank_table=self._rank_table, block=self.block)
         made = [make(site) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self._join())
 
-    def _make_pages(self, shelf: OwnShelf, supply: Supply) -> KindPages:
-        return KindPages(shelf, supply)
+    def _make_pages(self, frame_table: OwnFrameTable, supply: Supply) -> KindPages:
+        return KindPages(frame_table, supply)
 
     def _open_access(self, shared: Any, arena: Arena | None) -> PoolAccess:
-        rank, layout = self._rank, self.seats.layout
+        rank, layout = self._rank, self.member_slots.layout
         first_device, device_step = rank.server_args.base_gpu_id, rank.server_args.gpu_id_step
         return open_access(
             device=rank.device,
@@ -130,7 +136,7 @@ class Kind:
                 max_prefill_tokens=get_schedule().max_prefill_tokens,
                 pool_tokens=self.pools.pool.size,
             ),
-            devices=[first_device + seat * device_step for seat in range(layout.num_seats)],
+            devices=[first_device + member_slot * device_step for member_slot in range(layout.num_member_slots)],
         )
 
     # ---- what is asked of it -----------------------------------------------------------------------------------
@@ -150,16 +156,18 @@ class Kind:
     def follows_reads(self) -> bool:
         """Whether a page is promised while it is still being read: not where others would wait for the drive as well,
         nor where only one of the rank's shards reads."""
-        return self.access.follows_reads and not (self.seats.layout.steps_together or self.seats.is_replicated)
+        return self.access.follows_reads and not (
+            self.member_slots.layout.steps_together or self.member_slots.is_replicated
+        )
 
     def sources(self) -> list[int]:
-        """The seats that this rank takes pages from, the preferred first."""
-        pools = self.seats.peers if self.config.fetches and self.access.shares_pool else ()
-        return [*pools, *(self.seats.arenas if self._has_part(self._arena) else ())]
+        """The member slots that this rank takes pages from, the preferred first."""
+        pools = self.member_slots.peers if self.config.fetches and self.access.shares_pool else ()
+        return [*pools, *(self.member_slots.arenas if self._has_part(self._arena) else ())]
 
     def _has_part(self, arena: Arena | None) -> bool:
         """Whether pages of this rank have a part of the arena to go to: its own, or its keeper's."""
-        return self.config.has_arena and (arena is not None or not self.seats.is_keeper)
+        return self.config.has_arena and (arena is not None or not self.member_slots.is_keeper)
 
     def is_awaited(self, request: str) -> bool:
         """Whether somebody who was asked for the request's prompt may still answer."""
@@ -170,34 +178,36 @@ class Kind:
     def _join(self) -> Places:
         """Take the places, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
-        shelf, peers = self.access.join(self._roster, self.seats, namespace)
-        self.lookout.joined(namespace)
-        num_parts = self.seats.num_parts
-        if config.store and self.seats.is_keeper and self.store is None:
+        frame_table, peers = self.access.join(self._rank_table, self.member_slots, namespace)
+        self.residency_report.joined(namespace)
+        num_parts = self.member_slots.num_parts
+        if config.store and self.member_slots.is_keeper and self.store is None:
             self.store = open_store(
                 config, namespace=namespace, block=self.block, num_parts=num_parts, share=pools.share
             )
         elif self.store is not None:
             self.store.invalidate(namespace)
         if self._arena is None:
-            return shelf, Supply(peers, self.sources(), None)
-        door = None
+            return frame_table, Supply(peers, self.sources(), None)
+        writable = None
         if self.store is not None:
-            door = StoreDoor(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
+            writable = WritableStore(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
         place = TierPlace(
-            roster=self._roster,
-            seats=self.seats,
+            rank_table=self._rank_table,
+            member_slots=self.member_slots,
             namespace=namespace,
             arena=self._arena,
-            peers=self.access.arena_peers(self._roster, self.seats, namespace, self.block, self._arena.memory),
+            peers=self.access.arena_peers(
+                self._rank_table, self.member_slots, namespace, self.block, self._arena.memory
+            ),
             layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
         )
         partner = self._rank.points.partner(self)
-        self.tier = HostTier(place, door, partner, self._sources, self._rank.arena_events)
+        self.tier = HostTier(place, writable, partner, self._sources, self._rank.arena_events)
         has_reads = config.reads_into_arena and self.follows_reads
-        return shelf, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
+        return frame_table, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
 
     def rejoin(self) -> Places:
         """Take the places again, under the namespace of weights that have just changed."""
@@ -255,7 +265,7 @@ class Kind:
         """
         self.access.leave()
         self.withdraw()
-        self.pages.shelf.close()
+        self.pages.frame_table.close()
 
     def withdraw(self) -> None:
         """Withdraw the pool's pages, and wait until no peer reads one.
@@ -263,19 +273,19 @@ class Kind:
         Raises:
             RuntimeError: when a peer does not stop reading.
         """
-        withdraw(self.pages.shelf)
+        withdraw(self.pages.frame_table)
 
     def close(self) -> None:
         """Leave for good; what the store had begun to write is finished."""
         if self.store is not None:
             self.store.close()
-        self.pages.shelf.close()
+        self.pages.frame_table.close()
 
     # ---- what it tells -----------------------------------------------------------------------------------------
 
     def count_failure(self) -> None:
         """Something of Banyan's has failed in this process."""
-        self._roster.count_failure()
+        self._rank_table.count_failure()
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
@@ -284,16 +294,16 @@ class Kind:
 
     def figures(self) -> dict[str, Any]:
         """What changes of this kind's places, for ``/metrics`` and ``/server_info``."""
-        layout, members = self.seats.layout, self._roster.members()
-        firsts = {self.seats.seat(rank, self.seats.shard) for rank in range(layout.num_ranks)}
+        layout, members = self.member_slots.layout, self._rank_table.members()
+        firsts = {self.member_slots.slot(rank, self.member_slots.shard) for rank in range(layout.num_ranks)}
         figures = {
-            "num_published_pages": self.pages.shelf.num_published,
-            "num_quarantined_pages": self.pages.shelf.num_quarantined,
+            "num_published_pages": self.pages.frame_table.num_published,
+            "num_quarantined_pages": self.pages.frame_table.num_quarantined,
             "num_ranks": layout.num_ranks,
-            "num_failures": self._roster.num_failures,
-            "num_silent_ranks": self._roster.num_silent,
+            "num_failures": self._rank_table.num_failures,
+            "num_silent_ranks": self._rank_table.num_silent,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
-            "peers": [member for member in members if member["slot"] in self.seats.peers],
+            "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),
             **(self._store_figures(self.store) if self.store is not None else {}),
         }
@@ -302,17 +312,17 @@ class Kind:
         return figures
 
     def _store_figures(self, store: PageStore) -> dict[str, Any]:
-        per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.seats.num_parts
+        per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.member_slots.num_parts
         return {"store": store.stats(), "store_write_bytes_per_day": per_day}
 
     def state(self) -> dict[str, Any]:
         """This kind's places, for ``/server_info``."""
         return {
             **self.figures(),
-            "dp_rank": self.seats.dp_rank,
-            "shard": self.seats.shard,
-            "seat": self.seats.own,
-            "layout": self.seats.layout.as_dict(),
+            "dp_rank": self.member_slots.dp_rank,
+            "shard": self.member_slots.shard,
+            "member_slot": self.member_slots.own,
+            "layout": self.member_slots.layout.as_dict(),
             "page_tokens": self._rank.page_tokens,
             "namespace": self._namespace_digest().hex()[:16],
             **self.access.state(),
@@ -327,6 +337,6 @@ class Kind:
             page_tokens=self._rank.page_tokens,
             weights_epoch=self.weights_epoch,
             apart=self._apart,
-            seats=self.seats,
+            member_slots=self.member_slots,
             window=self.pools.identity,
         )

@@ -10,6 +10,7 @@ from banyan import faults
 from banyan.cache import NOTHING_QUEUED, PrefixCache
 from banyan.planner import RequestFacts
 from banyan.ports import Copy, LayerWatch
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import DeviceTimer
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.reporting.spans import TracedForward
@@ -44,7 +45,8 @@ class LayerWait:
         self._copy: Any = None
         self._traced: TracedForward | None = None
         # SGLang calls these in the midst of a forward. One that could not wait has read what it should not have.
-        self.set_consumer = faults.quiet(self.set_consumer, "layer_wait.set_consumer", self._lose)  # type: ignore[method-assign]
+        begin = runtime.STOPWATCH.wrap("layer_wait.set_consumer", self.set_consumer)
+        self.set_consumer = faults.quiet(begin, "layer_wait.set_consumer", self._lose)  # type: ignore[method-assign]
         self.wait_until = faults.quiet(self.wait_until, "layer_wait.wait_until", self._lose_this)  # type: ignore[method-assign]
 
     def _lose(self, index: int) -> None:

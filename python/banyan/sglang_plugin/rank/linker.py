@@ -23,7 +23,6 @@ from banyan.sglang_plugin.rank import requests, times
 from banyan.sglang_plugin.rank.assemble import assemble
 from banyan.sglang_plugin.rank.one_rank import Rank
 from banyan.sglang_plugin.rank.reporting import report
-from banyan.telemetry import Stopwatch
 
 ENTRIES = (
     "arrive",
@@ -32,6 +31,7 @@ ENTRIES = (
     "start_layer_wise_loading",
     "cancel_queued_load",
     "offload",
+    "num_completed_offloads",
     "_poll",
     "take_events",
 )
@@ -52,7 +52,7 @@ def installed() -> Rank:
 
 
 class BanyanLinker(Rank, UnifiedCacheLinker):
-    """One rank's door to its peers. Built by SGLang once for each worker process."""
+    """One rank's connection to its peers. Built by SGLang once for each worker process."""
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
     ) -> None:
         global _installed
         seams.verify("scheduler")
-        stopwatch = Stopwatch(time.perf_counter_ns)
         self.forward_stream = forward_stream
         parts = assemble(
             server_args,
@@ -73,11 +72,10 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
             components,
             forward_stream=forward_stream,
             record_ready=self.record_offload_ready,
-            stopwatch=stopwatch,
         )
         self.pools: dict[Any, object] = {kind.sglang_name: kind.pool for kind in parts.pools.kinds}
         self._queued: dict[str, str] = {}
-        times.time_control(stopwatch, self, ENTRIES)
+        times.time_control(self, "linker", ENTRIES)
         super().__init__(parts)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
         self._cannot_raise()
@@ -173,4 +171,4 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
         self._close()
 
     def _labels(self) -> dict[str, str]:
-        return {"dp_rank": str(self.kinds.full.seats.dp_rank), "tp_rank": str(get_parallel().tp_rank)}
+        return {"dp_rank": str(self.kinds.full.member_slots.dp_rank), "tp_rank": str(get_parallel().tp_rank)}

@@ -35,7 +35,7 @@ from banyan.sglang_plugin.rank.reporting.arena_events import PageEvent
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped
+from banyan.telemetry import Counters, Dropped, Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Rank:
 
     @property
     def chooses_victims(self) -> bool:
-        """Whether its pages are evicted by what their loss costs: not where shards would have to choose alike, nor
+        """Whether its pages are evicted by their expected reload cost: not where shards would have to choose alike, nor
         where pages of another kind go with a leaf."""
         return self.is_whole_rank and not self.kinds.beside and runtime.is_on("victims")
 
@@ -126,16 +126,25 @@ class Rank:
             return
         requests.when_gone(request, self._forget)
         if self.chooses_victims:
-            self.demand.asked(keys, request)
+            requests.note_asked_before(request, self.demand.asked(keys, request) * self.page_tokens)
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
-        full.lookout.saw(request, keys)
+        full.residency_report.saw(request, keys)
         self.kinds.arrive(request, keys, self.worth_of(request))
 
     def worth_of(self, request: str) -> Worth:
         """How much of what is found of a request's prompt is to be read, whatever SGLang is going to ask for."""
         return partial(self._planner.num_to_read, requests.facts_of_all_pages(request, self.page_tokens))
+
+    def computed(self, req: Any, cached_tokens: int) -> dict[Why, int]:
+        """The answer of a request has begun, and so many tokens of its prompt were cached: why the others were
+        computed. Each is counted."""
+        request = requests.id_of(req)
+        reasons = requests.why_computed(req, cached_tokens, self.page_tokens, self._planner.why_unmoved(request))
+        self.counters.count_computed(reasons)
+        self._planner.computed(request, reasons)
+        return reasons
 
     def _forget(self, request: str) -> None:
         """SGLang has forgotten the request."""

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from banyan.core import Fetch, Offer, Outcome, Run, SourceKind
+from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
 from banyan.pacing import StoreWrites, WritePause
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.reporting.spans import Spans
-from banyan.telemetry import Counters
+from banyan.telemetry import Counters, Why
 
 NUM_SHOWN_FORWARDS = 64
 """Forwards in /server_info."""
@@ -95,6 +95,18 @@ class RankPlanner:
     def became(self, request: str, outcome: Outcome) -> None:
         self._planner.record(request, outcome)
         self.spans.became(request, outcome)
+
+    def refused(self, request: str, why: Refusal) -> None:
+        self._planner.record_refused(request, why)
+        self.spans.became(request, Outcome.REFUSED)
+
+    def why_unmoved(self, request: str) -> Why:
+        """Why pages that were found for a request last were not had."""
+        return self._planner.why_unmoved(request)
+
+    def computed(self, request: str, reasons: Mapping[Why, int]) -> None:
+        """The answer of a request has begun; tokens of its prompt that were computed, by why."""
+        self._planner.record_computed(request, reasons)
 
     def started(self, fetches: Sequence[Fetch]) -> None:
         self.spans.started(fetches, prefill.requests_of_this_pass())

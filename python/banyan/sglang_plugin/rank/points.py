@@ -17,7 +17,7 @@ from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.config import Config
-from banyan.layout import BlockGeometry, Seats
+from banyan.layout import BlockGeometry, MemberSlots
 from banyan.ports import Peers
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.kind_pools import RankPools, TakeApart, whole_pool
@@ -33,8 +33,8 @@ class Site:
     """Where a kind of pages is kept, for as long as the rank lives."""
 
     config: Config
-    seats: Seats
-    roster: _native.Roster
+    member_slots: MemberSlots
+    rank_table: _native.RankTable
     block: BlockGeometry
 
 

@@ -104,20 +104,23 @@ class WatchedAdder:
             self.memory_budget.total_offset += num_tokens
             self.memory_budget.current_offset += num_tokens
 
-    def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+    def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         if _is_awaited is not None and _is_awaited(requests.id_of(req)):
             # The threads that wait for answers need the interpreter, and nothing else may be running.
             time.sleep(0)
             return AddReqResult.CONTINUE
         if self._moves is not None and not self._moves.has_room(req.host_hit_length):
             return AddReqResult.OTHER
-        verdict = super().add_one_req(req, has_chunked_req, truncation_align_size)  # type: ignore[misc]
+        theirs = runtime.STOPWATCH.elsewhere(super().add_one_req)  # type: ignore[misc]
+        verdict = theirs(req, has_chunked_req, truncation_align_size)
         if self._was_added(req):
             if self._moves is not None:
                 self._moves.take(req.host_loaded_length)
             if _has_begun is not None:
                 _has_begun(requests.id_of(req))
         return verdict
+
+    add_one_req = runtime.STOPWATCH.wrap("prefill.add_one_req", _add_one_req)
 
     def _was_added(self, req: Any) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req

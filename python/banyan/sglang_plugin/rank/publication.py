@@ -41,7 +41,8 @@ class Publication:
         self._is_silent = self._has_said = self._is_stopped = False
 
     def announce(self, keys: list[str]) -> None:
-        """A chain of pages will be complete soon. Whose it is is asked now: its request may be gone by then."""
+        """A chain of pages will be complete soon. Records the owner now; the request may be gone when the pages
+        complete."""
         if self._full.guards_adapters and requests.is_lasting(keys[0], self._page_tokens):
             self._lasting[keys[0]] = self._lasting.pop(keys[0], 0) + 1
             if len(self._lasting) > MAX_ANNOUNCED:
@@ -59,7 +60,7 @@ class Publication:
         beside = [] if window is None else [(kind, *window) for kind in self._beside]
         for kind, window_keys, window_frames in beside:
             kind.publish(window_keys, window_frames)
-        self._full.lookout.published(keys)
+        self._full.residency_report.published(keys)
         tier = self._full.tier if may_be_kept else None
         keys = list(tier.to_keep(keys)) if tier is not None else []
         if tier is None or not keys:

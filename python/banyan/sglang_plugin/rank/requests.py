@@ -14,18 +14,18 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from banyan import _native
+from banyan import _native, telemetry
 from banyan.core import Fetch, PrefixSpan, request_id
 from banyan.layout import cacheable_tokens
 from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
+from banyan.telemetry import Why
 
 NUM_REMEMBERED_CHUNKS = 4096
 """Of 32 pages each: at 16 tokens a page 2 M tokens of prompts."""
@@ -107,6 +107,27 @@ def is_traced(req: Any) -> bool:
     return trace is not None and trace.tracing_enable is True and runtime.is_on("57-trace-slice")
 
 
+def note_asked_before(request: str, num_tokens: int) -> None:
+    """So many of the first tokens of its prompt were in prompts of before."""
+    req = _by_id.get(request)
+    if req is not None:
+        req.banyan_asked_before_tokens = num_tokens
+
+
+def why_computed(req: Any, cached_tokens: int, page_tokens: int, unmoved: Why) -> dict[Why, int]:
+    """Why the tokens of its prompt that were not cached were computed; ``unmoved``: those that were found elsewhere."""
+    prompt_tokens = len(req.origin_input_ids)
+    span = span_of(req)
+    return telemetry.why_computed(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        cacheable_tokens=cacheable_tokens(prompt_tokens, page_tokens, _tokens_ahead),
+        found_tokens=0 if span is None else span.max_tokens,
+        asked_before_tokens=getattr(req, "banyan_asked_before_tokens", None),
+        unmoved=unmoved,
+    )
+
+
 def record_fetch(fetch: Fetch) -> None:
     """Note how many tokens of the request come from where: peer, host, storage, remote."""
     req = _by_id.get(fetch.request)
@@ -177,17 +198,20 @@ def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None
 def facts_of_all_pages(request: str, page_tokens: int) -> RequestFacts:
     """As ``facts``, where all pages of ``prompt_keys`` are meant: how far SGLang is going to look is not settled when a
     request has just come."""
-    known = facts(request, page_tokens)
-    return replace(known, most_cached_tokens=max((known.prompt_tokens or 0) - 1, 0))
+    return _facts(request, page_tokens, lambda req, num_tokens: max(num_tokens - 1, 0))
 
 
 def facts(request: str, page_tokens: int) -> RequestFacts:
     """What the planner has to know of the request. Its prompt has the answer so far when it is computed again."""
+    return _facts(request, page_tokens, lambda req, num_tokens: req._compute_max_prefix_len(num_tokens))
+
+
+def _facts(request: str, page_tokens: int, most_cached: Callable[[Any, int], int]) -> RequestFacts:
     req = _by_id.get(request)
     if req is None:
         return RequestFacts(request, None, page_tokens, None)
     # SGLang's own list of both is made later: when a request has just come, and by policies that look at every prefix
     # in the queue (lpm, dfs-weight), it is still empty or of the last round.
     num_tokens = len(req.origin_input_ids) + len(req.output_ids)
-    most = req._compute_max_prefix_len(num_tokens)
+    most = most_cached(req, num_tokens)
     return RequestFacts(request, num_tokens, page_tokens, req.banyan_asked, req.dp_max_kv_rank, _tokens_ahead, most)

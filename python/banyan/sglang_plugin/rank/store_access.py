@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's door to the store that the flags name: which weights its pages belong to, and what it may write."""
+"""A rank's access to the store that the flags name: which weights its pages belong to, and what it may write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("banyan")
 def open_store(
     config: Config, *, namespace: bytes, block: BlockGeometry, num_parts: int, share: float = 1.0
 ) -> PageStore:
-    """This rank's door to the store that the flags name, for its ``share`` of a part. Refuses what the store refuses,
+    """This rank's access to the store that the flags name, for its ``share`` of a part. Refuses what the store refuses,
     naming the flag."""
     space = Space(
         quota_bytes=config.store_bytes,
@@ -83,5 +83,5 @@ def make_admission(config: Config, *, num_parts: int, share: float = 1.0) -> Wri
         per_day = max(1, int(config.store_write_bytes_per_day * share) // num_parts)
         # A twelfth: two hours' worth at once, for conversations come in bursts.
         budget = WriteBudget(bytes_per_day=per_day, burst_bytes=max(1, per_day // 12), now_ns=time.monotonic_ns())
-    admission = Admission.FIRST_SIGHT if config.store_admit == "first" else Admission.SECOND_SIGHT
+    admission = Admission.FIRST_ACCESS if config.store_admit == "first" else Admission.SECOND_ACCESS
     return WriteAdmission(admission, budget=budget)

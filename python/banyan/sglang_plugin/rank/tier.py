@@ -16,17 +16,17 @@ from functools import partial
 
 from banyan import _native
 from banyan.arena.backup import Backup
-from banyan.arena.keeping import Keeping
 from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.partner import Partner
+from banyan.arena.persistence import Persistence
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.remote_tier import RemoteTier
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.pacing import WriteAdmission
-from banyan.ports import OwnShelf, PageStore, Peers
+from banyan.ports import OwnFrameTable, PageStore, Peers
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
@@ -39,30 +39,30 @@ MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
 
 
-def withdraw(shelf: OwnShelf | _native.Shelf) -> None:
-    """Withdraw a shelf's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
+def withdraw(frame_table: OwnFrameTable | _native.FrameTable) -> None:
+    """Withdraw a frame table's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
 
     Raises:
         RuntimeError: when a peer does not stop reading.
     """
-    shelf.reset()
+    frame_table.reset()
     deadline = time.monotonic() + READER_PATIENCE_S
-    while shelf.num_quarantined:
+    while frame_table.num_quarantined:
         if time.monotonic() > deadline:
-            held = shelf.num_quarantined
+            held = frame_table.num_quarantined
             raise RuntimeError(f"peers have held {held} page(s) that are to go for over {READER_PATIENCE_S:g} s")
-        shelf.drain()
+        frame_table.drain()
         time.sleep(POLL_S)
 
 
-def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Keeping | None:
+def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counters) -> Persistence | None:
     """Take over what the arena has kept, and go on keeping."""
-    if arena.inventory is None:
+    if arena.index_file is None:
         return None
-    entries = arena.inventory.entries(namespace)
+    entries = arena.index_file.entries(namespace)
     residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
-    keeping = Keeping(
-        inventory=arena.inventory,
+    persistence = Persistence(
+        index_file=arena.index_file,
         residency=residency,
         checksums=arena.checksums(namespace),
         executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),
@@ -70,8 +70,8 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
         max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
         counters=counters,
     )
-    residency.watch(keeping)
-    return keeping
+    residency.watch(persistence)
+    return persistence
 
 
 def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | None:
@@ -90,11 +90,12 @@ def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlace:
-    """Where a tier is. ``peers`` reads every shelf of the node, also this rank's own pool; its copies land in this
-    rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not measured."""
+    """Where a tier is. ``peers`` reads every frame table of the node, also this rank's own pool; its copies land in
+    this rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not
+    measured."""
 
-    roster: _native.Roster
-    seats: Seats
+    rank_table: _native.RankTable
+    member_slots: MemberSlots
     namespace: bytes
     arena: Arena
     peers: Peers
@@ -104,7 +105,7 @@ class TierPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreDoor:
+class WritableStore:
     """A store, and what this rank may write to it."""
 
     store: PageStore
@@ -121,24 +122,24 @@ class HostTier:
     def __init__(
         self,
         place: TierPlace,
-        door: StoreDoor | None,
+        writable: WritableStore | None,
         partner: Partner,
         behind: Sequence[SourceAccess],
         events: ArenaEvents | None,
     ) -> None:
         arena, memory, counters = place.arena, place.arena.memory, place.counters
-        store = None if door is None else door.store
-        frame_bytes, seats = arena.block.frame_bytes, place.seats
+        store = None if writable is None else writable.store
+        frame_bytes, member_slots = arena.block.frame_bytes, place.member_slots
         most_down_bytes = backup_limit_bytes(link_bytes_per_s=place.link_bytes_per_s, arena_bytes=memory.num_bytes)
-        self._roster = place.roster
-        self._seats = seats
+        self._rank_table = place.rank_table
+        self._member_slots = member_slots
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
         self._partner = partner
-        self._shelf = _native.Shelf(
-            place.roster,
-            seats.own_arena,
+        self._frame_table = _native.FrameTable(
+            place.rank_table,
+            member_slots.own_arena,
             place.namespace,
             memory,
             arena.num_frames,
@@ -147,15 +148,15 @@ class HostTier:
         )
         self._peers = place.peers
         self._growth = arena.growth
-        self._residency = Residency(self._shelf, arena.num_backed)
-        self._keeping = _keep(arena, place.namespace, self._residency, counters)
+        self._residency = Residency(self._frame_table, arena.num_backed)
+        self._persistence = _keep(arena, place.namespace, self._residency, counters)
         self._events = _told(events, self._residency)
         self.store_events = _told_of_store(events, store)
         self._backup = Backup(
             residency=self._residency,
             peers=self._peers,
-            pool_slot=seats.own,
-            arena_slots=seats.arenas,
+            pool_slot=member_slots.own,
+            arena_slots=member_slots.arenas,
             max_pages=max(1, most_down_bytes // frame_bytes),
             counters=counters,
         )
@@ -163,24 +164,24 @@ class HostTier:
             store=store,
             residency=self._residency,
             peers=self._peers,
-            arena_slots=seats.arenas,
+            arena_slots=member_slots.arenas,
             memory=memory,
             frame_bytes=frame_bytes,
             max_pages=min(arena.num_frames, read_limit_bytes(arena_bytes=memory.num_bytes) // frame_bytes),
             layers_per_read=place.layers_per_read,
             counters=counters,
         )
-        self.store = None if door is None else self._store_tier(door, arena)
+        self.store = None if writable is None else self._store_tier(writable, arena)
         self._sources = self._sources_of(place, store, behind)
 
-    def _store_tier(self, door: StoreDoor, arena: Arena) -> StoreTier:
+    def _store_tier(self, writable: WritableStore, arena: Arena) -> StoreTier:
         return StoreTier(
-            store=door.store,
+            store=writable.store,
             residency=self._residency,
             prefetch=self.prefetch,
             memory=arena.memory,
             block=arena.block,
-            admission=door.admission,
+            admission=writable.admission,
             counters=self._counters,
             orphaned=self._partner.orphaned,
         )
@@ -202,7 +203,7 @@ class HostTier:
             prefetch=self.prefetch,
             residency=self._residency,
             peers=self._peers,
-            arena_slots=self._seats.arenas,
+            arena_slots=self._member_slots.arenas,
             store=self.store if asked is None else None,
             counters=self._counters,
         )
@@ -213,8 +214,8 @@ class HostTier:
     # ---- requests that have come -------------------------------------------------------------------------------
 
     def arrive(self, request: str, keys: Sequence[str], worth: Worth) -> None:
-        """A request for the prompt of ``keys`` has come: bring up what only sources hold and what is ``worth`` it,
-        before it is its turn."""
+        """A request for the prompt of ``keys`` has come: prefetch what only sources hold and what passes ``worth``,
+        before the request is scheduled."""
         partner = self._partner
         partner.came(keys, partial(self._look_again, request, keys, worth))
         num_in_arena = self._touch(keys) if partner.uses_arena else 0
@@ -240,7 +241,7 @@ class HostTier:
 
     def _touch(self, keys: Sequence[str]) -> int:
         """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
-        in_arena = self._peers.lookup(keys, self._seats.arenas)
+        in_arena = self._peers.lookup(keys, self._member_slots.arenas)
         self._peers.touch(in_arena)
         return in_arena.num_pages
 
@@ -261,8 +262,8 @@ class HostTier:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
         if num_in_arena == len(keys):
             return num_in_arena
-        shelves = [self._seats.own, *self._seats.peers, *self._seats.arenas]
-        return num_in_arena + self._peers.lookup(keys[num_in_arena:], shelves).num_pages
+        frame_tables = [self._member_slots.own, *self._member_slots.peers, *self._member_slots.arenas]
+        return num_in_arena + self._peers.lookup(keys[num_in_arena:], frame_tables).num_pages
 
     # ---- down --------------------------------------------------------------------------------------------------
 
@@ -294,8 +295,8 @@ class HostTier:
         if self.store is not None:
             self._partner.meet(self.store, self._counters)
             self._tell_reading()
-        if self._keeping is not None:
-            self._keeping.poll()
+        if self._persistence is not None:
+            self._persistence.poll()
 
     def _tell_reading(self) -> None:
         """Let the dispatcher and the server's main process know how many pages this rank waits for, and how fast they
@@ -303,22 +304,23 @@ class HostTier:
         num_reading, pages_per_s = self.prefetch.num_reading, self.prefetch.pages_per_s
         if num_reading != self._num_reading:
             self._num_reading = num_reading
-            self._roster.set_reading(self._seats.own, num_reading)
+            self._rank_table.set_reading(self._member_slots.own, num_reading)
         if pages_per_s != self._pages_per_s:
             self._pages_per_s = pages_per_s
-            self._roster.set_read_rate(self._seats.own, pages_per_s)
+            self._rank_table.set_read_rate(self._member_slots.own, pages_per_s)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget every page of the arena. Copies that are attached to a read have ended."""
         self._quiesce()
-        if self._keeping is not None:
-            self._keeping.quiesce()
+        if self._persistence is not None:
+            self._persistence.quiesce()
         self._residency.reset()
 
     def leave(self) -> None:
-        """Withdraw every page, wait until no peer reads one, and leave the roster. The memory is another tier's then.
+        """Withdraw every page, wait until no peer reads one, and leave the rank table. The memory is another tier's
+        then.
 
         Raises:
             RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
@@ -331,17 +333,17 @@ class HostTier:
             )
         if self._events is not None:
             self._events.evicted(self._residency.keys)
-        withdraw(self._shelf)
-        self._shelf.close()
+        withdraw(self._frame_table)
+        self._frame_table.close()
         for source in self._sources:
             source.close()
 
     def close(self) -> None:
-        """Leave the roster for good. What was kept stays as it is."""
+        """Leave the rank table for good. What was kept stays as it is."""
         self._end()
         if self._growth is not None:
             self._growth.close()
-        self._shelf.close()
+        self._frame_table.close()
         for source in self._sources:
             source.close()
 
@@ -356,8 +358,8 @@ class HostTier:
 
     def _end(self) -> None:
         self._quiesce()
-        if self._keeping is not None:
-            self._keeping.close()
+        if self._persistence is not None:
+            self._persistence.close()
 
     def state(self) -> dict[str, int]:
         """This tier's part of ``/server_info``."""

@@ -11,6 +11,7 @@ from typing import Any
 from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
 from banyan.planner import RequestFacts
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
@@ -19,7 +20,7 @@ from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.both_stores import BothStores
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
-from banyan.telemetry import Counters, LayerClock, Stopwatch
+from banyan.telemetry import Counters, LayerClock
 
 
 def time_layers(
@@ -80,8 +81,8 @@ def load_without_circles(cache: PrefixCache[RequestFacts], *allocators: Quaranti
         allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
 
 
-def time_control(stopwatch: Stopwatch, owner: object, names: Sequence[str]) -> None:
-    """Measure what these methods of an object take."""
+def time_control(owner: object, owner_name: str, names: Sequence[str]) -> None:
+    """Measure what these methods of an object take of the scheduler thread."""
     for name in names:
-        timed: Callable[..., Any] = stopwatch.wrap(getattr(owner, name))
+        timed: Callable[..., Any] = runtime.STOPWATCH.wrap(f"{owner_name}.{name.strip('_')}", getattr(owner, name))
         setattr(owner, name, timed)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A second kind of pages beside full ones, of which a prefix needs only the last few: a model's window pages, or its
-states, with shelves, arena and store of their own. A state is a window of one page.
+states, with frame tables, arena and store of their own. A state is a window of one page.
 
 Below the pool such pages go from the end of a prefix to its beginning (``banyan.restorable``): the arena gives up a
 chain's first page last, and the store finds a page behind the one before it. So what is kept longest is what a
@@ -19,7 +19,7 @@ import torch
 
 from banyan.arena.page_source import Worth
 from banyan.core import SourceKind
-from banyan.ports import OwnShelf
+from banyan.ports import OwnFrameTable
 from banyan.restorable import WindowPages, longest_restorable, window_of
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank.kind import Kind
@@ -36,8 +36,8 @@ class WindowKind(Kind):
 
     pages: WindowPages
 
-    def _make_pages(self, shelf: OwnShelf, supply: Supply) -> WindowPages:
-        return WindowPages(shelf, supply, num_pages=self.num_needed, places=self.pools.places)
+    def _make_pages(self, frame_table: OwnFrameTable, supply: Supply) -> WindowPages:
+        return WindowPages(frame_table, supply, num_pages=self.num_needed, places=self.pools.places)
 
     @property
     def num_needed(self) -> int:

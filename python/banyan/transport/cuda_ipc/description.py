@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a pool on a GPU is announced to its peers: CUDA IPC handles and where each extent lies behind them.
 
-The bytes travel in the rank's shelf. They are a fixed binary form, not pickle: whoever reads them checks every number.
+The bytes travel in the rank's frame table. They are a fixed binary form, not pickle: whoever reads them checks every
+number.
 
     8 s magic, u32 format, u32 segments, u32 extents, u32 probes (0 or 1), 16 s device
     each segment:  64 s handle, u64 num_bytes

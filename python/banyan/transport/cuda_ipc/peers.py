@@ -143,9 +143,9 @@ class CudaPeers:
         """As the directory's, among the pools that can be read."""
         return self._directory.holders(keys, self._mappings.reachable(slots))
 
-    def heard(self, slots: Sequence[int]) -> Sequence[bytes]:
+    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """Also of those whose pools cannot be read."""
-        return self._directory.heard(slots)
+        return self._directory.read_access_logs(slots)
 
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted."""

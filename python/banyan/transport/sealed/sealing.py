@@ -33,8 +33,8 @@ def listening(context: Context, keys: Keys) -> Iterator[None]:
     gate.configure_curve_callback(credentials_provider=Known(keys.borrower.public))
     before = dict(context.sockopts)
     context.setsockopt(zmq.CURVE_SERVER, 1)
-    context.setsockopt(zmq.CURVE_SECRETKEY, keys.door.secret)
-    context.setsockopt(zmq.CURVE_PUBLICKEY, keys.door.public)
+    context.setsockopt(zmq.CURVE_SECRETKEY, keys.page_server.secret)
+    context.setsockopt(zmq.CURVE_PUBLICKEY, keys.page_server.public)
     context.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     try:
         yield
@@ -45,7 +45,7 @@ def listening(context: Context, keys: Keys) -> Iterator[None]:
 
 def speaks(context: Context, keys: Keys) -> None:
     """Sockets that are made of ``context`` from now on connect, to those who know the secret."""
-    context.setsockopt(zmq.CURVE_SERVERKEY, keys.door.public)
+    context.setsockopt(zmq.CURVE_SERVERKEY, keys.page_server.public)
     context.setsockopt(zmq.CURVE_PUBLICKEY, keys.borrower.public)
     context.setsockopt(zmq.CURVE_SECRETKEY, keys.borrower.secret)
 

@@ -28,14 +28,14 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The pair of every door, and the pair of everybody who may borrow."""
+    """The pair of every page server, and the pair of everybody who may borrow."""
 
-    door: KeyPair
+    page_server: KeyPair
     borrower: KeyPair
 
     @classmethod
     def of(cls, secret: bytes) -> Keys:
-        return cls(_pair(secret, "door"), _pair(secret, "borrower"))
+        return cls(_pair(secret, "page_server"), _pair(secret, "borrower"))
 
 
 def _pair(secret: bytes, role: str) -> KeyPair:

@@ -3,7 +3,7 @@
 
 use banyan_shm::error::ShmError;
 use banyan_shm::frame::{FrameId, Key};
-use banyan_shm::roster::Namespace;
+use banyan_shm::rank_table::Namespace;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;

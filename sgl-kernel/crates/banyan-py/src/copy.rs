@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use banyan_shm::courier::{Courier, Parcel};
+use banyan_shm::copy_thread::{CopyThread, Parcel};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -14,15 +14,15 @@ pub struct PyCopy {
     parcel: Arc<Parcel>,
     leases: Vec<SeenHeld>,
     /// The thread stays while a copy wants it, even when `Peers` is gone.
-    _courier: Unlocked<Arc<Courier>>,
+    _copy_thread: Unlocked<Arc<CopyThread>>,
 }
 
 impl PyCopy {
-    pub fn new(parcel: Arc<Parcel>, leases: Vec<SeenHeld>, courier: Arc<Courier>) -> Self {
+    pub fn new(parcel: Arc<Parcel>, leases: Vec<SeenHeld>, copy_thread: Arc<CopyThread>) -> Self {
         Self {
             parcel,
             leases,
-            _courier: Unlocked::new(courier),
+            _copy_thread: Unlocked::new(copy_thread),
         }
     }
 }

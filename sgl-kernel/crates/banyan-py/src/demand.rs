@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use banyan_shm::access_history::number_of;
 use banyan_shm::demand::Demand;
-use banyan_shm::sights::number_of;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -27,17 +27,16 @@ impl PyDemand {
 
     #[getter]
     fn powers(&self) -> (f64, f64) {
-        let chances = self.demand.chances();
-        (chances.age_power, chances.sights_power)
+        let model = self.demand.hazard_model();
+        (model.age_power, model.frequency_power)
     }
 
-    fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<()> {
-        self.demand.asked(words_from(numbers)?, prompt);
-        Ok(())
+    fn asked(&mut self, numbers: &[u8], prompt: &str) -> PyResult<usize> {
+        Ok(self.demand.asked(words_from(numbers)?, prompt))
     }
 
-    fn heard(&mut self, numbers: &[u8]) -> PyResult<()> {
-        self.demand.heard(&words_from(numbers)?);
+    fn peer_access(&mut self, numbers: &[u8]) -> PyResult<()> {
+        self.demand.peer_access(&words_from(numbers)?);
         Ok(())
     }
 
@@ -50,7 +49,7 @@ impl PyDemand {
         Ok(())
     }
 
-    fn chances(&self, numbers: &[u8]) -> PyResult<Vec<f64>> {
+    fn reuse_probabilities(&self, numbers: &[u8]) -> PyResult<Vec<f64>> {
         let numbers = words_from(numbers)?;
         Ok(numbers
             .into_iter()
@@ -58,8 +57,8 @@ impl PyDemand {
             .collect())
     }
 
-    fn age_and_sights(&self, number: i64) -> (u64, u64) {
-        self.demand.age_and_sights(number.cast_unsigned())
+    fn age_and_accesses(&self, number: i64) -> (u64, u64) {
+        self.demand.age_and_accesses(number.cast_unsigned())
     }
 }
 

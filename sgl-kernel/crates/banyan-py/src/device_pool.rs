@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use banyan_shm::geometry::Extent;
-use banyan_shm::neighbour::Neighbour;
+use banyan_shm::peer_mapping::PeerMapping;
 use banyan_shm::pool::Pool;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -62,21 +62,21 @@ pub struct PeerMemory {
     #[pyo3(get)]
     identity: (u64, u64),
     /// Keeps it mapped.
-    _neighbour: Arc<Neighbour>,
+    _peer_mapping: Arc<PeerMapping>,
 }
 
 impl PeerMemory {
     /// `None` when the pool cannot be mapped.
-    pub fn of(neighbour: Arc<Neighbour>) -> Option<Self> {
-        let (start, num_bytes) = neighbour.pool()?;
-        let extents = neighbour.extents();
+    pub fn of(peer_mapping: Arc<PeerMapping>) -> Option<Self> {
+        let (start, num_bytes) = peer_mapping.pool()?;
+        let extents = peer_mapping.extents();
         let place = |extent: &Extent| (extent.base_bytes, extent.stride_bytes);
         Some(Self {
             address: start.expose_provenance(),
             num_bytes,
-            identity: neighbour.pool_identity()?,
+            identity: peer_mapping.pool_identity()?,
             extents: extents.iter().map(place).collect(),
-            _neighbour: neighbour,
+            _peer_mapping: peer_mapping,
         })
     }
 

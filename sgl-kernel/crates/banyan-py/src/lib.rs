@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Python bindings of the native core: argument checks and conversions, nothing else. The contracts stand in `_native.pyi`.
+//! Python bindings of the native core: argument checks and conversions, nothing else. The contracts stand in
+//! `_native.pyi`.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod convert;
@@ -8,13 +9,13 @@ mod demand;
 mod device_pool;
 mod feed;
 mod flag_ring;
+mod frame_table;
 mod lease_ends;
 mod memory;
 mod page_keys;
 mod peers;
 mod prompt;
-mod roster;
-mod shelf;
+mod rank_table;
 mod store;
 #[cfg(feature = "ceiling")]
 mod store_ceiling;
@@ -33,13 +34,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<flag_ring::PyFlagRing>()?;
     module.add_class::<flag_ring::PyRingBatch>()?;
     module.add_class::<lease_ends::PyLeaseEnds>()?;
-    module.add_class::<roster::PyRoster>()?;
+    module.add_class::<rank_table::PyRankTable>()?;
     module.add_class::<demand::PyDemand>()?;
-    module.add_class::<shelf::PyShelf>()?;
+    module.add_class::<frame_table::PyFrameTable>()?;
     module.add_class::<page_keys::PyPageKeys>()?;
     module.add_class::<prompt::PyPromptTokens>()?;
-    module.add_class::<prompt::PyTrail>()?;
-    module.add_class::<prompt::PyTrailRow>()?;
+    module.add_class::<prompt::PyPrefixFingerprint>()?;
+    module.add_class::<prompt::PyPrefixFingerprintRow>()?;
     module.add_class::<peers::PyPeers>()?;
     module.add_class::<peers::PyMatch>()?;
     module.add_class::<peers::PyLease>()?;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use banyan_shm::courier::Courier;
+use banyan_shm::copy_thread::CopyThread;
 use banyan_shm::geometry::Geometry;
 use banyan_shm::peers::{Lease, Match, Peers, Run};
 use banyan_shm::plan::{Load, Plan, Source};
@@ -17,23 +17,23 @@ use crate::copy::PyCopy;
 use crate::device_pool::{AnyPool, PeerMemory};
 use crate::page_keys::PyPageKeys;
 use crate::prompt::PyPromptTokens;
-use crate::roster::PyRoster;
+use crate::rank_table::PyRankTable;
 use crate::store::PyRead;
 use crate::unlocked::Unlocked;
 
 #[pyclass(frozen, name = "Peers", module = "banyan._native")]
 pub struct PyPeers {
     peers: Arc<Peers>,
-    courier: Unlocked<Mutex<Option<Arc<Courier>>>>,
+    copy_thread: Unlocked<Mutex<Option<Arc<CopyThread>>>>,
 }
 
 #[pymethods]
 impl PyPeers {
     #[new]
-    #[pyo3(signature = (roster, slot, reader_bit, namespace, geometry, pool, frame_bytes = None))]
+    #[pyo3(signature = (rank_table, slot, reader_bit, namespace, geometry, pool, frame_bytes = None))]
     #[allow(clippy::too_many_arguments)] // one for each that Python names
     fn new(
-        roster: &PyRoster,
+        rank_table: &PyRankTable,
         slot: Option<usize>,
         reader_bit: u32,
         namespace: &[u8],
@@ -41,19 +41,19 @@ impl PyPeers {
         pool: Option<AnyPool<'_>>,
         frame_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let roster = roster.roster.clone();
+        let rank_table = rank_table.rank_table.clone();
         let namespace = namespace_of(namespace)?;
         let peers = match pool {
             Some(pool) => {
                 let geometry = Geometry::new(&geometry, frame_bytes);
                 let pool = pool.announced();
-                Peers::of_rank(roster, slot, reader_bit, namespace, geometry, pool)
+                Peers::of_rank(rank_table, slot, reader_bit, namespace, geometry, pool)
             }
-            None => Peers::of_onlooker(roster, slot, namespace),
+            None => Peers::of_onlooker(rank_table, slot, namespace),
         };
         Ok(Self {
             peers: Arc::new(peers.map_err(to_py)?),
-            courier: Unlocked::new(Mutex::new(None)),
+            copy_thread: Unlocked::new(Mutex::new(None)),
         })
     }
 
@@ -105,8 +105,12 @@ impl PyPeers {
         self.peers.touch(&r#match.found);
     }
 
-    fn heard<'py>(&self, py: Python<'py>, slots: Vec<usize>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let prompts = self.peers.heard(&slots);
+    fn read_access_logs<'py>(
+        &self,
+        py: Python<'py>,
+        slots: Vec<usize>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let prompts = self.peers.read_access_logs(&slots);
         prompts
             .into_iter()
             .map(|words| words_to_py(py, words.into_iter()))
@@ -132,7 +136,7 @@ impl PyPeers {
     }
 
     fn mapping(&self, slot: usize, epoch: u64) -> Option<PeerMemory> {
-        PeerMemory::of(self.peers.neighbour(slot, epoch)?)
+        PeerMemory::of(self.peers.peer_mapping(slot, epoch)?)
     }
 
     #[pyo3(signature = (loads, arrivals = Vec::new()))]
@@ -166,20 +170,27 @@ impl PyPeers {
             });
         }
         let plan = Plan::new(home.clone(), wanted).map_err(to_py)?;
-        let courier = self.courier()?;
+        let copy_thread = self.copy_thread()?;
         let leases = loads.iter().map(|(lease, _)| lease.held.seen()).collect();
-        Ok(PyCopy::new(courier.send(Box::new(plan)), leases, courier))
+        Ok(PyCopy::new(
+            copy_thread.send(Box::new(plan)),
+            leases,
+            copy_thread,
+        ))
     }
 }
 
 impl PyPeers {
-    fn courier(&self) -> PyResult<Arc<Courier>> {
-        let mut courier = self.courier.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(courier) = &*courier {
-            return Ok(courier.clone());
+    fn copy_thread(&self) -> PyResult<Arc<CopyThread>> {
+        let mut copy_thread = self
+            .copy_thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy_thread) = &*copy_thread {
+            return Ok(copy_thread.clone());
         }
-        let started = Arc::new(Courier::start().map_err(to_py)?);
-        Ok(courier.insert(started).clone())
+        let started = Arc::new(CopyThread::start().map_err(to_py)?);
+        Ok(copy_thread.insert(started).clone())
     }
 }
 
@@ -205,7 +216,8 @@ impl PyMatch {
 /// The caller's hold on a lease, which `release` and the end of a copy let go. A copy under way has its own.
 pub struct Held(Arc<Mutex<Option<Arc<Lease>>>>);
 
-/// The same for as long as the caller keeps it: a caller that has dropped its lease holds nothing once the copy has ended.
+/// The same for as long as the caller keeps it: a caller that has dropped its lease holds nothing once the copy has
+/// ended.
 pub struct SeenHeld(Weak<Mutex<Option<Arc<Lease>>>>);
 
 impl SeenHeld {
@@ -263,7 +275,7 @@ impl PyLease {
         let source = |run: &Run| {
             let frames: Vec<_> = run.pages.iter().map(|page| page.frame).collect();
             let frames = frames_to_py(py, &frames)?;
-            Ok((run.neighbour.slot, run.neighbour.epoch, frames))
+            Ok((run.peer_mapping.slot, run.peer_mapping.epoch, frames))
         };
         lease.runs().iter().map(source).collect()
     }
@@ -274,6 +286,6 @@ impl PyLease {
 }
 
 fn describe(runs: &[Run]) -> Vec<(usize, usize)> {
-    let run = |run: &Run| (run.neighbour.slot, run.pages.len());
+    let run = |run: &Run| (run.peer_mapping.slot, run.pages.len());
     runs.iter().map(run).collect()
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
-use banyan_shm::prompt::{Prompt, Trail};
+use banyan_shm::prompt::{PrefixFingerprint, Prompt};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
@@ -15,7 +15,7 @@ pub struct PyPromptTokens {
     page_tokens: usize,
     tokens_ahead: usize,
     /// Made once: some microseconds for a thousand pages.
-    trail: OnceLock<Trail>,
+    prefix_fingerprint: OnceLock<PrefixFingerprint>,
 }
 
 #[pymethods]
@@ -41,7 +41,7 @@ impl PyPromptTokens {
             prompt,
             page_tokens,
             tokens_ahead,
-            trail: OnceLock::new(),
+            prefix_fingerprint: OnceLock::new(),
         })
     }
 
@@ -53,74 +53,85 @@ impl PyPromptTokens {
             .saturating_sub(self.tokens_ahead)
     }
 
-    fn trail(&self) -> PyTrail {
-        let make = || self.prompt.trail(self.page_tokens, self.tokens_ahead);
-        PyTrail {
-            trail: self.trail.get_or_init(make).clone(),
+    fn prefix_fingerprint(&self) -> PyPrefixFingerprint {
+        let make = || {
+            self.prompt
+                .prefix_fingerprint(self.page_tokens, self.tokens_ahead)
+        };
+        PyPrefixFingerprint {
+            prefix_fingerprint: self.prefix_fingerprint.get_or_init(make).clone(),
             page_tokens: self.page_tokens,
             tokens_ahead: self.tokens_ahead,
         }
     }
 }
 
-#[pyclass(frozen, name = "Trail", module = "banyan._native")]
-pub struct PyTrail {
-    trail: Trail,
+#[pyclass(frozen, name = "PrefixFingerprint", module = "banyan._native")]
+pub struct PyPrefixFingerprint {
+    prefix_fingerprint: PrefixFingerprint,
     page_tokens: usize,
     tokens_ahead: usize,
 }
 
 #[pymethods]
-impl PyTrail {
+impl PyPrefixFingerprint {
     fn __len__(&self) -> usize {
-        self.trail.num_pages() * self.page_tokens
+        self.prefix_fingerprint.num_pages() * self.page_tokens
     }
 
-    fn row(&self) -> PyTrailRow {
-        PyTrailRow {
-            trails: VecDeque::new(),
+    fn row(&self) -> PyPrefixFingerprintRow {
+        PyPrefixFingerprintRow {
+            prefix_fingerprints: VecDeque::new(),
             page_tokens: self.page_tokens,
             tokens_ahead: self.tokens_ahead,
         }
     }
 
-    fn most_in_common(&self, row: &PyTrailRow) -> usize {
-        self.trail.most_in_common(&row.trails) * self.page_tokens
+    fn most_in_common(&self, row: &PyPrefixFingerprintRow) -> usize {
+        self.prefix_fingerprint
+            .most_in_common(&row.prefix_fingerprints)
+            * self.page_tokens
     }
 
     /// The place in `row`, the latest being 0, of the oldest that begins with the same `num_tokens`, in whole pages.
-    fn oldest_in_common(&self, row: &PyTrailRow, num_tokens: usize) -> Option<usize> {
+    fn oldest_in_common(&self, row: &PyPrefixFingerprintRow, num_tokens: usize) -> Option<usize> {
         let num_pages = num_tokens / self.page_tokens;
-        row.trails
+        row.prefix_fingerprints
             .iter()
-            .rposition(|other| self.trail.begins_as(other, num_pages))
+            .rposition(|other| self.prefix_fingerprint.begins_as(other, num_pages))
     }
 }
 
-/// Kept here and not in Python, where a dispatcher would hand hundreds of trails over one by one for each request.
-#[pyclass(name = "TrailRow", module = "banyan._native")]
-pub struct PyTrailRow {
-    trails: VecDeque<Trail>,
+/// Kept here and not in Python, where a dispatcher would hand hundreds of prefix fingerprints over one by one for each
+/// request.
+#[pyclass(name = "PrefixFingerprintRow", module = "banyan._native")]
+pub struct PyPrefixFingerprintRow {
+    prefix_fingerprints: VecDeque<PrefixFingerprint>,
     page_tokens: usize,
     tokens_ahead: usize,
 }
 
 #[pymethods]
-impl PyTrailRow {
+impl PyPrefixFingerprintRow {
     fn __len__(&self) -> usize {
-        self.trails.len()
+        self.prefix_fingerprints.len()
     }
 
-    fn appendleft(&mut self, trail: &PyTrail) -> PyResult<()> {
-        if (trail.page_tokens, trail.tokens_ahead) != (self.page_tokens, self.tokens_ahead) {
+    fn appendleft(&mut self, prefix_fingerprint: &PyPrefixFingerprint) -> PyResult<()> {
+        if (
+            prefix_fingerprint.page_tokens,
+            prefix_fingerprint.tokens_ahead,
+        ) != (self.page_tokens, self.tokens_ahead)
+        {
             return Err(PyValueError::new_err("a row has one page size"));
         }
-        self.trails.push_front(trail.trail.clone());
+        self.prefix_fingerprints
+            .push_front(prefix_fingerprint.prefix_fingerprint.clone());
         Ok(())
     }
 
     fn pop(&mut self) -> PyResult<usize> {
-        let oldest = self.trails.pop_back();
+        let oldest = self.prefix_fingerprints.pop_back();
         let oldest = oldest.ok_or_else(|| PyIndexError::new_err("pop from an empty row"))?;
         Ok(oldest.num_pages() * self.page_tokens)
     }

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How lately pages were asked for, and how often: their chance to be wanted again.
 //!
-//! A tree knows the age of a page as long as it holds it. What comes back, and what does not, shows after the page has gone as often as
-//! before. So the last sight of a page is remembered beyond its stay (`sights`), and what that sight says is learnt from what comes back
-//! (`chances`). A rank sees its own prompts, and hears of those of its peers (`told`): what comes back to the node comes back here too,
-//! sooner or later. What a prompt in the rank's own queue asks for is wanted for certain.
+//! A tree knows the age of a page as long as it holds it. What comes back, and what does not, shows after the page has
+//! gone as often as before. So the last access of a page is remembered beyond its stay (`access_history`), and what
+//! that access says is learnt from what comes back (`hazard_model`). A rank sees its own prompts, and reads of those of
+//! its peers (`access_log`): what comes back to the node comes back here too, sooner or later. What a prompt in the
+//! rank's own queue asks for is wanted for certain.
 //!
-//! Pages go by the numbers that `sights::number_of` gives them.
+//! Pages go by the numbers that `access_history::number_of` gives them.
 //!
 //! Invariants
 //! * What is remembered is bounded, but for what waits: that is as much as the queue.
 //! * A prompt teaches `LESSONS` times at most, however long it is.
 //! * `num_waiting` counts, for each page, the prompts of `queued` that ask for it, whoever else does.
 //!
-//! States of a page: unknown -> once -> twice -> ... -> as often as sights are counted; unknown once more when its row goes to another
-//! page. States of a prompt: asked -> served.
+//! States of a page: unknown -> once -> twice -> ... -> as often as accesses are counted; unknown once more when its
+//! row goes to another page. States of a prompt: asked -> served.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
-use crate::chances::{Chances, Seen};
-use crate::lots::Lots;
-use crate::sights::{Sight, Sights};
+use crate::access_history::{AccessHistory, PageAccess};
+use crate::hazard_model::{HazardModel, Seen};
+use crate::seeded_rng::SeededRng;
 
 const LESSONS: usize = 8;
 const MOST_DRAWN_FROM: usize = 1 << 10;
 
-/// Lots are drawn from the last new pages, as many as fill the pools so often.
+/// Pages are drawn from the last new pages, as many as fill the pools so often.
 const DRAWN_FROM_POOLS: usize = 16;
 
 /// To draw a page that is still known, and not of the prompt that came.
@@ -35,10 +36,10 @@ const TRIES: usize = 4;
 /// Ages are in pages: so many were asked for since.
 pub struct Demand {
     num_frames: u64,
-    sights: Sights,
+    accesses: AccessHistory,
     num_asked: u64,
-    chances: Chances,
-    lots: Lots,
+    hazard_model: HazardModel,
+    seeded_rng: SeededRng,
     /// New pages, one in `pages_per_lot`, the latest ones.
     drawn_from: VecDeque<u64>,
     pages_per_lot: usize,
@@ -48,18 +49,18 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// `num_frames`: of the pools whose prompts are heard of here.
+    /// `num_frames`: of the pools whose prompts are known here.
     pub fn new(num_frames: usize) -> Self {
-        let sights = Sights::new(num_frames);
+        let accesses = AccessHistory::new(num_frames);
         let reach = DRAWN_FROM_POOLS
             .saturating_mul(num_frames)
-            .min(sights.num_rows());
+            .min(accesses.num_rows());
         Self {
             num_frames: num_frames as u64,
-            sights,
+            accesses,
             num_asked: 0,
-            chances: Chances::default(),
-            lots: Lots::default(),
+            hazard_model: HazardModel::default(),
+            seeded_rng: SeededRng::default(),
             drawn_from: VecDeque::with_capacity(MOST_DRAWN_FROM),
             pages_per_lot: reach.div_ceil(MOST_DRAWN_FROM),
             next_lot: 0,
@@ -69,39 +70,42 @@ impl Demand {
     }
 
     /// What has been learnt.
-    pub fn chances(&self) -> &Chances {
-        &self.chances
+    pub fn hazard_model(&self) -> &HazardModel {
+        &self.hazard_model
     }
 
-    /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`.
-    pub fn asked(&mut self, numbers: Vec<u64>, prompt: &str) {
-        self.heard(&numbers);
+    /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`. How many of its first
+    /// pages were asked for before.
+    pub fn asked(&mut self, numbers: Vec<u64>, prompt: &str) -> usize {
+        let num_again = self.peer_access(&numbers);
         self.served(prompt);
         for number in &numbers {
             *self.num_waiting.entry(*number).or_insert(0) += 1;
         }
         self.queued.insert(prompt.to_owned(), numbers);
+        num_again
     }
 
-    /// A prompt of these pages has come to a peer, or to this rank.
-    pub fn heard(&mut self, numbers: &[u64]) {
-        let num_again = self.sights.num_known(numbers);
+    /// A prompt of these pages has come to a peer, or to this rank. How many of its first pages were asked for before.
+    pub fn peer_access(&mut self, numbers: &[u64]) -> usize {
+        let num_again = self.accesses.num_known(numbers);
         let num_lessons = LESSONS.min(num_again);
         let lesson = |turn: usize| numbers[(2 * turn + 1) * num_again / (2 * num_lessons)];
-        let came: Vec<Sight> = (0..num_lessons)
-            .map(|turn| self.sights.last(lesson(turn)))
+        let came: Vec<PageAccess> = (0..num_lessons)
+            .map(|turn| self.accesses.last(lesson(turn)))
             .collect();
         let asked_before = self.num_asked;
         self.num_asked += numbers.len() as u64;
-        self.sights.again(&numbers[..num_again], self.num_asked);
+        self.accesses.again(&numbers[..num_again], self.num_asked);
         self.note_new(&numbers[num_again..]);
         for wanted in came {
             let other = self.drawn_by_lot();
             if let (Some(other), true) = (other, wanted.asked_at > 0) {
-                let [wanted, other] = [wanted, other].map(|sight| self.seen(sight, asked_before));
-                self.chances.came(wanted, other);
+                let [wanted, other] = [wanted, other].map(|access| self.seen(access, asked_before));
+                self.hazard_model.came(wanted, other);
             }
         }
+        num_again
     }
 
     /// The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone.
@@ -118,7 +122,7 @@ impl Demand {
 
     /// The tree has these pages of one chain now. Those that no prompt has named, such as an answer's, begin their age.
     pub fn came(&mut self, numbers: &[u64]) {
-        let num_known = self.sights.num_known(numbers);
+        let num_known = self.accesses.num_known(numbers);
         self.note_new(&numbers[num_known..]);
     }
 
@@ -127,40 +131,40 @@ impl Demand {
         if self.num_waiting.contains_key(&number) {
             return f64::INFINITY;
         }
-        self.chances
-            .of(self.seen(self.sights.last(number), self.num_asked))
+        self.hazard_model
+            .of(self.seen(self.accesses.last(number), self.num_asked))
     }
 
     /// Pages that were asked for since the page was, and how often it was, as far as that is counted.
-    pub fn age_and_sights(&self, number: u64) -> (u64, u64) {
-        let last = self.sights.last(number);
-        (self.num_asked - last.asked_at, last.num_sights)
+    pub fn age_and_accesses(&self, number: u64) -> (u64, u64) {
+        let last = self.accesses.last(number);
+        (self.num_asked - last.asked_at, last.num_accesses)
     }
 
     #[allow(clippy::cast_precision_loss)] // an age of 2^53 pages counts as any that is long ago
-    fn seen(&self, sight: Sight, num_asked: u64) -> Seen {
+    fn seen(&self, access: PageAccess, num_asked: u64) -> Seen {
         Seen {
-            age_pools: num_asked.saturating_sub(sight.asked_at) as f64 / self.num_frames as f64,
-            num_sights: sight.num_sights,
+            age_pools: num_asked.saturating_sub(access.asked_at) as f64 / self.num_frames as f64,
+            num_accesses: access.num_accesses,
         }
     }
 
-    /// The last sight of a page that the last prompt did not name.
-    fn drawn_by_lot(&mut self) -> Option<Sight> {
+    /// The last access of a page that the last prompt did not name.
+    fn drawn_by_lot(&mut self) -> Option<PageAccess> {
         for _ in 0..TRIES {
             let number = self
                 .drawn_from
-                .get(self.lots.below(self.drawn_from.len()))?;
-            let sight = self.sights.last(*number);
-            if 0 < sight.asked_at && sight.asked_at < self.num_asked {
-                return Some(sight);
+                .get(self.seeded_rng.below(self.drawn_from.len()))?;
+            let access = self.accesses.last(*number);
+            if 0 < access.asked_at && access.asked_at < self.num_asked {
+                return Some(access);
             }
         }
         None
     }
 
     fn note_new(&mut self, numbers: &[u64]) {
-        self.sights.first(numbers, self.num_asked);
+        self.accesses.first(numbers, self.num_asked);
         let mut place = self.next_lot;
         while place < numbers.len() {
             if self.drawn_from.len() == MOST_DRAWN_FROM {
@@ -176,7 +180,7 @@ impl Demand {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sights::{LEAST_ROWS, MOST_ROWS};
+    use crate::access_history::{LEAST_ROWS, MOST_ROWS};
 
     fn prompt(number: u64, num_pages: u64) -> Vec<u64> {
         let page = |place: u64| (number << 20 | place << 4 | 2).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -184,21 +188,32 @@ mod tests {
     }
 
     #[test]
-    fn lots_reach_back_far_enough_whatever_the_size_of_the_pools() {
+    fn drawn_pages_reach_back_far_enough_whatever_the_size_of_the_pools() {
         for num_frames in [1, 400, 10_000_000, usize::MAX] {
             let demand = Demand::new(num_frames);
             let reach = DRAWN_FROM_POOLS.saturating_mul(num_frames);
-            let num_rows = demand.sights.num_rows();
+            let num_rows = demand.accesses.num_rows();
             assert!((LEAST_ROWS..=MOST_ROWS).contains(&num_rows));
             assert!(MOST_DRAWN_FROM * demand.pages_per_lot >= reach.min(num_rows));
         }
     }
 
     #[test]
+    fn what_was_asked_for_before_is_told_from_the_first_page_on() {
+        let mut demand = Demand::new(640);
+        assert_eq!(demand.asked(prompt(1, 8), "one"), 0);
+        assert_eq!(demand.asked(prompt(1, 12), "two"), 8);
+        demand.came(&prompt(2, 4));
+        assert_eq!(demand.asked(prompt(2, 4), "three"), 4);
+        assert_eq!(demand.peer_access(&prompt(3, 4)), 0);
+        assert_eq!(demand.asked(prompt(3, 4), "four"), 4);
+    }
+
+    #[test]
     fn one_new_page_in_so_many_is_drawn_from_across_prompts() {
         let mut demand = Demand::new(640);
         for number in 0..300 {
-            demand.heard(&prompt(number, 7));
+            demand.peer_access(&prompt(number, 7));
         }
         assert_eq!(demand.pages_per_lot, 10);
         assert_eq!(demand.drawn_from.len(), 210);
@@ -208,7 +223,7 @@ mod tests {
     fn no_more_than_the_latest_new_pages_are_drawn_from() {
         let mut demand = Demand::new(1);
         for number in 0..1_000 {
-            demand.heard(&prompt(number, 5));
+            demand.peer_access(&prompt(number, 5));
         }
         assert_eq!(demand.drawn_from.len(), MOST_DRAWN_FROM);
         assert_eq!(demand.drawn_from.back(), prompt(999, 5).last());
@@ -219,7 +234,7 @@ mod tests {
         let mut demand = Demand::new(400);
         demand.asked(prompt(0, 10), "one");
         demand.asked(prompt(0, 10), "two");
-        demand.heard(&prompt(0, 10));
+        demand.peer_access(&prompt(0, 10));
         demand.served("two");
         assert!(demand.chance(prompt(0, 10)[5]).is_infinite());
         demand.served("one");

@@ -50,7 +50,7 @@ impl From<Refusal> for ShmError {
     fn from(refusal: Refusal) -> Self {
         Self::Invalid(match refusal {
             Refusal::OutOfRange { frame, num_frames } => {
-                format!("frame {frame} is outside the shelf of {num_frames} frames")
+                format!("frame {frame} is outside the frame table of {num_frames} frames")
             }
             Refusal::Repeated { frame } => format!("frame {frame} is named twice in one call"),
             Refusal::Quarantined { frame } => {

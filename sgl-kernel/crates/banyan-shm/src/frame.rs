@@ -7,8 +7,8 @@
 //! * The owner changes the page or `key` only after it has seen, behind a fence that follows its bump to even, that `pins` is zero.
 //! * A reader trusts the page only after it has seen, behind a fence that follows setting its bit, the odd generation it looked up.
 //!
-//! The two fences are sequentially consistent, so of one reader and the owner at least one sees the other: the reader the new
-//! generation (a miss) or the owner the pin (quarantine).
+//! The two fences are sequentially consistent, so of one reader and the owner at least one sees the other: the reader
+//! the new generation (a miss) or the owner the pin (quarantine).
 //!
 //! States: even --publish--> odd --unpublish--> even. There is no other transition.
 
@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 /// Content address of a page: the 32 bytes of its sha256 as little-endian words.
 pub type Key = [u64; 4];
 
-/// Index of a frame in its shelf.
+/// Index of a frame in its frame table.
 pub type FrameId = u32;
 
 /// The guard words of one page. All zero is a valid frame that was never published, as fresh shared memory is.
@@ -136,7 +136,8 @@ impl Frame {
         self.touched.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Takes bits of dead readers away. Only for an unpublished frame: a live successor of the dead reader can hold no lease on it.
+    /// Takes bits of dead readers away. Only for an unpublished frame: a live successor of the dead reader can hold no
+    /// lease on it.
     pub(crate) fn forget_readers(&self, bits: u64) {
         self.pins.fetch_and(!bits, Ordering::AcqRel);
     }

@@ -4,8 +4,8 @@
 //! Each layer has one or more extents (K and V, or one for MLA). Page `p` of an extent is the `page_bytes` bytes at
 //! `base_bytes + p * stride_bytes`. Extents do not overlap.
 //!
-//! Two shapes: in a *packed* pool every extent holds its pages one after another (stride = page); in a *framed* one all layers of a page lie
-//! together, a Full Block, and every stride is the size of a frame.
+//! Two shapes: in a *packed* pool every extent holds its pages one after another (stride = page); in a *framed* one all
+//! layers of a page lie together, a Full Block, and every stride is the size of a frame.
 
 use crate::error::{Result, invalid};
 use crate::frame::FrameId;
@@ -36,7 +36,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// From `(base_bytes, page_bytes)` of each extent of each layer: packed, or framed when the size of a frame is given.
+    /// From `(base_bytes, page_bytes)` of each extent of each layer: packed, or framed when the size of a frame is
+    /// given.
     pub fn new(layers: &[Vec<(u64, u64)>], frame_bytes: Option<u64>) -> Self {
         let extent = |&(base_bytes, page_bytes): &(u64, u64)| Extent {
             base_bytes,
@@ -66,8 +67,8 @@ impl Geometry {
         before.map(|extent| extent.page_bytes).sum()
     }
 
-    /// How many pages fit. Packed: every extent ends where the next one begins, the last at the end of the pool. Framed: every extent
-    /// of a frame does, the last at its end, and the pool holds whole frames.
+    /// How many pages fit. Packed: every extent ends where the next one begins, the last at the end of the pool.
+    /// Framed: every extent of a frame does, the last at its end, and the pool holds whole frames.
     pub fn capacity(&self, pool_bytes: u64) -> Result<u64> {
         let mut extents: Vec<Extent> = self.extents().collect();
         if extents.is_empty() || self.layers.iter().any(Vec::is_empty) {
@@ -114,7 +115,7 @@ impl Geometry {
             })
     }
 
-    /// As words for a shelf: per layer the number of extents, then base, page size and stride of each.
+    /// As words for a frame table: per layer the number of extents, then base, page size and stride of each.
     pub fn to_words(&self) -> Vec<u64> {
         let mut words = Vec::new();
         for layer in &self.layers {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Key to frame: a chained hash table inside the shelf.
+//! Key to frame: a chained hash table inside the frame table.
 //!
 //! Invariants
 //! * Only the owner links and unlinks. A frame is in exactly the chain of its key while it is published, else in none.
-//! * A reader may walk while the owner relinks and may so be led into another chain or round in a ring. It bounds its steps and
-//!   believes only `Frame::published_as`: a false miss is harmless, a false hit impossible.
-//! * No chain is longer than `MAX_STEPS`: a page that would make it so is not taken. So every walk ends, the owner's too, and what is
-//!   published is found. Keys are a client's to choose, so the bucket of one depends on a number that no client knows.
+//! * A reader may walk while the owner relinks and may so be led into another chain or round in a ring. It bounds its steps and believes only
+//!   `Frame::published_as`: a false miss is harmless, a false hit impossible.
+//! * No chain is longer than `MAX_STEPS`: a page that would make it so is not taken. So every walk ends, the owner's too, and what is published is
+//!   found. Keys are a client's to choose, so the bucket of one depends on a number that no client knows.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, Ordering};
 /// Pages in one chain. The table has two buckets a frame, so that a chain gets near by no accident.
 const MAX_STEPS: usize = 128;
 
-/// The table of one shelf, over words that live in shared memory (or in a `Vec` under test).
+/// The table of one frame table, over words that live in shared memory (or in a `Vec` under test).
 #[derive(Clone, Copy)]
 pub struct Index<'a> {
     heads: &'a [AtomicU32],
@@ -41,19 +41,19 @@ impl Link {
     }
 }
 
-/// Buckets for a shelf of `num_frames`: a power of two, at most half full.
+/// Buckets for a frame table of `num_frames`: a power of two, at most half full.
 pub fn num_buckets_for(num_frames: usize) -> usize {
     (2 * num_frames).next_power_of_two()
 }
 
-/// A number that decides which bucket a key is in, for a new shelf.
+/// A number that decides which bucket a key is in, for a new frame table.
 pub fn draw_multiplier() -> u64 {
     // The system's randomness, by way of what keeps the standard library's own tables from being aimed at.
     RandomState::new().build_hasher().finish() | 1
 }
 
 impl<'a> Index<'a> {
-    /// `heads.len()` is a power of two. `multiplier` is the shelf's; any number is safe, an odd one spreads.
+    /// `heads.len()` is a power of two. `multiplier` is the frame table's; any number is safe, an odd one spreads.
     pub fn new(heads: &'a [AtomicU32], frames: &'a [Frame], multiplier: u64) -> Self {
         debug_assert!(heads.len().is_power_of_two());
         Self {
@@ -100,7 +100,8 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// Whether the owner may link a frame for `key`: no frame has it yet, and its chain has room. Nothing moves while it asks.
+    /// Whether the owner may link a frame for `key`: no frame has it yet, and its chain has room. Nothing moves while
+    /// it asks.
     pub(crate) fn has_room_for(&self, key: &Key) -> bool {
         let mut link = load(self.head(key));
         for _ in 0..MAX_STEPS {
@@ -144,8 +145,8 @@ impl<'a> Index<'a> {
     }
 
     fn head(&self, key: &Key) -> &'a AtomicU32 {
-        // A key is a sha256, so any of its bits are a good hash; whoever can try tokens can choose some of them. The highest bits
-        // of a product depend on all of both factors.
+        // A key is a sha256, so any of its bits are a good hash; whoever can try tokens can choose some of them. The
+        // highest bits of a product depend on all of both factors.
         let mixed = (key[0] ^ key[1] ^ key[2] ^ key[3]).wrapping_mul(self.multiplier);
         &self.heads[((u128::from(mixed) * self.heads.len() as u128) >> 64) as usize]
     }
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_when_they_are_aimed_at_one_bucket_then_each_shelf_spreads_them() {
+    fn keys_when_they_are_aimed_at_one_bucket_then_each_frame_table_spreads_them() {
         let keys = aimed();
         for _ in 0..100 {
             let table = Table::new(draw_multiplier());

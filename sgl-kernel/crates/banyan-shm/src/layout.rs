@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of a shelf: header words, geometry table, frames, bucket heads, the ring of what prompts asked for.
+//! The bytes of a frame table: header words, geometry table, frames, bucket heads, the ring of what prompts asked for.
 //!
-//! Everything is 64-bit words in the byte order of the machine: a shelf never leaves it. A peer checks every number against the size of the
-//! file before it uses one, so that a foreign or damaged file is an error and not an access out of bounds.
+//! Everything is 64-bit words in the byte order of the machine: a frame table never leaves it. A peer checks every
+//! number against the size of the file before it uses one, so that a foreign or damaged file is an error and not an
+//! access out of bounds.
 
+use crate::access_log::{self, AccessLog};
 use crate::error::{Result, invalid};
 use crate::frame::Frame;
 use crate::geometry::Geometry;
 use crate::index::{Index, draw_multiplier, num_buckets_for};
 use crate::memory::Mapping;
 use crate::pool::PoolKind;
-use crate::roster::Namespace;
+use crate::rank_table::Namespace;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::told::{self, Told};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"BNYNSHLF");
 const FORMAT: u64 = 4;
 const HEADER_WORDS: usize = 32;
 
-/// Header words, by position. The first group is written once, before the shelf is announced; the second by the owner at any time.
+/// Header words, by position. The first group is written once, before the frame table is announced; the second by the
+/// owner at any time.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Word {
@@ -42,7 +44,7 @@ pub enum Word {
     QuarantinedTotal = 20,
     /// Written once. See `PoolKind`.
     PoolKind = 21,
-    /// See `Told`.
+    /// See `AccessLog`.
     ToldBegun = 22,
     ToldEnded = 23,
     /// Written once. See `Index`.
@@ -51,13 +53,13 @@ pub enum Word {
 
 /// Where the parts lie. Fixed by the number of frames and of geometry words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShelfLayout {
+pub struct FrameTableLayout {
     pub num_frames: usize,
     pub num_buckets: usize,
     pub geometry_words: usize,
 }
 
-impl ShelfLayout {
+impl FrameTableLayout {
     pub fn new(num_frames: usize, geometry_words: usize) -> Self {
         Self {
             num_frames,
@@ -74,12 +76,12 @@ impl ShelfLayout {
         self.frames_offset() + self.num_frames * size_of::<Frame>()
     }
 
-    fn told_offset(&self) -> usize {
+    fn access_log_offset(&self) -> usize {
         (self.heads_offset() + self.num_buckets * 4).next_multiple_of(8)
     }
 
     pub fn num_bytes(&self) -> usize {
-        self.told_offset() + told::NUM_WORDS * 8
+        self.access_log_offset() + access_log::NUM_WORDS * 8
     }
 
     pub fn word<'a>(&self, mapping: &'a Mapping, word: Word) -> &'a AtomicU64 {
@@ -96,11 +98,11 @@ impl ShelfLayout {
         )
     }
 
-    pub fn told<'a>(&self, mapping: &'a Mapping) -> Told<'a> {
-        Told::new(
+    pub fn access_log<'a>(&self, mapping: &'a Mapping) -> AccessLog<'a> {
+        AccessLog::new(
             self.word(mapping, Word::ToldBegun),
             self.word(mapping, Word::ToldEnded),
-            mapping.words(self.told_offset(), told::NUM_WORDS),
+            mapping.words(self.access_log_offset(), access_log::NUM_WORDS),
         )
     }
 }
@@ -117,7 +119,7 @@ pub struct Birth<'a> {
 }
 
 impl Birth<'_> {
-    pub fn write(&self, layout: &ShelfLayout, mapping: &Mapping) {
+    pub fn write(&self, layout: &FrameTableLayout, mapping: &Mapping) {
         let set = |word: Word, value: u64| {
             layout.word(mapping, word).store(value, Ordering::Relaxed);
         };
@@ -149,7 +151,7 @@ impl Birth<'_> {
 
 /// What a peer reads once.
 pub struct Reading {
-    pub layout: ShelfLayout,
+    pub layout: FrameTableLayout,
     pub identity: u64,
     pub epoch: u64,
     pub namespace: Namespace,
@@ -162,16 +164,16 @@ pub struct Reading {
 impl Reading {
     pub fn of(mapping: &Mapping) -> Result<Self> {
         if mapping.len() < HEADER_WORDS * 8 {
-            return invalid!("a shelf of {} bytes is too short", mapping.len());
+            return invalid!("a frame table of {} bytes is too short", mapping.len());
         }
         let header: &[AtomicU64] = mapping.words(0, HEADER_WORDS);
         let get = |word: Word| header[word as usize].load(Ordering::Acquire);
         if get(Word::Magic) != MAGIC {
-            return invalid!("not a shelf: its magic is {:#018x}", get(Word::Magic));
+            return invalid!("not a frame table: its magic is {:#018x}", get(Word::Magic));
         }
         if get(Word::Format) != FORMAT {
             return invalid!(
-                "shelf format {}, this build reads format {FORMAT}",
+                "frame table format {}, this build reads format {FORMAT}",
                 get(Word::Format)
             );
         }
@@ -189,10 +191,13 @@ impl Reading {
             .map(|word| word.load(Ordering::Relaxed))
             .collect();
         let Some(geometry) = Geometry::from_words(&table, get(Word::NumLayers) as usize) else {
-            return invalid!("a shelf whose geometry table has {} words", table.len());
+            return invalid!(
+                "a frame table whose geometry table has {} words",
+                table.len()
+            );
         };
         let Some(pool_kind) = PoolKind::of_word(get(Word::PoolKind)) else {
-            return invalid!("a shelf with a pool of kind {}", get(Word::PoolKind));
+            return invalid!("a frame table with a pool of kind {}", get(Word::PoolKind));
         };
         let namespace = Word::Namespace as usize;
         Ok(Self {
@@ -208,16 +213,16 @@ impl Reading {
     }
 }
 
-fn check_layout(len: usize, numbers: [u64; 3]) -> Result<ShelfLayout> {
+fn check_layout(len: usize, numbers: [u64; 3]) -> Result<FrameTableLayout> {
     // None of the three can exceed the bytes of the file; below that no sum overflows.
     let [num_frames, num_buckets, geometry_words] = numbers.map(|number| number as usize);
     if numbers.iter().all(|number| *number <= len as u64) && num_frames > 0 {
-        let layout = ShelfLayout::new(num_frames, geometry_words);
+        let layout = FrameTableLayout::new(num_frames, geometry_words);
         if layout.num_buckets == num_buckets && layout.num_bytes() == len {
             return Ok(layout);
         }
     }
     invalid!(
-        "a shelf of {len} bytes says {num_frames} frames, {num_buckets} buckets, {geometry_words} geometry words"
+        "a frame table of {len} bytes says {num_frames} frames, {num_buckets} buckets, {geometry_words} geometry words"
     )
 }

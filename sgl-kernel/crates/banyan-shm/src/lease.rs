@@ -2,8 +2,8 @@
 //! The reader's side: pin frames, then check that they still are what was looked up.
 //!
 //! Invariants
-//! * `held[frame]` counts this rank's leases on the frame. The pin bit is set exactly while it is above zero, so that one rank
-//!   may lease a frame twice; whoever changes the counts of a shelf holds its lock.
+//! * `held[frame]` counts this rank's leases on the frame. The pin bit is set exactly while it is above zero, so that one rank may lease a frame
+//!   twice; whoever changes the counts of a frame table holds its lock.
 //! * A lease is all or nothing.
 
 use crate::frame::{Frame, FrameId, is_published};

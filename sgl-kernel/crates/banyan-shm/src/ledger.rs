@@ -4,11 +4,11 @@
 //! Invariants
 //! * A frame is idle, published or quarantined; the generation in shared memory says published, `quarantined` here the last.
 //! * A quarantined frame is unpublished and is handed out again only after its pins were seen zero.
-//! * A key is published on at most one frame of a shelf: the first one.
+//! * A key is published on at most one frame of a frame table: the first one.
 //!
-//! Transitions: idle --publish--> published --retire, pins zero--> idle (returned); published --retire or reset, pinned-->
-//! quarantined --drain, pins zero--> idle (returned); published --reset, pins zero--> idle (not returned: the caller asked for all).
-//! Arguments are checked before the first change, so a refused call changes nothing.
+//! Transitions: idle --publish--> published --retire, pins zero--> idle (returned); published --retire or reset,
+//! pinned--> quarantined --drain, pins zero--> idle (returned); published --reset, pins zero--> idle (not returned: the
+//! caller asked for all). Arguments are checked before the first change, so a refused call changes nothing.
 
 use crate::frame::{FrameId, Key};
 use crate::index::Index;
@@ -24,7 +24,8 @@ pub enum Refusal {
     Lengths { num_frames: usize, num_keys: usize },
 }
 
-/// The owner's process-local record of one shelf. Methods take the shelf's `Index`; it is always the same one.
+/// The owner's process-local record of one frame table. Methods take the frame table's `Index`; it is always the same
+/// one.
 pub struct Ledger {
     quarantine: Vec<FrameId>,
     quarantined: Vec<bool>,
@@ -55,8 +56,8 @@ impl Ledger {
 
     /// Publishes `frames[i]` as `keys[i]`; returns how many became newly published. Content must be complete before.
     ///
-    /// A frame that is published under the same key, a key that another frame already has, or one without room in the index is
-    /// passed over.
+    /// A frame that is published under the same key, a key that another frame already has, or one without room in the
+    /// index is passed over.
     pub fn publish(
         &mut self,
         index: Index<'_>,

@@ -1,32 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The page directory that the ranks of one node share, the lease that guards a page while a peer copies it, and the copies.
+//! The page directory that the ranks of one node share, the lease that guards a page while a peer copies it, and the
+//! copies.
 //!
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
-//! `lease` (the reader's side); then where the words live: `memory`, `roster`, `layout`, `shelf`, `peers`;
-//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `told` (what prompts asked for, from rank to rank) and
-//! `demand` (what is learnt from it, by `sights`, `chances` and `lots`); then `plan`, `gather` and `courier`
-//! (moving bytes). The first four and `told` depend on nothing but atomics: loom explores them as they ship.
+//! `lease` (the reader's side); then where the words live: `memory`, `rank_table`, `layout`, `frame_table`, `peers`;
+//! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `access_log` (what prompts asked for, from
+//! rank to rank) and `demand` (what is learnt from it, by `access_history`, `hazard_model` and `seeded_rng`); then
+//! `plan`, `gather` and `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics:
+//! loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
 
-pub mod chances;
+pub mod access_history;
+pub mod access_log;
 pub mod demand;
 pub mod frame;
+pub mod hazard_model;
 pub mod index;
 pub mod lease;
 pub mod ledger;
-pub mod lots;
-pub mod sights;
+pub mod seeded_rng;
 pub mod sync;
-pub mod told;
 
 #[cfg(not(loom))]
 pub mod available;
 #[cfg(not(loom))]
-pub mod courier;
+pub mod copy_thread;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
 pub mod flag_ring;
+#[cfg(not(loom))]
+pub mod frame_table;
 #[cfg(not(loom))]
 pub mod gather;
 #[cfg(not(loom))]
@@ -40,10 +44,10 @@ pub mod liveness;
 #[cfg(not(loom))]
 pub mod memory;
 #[cfg(not(loom))]
-pub mod neighbour;
-#[cfg(not(loom))]
 pub mod page_keys;
 pub mod panics;
+#[cfg(not(loom))]
+pub mod peer_mapping;
 #[cfg(not(loom))]
 pub mod peers;
 #[cfg(not(loom))]
@@ -56,9 +60,7 @@ pub mod progress;
 pub mod prompt;
 #[cfg(not(loom))]
 #[cfg(not(loom))]
-pub mod roster;
-#[cfg(not(loom))]
-pub mod shelf;
+pub mod rank_table;
 #[cfg(not(loom))]
 pub mod word_watch;
 #[cfg(not(loom))]

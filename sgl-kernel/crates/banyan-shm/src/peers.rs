@@ -2,10 +2,10 @@
 //! A rank's view of all the others: who holds a prefix, and leases on what they hold.
 //!
 //! Invariants
-//! * `seats[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A shelf that cannot be shared (other
+//! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table that cannot be shared (other
 //!   namespace, other shape, gone) is passed over and never an error.
-//! * A dead rank's shelf is neither found nor leased; a lease that is held stays good, its memory is mapped.
-//! * Every lease on a frame was taken through exactly one `Neighbour`, which counts.
+//! * A dead rank's frame table is neither found nor leased; a lease that is held stays good, its memory is mapped.
+//! * Every lease on a frame was taken through exactly one `PeerMapping`, which counts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,11 +14,11 @@ use crate::frame::Key;
 use crate::geometry::Geometry;
 use crate::lease::Sighting;
 use crate::liveness::Census;
-use crate::neighbour::{Neighbour, ReaderBit};
 use crate::page_keys::{CHUNK_PAGES, PageKeys};
+use crate::peer_mapping::{PeerMapping, ReaderBit};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
-use crate::roster::{Namespace, Roster};
+use crate::rank_table::{Namespace, RankTable};
 
 /// Where copies land: this rank's own pool.
 pub struct Home {
@@ -30,7 +30,7 @@ pub struct Home {
 }
 
 pub struct Peers {
-    roster: Arc<Roster>,
+    rank_table: Arc<RankTable>,
     /// `None`: not a rank (the controller).
     own_slot: Option<usize>,
     namespace: Namespace,
@@ -40,20 +40,20 @@ pub struct Peers {
 
 #[derive(Default)]
 struct View {
-    seats: Vec<Seat>,
+    peer_slots: Vec<PeerSlot>,
     census: Census,
 }
 
 #[derive(Default)]
-struct Seat {
+struct PeerSlot {
     epoch: u64,
-    neighbour: Option<Arc<Neighbour>>,
+    peer_mapping: Option<Arc<PeerMapping>>,
 }
 
 /// A stretch of pages found at one peer.
 #[derive(Clone)]
 pub struct Run {
-    pub neighbour: Arc<Neighbour>,
+    pub peer_mapping: Arc<PeerMapping>,
     pub pages: Vec<Sighting>,
 }
 
@@ -89,7 +89,7 @@ impl Lease {
             return self.runs.is_empty();
         };
         let is = |run: Option<&Run>, page: Option<&Sighting>, key: &Key| match (run, page) {
-            (Some(run), Some(page)) => run.neighbour.is(page, key),
+            (Some(run), Some(page)) => run.peer_mapping.is(page, key),
             _ => false,
         };
         let (front, back) = (self.runs.first(), self.runs.last());
@@ -101,7 +101,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         for run in &self.runs {
-            run.neighbour.give_back(&run.pages);
+            run.peer_mapping.give_back(&run.pages);
         }
     }
 }
@@ -109,7 +109,7 @@ impl Drop for Lease {
 impl Peers {
     /// A rank: looks, leases under `reader_bit`, and copies into `pool`.
     pub fn of_rank(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         own_slot: Option<usize>,
         reader_bit: u32,
         namespace: Namespace,
@@ -117,38 +117,39 @@ impl Peers {
         pool: Pool,
     ) -> Result<Self> {
         let capacity = geometry.capacity(pool.num_bytes())?;
-        let reader = Arc::new(ReaderBit::claim(roster.clone(), reader_bit)?);
+        let reader = Arc::new(ReaderBit::claim(rank_table.clone(), reader_bit)?);
         let home = Home {
             pool,
             geometry,
             capacity,
             reader,
         };
-        Self::new(roster, own_slot, namespace, Some(Arc::new(home)))
+        Self::new(rank_table, own_slot, namespace, Some(Arc::new(home)))
     }
 
     /// Somebody who only looks.
     pub fn of_onlooker(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         own_slot: Option<usize>,
         namespace: Namespace,
     ) -> Result<Self> {
-        Self::new(roster, own_slot, namespace, None)
+        Self::new(rank_table, own_slot, namespace, None)
     }
 
     fn new(
-        roster: Arc<Roster>,
+        rank_table: Arc<RankTable>,
         own_slot: Option<usize>,
         namespace: Namespace,
         home: Option<Arc<Home>>,
     ) -> Result<Self> {
         if let Some(slot) = own_slot {
-            roster.check_slot(slot)?;
+            rank_table.check_slot(slot)?;
         }
         let mut view = View::default();
-        view.seats.resize_with(roster.num_slots(), Seat::default);
+        view.peer_slots
+            .resize_with(rank_table.num_slots(), PeerSlot::default);
         let peers = Self {
-            roster,
+            rank_table,
             own_slot,
             namespace,
             home,
@@ -163,8 +164,8 @@ impl Peers {
         self.home.as_ref()
     }
 
-    /// From the front: the live shelf with the longest run, then on from where it ends. Of equally long ones the first of `slots` is taken;
-    /// without `slots` every other slot is asked, nearest above the own one first.
+    /// From the front: the live frame table with the longest run, then on from where it ends. Of equally long ones the
+    /// first of `slots` is taken; without `slots` every other slot is asked, nearest above the own one first.
     pub fn lookup(&self, keys: &[Key], slots: Option<&[usize]>) -> Match {
         let mut candidates = match slots {
             Some(slots) => self.candidates_of(slots),
@@ -190,7 +191,7 @@ impl Peers {
             let pages = best.pages[position - best.start..].to_vec();
             position = best.end();
             found.runs.push(Run {
-                neighbour: best.neighbour.clone(),
+                peer_mapping: best.peer_mapping.clone(),
                 pages,
             });
         }
@@ -200,12 +201,12 @@ impl Peers {
     /// For each page by itself the first of `slots` that holds it: what looks at leaves want to know.
     pub fn holders(&self, keys: &[Key], slots: &[usize]) -> Vec<Option<usize>> {
         let mut view = self.refresh();
-        let View { seats, census } = &mut *view;
+        let View { peer_slots, census } = &mut *view;
         let mut holds = |slot: usize, key: &Key| {
-            let neighbour = seats.get(slot)?.neighbour.as_ref()?;
-            neighbour.index().find(key)?;
+            let peer_mapping = peer_slots.get(slot)?.peer_mapping.as_ref()?;
+            peer_mapping.index().find(key)?;
             // Last: mostly nobody has it, and the clock need not be asked.
-            census.is_alive(neighbour.identity).then_some(slot)
+            census.is_alive(peer_mapping.identity).then_some(slot)
         };
         let mut holder = |key: &Key| slots.iter().find_map(|slot| holds(*slot, key));
         keys.iter().map(&mut holder).collect()
@@ -213,15 +214,15 @@ impl Peers {
 
     /// Per slot, the own one too: how many leading pages it holds.
     pub fn prefix_lens(&self, keys: &[Key]) -> Vec<usize> {
-        let mut lens = vec![0; self.roster.num_slots()];
-        for neighbour in self.live() {
-            lens[neighbour.slot] = neighbour.run_len(keys);
+        let mut lens = vec![0; self.rank_table.num_slots()];
+        for peer_mapping in self.live() {
+            lens[peer_mapping.slot] = peer_mapping.run_len(keys);
         }
         lens
     }
 
-    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it, and no further than `max_hashed_pages` beyond
-    /// what is remembered: then the lengths are those up to there.
+    /// `prefix_lens` of a prompt, which is hashed only as far as some rank holds it, and no further than
+    /// `max_hashed_pages` beyond what is remembered: then the lengths are those up to there.
     pub fn prefix_lens_of(
         &self,
         page_keys: &mut PageKeys,
@@ -229,16 +230,16 @@ impl Peers {
         max_hashed_pages: usize,
     ) -> Vec<usize> {
         let mut left = max_hashed_pages / CHUNK_PAGES;
-        let mut lens = vec![0; self.roster.num_slots()];
+        let mut lens = vec![0; self.rank_table.num_slots()];
         let mut holding = self.live();
         let mut prior = prompt.prior;
         for chunk in page_keys.chunks(prompt.tokens.words()) {
             let Some(keys) = page_keys.chunk_within(prior.as_ref(), chunk, &mut left) else {
                 break;
             };
-            holding.retain(|neighbour| {
-                let num_pages = neighbour.chain_len(keys);
-                lens[neighbour.slot] += num_pages;
+            holding.retain(|peer_mapping| {
+                let num_pages = peer_mapping.chain_len(keys);
+                lens[peer_mapping.slot] += num_pages;
                 num_pages == keys.len()
             });
             if holding.is_empty() {
@@ -249,10 +250,10 @@ impl Peers {
         lens
     }
 
-    /// Leases the first `num_pages` of `found`, from the page `ends.0` to the page `ends.1`: all, or `None` because something changed since,
-    /// an owner died, or these are other pages than those that were looked up. A key names all pages before its own, and pages are looked
-    /// up in the order of their chain or against it, so that the two ends are enough: whatever a caller remembers of earlier lookups, it
-    /// gets the pages it names or none.
+    /// Leases the first `num_pages` of `found`, from the page `ends.0` to the page `ends.1`: all, or `None` because
+    /// something changed since, an owner died, or these are other pages than those that were looked up. A key names all
+    /// pages before its own, and pages are looked up in the order of their chain or against it, so that the two ends
+    /// are enough: whatever a caller remembers of earlier lookups, it gets the pages it names or none.
     pub fn lease(
         &self,
         found: &Match,
@@ -277,13 +278,13 @@ impl Peers {
             if wanted.is_empty() {
                 break;
             }
-            let alive = live.iter().any(|live| Arc::ptr_eq(live, &run.neighbour));
-            if !alive || !run.neighbour.take(wanted) {
+            let alive = live.iter().any(|live| Arc::ptr_eq(live, &run.peer_mapping));
+            if !alive || !run.peer_mapping.take(wanted) {
                 return Ok(None);
             }
             missing -= wanted.len();
             lease.runs.push(Run {
-                neighbour: run.neighbour.clone(),
+                peer_mapping: run.peer_mapping.clone(),
                 pages: wanted.to_vec(),
             });
         }
@@ -294,28 +295,28 @@ impl Peers {
     /// Tells the owners that these pages are wanted: evict others first.
     pub fn touch(&self, found: &Match) {
         for run in &found.runs {
-            run.neighbour.touch(&run.pages);
+            run.peer_mapping.touch(&run.pages);
         }
     }
 
-    /// The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as far as they are remembered
-    /// (`Told`).
-    pub fn heard(&self, slots: &[usize]) -> Vec<Vec<u64>> {
-        let told = self.live().into_iter();
-        told.filter(|neighbour| slots.contains(&neighbour.slot))
-            .flat_map(|neighbour| neighbour.hear())
+    /// The pages that prompts of the ranks in `slots` asked for since the last call, prompt by prompt, as far as they
+    /// are remembered (`AccessLog`).
+    pub fn read_access_logs(&self, slots: &[usize]) -> Vec<Vec<u64>> {
+        let live = self.live().into_iter();
+        live.filter(|peer_mapping| slots.contains(&peer_mapping.slot))
+            .flat_map(|peer_mapping| peer_mapping.read_access_log())
             .collect()
     }
 
     /// Differs from the last answer when what anybody published may have, or who is there.
     pub fn version(&self) -> u64 {
-        self.live().iter().fold(0, |digest: u64, neighbour| {
-            let slot = neighbour.slot as u64;
+        self.live().iter().fold(0, |digest: u64, peer_mapping| {
+            let slot = peer_mapping.slot as u64;
             [
                 slot,
-                neighbour.identity.0,
-                neighbour.epoch,
-                neighbour.version(),
+                peer_mapping.identity.0,
+                peer_mapping.epoch,
+                peer_mapping.version(),
             ]
             .iter()
             .fold(digest, |digest, word| mix(digest ^ word))
@@ -331,44 +332,45 @@ impl Peers {
 
     /// How the pool of that rank is opened; `None` when it left, or when its pool can be mapped.
     pub fn description(&self, slot: usize, epoch: u64) -> Option<Vec<u8>> {
-        let neighbour = self.neighbour(slot, epoch)?;
-        Some(neighbour.description()?.to_vec())
+        let peer_mapping = self.peer_mapping(slot, epoch)?;
+        Some(peer_mapping.description()?.to_vec())
     }
 
     /// The rank that is in `slot` since `epoch`. Whoever holds it keeps what is mapped of it mapped.
-    pub fn neighbour(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
+    pub fn peer_mapping(&self, slot: usize, epoch: u64) -> Option<Arc<PeerMapping>> {
         let view = self.refresh();
-        let neighbour = view.seats.get(slot)?.neighbour.as_ref()?;
-        (neighbour.epoch == epoch).then(|| neighbour.clone())
+        let peer_mapping = view.peer_slots.get(slot)?.peer_mapping.as_ref()?;
+        (peer_mapping.epoch == epoch).then(|| peer_mapping.clone())
     }
 
-    /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different sources.
+    /// Live peers, nearest slot above the own one first, so that ranks which all find the same choose different
+    /// sources.
     fn candidates(&self) -> Vec<Candidate> {
         let mut live = self.live();
-        live.retain(|neighbour| Some(neighbour.slot) != self.own_slot);
-        let num_slots = self.roster.num_slots();
+        live.retain(|peer_mapping| Some(peer_mapping.slot) != self.own_slot);
+        let num_slots = self.rank_table.num_slots();
         let first = self.own_slot.map_or(0, |slot| slot + 1);
-        live.sort_by_key(|neighbour| (neighbour.slot + num_slots - first) % num_slots);
+        live.sort_by_key(|peer_mapping| (peer_mapping.slot + num_slots - first) % num_slots);
         live.into_iter().map(Candidate::new).collect()
     }
 
     fn candidates_of(&self, slots: &[usize]) -> Vec<Candidate> {
         let live = self.live();
-        let at = |slot: &usize| live.iter().find(|neighbour| neighbour.slot == *slot);
+        let at = |slot: &usize| live.iter().find(|peer_mapping| peer_mapping.slot == *slot);
         slots
             .iter()
             .filter_map(at)
-            .map(|neighbour| Candidate::new(neighbour.clone()))
+            .map(|peer_mapping| Candidate::new(peer_mapping.clone()))
             .collect()
     }
 
-    fn live(&self) -> Vec<Arc<Neighbour>> {
+    fn live(&self) -> Vec<Arc<PeerMapping>> {
         let mut view = self.refresh();
-        let View { seats, census } = &mut *view;
-        seats
+        let View { peer_slots, census } = &mut *view;
+        peer_slots
             .iter()
-            .filter_map(|seat| seat.neighbour.as_ref())
-            .filter(|neighbour| census.is_alive(neighbour.identity))
+            .filter_map(|peer_slot| peer_slot.peer_mapping.as_ref())
+            .filter(|peer_mapping| census.is_alive(peer_mapping.identity))
             .cloned()
             .collect()
     }
@@ -376,30 +378,30 @@ impl Peers {
     /// Opens what has come and drops what has left since.
     fn refresh(&self) -> MutexGuard<'_, View> {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        for (slot, seat) in view.seats.iter_mut().enumerate() {
-            let epoch = self.roster.epoch(slot);
-            if epoch != seat.epoch {
-                *seat = Seat {
+        for (slot, peer_slot) in view.peer_slots.iter_mut().enumerate() {
+            let epoch = self.rank_table.epoch(slot);
+            if epoch != peer_slot.epoch {
+                *peer_slot = PeerSlot {
                     epoch,
-                    neighbour: self.open(slot, epoch),
+                    peer_mapping: self.open(slot, epoch),
                 };
             }
         }
         view
     }
 
-    /// Opens exactly this epoch: one shelf opened twice would have two counts of the same pins.
-    fn open(&self, slot: usize, epoch: u64) -> Option<Arc<Neighbour>> {
-        let member = self.roster.member(slot)?;
+    /// Opens exactly this epoch: one frame table opened twice would have two counts of the same pins.
+    fn open(&self, slot: usize, epoch: u64) -> Option<Arc<PeerMapping>> {
+        let member = self.rank_table.member(slot)?;
         if member.epoch != epoch || member.namespace != self.namespace {
             return None;
         }
         let opened = match &self.home {
             Some(home) if self.own_slot != Some(slot) => {
                 let access = home.pool.access_to_peers();
-                Neighbour::reach(slot, &member, home.reader.clone(), &home.geometry, access)
+                PeerMapping::reach(slot, &member, home.reader.clone(), &home.geometry, access)
             }
-            _ => Neighbour::look(slot, &member),
+            _ => PeerMapping::look(slot, &member),
         };
         // Not to be shared, or gone: passed over until the slot changes hands.
         opened.ok().map(Arc::new)
@@ -408,15 +410,15 @@ impl Peers {
 
 /// A peer in a lookup and the run last found there: `pages` answers for the keys from `start`.
 struct Candidate {
-    neighbour: Arc<Neighbour>,
+    peer_mapping: Arc<PeerMapping>,
     start: usize,
     pages: Vec<Sighting>,
 }
 
 impl Candidate {
-    fn new(neighbour: Arc<Neighbour>) -> Self {
+    fn new(peer_mapping: Arc<PeerMapping>) -> Self {
         Self {
-            neighbour,
+            peer_mapping,
             start: 0,
             pages: Vec::new(),
         }
@@ -430,7 +432,7 @@ impl Candidate {
     fn extend_to(&mut self, position: usize, keys: &[Key]) {
         if self.end() <= position {
             self.start = position;
-            self.pages = self.neighbour.run(&keys[position..]);
+            self.pages = self.peer_mapping.run(&keys[position..]);
         }
     }
 }

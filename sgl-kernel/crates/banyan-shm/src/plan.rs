@@ -17,7 +17,7 @@ use crate::frame::FrameId;
 use crate::gather::{Piece, copy_piece, settle};
 use crate::geometry::{Extent, Geometry};
 use crate::memory::SharedMemory;
-use crate::neighbour::Neighbour;
+use crate::peer_mapping::PeerMapping;
 use crate::peers::{Home, Lease};
 use crate::progress::LayerProgress;
 
@@ -80,7 +80,7 @@ struct Stretch {
 }
 
 struct Fetch {
-    neighbour: Arc<Neighbour>,
+    peer_mapping: Arc<PeerMapping>,
     stretches: Vec<Stretch>,
 }
 
@@ -105,7 +105,7 @@ impl Plan {
         let pool = home.pool.memory()?.clone();
         check_targets(&loads, home.capacity)?;
         let mut first_target = HashMap::new();
-        let mut neighbours: Vec<Arc<Neighbour>> = Vec::new();
+        let mut peer_mappings: Vec<Arc<PeerMapping>> = Vec::new();
         let mut fetched: Vec<Vec<Stretch>> = Vec::new();
         let mut repeats = Vec::new();
         let mut receptions = Vec::new();
@@ -120,8 +120,8 @@ impl Plan {
             };
             let mut targets = load.frames.iter().copied();
             for run in lease.runs() {
-                let place = position_of(&run.neighbour, &mut neighbours);
-                fetched.resize_with(neighbours.len(), Vec::new);
+                let place = position_of(&run.peer_mapping, &mut peer_mappings);
+                fetched.resize_with(peer_mappings.len(), Vec::new);
                 for (page, target) in run.pages.iter().zip(&mut targets) {
                     match first_target.insert((place, page.frame), target) {
                         None => fetched[place].push(Stretch::of_page(page.frame, target)),
@@ -134,19 +134,19 @@ impl Plan {
             }
             leases.push(lease);
         }
-        if neighbours
+        if peer_mappings
             .iter()
-            .any(|neighbour| neighbour.pool().is_none())
+            .any(|peer_mapping| peer_mapping.pool().is_none())
         {
             return invalid!("pages of a described pool are copied by whoever can open it");
         }
-        let fetches = neighbours.into_iter().zip(fetched);
+        let fetches = peer_mappings.into_iter().zip(fetched);
         Ok(Self {
             home,
             pool,
             fetches: fetches
-                .map(|(neighbour, pages)| Fetch {
-                    neighbour,
+                .map(|(peer_mapping, pages)| Fetch {
+                    peer_mapping,
                     stretches: coalesce(pages),
                 })
                 .collect(),
@@ -179,10 +179,10 @@ impl Plan {
         let pool = self.pool.mapping();
         for (number, target) in self.home.geometry.layers[layer].iter().enumerate() {
             for fetch in &self.fetches {
-                let Some((start, len)) = fetch.neighbour.pool() else {
+                let Some((start, len)) = fetch.peer_mapping.pool() else {
                     continue;
                 };
-                let source = (start, len, fetch.neighbour.extent(layer, number));
+                let source = (start, len, fetch.peer_mapping.extent(layer, number));
                 let bytes = self.copy_extent(source, *target, &fetch.stretches, stop);
                 moved.fetched_bytes += bytes;
                 moved.copied_bytes += bytes;
@@ -324,10 +324,12 @@ fn check_targets(loads: &[Load], capacity: u64) -> Result<()> {
     Ok(())
 }
 
-fn position_of(neighbour: &Arc<Neighbour>, known: &mut Vec<Arc<Neighbour>>) -> usize {
-    let place = known.iter().position(|other| Arc::ptr_eq(other, neighbour));
+fn position_of(peer_mapping: &Arc<PeerMapping>, known: &mut Vec<Arc<PeerMapping>>) -> usize {
+    let place = known
+        .iter()
+        .position(|other| Arc::ptr_eq(other, peer_mapping));
     place.unwrap_or_else(|| {
-        known.push(neighbour.clone());
+        known.push(peer_mapping.clone());
         known.len() - 1
     })
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A rank's pool, as its shelf announces it to the others.
+//! A rank's pool, as its frame table announces it to the others.
 //!
 //! Invariants
 //! * A described pool is never mapped nor copied here: its bytes belong to a device, and who can open them copies them.
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::error::{Result, ShmError, invalid};
 use crate::memory::{Access, Mapping, SharedMemory, map_foreign, map_foreign_pool};
 
-/// As a word of the shelf's header. Zero is the kind of shelves that were written before there was a choice.
+/// As a word of the frame table's header. Zero is the kind of frame tables that were written before there was a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum PoolKind {
@@ -36,7 +36,8 @@ impl PoolKind {
 pub enum Pool {
     /// Peers map it and copy out of it.
     Mapped(Arc<SharedMemory>),
-    /// `num_bytes` that no process can map by a descriptor; `description` tells a peer how to open them, and is opaque here.
+    /// `num_bytes` that no process can map by a descriptor; `description` tells a peer how to open them, and is opaque
+    /// here.
     Described {
         description: Arc<SharedMemory>,
         num_bytes: u64,
@@ -67,8 +68,8 @@ impl Pool {
         }
     }
 
-    /// How the process that has this pool maps those of its peers. It only reads them; but a rank whose own pool is a device's has to
-    /// register them with a driver, and most GPUs cannot register what is mapped for reading only.
+    /// How the process that has this pool maps those of its peers. It only reads them; but a rank whose own pool is a
+    /// device's has to register them with a driver, and most GPUs cannot register what is mapped for reading only.
     pub fn access_to_peers(&self) -> Access {
         match self {
             Self::Mapped(_) => Access::ReadOnly,
@@ -131,7 +132,8 @@ impl PeerPool {
             PoolKind::Described => {
                 let mapping = map_foreign(file, Access::ReadOnly, "a description of a pool")?;
                 let mut description = vec![0; mapping.len()];
-                // SAFETY: `mapping` is readable for its length, the vector as long, and the owner wrote it before the announcement.
+                // SAFETY: `mapping` is readable for its length, the vector as long, and the owner wrote it before the
+                // announcement.
                 unsafe {
                     std::ptr::copy_nonoverlapping(
                         mapping.start().cast_const(),

@@ -4,13 +4,13 @@
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p banyan-shm --test loom
 #![cfg(loom)]
 
+use banyan_shm::access_history::MARK;
+use banyan_shm::access_log::AccessLog;
 use banyan_shm::frame::{Frame, FrameId, Key};
 use banyan_shm::index::Index;
 use banyan_shm::lease::{self, Sighting};
 use banyan_shm::ledger::Ledger;
-use banyan_shm::sights::MARK;
 use banyan_shm::sync::{AtomicU32, AtomicU64, Ordering, fence};
-use banyan_shm::told::Told;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -18,7 +18,7 @@ use loom::thread;
 /// All in one bucket, so that indexes are chains.
 const KEYS: [Key; 3] = [[8, 1, 1, 1], [16, 2, 2, 2], [24, 3, 3, 3]];
 
-/// What ranks share: the words of a shelf and the pages, each holding the number of the key it was written for.
+/// What ranks share: the words of a frame table and the pages, each holding the number of the key it was written for.
 struct Shared {
     heads: Vec<AtomicU32>,
     frames: Vec<Frame>,
@@ -179,7 +179,8 @@ fn dead_reader_when_its_bit_is_cleared_then_a_live_one_still_protects_the_page()
 
 #[test]
 fn dead_reader_when_its_successor_pins_and_fails_then_no_lease_is_lost() {
-    // The successor has the dead one's bit: the owner may take it from under the successor's refused attempt, never from under a lease.
+    // The successor has the dead one's bit: the owner may take it from under the successor's refused attempt, never
+    // from under a lease.
     explore(3, || {
         let shared = Shared::new(1);
         let mut ledger = Ledger::new(1);
@@ -255,7 +256,8 @@ fn reset_when_a_reader_leases_then_its_page_waits_in_quarantine() {
     });
 }
 
-/// The lease order as it ships, but with the fence left to the caller: proves that the models above would see a mistake.
+/// The lease order as it ships, but with the fence left to the caller: proves that the models above would see a
+/// mistake.
 mod broken {
     use super::*;
 
@@ -336,8 +338,8 @@ fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_an
         words: Vec<AtomicU64>,
     }
     impl Ring {
-        fn told(&self) -> Told<'_> {
-            Told::new(&self.counts[0], &self.counts[1], &self.words)
+        fn access_log(&self) -> AccessLog<'_> {
+            AccessLog::new(&self.counts[0], &self.counts[1], &self.words)
         }
     }
     // Half of two words: each prompt has one page, and the third one takes the place of the first.
@@ -350,7 +352,7 @@ fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_an
         let peer = {
             let ring = ring.clone();
             thread::spawn(move || {
-                let (prompts, end) = ring.told().hear(0);
+                let (prompts, end) = ring.access_log().read_from(0);
                 let first = end - prompts.len() as u64;
                 for (place, prompt) in (first..end).zip(prompts) {
                     assert_eq!(prompt, [(place + 1) << 1 | MARK]);
@@ -358,7 +360,7 @@ fn told_when_the_ring_comes_round_while_a_peer_hears_then_it_hears_no_word_at_an
             })
         };
         for page in 1..=3 {
-            ring.told().tell(&[page << 1]);
+            ring.access_log().append(&[page << 1]);
         }
         peer.join().unwrap();
     });

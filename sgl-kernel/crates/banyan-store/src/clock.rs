@@ -150,7 +150,7 @@ impl Clock {
         }
         for job in self
             .shared
-            .errands
+            .refresh_requests
             .take_doubted(|since| now.saturating_duration_since(since) >= self.limit)
         {
             self.shared.end_read(job);
@@ -252,7 +252,7 @@ mod tests {
         assert!(job.doubts_others(None));
         let read = job.ticket.clone();
         // Nobody follows other writers here.
-        shared.errands.doubt(job);
+        shared.refresh_requests.doubt(job);
         let mut clock = Clock::new(shared, LIMIT);
         let now = Instant::now();
         clock.look(now + LIMIT / 2);

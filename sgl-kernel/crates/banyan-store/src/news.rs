@@ -51,20 +51,24 @@ impl News {
     }
 
     pub fn run(mut self) {
-        while let Some(wanted) = self.shared.errands.next(LOOK_AGAIN) {
+        while let Some(wanted) = self.shared.refresh_requests.next(LOOK_AGAIN) {
             let began = Instant::now();
             let looked = self.refresh();
             self.shared
-                .errands
+                .refresh_requests
                 .end(wanted, looked.as_ref().err().map(ToString::to_string));
             if let Err(error) = looked {
                 self.say(&error);
             }
-            for job in self.shared.errands.take_doubted(|since| since <= began) {
+            for job in self
+                .shared
+                .refresh_requests
+                .take_doubted(|since| since <= began)
+            {
                 self.shared.end_read(job);
             }
         }
-        for job in self.shared.errands.take_doubted(|_| true) {
+        for job in self.shared.refresh_requests.take_doubted(|_| true) {
             self.shared.end_read(job);
         }
     }

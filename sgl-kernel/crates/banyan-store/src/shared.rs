@@ -14,10 +14,10 @@ use crate::catalog::Hit;
 use crate::clock::Watch;
 use crate::device::Wake;
 use crate::directory::{ShelfId, Stripe};
-use crate::errands::Errands;
 use crate::format::Namespace;
 use crate::geometry::Geometry;
 use crate::reading::{ReadJob, Reason};
+use crate::refresh_requests::RefreshRequests;
 use crate::state::State;
 use crate::traffic::{Claim, Traffic};
 
@@ -46,7 +46,7 @@ pub struct Shared {
     pub changed: Condvar,
     state: Mutex<State>,
     inbox: Mutex<Inbox>,
-    pub errands: Errands,
+    pub refresh_requests: RefreshRequests,
     pub watch: Watch,
     pub own_shelf: Option<ShelfId>,
     seen_commits: AtomicU64,
@@ -69,7 +69,7 @@ impl Shared {
             changed: Condvar::new(),
             state: Mutex::new(state),
             inbox: Mutex::default(),
-            errands: Errands::default(),
+            refresh_requests: RefreshRequests::default(),
             watch: Watch::default(),
             own_shelf,
             seen_commits: AtomicU64::new(0),

@@ -146,9 +146,9 @@ impl Store {
     // ---- up ----------------------------------------------------------------------------------------------------
 
     pub fn lookup(&self, keys: &[Key]) -> Found {
-        self.shared.errands.note_lookup();
+        self.shared.refresh_requests.note_lookup();
         if self.shared.is_behind() {
-            self.shared.errands.ask();
+            self.shared.refresh_requests.ask();
         }
         let reach = if self.shared.has_unseen_clear() {
             Reach::OwnShelf
@@ -354,7 +354,7 @@ impl Store {
 
     /// What others have is taken in, if their manifests can be read in time; if not, it is found later.
     fn take_news(&self) {
-        if let Err(error) = self.shared.errands.ask_and_wait(self.stall_after) {
+        if let Err(error) = self.shared.refresh_requests.ask_and_wait(self.stall_after) {
             eprintln!("banyan: what other writers of the store have is not found yet: {error}");
         }
     }
@@ -382,7 +382,7 @@ impl Store {
 
     pub fn refresh(&self) -> Result<()> {
         self.check_open()?;
-        self.shared.errands.ask_and_wait(self.stall_after)
+        self.shared.refresh_requests.ask_and_wait(self.stall_after)
     }
 
     /// Counters since the opening, and gauges.

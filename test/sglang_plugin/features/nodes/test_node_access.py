@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's side of the door: it listens where it was told to, over several namespaces, and nowhere else."""
+"""One rank's side of the page server: it listens where it was told to, over several namespaces, and nowhere else."""
 
 import socket
 
@@ -11,7 +11,7 @@ from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.rank.node_access import NodeAccess
 from banyan.features.nodes.tcp import TcpCarrier
-from banyan.layout import Seats
+from banyan.layout import MemberSlots
 from banyan.telemetry import Counters
 
 OLD, NEW = b"o" * 32, b"w" * 32
@@ -27,7 +27,7 @@ def secret(tmp_path):
 
 def access(node, secret, *, dp_rank=0, **flags):
     config = Config(secret_file=str(secret), host_gb=1.0, **flags)
-    return NodeAccess(config, seats=Seats(LAYOUT, dp_rank, 0), roster=node.roster, block=BLOCK)
+    return NodeAccess(config, member_slots=MemberSlots(LAYOUT, dp_rank, 0), rank_table=node.rank_table, block=BLOCK)
 
 
 def is_open(address):
@@ -35,7 +35,7 @@ def is_open(address):
         return probe.connect_ex((address.host, address.port)) == 0
 
 
-def test_door_when_the_weights_change_then_it_listens_on_and_lends_the_new_namespace(secret):
+def test_page_server_when_the_weights_change_then_it_listens_on_and_lends_the_new_namespace(secret):
     node, address = Node(), free_address()
     rank = access(node, secret, listen=str(address))
     assert not is_open(address), "not before it joins"
@@ -46,14 +46,14 @@ def test_door_when_the_weights_change_then_it_listens_on_and_lends_the_new_names
         rank.call_in()
         rank.leave()
         rank.join(namespace, node.memory)
-    assert rank.state()["door"]["address"] == str(address)
+    assert rank.state()["page_server"]["address"] == str(address)
     number = borrower.ask(["00" * 32])
     answers = []
     until(lambda: answers.extend(borrower.answers()) or answers)
     assert answers == [(number, None)]
     counters = Counters()
     rank.count(counters)
-    assert counters.loans_refused > 0, "the first one asked for other weights"
+    assert counters.remote_leases_refused > 0, "the first one asked for other weights"
     borrower.close()
     rank.close()
     assert not is_open(address) and not is_open(Address(address.host, address.port + 1))

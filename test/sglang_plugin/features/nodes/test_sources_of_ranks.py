@@ -37,24 +37,24 @@ def servers(monkeypatch, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"a secret of all nodes")
     secret.chmod(0o600)
-    rosters = []
+    rank_tables = []
 
     def start(**flags):
-        rosters.append(_native.Roster.create(5))
+        rank_tables.append(_native.RankTable.create(5))
         config = Config(min_fetch_tokens=PAGE, host_gb=0.001, secret_file=str(secret), **flags)
-        return make_rank(monkeypatch, rosters[-1], 0, config)
+        return make_rank(monkeypatch, rank_tables[-1], 0, config)
 
-    doors = [free_address(), free_address()]
-    empty, _, _ = start(listen=str(doors[0]))
-    lender, _, pages = start(listen=str(doors[1]))
+    page_servers = [free_address(), free_address()]
+    empty, _, _ = start(listen=str(page_servers[0]))
+    lender, _, pages = start(listen=str(page_servers[1]))
     first = Hinted("first", PROMPT, None)
     requests.register(first)
     lender.offload(transfer(requests.prompt_keys(requests.id_of(first), PAGE), pages.alloc(NUM_PAGES * PAGE)))
     poll(lender, lambda: lender.counters.backed_up_pages == NUM_PAGES)
-    asking, _, _ = start(peers=tuple(map(str, doors)))
+    asking, _, _ = start(peers=tuple(map(str, page_servers)))
     monkeypatch.setattr(hooks.linker, "installed", lambda: asking)
     until(lambda: asking.state()["nodes"]["num_listening"] == 2)
-    yield SimpleNamespace(asking=asking, counters=asking.counters, doors=doors, rosters=rosters)
+    yield SimpleNamespace(asking=asking, counters=asking.counters, page_servers=page_servers, rank_tables=rank_tables)
     for linker in (asking, lender, empty):
         linker.close()
 
@@ -69,12 +69,12 @@ def ask(servers, source):
 
 
 def test_request_when_the_source_is_named_then_it_alone_is_asked_and_its_pages_come(servers):
-    assert ask(servers, SourceHint((servers.doors[1],))) == (1, 1, 0)
+    assert ask(servers, SourceHint((servers.page_servers[1],))) == (1, 1, 0)
     poll(servers.asking, lambda: servers.counters.pull_pages == NUM_PAGES)
 
 
 def test_request_when_another_node_is_named_then_who_has_the_prompt_is_not_asked(servers):
-    assert ask(servers, SourceHint((servers.doors[0],))) == (1, 1, 0)
+    assert ask(servers, SourceHint((servers.page_servers[0],))) == (1, 1, 0)
     assert servers.counters.question_hits == 0
 
 

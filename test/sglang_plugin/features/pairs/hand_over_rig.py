@@ -20,7 +20,7 @@ from banyan.features.pairs.rank import nixl
 NUM_LAYERS, NUM_REGIONS, NUM_SLOTS = 6, 12, 64
 AGENT, ENDPOINT = "decode", ("10.0.0.2", 4242)
 PAGE_LAYER_BYTES = 256 << 10
-"""So that each layer of each page is worth an instalment."""
+"""So that each layer of each page is worth a layer batch."""
 
 
 class Ending(FastQueue):

@@ -87,7 +87,7 @@ def test_batch_when_there_is_none_or_layers_are_not_passed_in_order_then_nothing
     assert announced(rank, request(rank)) == []
 
 
-def test_layers_when_the_forward_completes_them_then_its_senders_queue_has_an_instalment(rank):
+def test_layers_when_the_forward_completes_them_then_its_senders_queue_has_a_layer_batch(rank):
     announced(rank, request(rank))
     rank.installed.forwards.begin()
     rank.installed.forwards.completed(1)

@@ -10,7 +10,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.decode_hicache_mixin import DecodePrefixMatch
 from test.unit.directory.rig import Rank, frames, keys
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.features.pairs import State, TakeBacks
 from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.taking_back import FAILED, TakingReceiver, after_match_prefix_and_lock, collect
@@ -47,9 +47,9 @@ class Receiver(TakingReceiver, SGLangReceiver):
 
 class Server:
     def __init__(self, monkeypatch):
-        roster = Roster.create(2)
-        self.arena, self.pool = Rank(roster, 0), Rank(roster, 1)
-        self.arena.shelf.publish(frames(3, 4, 5, 6), PROMPT[:4])
+        rank_table = RankTable.create(2)
+        self.arena, self.pool = Rank(rank_table, 0), Rank(rank_table, 1)
+        self.arena.frame_table.publish(frames(3, 4, 5, 6), PROMPT[:4])
         self.counters = Counters()
         self.take_backs = TakeBacks(lambda: Part(self.pool.peers, [0]), self.counters)
         self.free = [[7, 8], [9, 10]]

@@ -87,9 +87,9 @@ def parameters(slots, *, drafts=()):
 
 
 class StateRank:
-    def __init__(self, monkeypatch, roster, rank, config, slots=None, **more):
+    def __init__(self, monkeypatch, rank_table, rank, config, slots=None, **more):
         slots = shared_slots(monkeypatch) if slots is None else slots
-        be_started(monkeypatch, roster, rank, config)
+        be_started(monkeypatch, rank_table, rank, config)
         params = parameters(slots, **more)
         self.allocator, self.slots = params.token_to_kv_pool_allocator, slots
         self.pool = self.allocator.get_kvcache().full_kv_pool
@@ -154,9 +154,9 @@ def are_equal(one, other):
 
 
 def two_ranks(monkeypatch, host_gb=0.0):
-    roster = _native.Roster.create(NUM_SLOTS)
+    rank_table = _native.RankTable.create(NUM_SLOTS)
     config = Config(min_fetch_tokens=PAGE, host_gb=host_gb)
-    return [StateRank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+    return [StateRank(monkeypatch, rank_table, rank, config) for rank in (0, 1)]
 
 
 @pytest.fixture(params=[0.0, 0.001, None], ids=["pools", "pools and arena", "arena sized at the start"])
@@ -353,7 +353,7 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_pages_and_state
         monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
         monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
         monkeypatch.setattr(module.requests, "is_of_this_server", lambda request: False)
-        return StateRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config, slots)
+        return StateRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config, slots)
 
     first = begin()
     first.linker.arrive("learnt")
@@ -373,12 +373,12 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_pages_and_state
 
 
 def test_namespace_when_states_have_another_type_then_they_are_not_exchanged(monkeypatch):
-    roster = _native.Roster.create(NUM_SLOTS)
+    rank_table = _native.RankTable.create(NUM_SLOTS)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
-    owner = StateRank(monkeypatch, roster, 0, config)
+    owner = StateRank(monkeypatch, rank_table, 0, config)
     slots = shared_slots(monkeypatch)
     slots.mamba_pool.banyan_states = state_pool.replace(slots.mamba_pool.banyan_states, dtype="torch.int32")
-    reader = StateRank(monkeypatch, roster, 1, config, slots)
+    reader = StateRank(monkeypatch, rank_table, 1, config, slots)
     owner.offload(keys(1, 2))
     assert reader.lookup(keys(1, 2)) == []
 
@@ -404,5 +404,5 @@ def test_linker_when_states_are_of_a_kind_that_is_not_known_then_it_is_refused(m
     config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
     drafts = (object(),) if what == "a draft" else ()
     with pytest.raises(SystemExit):
-        StateRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config, slots, drafts=drafts)
+        StateRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config, slots, drafts=drafts)
     assert "--banyan-share off" in capsys.readouterr().err

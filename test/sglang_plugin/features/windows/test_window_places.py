@@ -59,8 +59,8 @@ def parameters(monkeypatch, *, drafts=()):
 
 
 class WindowRank:
-    def __init__(self, monkeypatch, roster, rank, config, **more):
-        be_started(monkeypatch, roster, rank, config)
+    def __init__(self, monkeypatch, rank_table, rank, config, **more):
+        be_started(monkeypatch, rank_table, rank, config)
         params = parameters(monkeypatch, **more)
         self.allocator = params.token_to_kv_pool_allocator
         self.pool = self.allocator.get_kvcache()
@@ -124,8 +124,8 @@ def transfer(names, slots):
 @pytest.fixture(params=[0.0, 0.001, None], ids=["pools", "pools and arena", "arena sized at the start"])
 def ranks(monkeypatch, request):
     config = Config(min_fetch_tokens=PAGE, host_gb=request.param)
-    roster = _native.Roster.create(NUM_SLOTS)
-    return [WindowRank(monkeypatch, roster, rank, config) for rank in (0, 1)]
+    rank_table = _native.RankTable.create(NUM_SLOTS)
+    return [WindowRank(monkeypatch, rank_table, rank, config) for rank in (0, 1)]
 
 
 def test_linker_when_a_model_has_windows_then_sglang_is_told_that_it_keeps_both_pools(ranks):
@@ -194,8 +194,8 @@ def test_window_when_its_pages_are_freed_under_a_reader_then_they_are_not_handed
 
 def test_load_when_a_window_page_is_gone_then_sglang_computes_and_nothing_is_held(monkeypatch):
     config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
-    roster = _native.Roster.create(NUM_SLOTS)
-    owner, reader = (WindowRank(monkeypatch, roster, rank, config) for rank in (0, 1))
+    rank_table = _native.RankTable.create(NUM_SLOTS)
+    owner, reader = (WindowRank(monkeypatch, rank_table, rank, config) for rank in (0, 1))
     names = keys(1, 2)
     full, window = owner.offload(names)
     assert reader.lookup(names) == [2]
@@ -215,8 +215,8 @@ def test_weights_when_updated_then_window_pages_of_before_are_not_found(ranks):
 
 def test_arena_when_the_pool_has_given_pages_up_then_both_kinds_come_from_it(monkeypatch):
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001)
-    roster = _native.Roster.create(NUM_SLOTS)
-    owner, reader = (WindowRank(monkeypatch, roster, rank, config) for rank in (0, 1))
+    rank_table = _native.RankTable.create(NUM_SLOTS)
+    owner, reader = (WindowRank(monkeypatch, rank_table, rank, config) for rank in (0, 1))
     names = keys(1, 2, 3)
     full, window = owner.offload(names)
     held = owner.full_pages(full).clone(), owner.window_pages(window[PAGE:]).clone()
@@ -240,14 +240,14 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_full_and_window
     names = keys(1, 2, 3)
     monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
     monkeypatch.setattr(module.requests, "is_of_this_server", lambda request: False)
-    first = WindowRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config)
+    first = WindowRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config)
     first.linker.arrive("learnt")
     full, window = first.offload(names)
     held = first.full_pages(full).clone(), first.window_pages(window[PAGE:]).clone()
     first.until(lambda: first.linker.counters.archived_pages == 6)
     first.linker.close()
 
-    second = WindowRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config)
+    second = WindowRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config)
     second.linker.arrive("r")
     assert second.lookup(names) == [3]
     own_full, own_window = second.load(names)
@@ -284,7 +284,7 @@ def test_state_when_a_model_has_windows_then_it_tells_of_them(ranks):
 def test_linker_when_a_draft_stands_beside_windows_then_it_is_refused(monkeypatch, capsys):
     config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
     with pytest.raises(SystemExit):
-        WindowRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config, drafts=(object(),))
+        WindowRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config, drafts=(object(),))
     assert "sliding windows" in capsys.readouterr().err
 
 
@@ -292,5 +292,5 @@ def test_linker_when_the_two_pools_are_of_a_kind_that_is_not_known_then_the_way_
     monkeypatch.setattr(SWAKVPool, "layer_num", property(lambda pool: 9, lambda pool, number: None), raising=False)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
     with pytest.raises(SystemExit):
-        WindowRank(monkeypatch, _native.Roster.create(NUM_SLOTS), 0, config)
+        WindowRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config)
     assert "--disable-hybrid-swa-memory" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_prefix_when_pages_come_and_go_at_random_then_a_forward_reads_what_belon
 
 
 def is_shown(monkeypatch, seed):
-    """A wrong byte, or a page that is published under two keys, which the shelf does not let pass."""
+    """A wrong byte, or a page that is published under two keys, which the frame table does not let pass."""
     try:
         return drive(monkeypatch, seed)[1] != []
     except ValueError as error:

@@ -72,8 +72,8 @@ class GpuWindowRank:
     current = 0
     """The stream of the calling thread, of whichever rank it is."""
 
-    def __init__(self, monkeypatch, gpu, roster, number, config, adopt, sizes):
-        rig.be_started(monkeypatch, roster, number, config)
+    def __init__(self, monkeypatch, gpu, rank_table, number, config, adopt, sizes):
+        rig.be_started(monkeypatch, rank_table, number, config)
         Rank.building = self
         self.gpu, self.driver = gpu, WindowDevice(gpu)
         self.schedule, self.forward = 100 * number + 1, 100 * number + 2
@@ -233,13 +233,13 @@ def in_one_allocation(driver, buffers):
 def make_node(monkeypatch, config, *, seed=0, num_ranks=2, adopt=in_allocations, **sizes):
     """The ranks of a server that has just started."""
     gpu = FakeGpu(seed)
-    roster = _native.Roster.create(NUM_SLOTS)
+    rank_table = _native.RankTable.create(NUM_SLOTS)
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: GpuWindowRank.current)
     monkeypatch.setattr(device_access, "markable_stream", lambda: None)
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
     be_opened_by(monkeypatch, gpu.opener)
-    ranks = [GpuWindowRank(monkeypatch, gpu, roster, number, config, adopt, sizes) for number in range(num_ranks)]
+    ranks = [GpuWindowRank(monkeypatch, gpu, rank_table, number, config, adopt, sizes) for number in range(num_ranks)]
     for rank in ranks:
         rank.meet_peers()
     return ranks

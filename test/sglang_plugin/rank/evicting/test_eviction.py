@@ -33,10 +33,10 @@ PROMPT = 8 * PAGE
 class Alone:
     """The exchange of a rank without peers."""
 
-    def tell(self, pages):
+    def log_access(self, pages):
         pass
 
-    def heard(self):
+    def peer_accesses(self):
         return []
 
 

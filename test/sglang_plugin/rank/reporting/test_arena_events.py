@@ -101,7 +101,7 @@ def back_up(linker, pages):
 
 @pytest.fixture
 def rank(monkeypatch):
-    linker, _, pages = make_rank(monkeypatch, _native.Roster.create(4), 0, CONFIG, has_events=True)
+    linker, _, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, CONFIG, has_events=True)
     back_up(linker, pages)
     yield linker
     linker.close()
@@ -124,21 +124,21 @@ def test_rank_when_its_weights_change_then_nothing_of_before_is_in_its_arena(ran
 def test_rank_when_it_finds_what_an_arena_has_kept_then_the_router_is_told(monkeypatch):
     monkeypatch.setattr("banyan.sglang_plugin.rank.identity.weights_digest", lambda config, path, revision: "weights")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="banyan-test-") as folder:
-        config, rosters = replace(CONFIG, keep_host_arena=folder), [_native.Roster.create(4) for _ in range(2)]
-        owner, _, pages = make_rank(monkeypatch, rosters[0], 0, config)
+        config, rank_tables = replace(CONFIG, keep_host_arena=folder), [_native.RankTable.create(4) for _ in range(2)]
+        owner, _, pages = make_rank(monkeypatch, rank_tables[0], 0, config)
         back_up(owner, pages)
         settle_kept(owner, NUM_PAGES)
         # What a process leaves that is killed now; its lock would have gone with it.
         shutil.copytree(folder, f"{folder}/left")
         config = replace(config, keep_host_arena=f"{folder}/left")
-        heir, *_ = make_rank(monkeypatch, rosters[1], 0, config, has_events=True)
+        heir, *_ = make_rank(monkeypatch, rank_tables[1], 0, config, has_events=True)
         assert in_arena(router(taken(heir))) == IDS
         for linker in (owner, heir):
             linker.close()
 
 
 def test_rank_when_sglang_publishes_nothing_then_nothing_is_remembered_for_it(monkeypatch):
-    linker, *_ = make_rank(monkeypatch, _native.Roster.create(4), 0, CONFIG)
+    linker, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, CONFIG)
     assert linker.arena_events is None and not linker.state()["tells_arena"]
     assert taken(linker, ["own"]) == ["own"] and taken(None, ["own"]) == ["own"]
     linker.close()

@@ -9,7 +9,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from banyan.config import Config
 from banyan.sglang_plugin.rank.reporting import report
-from banyan.telemetry import Counters
+from banyan.telemetry import Counters, Why
 
 SOURCES = {"device": 16, "host": 32, "peer": 64, "storage": 128}
 
@@ -48,6 +48,10 @@ def sent(**fields):
     return told({"device": 16, "host": 64}, SimpleNamespace(**fields))
 
 
+def rank_that_counts():
+    return SimpleNamespace(counters=Counters(), computed=lambda req, cached_tokens: {})
+
+
 @pytest.fixture
 def sharing(monkeypatch):
     monkeypatch.setattr(report.runtime, "config", lambda: Config())
@@ -77,7 +81,7 @@ def test_details_when_nothing_was_moved_then_they_still_say_who_held_the_prefix(
 
 
 def test_prompt_when_its_answer_is_streamed_then_its_tokens_are_counted_once(sharing, monkeypatch):
-    rank = SimpleNamespace(counters=Counters())
+    rank = rank_that_counts()
     monkeypatch.setattr(report, "_linker", lambda: rank)
     req = SimpleNamespace(origin_input_ids=range(100), banyan_tokens={"peer": 40, "storage": 8})
     for _ in range(3):
@@ -85,6 +89,16 @@ def test_prompt_when_its_answer_is_streamed_then_its_tokens_are_counted_once(sha
     told(None, SimpleNamespace(origin_input_ids=range(7)))
     counted = rank.counters.as_dict()
     assert [counted[f"{name}_tokens"] for name in ("prompt", "own", "peer", "host", "store")] == [107, 16, 40, 16, 8]
+
+
+def test_details_when_tokens_were_computed_then_they_say_why(sharing, monkeypatch):
+    asked = []
+    rank = rank_that_counts()
+    rank.computed = lambda req, cached_tokens: asked.append(cached_tokens) or {Why.NEW: 16, Why.TAIL: 4}
+    monkeypatch.setattr(report, "_linker", lambda: rank)
+    details = sent(origin_input_ids=range(100), banyan_tokens={"peer": 40})
+    assert asked == [80]
+    assert (details["computed_new"], details["computed_tail"]) == (16, 4)
 
 
 def test_details_when_the_whole_prompt_was_the_ranks_own_then_its_length_is_the_origin(sharing):
@@ -95,7 +109,7 @@ def test_details_when_the_whole_prompt_was_the_ranks_own_then_its_length_is_the_
 @pytest.mark.parametrize("details", [None, {"device": 16, "host": 64}])
 def test_details_when_they_are_switched_off_then_an_answer_has_none_and_the_prompt_is_counted(monkeypatch, details):
     monkeypatch.setattr(report.runtime, "config", lambda: Config(answer_details=False))
-    rank = SimpleNamespace(counters=Counters())
+    rank = rank_that_counts()
     monkeypatch.setattr(report, "_linker", lambda: rank)
     span = {"dp_origin_kv_len": 16, "dp_max_kv_len": 96, "dp_max_kv_rank": 3}
     assert told(details, SimpleNamespace(origin_input_ids=range(100), banyan_tokens={"peer": 64}, **span)) is None
@@ -110,7 +124,7 @@ def test_details_when_nothing_is_shared_then_they_are_sglangs(monkeypatch, confi
 
 
 def test_prompt_when_several_samples_are_asked_for_then_the_run_before_them_is_not_counted(sharing, monkeypatch):
-    rank = SimpleNamespace(counters=Counters())
+    rank = rank_that_counts()
     monkeypatch.setattr(report, "_linker", lambda: rank)
     # As SGLang's TokenizerManager does: the prompt for itself first, answering nothing, then each sample.
     runs = [SamplingParams(n=4, max_new_tokens=0), *(SamplingParams(n=4, max_new_tokens=8) for _ in range(4))]
@@ -121,7 +135,7 @@ def test_prompt_when_several_samples_are_asked_for_then_the_run_before_them_is_n
 
 
 def test_prompt_when_a_client_asks_for_no_token_then_it_is_counted(sharing, monkeypatch):
-    rank = SimpleNamespace(counters=Counters())
+    rank = rank_that_counts()
     monkeypatch.setattr(report, "_linker", lambda: rank)
     told(None, SimpleNamespace(origin_input_ids=range(400), sampling_params=SamplingParams(max_new_tokens=0)))
     assert rank.counters.prompt_tokens == 400

@@ -89,10 +89,10 @@ def start(monkeypatch, tmp_path):
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     with contextlib.ExitStack() as open_ranks:
 
-        def make(rank=0, *, roster=None, has_events=True, folder="store"):
+        def make(rank=0, *, rank_table=None, has_events=True, folder="store"):
             config = replace(CONFIG, store=(str(tmp_path / folder),), store_gb=0.01, store_admit="first")
-            roster = roster or _native.Roster.create(4)
-            linker, _, pages = make_rank(monkeypatch, roster, rank, config, has_events=has_events)
+            rank_table = rank_table or _native.RankTable.create(4)
+            linker, _, pages = make_rank(monkeypatch, rank_table, rank, config, has_events=has_events)
             open_ranks.callback(linker.close)
             return linker, pages
 
@@ -151,9 +151,9 @@ def test_rank_when_its_weights_change_then_nothing_of_before_is_in_its_store(sta
 
 
 def test_ranks_when_they_have_one_store_then_each_page_is_told_by_who_wrote_it(start):
-    roster = _native.Roster.create(4)
-    writer, pages = start(roster=roster)
-    other, _ = start(1, roster=roster)
+    rank_table = _native.RankTable.create(4)
+    writer, pages = start(rank_table=rank_table)
+    other, _ = start(1, rank_table=rank_table)
     write(writer, pages)
     polled_until(other, lambda: other.kinds.full.tier.store.num_stored(KEYS) == NUM_PAGES)
     assert in_store(router(taken(writer))) == IDS and in_store(router(taken(other))) == []

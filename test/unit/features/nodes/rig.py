@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes in one process: each has a roster, a rank with an arena part, and what it needs to lend or to borrow."""
+"""Two nodes in one process: each has a rank table, a rank with an arena part, and what it needs to lend or to
+borrow."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower
-from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
-from banyan.features.nodes.errand_tier import ErrandTier
-from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.page_server import PageServer
+from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.tcp import Carrier, TcpCarrier
 from banyan.layout import BlockGeometry
 from banyan.pacing import Admission, WriteAdmission
@@ -32,7 +33,7 @@ from banyan.transport.sealed.secret import Keys
 LAYER_BYTES = 4096
 NUM_LAYERS = 3
 KEYS = Keys.of(b"a secret of all nodes")
-DOOR_BIT = 2 * LAYOUT.num_ranks
+PAGE_SERVER_BIT = 2 * LAYOUT.num_ranks
 LEAST_PAGES = 1
 """That another node reads."""
 
@@ -73,30 +74,30 @@ class Node(Host):
     """A node of one rank with pages of its own making."""
 
     def __init__(self, *, num_frames: int = 8, layer_bytes: int = LAYER_BYTES) -> None:
-        self.roster = _native.Roster.create(2 * LAYOUT.num_ranks)
+        self.rank_table = _native.RankTable.create(2 * LAYOUT.num_ranks)
         self.block = block_of(layer_bytes)
-        super().__init__(self.roster, 0, num_frames=num_frames, page_bytes=layer_bytes // 2, block=self.block)
+        super().__init__(self.rank_table, 0, num_frames=num_frames, page_bytes=layer_bytes // 2, block=self.block)
         self.store: _native.Store | None = None
-        self.door: Door | None = None
+        self.page_server: PageServer | None = None
         self.borrower: Borrower | None = None
 
     def keep(self, numbers: Sequence[int], targets: Sequence[int]) -> list[list[bytes]]:
         """Publish pages of the pool and copy them down to the arena; their bytes."""
-        self.rank.shelf.publish(frames(*targets), keys(*numbers))
+        self.rank.frame_table.publish(frames(*targets), keys(*numbers))
         self.backup.offer(keys(*numbers))
         assert self.wait_landed()
         return [self.rank.pages(target) for target in targets]
 
-    def stock(self, namespace: bytes = NAMESPACE) -> ArenaStock:
+    def exported(self, namespace: bytes = NAMESPACE) -> ExportedArena:
         view = _native.Peers(
-            self.roster, None, DOOR_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
+            self.rank_table, None, PAGE_SERVER_BIT, namespace, self.block.table(), self.memory, self.block.frame_bytes
         )
-        return ArenaStock(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
+        return ExportedArena(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
 
     def lend(self, *, max_pages: int = 100, keys: Keys = KEYS, address: Address | None = None) -> Address:
         address = free_address() if address is None else address
-        self.door = Door(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS)
-        self.door.lending.lend(self.stock())
+        self.page_server = PageServer(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS)
+        self.page_server.lending.lend(self.exported())
         return address
 
     def borrow_from(self, *nodes: Address, keys: Keys = KEYS, carrier: Carrier | None = None) -> None:
@@ -122,7 +123,7 @@ class Node(Host):
         self.prefetch = self.make_prefetch()
         self.remote = NodeTier(nodes, prefetch=self.prefetch, counters=self.counters, clock=time.monotonic)
         self.cache = make_cache(
-            self.rank.shelf,
+            self.rank.frame_table,
             self.rank.peers,
             slot=0,
             slots=[1, *ARENAS],
@@ -149,8 +150,8 @@ class Node(Host):
         if self.borrower is not None:
             self.prefetch.quiesce()
             self.borrower.close()
-        if self.door is not None:
-            self.door.close()
+        if self.page_server is not None:
+            self.page_server.close()
 
 
 class StoreNode(Node):
@@ -167,7 +168,7 @@ class StoreNode(Node):
             floor_bytes=0,
             read_bytes_per_s=read_bytes_per_s,
         )
-        self.errands: ErrandTier | None = None
+        self.remote_prefetches: RemotePrefetchTier | None = None
         self.remote: NodeTier | None = None
         self.prefetch = self.make_prefetch()
         self.tier = self._make_tier()
@@ -179,7 +180,7 @@ class StoreNode(Node):
             prefetch=self.prefetch,
             memory=self.memory,
             block=self.block,
-            admission=WriteAdmission(Admission.FIRST_SIGHT, budget=None),
+            admission=WriteAdmission(Admission.FIRST_ACCESS, budget=None),
             counters=self.counters,
         )
 
@@ -189,13 +190,13 @@ class StoreNode(Node):
         pages = self.keep(numbers, targets)
         self.tier.landed(keys(*numbers))
         until(lambda: self.poll() or self.counters.archived_pages == len(numbers))
-        self.rank.shelf.reset()
+        self.rank.frame_table.reset()
         self.residency.reset()
         return pages
 
-    def take_errands(self) -> None:
-        self.errands = ErrandTier(
-            self.door.take_errands(),
+    def take_remote_prefetches(self) -> None:
+        self.remote_prefetches = RemotePrefetchTier(
+            self.page_server.take_remote_prefetches(),
             prefetch=self.prefetch,
             residency=self.residency,
             peers=self.view,
@@ -223,8 +224,8 @@ class StoreNode(Node):
             self.remote.poll()
         self.prefetch.poll()
         self.tier.poll()
-        if self.errands is not None:
-            self.errands.poll()
+        if self.remote_prefetches is not None:
+            self.remote_prefetches.poll()
 
     def close(self) -> None:
         self.prefetch.quiesce()

@@ -15,8 +15,8 @@ from banyan.core import Address
 from banyan.features.nodes import callers as module
 from banyan.features.nodes import tcp
 from banyan.features.nodes.callers import Callers
-from banyan.features.nodes.door import Door
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.page_server import PageServer
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import TOKEN_BYTES
 from banyan.telemetry import start_thread
 
@@ -139,10 +139,10 @@ def test_origin_when_addresses_are_compared_then_a_network_of_ipv6_is_one(one, o
 
 
 def source(**more):
-    return tcp.TcpSource(Address("127.0.0.1", 0), Loans(max_pages=9, clock=time.monotonic), num_layers=1, **more)
+    return tcp.TcpSource(Address("127.0.0.1", 0), RemoteLeases(max_pages=9, clock=time.monotonic), num_layers=1, **more)
 
 
-def test_stranger_when_his_token_is_of_no_loan_then_he_has_no_thread_and_no_slot(monkeypatch):
+def test_stranger_when_his_token_is_of_no_remote_lease_then_he_has_no_thread_and_no_slot(monkeypatch):
     lender = source()
     monkeypatch.setattr(tcp, "start_thread", lambda *args, **named: pytest.fail("a thread for a stranger"))
     try:
@@ -161,14 +161,16 @@ class _Lease:
         pass
 
 
-class _Goods:
+class _LeasedFrames:
     def layer(self, layer):
         return [memoryview(b"a page")]
 
 
-def test_loan_when_no_thread_can_be_started_then_its_connection_is_closed_and_the_next_one_is_served(monkeypatch):
+def test_remote_lease_when_no_thread_can_be_started_then_its_connection_is_closed_and_the_next_one_is_served(
+    monkeypatch,
+):
     lender = source()
-    token = lender._loans.lend(_Lease(), _Goods()).token
+    token = lender._remote_leases.lend(_Lease(), _LeasedFrames()).token
 
     def refuse(*args, **named):
         raise RuntimeError("can't start new thread")
@@ -192,24 +194,24 @@ def fail(*args, **named):
     raise ZeroDivisionError
 
 
-def test_lending_when_the_port_behind_the_door_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
+def test_lending_when_the_port_behind_the_page_server_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
     monkeypatch.setattr(Callers, "_give_up", fail)
-    door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
+    page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
-        withdrawn = door.lending
-        withdrawn.lend(type("Stock", (), {"namespace": b"n"})())
-        door._source._thread.join(5)
+        withdrawn = page_server.lending
+        withdrawn.lend(type("Exported", (), {"namespace": b"n"})())
+        page_server._source._thread.join(5)
         until(lambda: not withdrawn.lends(b"n"))
     finally:
-        door.close()
+        page_server.close()
 
 
-def test_lending_when_the_doors_thread_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
-    door = Door(free_address(), KEYS, max_pages=1, num_layers=1)
+def test_lending_when_the_page_servers_thread_ends_by_a_fault_then_nothing_is_lent_any_more(monkeypatch):
+    page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
     try:
-        door.lending.lend(type("Stock", (), {"namespace": b"n"})())
-        monkeypatch.setattr(door.lending.loans, "expire", fail)
-        door._thread.join(5)
-        assert not door._thread.is_alive() and not door.lending.lends(b"n")
+        page_server.lending.lend(type("Exported", (), {"namespace": b"n"})())
+        monkeypatch.setattr(page_server.lending.remote_leases, "expire", fail)
+        page_server._thread.join(5)
+        assert not page_server._thread.is_alive() and not page_server.lending.lends(b"n")
     finally:
-        door.close()
+        page_server.close()

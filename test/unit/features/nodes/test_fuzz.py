@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever arrives at a door, at a borrower or at a lender's port: it is read, or dropped, and nothing is kept of it.
+"""Whatever arrives at a page server, at a borrower or at a lender's port: it is read, or dropped, and nothing is kept
+of it.
 
 Longer: `pytest test/unit/features/nodes/test_fuzz.py --hypothesis-profile=long`.
 """
@@ -27,13 +28,13 @@ from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
-    Loan,
     Read,
     Refused,
+    RemoteLease,
     Return,
     encode,
     read_by_borrower,
-    read_by_door,
+    read_by_page_server,
     unpack_keys,
     unpack_sums,
 )
@@ -46,7 +47,7 @@ MESSAGES = st.one_of(
     *(st.builds(kind, NUMBERS, NAMESPACES, KEYS) for kind in (Ask, Read, Borrow)),
     st.builds(Return, st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES) | st.binary(max_size=20)),
     st.builds(Answer, NUMBERS, NUMBERS),
-    st.builds(Loan, NUMBERS, st.binary(max_size=20), NUMBERS, st.binary(max_size=40)),
+    st.builds(RemoteLease, NUMBERS, st.binary(max_size=20), NUMBERS, st.binary(max_size=40)),
     st.builds(Refused, NUMBERS, st.text(max_size=2 * MAX_REASON)),
 )
 VALUES = st.recursive(
@@ -67,16 +68,18 @@ PAYLOADS = st.one_of(
     st.builds(changed, MESSAGES.map(encode), st.integers(0), st.binary(max_size=3)),
     VALUES.map(msgspec.msgpack.encode),
     st.builds(
-        lambda tag, rest: msgspec.msgpack.encode([tag, *rest]), st.sampled_from(["ask", "loan"]), st.lists(VALUES)
+        lambda tag, rest: msgspec.msgpack.encode([tag, *rest]),
+        st.sampled_from(["ask", "remote_lease"]),
+        st.lists(VALUES),
     ),
 )
 
 
 @given(PAYLOADS)
-def test_message_when_it_is_anything_then_a_door_reads_it_or_drops_it_and_lends_nothing(payload):
+def test_message_when_it_is_anything_then_a_page_server_reads_it_or_drops_it_and_lends_nothing(payload):
     lending = Lending(max_pages=8, clock=time.monotonic)
     try:
-        message = read_by_door(payload)
+        message = read_by_page_server(payload)
     except Foreign:
         return
     if isinstance(message, Read):
@@ -86,7 +89,7 @@ def test_message_when_it_is_anything_then_a_door_reads_it_or_drops_it_and_lends_
     assert isinstance(answer, Refused) or (answer is None and isinstance(message, Return))
     if answer is not None:
         encode(answer)
-    assert lending.loans.num_loans == 0
+    assert lending.remote_leases.num_remote_leases == 0
 
 
 @given(PAYLOADS)
@@ -97,7 +100,7 @@ def test_message_when_it_is_anything_then_a_borrower_reads_it_or_drops_it(payloa
         return
     if isinstance(message, Refused):
         assert len(message.reason) <= MAX_REASON
-    if isinstance(message, Loan):
+    if isinstance(message, RemoteLease):
         with pytest.raises(Foreign):
             unpack_sums(message.sums, num_pages=100, num_layers=100)
 

@@ -15,7 +15,7 @@ from banyan.telemetry import Counters
 NODES = ("a:1", "b:1")
 
 
-class Doors(FakeNodes):
+class PageServers(FakeNodes):
     """All of ``NODES`` listen."""
 
     def __init__(self):
@@ -36,9 +36,13 @@ class Doors(FakeNodes):
 
 @pytest.fixture
 def rank():
-    made = SimpleNamespace(doors=Doors(), counters=Counters())
+    made = SimpleNamespace(page_servers=PageServers(), counters=Counters())
     made.tier = NodeTier(
-        made.doors, prefetch=FakePrefetch(), counters=made.counters, clock=lambda: 0.0, told=lambda request: made.said
+        made.page_servers,
+        prefetch=FakePrefetch(),
+        counters=made.counters,
+        clock=lambda: 0.0,
+        told=lambda request: made.said,
     )
     return made
 
@@ -60,7 +64,7 @@ def counted(rank):
 def test_request_when_sources_are_named_then_only_those_of_them_are_asked_that_are_nodes(rank, sources, asked, counts):
     rank.said = sources
     rank.tier.ask(Wanted("r", ["k"], 0, None))
-    assert rank.doors.at == asked and counted(rank) == counts
+    assert rank.page_servers.at == asked and counted(rank) == counts
     assert rank.tier.is_awaited("r") == bool(asked)
 
 
@@ -68,11 +72,11 @@ def test_request_when_nothing_is_missing_then_no_question_was_spared(rank):
     for sources in ([], ["a:1"]):
         rank.said = sources
         rank.tier.ask(Wanted("r", ["k"], 1, None))
-    assert rank.doors.at == [] and counted(rank) == (0, 0, 0)
+    assert rank.page_servers.at == [] and counted(rank) == (0, 0, 0)
 
 
 def test_request_when_the_named_node_does_not_listen_then_it_is_not_held_back(rank):
-    rank.doors.is_there = False
+    rank.page_servers.is_there = False
     rank.said = ["a:1"]
     rank.tier.ask(Wanted("r", ["k"], 0, None))
     assert not rank.tier.is_awaited("r") and counted(rank) == (0, 0, 0)

@@ -45,17 +45,17 @@ def test_prefix_when_another_node_holds_it_then_it_comes_from_there_with_the_sam
     assert two.remote.is_awaited("r")
     two.wait_answered("r")
     offer = two.cache.prepare(request("r"), keys(1, 2, 3, 4))
-    assert offer.runs == (Run(SourceKind.REMOTE, 3, str(one.door.address)),)
+    assert offer.runs == (Run(SourceKind.REMOTE, 3, str(one.page_server.address)),)
     assert two.cache.admit("r", keys(1, 2, 3), frames(9, 1, 7)).runs == offer.runs
     assert two.cache.finish(two.cache.start())
     assert [two.rank.pages(frame) for frame in (9, 1, 7)] == pages
     until(lambda: two.poll() or two.residency.num_resident == 3)
-    until(lambda: one.door.lending.loans.num_loans == 0)
+    until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 0)
     assert two.cache.prepare(request("again"), keys(1, 2, 3)).runs == (Run(SourceKind.HOST, 3),)
     counters = two.counters
     assert (counters.questions, counters.question_hits, counters.pulls, counters.pull_pages) == (1, 1, 1, 3)
     assert counters.pull_bytes == 3 * 3 * 4096
-    until(lambda: one.door.sent_bytes == counters.pull_bytes)
+    until(lambda: one.page_server.sent_bytes == counters.pull_bytes)
 
 
 def test_prefix_when_this_node_holds_its_beginning_then_only_the_rest_is_pulled(nodes) -> None:
@@ -87,7 +87,7 @@ def test_node_when_it_stands_still_then_one_request_waits_and_the_next_does_not(
     one, two = nodes
     one.keep([1], LENT[:1])
     connect(one, two)
-    with one.door.lending._lock:
+    with one.page_server.lending._lock:
         two.remote.ask(Wanted("first", keys(1), 0, whole))
         two.wait_answered("first")
         assert two.borrower.num_listening == 0
@@ -99,17 +99,17 @@ def test_node_when_it_stands_still_then_one_request_waits_and_the_next_does_not(
 def test_node_when_it_starts_again_then_it_is_asked_as_soon_as_it_is_reached(nodes) -> None:
     one, two = nodes
     connect(one, two)
-    one.door.close()
+    one.page_server.close()
     two.remote.ask(Wanted("r", keys(1, 2), 0, whole))
     two.wait_answered("r")
     assert two.borrower.num_listening == 0
     # Nobody asks by himself any more.
     two.borrower._asking._nodes[0].probe_at_s = math.inf
-    one.lend(address=one.door.address)
+    one.lend(address=one.page_server.address)
     until(lambda: two.borrower.num_listening == 1)
 
 
-def test_pages_when_they_leave_between_answer_and_loan_then_the_read_fails_and_frames_are_free(nodes) -> None:
+def test_pages_when_they_leave_between_answer_and_remote_lease_then_the_read_fails_and_frames_are_free(nodes) -> None:
     one, two = nodes
     one.keep([1, 2], LENT[:2])
     connect(one, two)
@@ -122,10 +122,10 @@ def test_pages_when_they_leave_between_answer_and_loan_then_the_read_fails_and_f
     assert two.prefetch.num_arriving(keys(1, 2)) == 2
     until(lambda: two.poll() or two.residency.num_filling == 0)
     assert number and two.counters.pull_failed_pages == 2 and two.residency.num_resident == 0
-    assert one.door.lending.num_refused == 1
+    assert one.page_server.lending.num_refused == 1
 
 
-def test_loan_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> None:
+def test_remote_lease_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> None:
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     two.borrow_from(one.lend(max_pages=2))
@@ -133,23 +133,23 @@ def test_loan_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> 
     two.remote.ask(Wanted("r", keys(1, 2, 3), 0, whole))
     two.wait_answered("r")
     until(lambda: two.poll() or two.residency.num_filling == 0)
-    assert two.counters.pull_failed_pages == 3 and one.door.lending.loans.num_loans == 0
+    assert two.counters.pull_failed_pages == 3 and one.page_server.lending.remote_leases.num_remote_leases == 0
 
 
-def test_door_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes) -> None:
+def test_page_server_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes) -> None:
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     connect(one, two)
-    one.door.lending.loans.lend(one.door.lending._stock.lease(keys(1, 2, 3))[0], None)
+    one.page_server.lending.remote_leases.lend(one.page_server.lending._exported.lease(keys(1, 2, 3))[0], None)
     one.residency.reset()
-    assert one.shelf.num_quarantined == 3
-    one.door.withdraw()
-    one.shelf.drain()
-    assert one.shelf.num_quarantined == 0 and one.door.lending.loans.num_pages == 0
+    assert one.frame_table.num_quarantined == 3
+    one.page_server.withdraw()
+    one.frame_table.drain()
+    assert one.frame_table.num_quarantined == 0 and one.page_server.lending.remote_leases.num_pages == 0
     two.remote.ask(Wanted("r", keys(1), 0, whole))
     two.wait_answered("r")
     assert two.counters.question_hits == 0
-    one.door.lending.lend(one.stock())
+    one.page_server.lending.lend(one.exported())
 
 
 def test_secret_when_it_is_wrong_then_one_line_on_each_side_and_no_answer(nodes, caplog) -> None:
@@ -158,12 +158,12 @@ def test_secret_when_it_is_wrong_then_one_line_on_each_side_and_no_answer(nodes,
     caplog.set_level(logging.WARNING, logger="banyan")
     two.borrow_from(one.lend(), keys=Keys.of(b"the secret of others"))
     until(lambda: any("does not know" in line for line in caplog.messages))
-    until(lambda: one.door is not None and two.borrower.num_listening == 0)
+    until(lambda: one.page_server is not None and two.borrower.num_listening == 0)
     context = zmq.Context()
     for _ in range(20):
         with context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)
-            stranger.connect(one.door.address.endpoint)
+            stranger.connect(one.page_server.address.endpoint)
             stranger.send(b"hello")
     context.term()
     assert two.borrower.ask(keys(1)) is None
@@ -171,22 +171,22 @@ def test_secret_when_it_is_wrong_then_one_line_on_each_side_and_no_answer(nodes,
         assert sum(text in line for line in caplog.messages) == 1
 
 
-def test_door_when_a_thousand_foreign_messages_come_then_it_answers_the_next_question(nodes) -> None:
+def test_page_server_when_a_thousand_foreign_messages_come_then_it_answers_the_next_question(nodes) -> None:
     one, two = nodes
     one.keep([1], LENT[:1])
     connect(one, two)
     context = zmq.Context()
     friend = context.socket(zmq.DEALER)
-    friend.setsockopt(zmq.CURVE_SERVERKEY, KEYS.door.public)
+    friend.setsockopt(zmq.CURVE_SERVERKEY, KEYS.page_server.public)
     friend.setsockopt(zmq.CURVE_PUBLICKEY, KEYS.borrower.public)
     friend.setsockopt(zmq.CURVE_SECRETKEY, KEYS.borrower.secret)
-    friend.connect(one.door.address.endpoint)
+    friend.connect(one.page_server.address.endpoint)
     for number in range(1000):
         friend.send([b"", b"garbage", encode(Ask(number, b"short", b"")), b"\xc1" * 5000][number % 4])
-    until(lambda: one.door.num_foreign == 1000)
-    for port in (one.door.address.port, one.door.address.port + 1):
+    until(lambda: one.page_server.num_foreign == 1000)
+    for port in (one.page_server.address.port, one.page_server.address.port + 1):
         for _ in range(5):
-            with socket.create_connection((one.door.address.host, port)) as stranger:
+            with socket.create_connection((one.page_server.address.host, port)) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     friend.send(encode(Ask(7, NAMESPACE, pack_keys(keys(1)))))
     assert friend.poll(5000)
@@ -201,16 +201,16 @@ def test_question_when_it_is_for_one_node_then_no_other_is_asked(nodes) -> None:
     one.keep([1, 2, 3], LENT)
     other = Node()
     other.keep([1, 2, 3, 4], [1, 2, 3, 4])
-    doors = [other.lend(), one.lend()]
-    two.borrow_from(*doors)
+    page_servers = [other.lend(), one.lend()]
+    two.borrow_from(*page_servers)
     until(lambda: two.borrower.num_listening == 2)
-    two.remote._told = lambda request: [str(doors[1])]
+    two.remote._told = lambda request: [str(page_servers[1])]
     two.remote.ask(Wanted("r", keys(1, 2, 3, 4), 0, whole))
     two.wait_answered("r")
     offer = two.cache.prepare(request("r"), keys(1, 2, 3, 4))
-    assert offer.runs == (Run(SourceKind.REMOTE, 3, str(doors[1])),), "the other one has more"
+    assert offer.runs == (Run(SourceKind.REMOTE, 3, str(page_servers[1])),), "the other one has more"
     until(lambda: two.poll() or two.residency.num_resident == 3)
-    assert two.borrower.knows(str(doors[0])) and not two.borrower.knows("stranger:1")
+    assert two.borrower.knows(str(page_servers[0])) and not two.borrower.knows("stranger:1")
     assert two.borrower.ask_at(["stranger:1"], keys(1)) is None
     other.close()
 
@@ -222,8 +222,8 @@ def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_
     one.keep([1, 2, 3], LENT)
     connect(one, two)
     borrower = two.borrower
-    found = NodeFound(str(one.door.address), 0, keys(1, 2))
-    monkeypatch.setattr(borrower._lines, "wait", lambda timeout_ms: [(0, b"")])
+    found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
+    monkeypatch.setattr(borrower._connections, "wait", lambda timeout_ms: [(0, b"")])
     monkeypatch.setattr(borrower, "_take", lambda node, payload: 1 // 0)
     number = borrower.ask(keys(1, 2, 3))
     reads = [borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))]

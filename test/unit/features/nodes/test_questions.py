@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from itertools import pairwise
 
-from test.unit.features.nodes.test_loans import Clock
+from test.unit.features.nodes.test_remote_leases import Clock
 
 from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.questions import FIRST_PROBE_S, LAST_PROBE_S, PATIENCE_S, Best, Questions

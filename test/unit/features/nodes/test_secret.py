@@ -36,6 +36,6 @@ def test_secret_when_it_is_too_short_or_missing_then_refused(path):
 def test_keys_when_made_of_a_secret_then_the_same_everywhere_and_of_another_all_different():
     one, same, other = Keys.of(b"a" * 16), Keys.of(b"a" * 16), Keys.of(b"b" * 16)
     assert one == same
-    pairs = [one.door, one.borrower, other.door, other.borrower]
+    pairs = [one.page_server, one.borrower, other.page_server, other.borrower]
     assert len({pair.public for pair in pairs}) == len({pair.secret for pair in pairs}) == 4
-    assert zmq.curve_public(one.door.secret) == one.door.public
+    assert zmq.curve_public(one.page_server.secret) == one.page_server.public

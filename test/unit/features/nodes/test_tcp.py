@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packets of a loan carry the traffic class that was asked for, in both directions."""
+"""The packets of a remote lease carry the traffic class that was asked for, in both directions."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ import pytest
 
 from banyan.core import Address
 from banyan.features.nodes import tcp
-from banyan.features.nodes.loans import Loans
+from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import TOKEN_BYTES
 
 
@@ -28,10 +28,12 @@ def test_socket_when_it_is_marked_then_its_upper_six_bits_are_the_dscp(family, h
         assert made.getsockopt(level, option) == 8 << 2
 
 
-def test_loan_when_a_class_is_asked_for_then_both_ends_mark_their_packets(monkeypatch):
+def test_remote_lease_when_a_class_is_asked_for_then_both_ends_mark_their_packets(monkeypatch):
     marked = []
     monkeypatch.setattr(tcp, "mark", lambda connection, dscp: marked.append((connection.getsockname()[1], dscp)))
-    source = tcp.TcpSource(Address("127.0.0.1", 0), Loans(max_pages=1, clock=time.monotonic), num_layers=1, dscp=8)
+    source = tcp.TcpSource(
+        Address("127.0.0.1", 0), RemoteLeases(max_pages=1, clock=time.monotonic), num_layers=1, dscp=8
+    )
     try:
         layers = tcp.TcpCarrier(8).pull(Address("127.0.0.1", source.port), b"x" * TOKEN_BYTES, Nothing(), 1)
         with pytest.raises(ConnectionError):
@@ -105,7 +107,7 @@ def test_pull_when_bytes_come_seldom_but_come_then_it_is_whole(monkeypatch, sour
     assert target.bytes == bytes([0, 1, 2, 3])
 
 
-def test_loan_when_its_reader_stands_still_then_sending_ends_after_a_stall(monkeypatch):
+def test_remote_lease_when_its_reader_stands_still_then_sending_ends_after_a_stall(monkeypatch):
     monkeypatch.setattr(tcp, "STALL_S", 0.3)
     monkeypatch.setattr(tcp, "LOOK_S", 0.1)
     here, there = socket.socketpair()

@@ -3,16 +3,16 @@ import pytest
 from test.unit.directory.rig import NAMESPACE, keys
 
 from banyan.features.nodes import wire
-from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Loan, Read, Reading, Refused, Return
+from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Read, Reading, Refused, RemoteLease, Return
 
-TO_DOOR = [
+TO_PAGE_SERVER = [
     Ask(1, NAMESPACE, b""),
     Ask(2, NAMESPACE, wire.pack_keys(keys(1, 2))),
     Borrow(3, NAMESPACE, wire.pack_keys(keys(1))),
     Read(4, NAMESPACE, wire.pack_keys(keys(1, 2, 3))),
     Return(b"t" * 16),
 ]
-TO_BORROWER = [Answer(1, 4), Reading(4), Loan(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
+TO_BORROWER = [Answer(1, 4), Reading(4), RemoteLease(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
 FOREIGN = [
     b"",
     b"GET / HTTP/1.1",
@@ -25,29 +25,29 @@ FOREIGN = [
     wire.encode(Read(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
     wire.encode(Return(b"short")),
     wire.encode(Answer(1, -1)),
-    wire.encode(Loan(1, b"t" * 16, 0, b"")),
-    wire.encode(Loan(1, b"t" * 16, 7400, b"odd")),
+    wire.encode(RemoteLease(1, b"t" * 16, 0, b"")),
+    wire.encode(RemoteLease(1, b"t" * 16, 7400, b"odd")),
     bytes(wire.MAX_MESSAGE_BYTES + 1),
 ]
 
 
-@pytest.mark.parametrize("message", TO_DOOR)
-def test_message_when_sent_to_a_door_then_it_arrives_and_no_borrower_takes_it(message):
-    assert wire.read_by_door(wire.encode(message)) == message
+@pytest.mark.parametrize("message", TO_PAGE_SERVER)
+def test_message_when_sent_to_a_page_server_then_it_arrives_and_no_borrower_takes_it(message):
+    assert wire.read_by_page_server(wire.encode(message)) == message
     with pytest.raises(Foreign):
         wire.read_by_borrower(wire.encode(message))
 
 
 @pytest.mark.parametrize("message", TO_BORROWER)
-def test_message_when_sent_to_a_borrower_then_it_arrives_and_no_door_takes_it(message):
+def test_message_when_sent_to_a_borrower_then_it_arrives_and_no_page_server_takes_it(message):
     assert wire.read_by_borrower(wire.encode(message)) == message
     with pytest.raises(Foreign):
-        wire.read_by_door(wire.encode(message))
+        wire.read_by_page_server(wire.encode(message))
 
 
 @pytest.mark.parametrize("payload", FOREIGN, ids=range(len(FOREIGN)))
 def test_message_when_no_node_would_send_it_then_foreign(payload):
-    for reader in (wire.read_by_door, wire.read_by_borrower):
+    for reader in (wire.read_by_page_server, wire.read_by_borrower):
         with pytest.raises(Foreign):
             reader(payload)
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from banyan.features.pairs import Advance, Forwards, Pace, layers_of_regions
-from banyan.features.pairs.advance import LEAST_INSTALMENT_BYTES, LEAST_INSTALMENT_S
+from banyan.features.pairs.advance import LEAST_LAYER_BATCH_BYTES, LEAST_LAYER_BATCH_S
 
 
 def advance_of(layer_bytes, pace=None):
@@ -14,7 +14,7 @@ def advance_of(layer_bytes, pace=None):
 
 
 def test_layers_when_they_are_complete_then_each_is_taken_once_and_in_order():
-    advance = advance_of(LEAST_INSTALMENT_BYTES)
+    advance = advance_of(LEAST_LAYER_BATCH_BYTES)
     assert not advance.completed(0)
     assert advance.completed(1)
     assert not advance.completed(2), "one waits already"
@@ -23,15 +23,15 @@ def test_layers_when_they_are_complete_then_each_is_taken_once_and_in_order():
     assert advance.num_taken == 3
 
 
-def test_instalment_when_a_layer_is_small_then_it_waits_for_others():
-    advance = advance_of(LEAST_INSTALMENT_BYTES // 3)
+def test_layer_batch_when_a_layer_is_small_then_it_waits_for_others():
+    advance = advance_of(LEAST_LAYER_BATCH_BYTES // 3)
     assert [advance.completed(layer) for layer in range(1, 5)] == [False, False, False, True]
 
 
-def test_instalment_when_the_network_is_fast_then_several_layers_leave_together_and_on_a_slow_one_each_by_itself():
+def test_layer_batch_when_the_network_is_fast_then_several_layers_leave_together_and_on_a_slow_one_each_by_itself():
     fast, slow = Pace(), Pace()
-    fast.sent(1 << 20, LEAST_INSTALMENT_S / 4)
-    slow.sent(1 << 20, LEAST_INSTALMENT_S * 40)
+    fast.sent(1 << 20, LEAST_LAYER_BATCH_S / 4)
+    slow.sent(1 << 20, LEAST_LAYER_BATCH_S * 40)
     layer_bytes = 1 << 20
     asked = [advance_of(layer_bytes, fast).completed(layer) for layer in range(1, 5)]
     assert asked == [False, False, False, True]
@@ -40,27 +40,27 @@ def test_instalment_when_the_network_is_fast_then_several_layers_leave_together_
 
 def test_pace_when_a_transfer_was_held_up_then_the_best_of_late_counts_and_fades():
     pace = Pace()
-    pace.sent(10 << 20, LEAST_INSTALMENT_S)
+    pace.sent(10 << 20, LEAST_LAYER_BATCH_S)
     assert pace.least_bytes == 10 << 20
     for _ in range(10):
-        pace.sent(1 << 20, LEAST_INSTALMENT_S)
+        pace.sent(1 << 20, LEAST_LAYER_BATCH_S)
     assert 3 << 20 < pace.least_bytes < 4 << 20
     for _ in range(100):
-        pace.sent(1 << 10, LEAST_INSTALMENT_S)
-    assert pace.least_bytes == LEAST_INSTALMENT_BYTES
+        pace.sent(1 << 10, LEAST_LAYER_BATCH_S)
+    assert pace.least_bytes == LEAST_LAYER_BATCH_BYTES
 
 
 def test_layers_when_they_are_told_twice_then_nothing_is_asked_for_again():
-    advance = advance_of(LEAST_INSTALMENT_BYTES)
+    advance = advance_of(LEAST_LAYER_BATCH_BYTES)
     advance.completed(3)
     advance.take()
     assert not advance.completed(3) and not advance.completed(1)
 
 
-def test_instalments_when_forward_and_sender_go_on_at_random_then_none_is_lost_and_none_is_empty():
+def test_layer_batches_when_forward_and_sender_go_on_at_random_then_none_is_lost_and_none_is_empty():
     rng = random.Random(4)
     for _ in range(200):
-        advance, waiting, taken = advance_of(LEAST_INSTALMENT_BYTES), 0, []
+        advance, waiting, taken = advance_of(LEAST_LAYER_BATCH_BYTES), 0, []
         for layer in range(1, 31):
             waiting += advance.completed(layer)
             assert waiting <= 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from test.unit.directory.rig import Rank, frames, ids, keys
 
-from banyan._native import Roster
+from banyan._native import RankTable
 from banyan.features.pairs import Role, State, TakeBacks, can_take_back
 from banyan.layout import Layout
 from banyan.supply import Part
@@ -45,20 +45,20 @@ class Server:
     """An arena, and the pool of a rank that takes back from it."""
 
     def __init__(self):
-        roster = Roster.create(2)
-        self.arena, self.pool = Rank(roster, 0), Rank(roster, 1)
+        rank_table = RankTable.create(2)
+        self.arena, self.pool = Rank(rank_table, 0), Rank(rank_table, 1)
         self.counters = Counters()
         self.take_backs = TakeBacks(lambda: Part(self.pool.peers, [0]), self.counters)
 
     def has_lent(self, *wanted) -> bool:
         """Whether these frames of the arena, given up now, would be in somebody's hands."""
-        return ids(self.arena.shelf.retire(frames(*wanted))) != list(wanted)
+        return ids(self.arena.frame_table.retire(frames(*wanted))) != list(wanted)
 
 
 @pytest.fixture
 def server():
     made = Server()
-    made.arena.shelf.publish(frames(3, 4, 5), keys(1, 2, 3))
+    made.arena.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
     return made
 
 
@@ -88,7 +88,7 @@ def test_page_when_it_leaves_the_arena_behind_the_promise_then_it_stays_until_it
     promised.settle()
     assert promised.state is State.IN
     assert [server.pool.pages(frame) for frame in (7, 8, 9)] == [server.arena.pages(frame) for frame in (3, 4, 5)]
-    assert ids(server.arena.shelf.drain()) == [3, 4, 5]
+    assert ids(server.arena.frame_table.drain()) == [3, 4, 5]
 
 
 def test_promise_when_the_request_was_not_let_in_then_its_lease_ends_with_the_step(server):

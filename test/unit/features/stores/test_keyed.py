@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from banyan._native import SharedBytes
-from banyan.features.stores.form import ValueForm
 from banyan.features.stores.keyed import KeyedStore
-from banyan.features.stores.values import Stretch, Transfer, Value
+from banyan.features.stores.value_format import ValueFormat
+from banyan.features.stores.values import Iovec, Transfer, Value
 
 LAYER_BYTES = (4096, 8192)
 FRAME_BYTES = sum(LAYER_BYTES)
@@ -44,7 +44,7 @@ class InMemory:
         if self.is_silent:
             raise self.error
 
-    def register(self, stretch: Stretch) -> None: ...
+    def register(self, iovec: Iovec) -> None: ...
 
     def present(self, names: Sequence[str]) -> list[bool]:
         self.num_questions += 1
@@ -290,13 +290,13 @@ def test_put_when_another_writer_was_first_then_present_and_not_written_again(
     other.close()
 
 
-def test_form_when_layers_are_odd_then_the_header_is_a_block_and_says_all() -> None:
-    form = ValueForm((100, 200, 300))
-    header = memoryview(bytearray(form.header_bytes))
-    form.write_header(header, [1, 2, 3])
-    assert form.header_bytes == 4096 and form.value_bytes == 4096 + 600 and not form.is_aligned
-    assert form.sums_of(header) == (1, 2, 3)
-    assert ValueForm((100, 200, 301)).sums_of(header) is None, "a page of another form"
-    assert form.steps(2, 0) == [range(0, 2), range(2, 3)]
-    assert form.steps(1, 250) == [range(0, 2), range(2, 3)], "no step of less"
-    assert form.steps(1, 10_000) == [range(0, 3)]
+def test_value_format_when_layers_are_odd_then_the_header_is_a_block_and_says_all() -> None:
+    value_format = ValueFormat((100, 200, 300))
+    header = memoryview(bytearray(value_format.header_bytes))
+    value_format.write_header(header, [1, 2, 3])
+    assert value_format.header_bytes == 4096 and value_format.value_bytes == 4096 + 600 and not value_format.is_aligned
+    assert value_format.sums_of(header) == (1, 2, 3)
+    assert ValueFormat((100, 200, 301)).sums_of(header) is None, "a page of another form"
+    assert value_format.steps(2, 0) == [range(0, 2), range(2, 3)]
+    assert value_format.steps(1, 250) == [range(0, 2), range(2, 3)], "no step of less"
+    assert value_format.steps(1, 10_000) == [range(0, 3)]

@@ -12,7 +12,7 @@ import pytest
 
 from banyan.features.stores import nixl_files
 from banyan.features.stores.nixl_files import NixlFiles
-from banyan.features.stores.values import Stretch, Transfer
+from banyan.features.stores.values import Iovec, Transfer
 
 VALUE_BYTES = 4096
 NAME = f"{'a' * 64}/{'b' * 64}"
@@ -71,7 +71,7 @@ def planted(files: NixlFiles) -> Path:
 
 def read(files: NixlFiles) -> list[bool]:
     with files.reading([NAME]) as reading:
-        return reading.load([Transfer(0, 0, [Stretch(0, VALUE_BYTES)])])
+        return reading.load([Transfer(0, 0, [Iovec(0, VALUE_BYTES)])])
 
 
 def test_value_when_nixl_fails_for_a_moment_then_its_file_stays(agent: Agent, tmp_path: Path) -> None:

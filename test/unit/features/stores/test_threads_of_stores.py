@@ -50,9 +50,9 @@ def test_watch_when_its_thread_ends_by_a_fault_then_reads_are_late_and_no_other_
 
 def test_writes_when_their_thread_ends_by_a_fault_then_all_that_wait_have_failed_and_nobody_waits(memory, monkeypatch):
     done, before = [], num_ended()
-    form = SimpleNamespace(page_bytes=PAGE_BYTES, value_bytes=PAGE_BYTES)
+    value_format = SimpleNamespace(page_bytes=PAGE_BYTES, value_bytes=PAGE_BYTES)
     writes = Writes(
-        SimpleNamespace(), form, SimpleNamespace(num_headers=4), backlog_bytes=1 << 20, num_reads=int,
+        SimpleNamespace(), value_format, SimpleNamespace(num_headers=4), backlog_bytes=1 << 20, num_reads=int,
         done=lambda pages: done.extend((page.key, outcome) for page, outcome in pages), lost=lambda error: None,
     )  # fmt: skip
     monkeypatch.setattr(writes, "_num_allowed", fail)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's dealings with other nodes: the door that it may keep for all ranks, and what it borrows for itself.
+"""This rank's dealings with other nodes: the page server that it may keep for all ranks, and what it borrows for
+itself.
 
-The first rank of a server keeps the doors, one on each shard: each lends from the arena parts of all ranks.
+The first rank of a server keeps the page servers, one on each shard: each lends from the arena parts of all ranks.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from banyan.arena.page_source import Source
 from banyan.config import Config
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
-from banyan.features.nodes.door import Door
 from banyan.features.nodes.dual_path import DualPath, Part
-from banyan.features.nodes.errand_tier import ErrandTier
-from banyan.features.nodes.errands import Errands
-from banyan.features.nodes.goods import ArenaStock
+from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.rank import said
+from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
+from banyan.features.nodes.remote_prefetches import RemotePrefetches
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
-from banyan.layout.seats import Seats
+from banyan.layout.member_slots import MemberSlots
 from banyan.refusals import secret_refusal
-from banyan.refusals.start import door_refusal
+from banyan.refusals.start import page_server_refusal
 from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.points import TierParts
@@ -42,20 +43,22 @@ MAX_LENT_SHARE = 4
 
 
 class NodeAccess:
-    """One rank's side of the door and of the other nodes'. Scheduler thread only.
+    """One rank's side of the page server and of the other nodes'. Scheduler thread only.
 
     States: apart -> ``join`` (a namespace) -> joined -> ``leave`` -> apart -> ... -> ``close``.
     """
 
-    def __init__(self, config: Config, *, seats: Seats, roster: _native.Roster, block: BlockGeometry) -> None:
+    def __init__(
+        self, config: Config, *, member_slots: MemberSlots, rank_table: _native.RankTable, block: BlockGeometry
+    ) -> None:
         """Refuses a secret that cannot be used."""
         self._config = config
-        self._seats = seats
-        self._roster = roster
+        self._member_slots = member_slots
+        self._rank_table = rank_table
         self._block = block
-        self._door: Door | None = None
+        self._page_server: PageServer | None = None
         self._borrower: Borrower | None = None
-        self.errands: Errands | None = None
+        self.remote_prefetches: RemotePrefetches | None = None
         self.path: DualPath | None = None
         """Of the present namespace: this rank's store and the other nodes as one source, where it has both."""
         self.reads: Callable[[str], Part | None] = lambda request: None
@@ -68,11 +71,11 @@ class NodeAccess:
     def join(self, namespace: bytes, memory: _native.SharedBytes) -> Borrower | None:
         """Lend and borrow pages of ``namespace``; ``memory`` is this rank's part of the arena. What borrows, if there
         is anybody to borrow from."""
-        if self._config.listen and self._seats.dp_rank == 0:
+        if self._config.listen and self._member_slots.dp_rank == 0:
             self._lend(namespace, memory)
         if self._config.peers:
             self._borrower = Borrower(
-                [Address.parse(peer).of_shard(self._seats.shard) for peer in self._config.peers],
+                [Address.parse(peer).of_shard(self._member_slots.shard) for peer in self._config.peers],
                 self._keys,
                 namespace=namespace,
                 block=self._block,
@@ -95,10 +98,10 @@ class NodeAccess:
                 told=self._told,
             )
             sources = self._behind(sources, nodes, parts)
-        if self.errands is not None:
+        if self.remote_prefetches is not None:
             sources.append(
-                ErrandTier(
-                    self.errands,
+                RemotePrefetchTier(
+                    self.remote_prefetches,
                     prefetch=parts.prefetch,
                     residency=parts.residency,
                     peers=parts.peers,
@@ -114,21 +117,25 @@ class NodeAccess:
         if store is None:
             # What a store knows only when it is asked cannot be divided when the request comes.
             return [*nearer, nodes]
-        least_pages = LEAST_PART_TOKENS // self._roster.page_tokens
+        least_pages = LEAST_PART_TOKENS // self._rank_table.page_tokens
         self.path = DualPath(store, nodes, parts.prefetch, least_pages, lambda request: self.reads(request))
         return [*(source for source in nearer if source is not store), self.path]
 
     def _told(self, request: str) -> Sequence[str] | None:
-        """The doors that were named for the request. A hint names a node by its first shard's."""
+        """The page servers that were named for the request. A hint names a node by its first shard's."""
         source = said.source_of(request)
-        return None if source is None else [str(door.of_shard(self._seats.shard)) for door in source.doors]
+        return (
+            None
+            if source is None
+            else [str(page_server.of_shard(self._member_slots.shard)) for page_server in source.page_servers]
+        )
 
     def _lend(self, namespace: bytes, memory: _native.SharedBytes) -> None:
-        if self._door is None:
-            address = Address.parse(self._config.listen).of_shard(self._seats.shard)
-            num_frames = self._seats.layout.num_ranks * self._block.num_frames(memory.num_bytes)
+        if self._page_server is None:
+            address = Address.parse(self._config.listen).of_shard(self._member_slots.shard)
+            num_frames = self._member_slots.layout.num_ranks * self._block.num_frames(memory.num_bytes)
             try:
-                self._door = Door(
+                self._page_server = PageServer(
                     address,
                     self._keys,
                     max_pages=max(1, num_frames // MAX_LENT_SHARE),
@@ -137,21 +144,21 @@ class NodeAccess:
                     in_flight_bytes=self._config.in_flight_kb << 10,
                 )
             except OSError as error:
-                runtime.refuse(door_refusal(address=address, error=error))
-            logger.info("banyan: the door for other nodes is at %s", address)
+                runtime.refuse(page_server_refusal(address=address, error=error))
+            logger.info("banyan: the page server for other nodes is at %s", address)
             if self._config.store:
-                self.errands = self._door.take_errands()
-        reader_bit = self._seats.layout.num_slots(has_arena=True) + self._seats.shard
+                self.remote_prefetches = self._page_server.take_remote_prefetches()
+        reader_bit = self._member_slots.layout.num_slots(has_arena=True) + self._member_slots.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
-        view = _native.Peers(self._roster, None, reader_bit, namespace, table, memory, frame_bytes)
-        self._door.lending.lend(
-            ArenaStock(view, namespace=namespace, arena_slots=self._seats.arenas, block=self._block)
+        view = _native.Peers(self._rank_table, None, reader_bit, namespace, table, memory, frame_bytes)
+        self._page_server.lending.lend(
+            ExportedArena(view, namespace=namespace, arena_slots=self._member_slots.arenas, block=self._block)
         )
 
     def call_in(self) -> None:
         """Lend nothing any more: the frames are about to be given up."""
-        if self._door is not None:
-            self._door.withdraw()
+        if self._page_server is not None:
+            self._page_server.withdraw()
 
     def leave(self) -> None:
         """No pull is under way any more: let the other nodes go."""
@@ -161,27 +168,27 @@ class NodeAccess:
 
     def close(self) -> None:
         self.leave()
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._page_server is not None:
+            self._page_server.close()
+            self._page_server = None
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
-        if self._door is not None:
-            counters.lent_pages = self._door.lending.num_pages
-            counters.lent_bytes = self._door.sent_bytes
-            counters.loans_refused = self._door.lending.num_refused
+        if self._page_server is not None:
+            counters.lent_pages = self._page_server.lending.num_pages
+            counters.lent_bytes = self._page_server.sent_bytes
+            counters.remote_leases_refused = self._page_server.lending.num_refused
 
     def state(self) -> dict[str, Any]:
         """The part of ``/server_info``."""
         state: dict[str, Any] = {}
-        if self._door is not None:
-            state["door"] = {
-                "address": str(self._door.address),
-                "num_loans": self._door.lending.loans.num_loans,
-                "num_loan_pages": self._door.lending.loans.num_pages,
-                "num_foreign_messages": self._door.num_foreign,
-                "most_read_tokens": self._door.most_errand_pages * self._roster.page_tokens,
+        if self._page_server is not None:
+            state["page_server"] = {
+                "address": str(self._page_server.address),
+                "num_remote_leases": self._page_server.lending.remote_leases.num_remote_leases,
+                "num_remote_lease_pages": self._page_server.lending.remote_leases.num_pages,
+                "num_foreign_messages": self._page_server.num_foreign,
+                "most_read_tokens": self._page_server.most_remote_prefetch_pages * self._rank_table.page_tokens,
             }
         if self._borrower is not None:
             state["nodes"] = {

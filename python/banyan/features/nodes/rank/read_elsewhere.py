@@ -30,7 +30,9 @@ def register(points: Points) -> None:
     def open_access(site: Site) -> NodeAccess | None:
         if not site.config.deals_with_nodes:
             return None
-        opened.append(NodeAccess(site.config, seats=site.seats, roster=site.roster, block=site.block))
+        opened.append(
+            NodeAccess(site.config, member_slots=site.member_slots, rank_table=site.rank_table, block=site.block)
+        )
         return opened[-1]
 
     def attach(rank: Rank) -> Attachment:
@@ -76,4 +78,4 @@ class ReadElsewhere(Attachment):
         return True
 
     def state(self) -> Mapping[str, Any]:
-        return {"waits_for_errands": self.can_wait}
+        return {"waits_for_remote_prefetches": self.can_wait}

@@ -42,7 +42,7 @@ def takes_back(kind: Kind) -> bool:
     """Whether, on a decode server, the pool is filled from the arena where the prefill server would send else."""
     return can_take_back(
         role(),
-        kind.seats.layout,
+        kind.member_slots.layout,
         has_arena=kind.config.has_arena,
         num_pools=kind.pools.num_pools,
         is_on_gpu=not kind.is_on_host,
@@ -62,7 +62,7 @@ class PairedRank(Attachment):
         _at = self
 
     def _in_arena(self) -> Part:
-        return self.rank.cache.part(self.rank.kinds.full.seats.arenas)
+        return self.rank.cache.part(self.rank.kinds.full.member_slots.arenas)
 
     def stop(self) -> None:
         if self.take_backs is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's NIXL sender, by layers: what a forward has completed leaves while it goes on.
 
-An instalment of an advance is a chunk in SGLang's own queue, with the advance's own page numbers. So aborts, failures
+A layer batch of an advance is a chunk in SGLang's own queue, with the advance's own page numbers. So aborts, failures
 and acknowledgements treat it as any other chunk: of a room that was given up nothing more is sent, and the decode
-server's pages stay in use until nothing is under way to them. Behind the instalments comes the chunk itself, once its
+server's pages stay in use until nothing is under way to them. Behind the layer batches comes the chunk itself, once its
 forward has ended: it sends what they have left, and the pages of which it cannot prove that they were sent.
 """
 
@@ -46,7 +46,7 @@ class PagesInAdvance:
 
 
 class _Watched:
-    """A sender's queue. Its thread's chunk is noted, with the layers that it sends where it is an instalment."""
+    """A sender's queue. Its thread's chunk is noted, with the layers that it sends where it is a layer batch."""
 
     def __init__(self, queue: Any, sender: LayerwiseSender) -> None:
         self._queue = queue
@@ -135,9 +135,9 @@ class LayerwiseSender:
     def begins(self, chunk: Any) -> None:
         """This thread is about to send ``chunk``."""
         mine = self._advances.get(chunk.room, ())
-        instalment = next((ahead for ahead in mine if ahead.pages is chunk.prefill_kv_indices), None)
+        layer_batch = next((ahead for ahead in mine if ahead.pages is chunk.prefill_kv_indices), None)
         self._at.chunk = chunk
-        self._at.layers = instalment.advance.take() if instalment is not None else None
+        self._at.layers = layer_batch.advance.take() if layer_batch is not None else None
         self._at.posted_bytes, self._at.begun_s = 0, time.perf_counter()
 
     def send_kvcache(

@@ -53,7 +53,7 @@ class SharedStates:
 
 
 class QuarantiningSlots(Quarantine, MambaSlotAllocator):
-    """Upstream's slots of states; a freed slot passes through the rank's shelf first."""
+    """Upstream's slots of states; a freed slot passes through the rank's frame table first."""
 
     page_size = 1
     free_slots: torch.Tensor
@@ -91,7 +91,7 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
 
 
 def after_init_mamba_pool(result: None, slots: HybridReqToTokenPool, *args: Any, **kwargs: Any) -> None:
-    """SGLang has made a pool of states and its allocator: put both in the place of which Banyan's can stand."""
+    """SGLang has made a pool of states and its allocator: replace both with Banyan's classes where supported."""
     if not runtime.is_sharing() or runtime.is_on_gpu():
         return
     share_states(slots)

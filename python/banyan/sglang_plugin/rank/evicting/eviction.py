@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's eviction, with the choice of the leaf ours: the one whose loss costs least (``banyan.planner.victims``).
+"""SGLang's eviction, with the choice of the leaf ours: the one whose reload cost costs least
+(``banyan.planner.victims``).
 
 SGLang drives a walk (start, the next leaf, evict it, ..., end) and its tree names the leaves, oldest first. Only what
 the tree names is passed on, so a locked node, which a running request uses, never is. Scheduler thread only.
@@ -26,7 +27,7 @@ from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
-from banyan.telemetry import Counters, Dropped, Stopwatch
+from banyan.telemetry import Counters, Dropped
 
 logger = logging.getLogger("banyan")
 
@@ -124,11 +125,8 @@ class VictimChoice:
         self._stretch_pages = least_stretch(num_frames)
         self._least_tokens = at_once(num_frames) * page_tokens
         self._stretches: set[int] = set()
-        self._start, self._next, self._end = (
-            core.evict_device_start,
-            core.evict_device_next_node,
-            core.evict_device_end,
-        )
+        self._theirs = (core.evict_device_start, core.evict_device_next_node, core.evict_device_end)
+        self._start, self._next, self._end = map(runtime.STOPWATCH.elsewhere, self._theirs)
         self._looks = Looks()
         self._walk: Walk | None = None
         self._has_begun = False
@@ -137,10 +135,10 @@ class VictimChoice:
         self._last_step: Any = None
         self._num_tokens = self._num_gone = 0
         self._chosen: Leaf | None = None
-        self._stopwatch = Stopwatch(time.perf_counter_ns)
 
         def step(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-            return faults.quiet(self._stopwatch.wrap(ours), f"victims.{ours.__name__}", theirs)
+            name = f"victims.{ours.__name__}"
+            return faults.quiet(runtime.STOPWATCH.wrap(f"evict.{ours.__name__}", ours), name, theirs)
 
         core.evict_device_start = step(self.start, self._start_anew)
         core.evict_device_next_node = step(self.next, self._next_of_a_new_walk)
@@ -189,15 +187,10 @@ class VictimChoice:
         self._walk = self._chosen = self._last_step = None
         self._steps.clear()
         self._tracker, self._num_gone = {}, 0
-        self._counters.evict_us = self._stopwatch.elapsed_ns // 1000
 
     def _give_up(self) -> None:
         """From now on SGLang chooses."""
-        self._core.evict_device_start, self._core.evict_device_next_node, self._core.evict_device_end = (
-            self._start,
-            self._next,
-            self._end,
-        )
+        self._core.evict_device_start, self._core.evict_device_next_node, self._core.evict_device_end = self._theirs
 
     def _start_anew(self, component: Any, num_tokens: int) -> None:
         self._end_for_good(component)
@@ -232,8 +225,8 @@ class VictimChoice:
         last_pages = [self._core.get_last_hash_value(node) for node in nodes]
         keys = [key for key in last_pages if key is not None]
         copies = self._copies_of(keys)
-        losses = self._shares.losses(copies, self._demand.chances(keys))
-        found = dict(zip(keys, zip(copies, losses, strict=True), strict=True))
+        reload_costs = self._shares.reload_costs(copies, self._demand.reuse_probabilities(keys))
+        found = dict(zip(keys, zip(copies, reload_costs, strict=True), strict=True))
         # What has no key nobody can find.
         return [
             Leaf(node, key or "", *found.get(key, (None, 0.0))) for node, key in zip(nodes, last_pages, strict=True)

@@ -16,11 +16,11 @@ from banyan.telemetry import Counters
 
 
 class OtherRanks(Protocol):
-    """What is told to the other ranks of the node, and heard of them. Nobody waits; something may be missed."""
+    """What the other ranks of the node read, and what is read of them. Nobody waits; something may be missed."""
 
-    def tell(self, pages: bytes) -> None: ...
+    def log_access(self, pages: bytes) -> None: ...
 
-    def heard(self) -> Sequence[bytes]: ...
+    def peer_accesses(self) -> Sequence[bytes]: ...
 
 
 class NodeDemand:
@@ -31,14 +31,15 @@ class NodeDemand:
         self._counters = counters
         self._demand = _native.Demand(num_frames)
 
-    def asked(self, keys: list[str], request: str) -> None:
-        """A request has come with a prompt of these pages, at least one, and waits until it is ``served``."""
-        for pages in self._others.heard():
-            self._demand.heard(pages)
-            self._counters.heard_prompts += 1
+    def asked(self, keys: list[str], request: str) -> int:
+        """A request has come with a prompt of these pages, at least one, and waits until it is ``served``. How many of
+        its first pages prompts of before had asked for, here or at a peer."""
+        for pages in self._others.peer_accesses():
+            self._demand.peer_access(pages)
+            self._counters.peer_prompts += 1
         pages = _native.page_numbers(keys)
-        self._others.tell(pages)
-        self._demand.asked(pages, request)
+        self._others.log_access(pages)
+        return self._demand.asked(pages, request)
 
     def served(self, request: str) -> None:
         """The request waits no longer, if it did."""
@@ -48,16 +49,16 @@ class NodeDemand:
         """The tree has these pages of one chain now."""
         self._demand.came(_native.page_numbers(keys))
 
-    def chances(self, keys: list[str]) -> Sequence[float]:
+    def reuse_probabilities(self, keys: list[str]) -> Sequence[float]:
         """Of each page to be wanted, as against other pages; infinite while a request waits here that asks for it."""
-        return self._demand.chances(_native.page_numbers(keys))
+        return self._demand.reuse_probabilities(_native.page_numbers(keys))
 
     def is_asked_again(self, key: str) -> bool:
         """Whether more than one prompt has asked for the page."""
-        _, num_sights = self._demand.age_and_sights(_native.page_number(key))
-        return num_sights > 1
+        _, num_accesses = self._demand.age_and_accesses(_native.page_number(key))
+        return num_accesses > 1
 
     def state(self) -> dict[str, float]:
         """What has been learnt, for people."""
-        age_power, sights_power = self._demand.powers
-        return {"age_power": round(age_power, 2), "sights_power": round(sights_power, 2)}
+        age_power, frequency_power = self._demand.powers
+        return {"age_power": round(age_power, 2), "frequency_power": round(frequency_power, 2)}

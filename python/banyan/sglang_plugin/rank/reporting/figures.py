@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
@@ -16,21 +16,22 @@ from banyan.telemetry import Counters, Dropped, Pseudonyms, num_ended
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """One rank's. ``control_us``: what Banyan has taken of the scheduler thread so far."""
+    """One rank's."""
 
     kinds: Kinds
     planner: RankPlanner
     demand: NodeDemand
     dropped: Dropped
     counters: Counters
-    control_us: Callable[[], int]
     page_tokens: int
     began_s: float
     pseudonyms: Pseudonyms
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
-        self.counters.control_us = self.control_us()
+        spent = runtime.STOPWATCH.by_name()
+        self.counters.control_us = runtime.STOPWATCH.elapsed_ns // 1000
+        self.counters.evict_us = sum(one.own_ns for name, one in spent.items() if name.startswith("evict.")) // 1000
         self.counters.alloc_wait_us = self.kinds.wait_us
         self.planner.count(self.counters)
         self.kinds.full.count(self.counters)
@@ -39,7 +40,7 @@ class RankFigures:
 
     def gauges(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
-        copies = self.kinds.full.lookout.copies(time.monotonic())
+        copies = self.kinds.full.residency_report.copies(time.monotonic())
         return {
             **self.kinds.full.figures(),
             **self._room(),
@@ -52,11 +53,15 @@ class RankFigures:
         state = {
             **self.kinds.full.state(),
             **self._room(),
-            **self.kinds.full.lookout.state(),
+            **self.kinds.full.residency_report.state(),
             **self.counters_now().as_dict(),
             **self.planner.state(),
             **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
             "dropped": self.dropped.state(),
+            "hooks": {
+                name: {"num_calls": spent.num_calls, "own_us": spent.own_ns // 1000}
+                for name, spent in sorted(runtime.STOPWATCH.by_name().items())
+            },
             **self.demand.state(),
             "up_s": round(time.monotonic() - self.began_s, 1),
         }

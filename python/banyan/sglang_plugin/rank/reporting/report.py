@@ -75,6 +75,7 @@ def _details(details: dict[str, Any] | None, req: Any) -> dict[str, Any] | None:
     return {
         **details,
         **_by_tier(details, req),
+        **{f"computed_{why.value}": num_tokens for why, num_tokens in getattr(req, "banyan_computed", {}).items()},
         **({} if span is None else _fields_of(span, own_tokens=details["device"])),
     }
 
@@ -109,6 +110,7 @@ def _count_once(details: dict[str, Any], req: Any) -> None:
         host=tiers["host"] + tiers.get("remote", 0),
         store=tiers["storage"],
     )
+    req.banyan_computed = linker.computed(req, details.get("device", 0) + sum(tiers.values()))
 
 
 def _is_ahead_of_samples(req: Any) -> bool:

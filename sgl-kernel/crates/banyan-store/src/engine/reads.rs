@@ -161,7 +161,7 @@ impl Engine {
         let own = self.shared.lock().own.as_ref().map(|own| own.index);
         if job.doubts_others(own) {
             // Others' manifests say whether it is damage; reading them is another thread's.
-            self.shared.errands.doubt(job);
+            self.shared.refresh_requests.doubt(job);
         } else {
             self.shared.end_read(job);
         }

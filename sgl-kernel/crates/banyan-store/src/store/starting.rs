@@ -70,7 +70,7 @@ impl Threads {
     /// Waits for their ends, the clock's last: until then somebody may have to be let go. A thread that waits for a drive is left behind.
     pub(super) fn end(self, shared: &Shared, patience: Duration) {
         join_within(self.io, "I/O thread", patience);
-        shared.errands.close();
+        shared.refresh_requests.close();
         join_within(self.news, "thread that follows other writers", patience);
         shared.watch.close();
         join_within(self.clock, "clock", patience);
@@ -110,7 +110,7 @@ pub(super) fn start(
         Err(error) => {
             shared.inbox().is_closing = true;
             shared.wake();
-            shared.errands.close();
+            shared.refresh_requests.close();
             Err(error)
         }
     }

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's connections to the page servers of other nodes, and what wakes the thread that owns them.
+
+States: open -> closed. One thread sends, waits and closes; any thread may ``wake``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from banyan.core import Address
+from banyan.features.nodes.connection import connect
+from banyan.features.nodes.wire import ToPageServer, encode
+from banyan.transport.sealed.secret import Keys
+from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, Strangers
+
+HANDSHAKES = HANDSHAKE_FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED
+LINGER_MS = 100
+
+
+class NodeConnections:
+    """One connection for each of ``nodes``, which are called by their places. ``connected`` is told, by the thread that
+    waits, when one has let this node in."""
+
+    def __init__(self, nodes: Sequence[Address], keys: Keys, *, connected: Callable[[int], None]) -> None:
+        self._connected = connected
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context = zmq.Context()
+        self._strangers = [
+            Strangers(f"the node at {node} does not let this one in: compare the files of --banyan-secret-file")
+            for node in nodes
+        ]
+        self._sockets = [connect(self._context, node, keys) for node in nodes]
+        self._monitors = [socket.get_monitor_socket(HANDSHAKES) for socket in self._sockets]
+        self._poller = zmq.Poller()
+        self._poller.register(self._wakeup, zmq.POLLIN)
+        for socket in (*self._sockets, *self._monitors):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """End the wait that is under way, or the next one."""
+        os.eventfd_write(self._wakeup, 1)
+
+    def wait(self, timeout_ms: int) -> list[tuple[int, bytes]]:
+        """Wait for messages or the wakeup; at most one message of each node. Says when a node refuses a handshake."""
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._wakeup in ready:
+            os.eventfd_read(self._wakeup)
+        for node, monitor in enumerate(self._monitors):
+            if monitor in ready:
+                if recv_monitor_message(monitor)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                    self._connected(node)
+                else:
+                    self._strangers[node].came()
+        return [(node, socket.recv()) for node, socket in enumerate(self._sockets) if socket in ready]
+
+    def send(self, node: int, message: ToPageServer) -> bool:
+        """Never waits; whether there was room for it."""
+        try:
+            self._sockets[node].send(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def hang_up(self) -> None:
+        """Close the connections; what has been sent has a moment to leave."""
+        for socket in self._sockets:
+            socket.disable_monitor()
+        self._context.destroy(linger=LINGER_MS)
+
+    def close(self) -> None:
+        """Take the wakeup away, once nobody waits or wakes it any more."""
+        os.close(self._wakeup)

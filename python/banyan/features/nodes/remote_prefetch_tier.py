@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the remote prefetches of other nodes: brings pages from this rank's store into its part of the arena.
+
+They are read as those of an own request would be, and stay in the arena; who asked then borrows them, and until then
+they are not evicted. One thread calls; nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from banyan.arena.page_source import Source
+from banyan.arena.prefetch import Prefetch
+from banyan.arena.residency import Residency
+from banyan.core import SourceKind
+from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
+from banyan.ports import Peers
+from banyan.telemetry import Counters
+
+NEWS_S = 0.3
+"""What another server has just written may be announced a moment later."""
+
+MOST_READS = 3
+"""For one remote prefetch: a page that fails is not read over and over."""
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    remote_prefetch: RemotePrefetch
+    until_s: float
+    num_reads: int = 0
+    seen_version: int | None = None
+    """Of the reads under way, when it was last looked at; None while it waits for news."""
+
+
+class RemotePrefetchTier(Source):
+    """One rank's. A source that brings pages for others: to the rank's own requests it has nothing to give."""
+
+    def __init__(
+        self,
+        remote_prefetches: RemotePrefetches,
+        *,
+        prefetch: Prefetch,
+        residency: Residency,
+        peers: Peers,
+        arena_slots: Sequence[int],
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._remote_prefetches = remote_prefetches
+        self._prefetch = prefetch
+        self._residency = residency
+        self._peers = peers
+        self._arena_slots = list(arena_slots)
+        self._counters = counters
+        self._clock = clock
+        self._begun: list[_Begun] = []
+        self._held: dict[RemotePrefetch, list[int]] = {}  # frames
+
+    def poll(self) -> None:
+        """Begin what has come, and answer what is over. Never blocks."""
+        for remote_prefetch in self._remote_prefetches.let_go():
+            self._residency.unhold(self._held.pop(remote_prefetch, ()))
+        for remote_prefetch in self._remote_prefetches.take():
+            self._counters.remote_prefetches += 1
+            self._begun.append(_Begun(remote_prefetch, self._clock() + NEWS_S))
+        for begun in list(self._begun):
+            if begun.seen_version == self._prefetch.version:
+                continue
+            num_here = self._peers.lookup(begun.remote_prefetch.keys, self._arena_slots).num_pages
+            if not self._goes_on(begun, num_here):
+                self._begun.remove(begun)
+                self._hold(begun.remote_prefetch, num_here)
+                self._remote_prefetches.over(begun.remote_prefetch, num_here)
+
+    def _hold(self, remote_prefetch: RemotePrefetch, num_pages: int) -> None:
+        """Keep those of the pages that are in this rank's part of the arena."""
+        places = (self._residency.frame(key) for key in remote_prefetch.keys[:num_pages])
+        frames = [frame for frame in places if frame is not None]
+        if frames:
+            self._held[remote_prefetch] = frames
+            self._residency.hold(frames)
+
+    def _goes_on(self, begun: _Begun, num_here: int) -> bool:
+        """Whether more pages are coming behind those that are here; reads them if they are not on their way."""
+        here, rest = begun.remote_prefetch.keys[:num_here], begun.remote_prefetch.keys[num_here:]
+        if not rest:
+            return False
+        begun.seen_version = self._prefetch.version
+        if self._prefetch.num_arriving(rest):
+            return True
+        begun.seen_version = None
+        if begun.num_reads < MOST_READS:
+            self._prefetch.start_reads(rest, _all_that_was_found, behind=here)
+            if self._prefetch.num_arriving(rest):
+                begun.num_reads += 1
+                return True
+        return begun.num_reads == 0 and self._clock() < begun.until_s
+
+    def forget(self) -> None:
+        """What is under way, or has been brought, is nobody's any more."""
+        for begun in self._begun:
+            self._remote_prefetches.over(begun.remote_prefetch, 0)
+        self._begun.clear()
+        for frames in self._held.values():
+            self._residency.unhold(frames)
+        self._held.clear()
+
+
+def _all_that_was_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
+    """Whoever asks has weighed it."""
+    return num_found

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a request is brought to a pair of servers, and what their answers say of it.
+
+Both get the same body with a *room*, a number under which they find each other. A room serves one attempt: once it has
+failed it stays failed on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+ROOM_BITS = 62
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the two servers of one attempt meet: the prefill server's bootstrap address, and the room."""
+
+    host: str
+    port: int
+    room: int
+
+
+def choose_room(random_bits: int, *, num_ranks: int, rank: int | None) -> int:
+    """A room from ``ROOM_BITS`` random bits.
+
+    A stock prefill server sends a request to rank ``room % num_ranks``; ``rank`` is the one that it should be.
+    """
+    room = random_bits % (1 << ROOM_BITS)
+    if rank is not None:
+        room += rank - room % num_ranks
+    # Health checks have room 0.
+    return room or num_ranks
+
+
+def address(body: bytes, rendezvous: Rendezvous) -> bytes:
+    """The body of a request with its rendezvous as the last fields: of two equal names the last counts. A body that is
+    no object is the servers' to refuse."""
+    start, end = body.find(b"{") + 1, body.rfind(b"}")
+    if not 0 < start <= end:
+        return body
+    fields = {
+        "bootstrap_host": rendezvous.host,
+        "bootstrap_port": rendezvous.port,
+        "bootstrap_room": rendezvous.room,
+    }
+    inside = body[start:end].strip()
+    return body[:end] + (b"," if inside else b"") + json.dumps(fields)[1:-1].encode() + body[end:]
+
+
+def has_broken(status: int, first: bytes, *, is_stream: bool) -> bool:
+    """Whether an answer says that the hand-over failed, or the server did, before the first token.
+
+    ``first``: the first events of a stream.
+    """
+    if not is_stream:
+        return status >= 500
+    event = first.partition(b"\n")[0]
+    try:
+        said = json.loads(event.removeprefix(b"data:"))
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(said, dict):
+        return False
+    meta = said.get("meta_info")
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    if isinstance(reason, dict) and reason.get("type") == "abort":
+        return _is_server_error(reason.get("status_code"))
+    error = said.get("error")
+    return isinstance(error, dict) and _is_server_error(error.get("code"))
+
+
+def _is_server_error(code: object) -> bool:
+    return isinstance(code, int) and code >= 500

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who sits where in the rank table, who has the same KV, and who keeps it.
+
+Shard i of every rank holds the same part of a token's KV. Where KV is replicated over the shards, all of them hold all
+of it, and shard 0 of each rank alone keeps it in the arena and in the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from banyan.core import SourceKind
+from banyan.layout.ranks import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSlots:
+    """One process's view of the rank table: member slot ``s`` has its pool in slot ``s``, its part of the arena
+    ``num_member_slots`` on.
+
+    ``is_replicated``: every shard of a rank holds the same KV (MLA over attention TP). ``first_slot``: member slots of
+    window pages, or of states, lie behind those of the others.
+    """
+
+    layout: Layout
+    dp_rank: int
+    shard: int
+    is_replicated: bool = False
+    first_slot: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.dp_rank < self.layout.num_ranks and 0 <= self.shard < self.layout.num_shards):
+            raise ValueError(f"rank {self.dp_rank}, shard {self.shard} is not among {self.layout.words()}")
+
+    @property
+    def own(self) -> int:
+        return self.slot(self.dp_rank, self.shard)
+
+    @property
+    def own_arena(self) -> int:
+        return self.layout.num_member_slots + self.own
+
+    def slot(self, dp_rank: int, shard: int) -> int:
+        return self.first_slot + dp_rank * self.layout.num_shards + shard
+
+    def of_windows(self) -> MemberSlots:
+        """The same process's member slots for its window pages, or its states."""
+        return replace(self, first_slot=self.layout.first_window_slot)
+
+    def rank_of(self, slot: int) -> int:
+        """The rank whose pool, or part of the arena, has this slot."""
+        return slot % self.layout.num_member_slots // self.layout.num_shards
+
+    def kind_of(self, slot: int) -> SourceKind:
+        """What the slot's pages lie in: another rank's pool, or the host arena."""
+        return SourceKind.HOST if slot - self.first_slot >= self.layout.num_member_slots else SourceKind.PEER
+
+    @property
+    def peers(self) -> list[int]:
+        """The pools of other ranks that hold this shard's part of the KV, the next rank first, so that ranks which all
+        want the same choose different sources. Shards of one rank have equal trees: none of them lacks what another
+        has."""
+        return [self.slot(rank, self.shard) for rank in self._ranks_from_own()[1:]]
+
+    # ---- the arena ---------------------------------------------------------------------------------------------
+
+    @property
+    def keeper(self) -> int:
+        """The shard of each rank that keeps this shard's part of the KV in the arena and in the store."""
+        return 0 if self.is_replicated else self.shard
+
+    @property
+    def is_keeper(self) -> bool:
+        return self.shard == self.keeper
+
+    @property
+    def arenas(self) -> list[int]:
+        """The arena's parts that hold this shard's part of the KV, that of its own rank first."""
+        return [self.layout.num_member_slots + self.slot(rank, self.keeper) for rank in self._ranks_from_own()]
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts the arena, the store's quota and its budget of writes are divided."""
+        return self.layout.num_ranks * (1 if self.is_replicated else self.layout.num_shards)
+
+    @property
+    def part(self) -> int:
+        """This keeper's number among them."""
+        assert self.is_keeper
+        return self.dp_rank if self.is_replicated else self.own - self.first_slot
+
+    def _ranks_from_own(self) -> list[int]:
+        num_ranks = self.layout.num_ranks
+        return [(self.dp_rank + step) % num_ranks for step in range(num_ranks)]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+from banyan.features.nodes.remote_leases import TERM_S, RemoteLeases
+
+
+class FakeLease:
+    def __init__(self, num_pages=2):
+        self.num_pages = num_pages
+        self.num_released = 0
+
+    def release(self):
+        self.num_released += 1
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_remote_lease_when_it_is_not_read_for_a_term_then_it_runs_out_and_its_lease_is_released_once():
+    clock = Clock()
+    remote_leases, lease = RemoteLeases(max_pages=10, clock=clock), FakeLease()
+    token = remote_leases.lend(lease, None).token
+    clock.now_s = TERM_S - 1
+    assert remote_leases.expire() == 0 and remote_leases.find(token) is not None, "reading renews it"
+    clock.now_s += TERM_S - 1
+    assert remote_leases.expire() == 0
+    clock.now_s += 1
+    assert remote_leases.expire() == 1 and remote_leases.find(token) is None
+    remote_leases.give_back(token)
+    remote_leases.call_in()
+    assert (lease.num_released, remote_leases.num_pages, remote_leases.num_remote_leases) == (1, 0, 0)
+
+
+def test_remote_leases_when_pages_are_lent_then_only_so_many_at_once():
+    remote_leases = RemoteLeases(max_pages=3, clock=Clock())
+    first = remote_leases.lend(FakeLease(2), None)
+    assert not remote_leases.has_room(2) and remote_leases.has_room(1)
+    remote_leases.give_back(first.token)
+    assert remote_leases.has_room(3)
+
+
+def test_remote_leases_when_called_in_then_every_lease_is_released():
+    remote_leases, leases = RemoteLeases(max_pages=10, clock=Clock()), [FakeLease(), FakeLease()]
+    tokens = [remote_leases.lend(lease, None).token for lease in leases]
+    assert len(set(tokens)) == 2
+    remote_leases.call_in()
+    assert [lease.num_released for lease in leases] == [1, 1] and remote_leases.find(tokens[0]) is None
+
+
+def test_room_when_it_is_reserved_then_others_do_not_get_it():
+    remote_leases = RemoteLeases(max_pages=3, clock=Clock())
+    assert (
+        remote_leases.reserve(2)
+        and not remote_leases.reserve(2)
+        and not remote_leases.has_room(2)
+        and remote_leases.has_room(1)
+    )
+    remote_leases.unreserve(2)
+    assert remote_leases.reserve(3)
