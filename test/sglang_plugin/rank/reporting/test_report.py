@@ -101,6 +101,15 @@ def test_details_when_tokens_were_computed_then_they_say_why(sharing, monkeypatc
     assert (details["computed_new"], details["computed_tail"]) == (16, 4)
 
 
+def test_details_when_a_stream_goes_on_then_they_are_made_once(sharing, monkeypatch):
+    monkeypatch.setattr(report, "_linker", rank_that_counts)
+    req = SimpleNamespace(origin_input_ids=range(100), banyan_tokens={"peer": 40})
+    first = told({"device": 16, "host": 64}, req)
+    assert told({"device": 16, "host": 64}, req) is first
+    # Computed again from the beginning, after it had to make room.
+    assert told({"device": 80, "host": 0}, req)["device"] == 80
+
+
 def test_details_when_the_whole_prompt_was_the_ranks_own_then_its_length_is_the_origin(sharing):
     details = sent(dp_origin_kv_len=0, dp_max_kv_len=0, dp_max_kv_rank=-1)
     assert (details["dp_origin_kv_len"], details["dp_max_kv_len"]) == (16, 16)

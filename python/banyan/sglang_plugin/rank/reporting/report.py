@@ -63,8 +63,15 @@ def around_get_cached_tokens_details(
     details, config = original(streamer, req), runtime.config()
     if config is None or not config.shares:
         return details
+    # Asked for each stream in each step. What an answer has begun with stays.
+    told = getattr(req, "banyan_told", None)
+    if told is not None and told[0] == details:
+        return told[1]  # type: ignore[no-any-return]
     _count_once(details or {}, req)
-    return _details(details, req) if config.answer_details else None
+    answer = _details(details, req) if config.answer_details else None
+    if getattr(req, "banyan_is_counted", False):
+        req.banyan_told = details, answer
+    return answer
 
 
 def _details(details: dict[str, Any] | None, req: Any) -> dict[str, Any] | None:
