@@ -23,7 +23,7 @@ def around_load_model(original: Callable[..., None], runner: Any, *args: Any, **
         original(runner, *args, **kwargs)
         return
     named = torch.get_device_module
-    torch.get_device_module = lambda device=None: named("cpu" if device is None else device)
+    torch.get_device_module = lambda device=None: named("cpu" if device is None else device)  # type: ignore[assignment]
     try:
         original(runner, *args, **kwargs)
     finally:
