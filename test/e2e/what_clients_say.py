@@ -68,6 +68,7 @@ GOOD: dict[str, tuple[Said, ...]] = {
         _sampled(temperature=1.5, top_k=40, repetition_penalty=1.1, logit_bias={"5": -100.0}),
         _sampled(top_k=-1, stop_token_ids=[7], min_new_tokens=1),
     ),
+    "`sampling_params`: `stop_regex`": (_sampled(stop_regex="a+b"), _sampled(stop_regex=["x", "(ab|cd)+"])),
     "`lora_id`": (),
     "`rid`": (Said({"rid": "r"}), Said({"rid": "r"})),
     "`session_id`, `session_params.id`, `x-smg-routing-key`": (
@@ -126,6 +127,7 @@ BAD: dict[str, tuple[Said, ...]] = {
         *(_sampled(stop_token_ids=ids, min_new_tokens=2) for ids in ([2**31], [-1], [models.VOCABULARY])),
         *(_sampled(max_new_tokens=value) for value in (2**31, 2**70)),
     ),
+    "`sampling_params`: `stop_regex`": (_sampled(stop_regex="(a+)+b"), _sampled(stop_regex=["x", "(a|a|ab)*$"])),
     "`lora_id`": (Said({"lora_id": []}), Said({"lora_id": "x"})),
     "`rid`": (Said({"rid": "r" * 1_000_000}), Said({"rid": "a#1"})),
     "`session_id`, `session_params.id`, `x-smg-routing-key`": (

@@ -33,10 +33,10 @@ ORDINARY = set(
     metric mha mla mode model mooncake move native no node observe offload openai opened opening option order outcome
     own pace pacing page paired part path pause peer persistence pin placement placer planner planning port prefill
     prefix prefixes presence pricing probe processor prompt publication python quarantining query question queue rate
-    read reading reason receiver recent refused remote removed rendezvous report reporting request rerun resolved
+    read reading reason receiver recent refused regex remote removed rendezvous report reporting request rerun resolved
     response return robin role room round route routing row run runtime said sample scheme screened sealing seeded seen
     sender sent server session setting setup severity sglang shape shared sharing site size sizing space speculation
-    spent start stat state step sticky stopwatch stored stranger stream subscription summary table taken task tcp
+    spent start stat state step sticky stop stopwatch stored stranger stream subscription summary table taken task tcp
     telemetry thread tie tile time timeline timer token too top trace traced trans transfer transport tried unanswered
     unified unreached until upstream usage value verdict view wait waited waiting walk wanted watch watchdog watched
     wearing web webpage whole why wire worth writable write wrong

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from banyan.planner import asked
 from banyan.routing import POLICIES, hint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import adapters
+from banyan.sglang_plugin.launcher.stop_regex import may_not_end
 
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
@@ -110,9 +112,24 @@ def _check_sampling(params: dict[str, Any], vocab_size: int) -> None:
     for value in bias.values() if isinstance(bias, dict) else ():
         if isinstance(value, int | float) and not -MOST_BIAS <= value <= MOST_BIAS:
             raise BadRequest(f"sampling_params: logit_bias has {str(value)[:32]}, beyond {MOST_BIAS:g}")
+    patterns = params.get("stop_regex")
+    for pattern in [patterns] if isinstance(patterns, str) else patterns or ():
+        _check_pattern(pattern)
     stops = params.get("stop_token_ids")
     if stops and isinstance(stops, list):
         _check_ids(stops, vocab_size, "sampling_params: stop_token_ids")
+
+
+def _check_pattern(pattern: Any) -> None:
+    try:
+        endless = isinstance(pattern, str) and may_not_end(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadRequest(f"sampling_params: stop_regex: {error}") from None
+    if endless:
+        raise BadRequest(
+            f"sampling_params: stop_regex {pattern[:64]!r} has a repeat within a repeat, which may never end: write "
+            "it without, or use stop"
+        )
 
 
 def _check(obj: Any, manager: Any) -> None:
