@@ -163,6 +163,13 @@ def test_sampling_when_32_bits_cannot_reckon_with_it_then_the_request_is_refused
         clients.before_validate_one_request(MANAGER, asked(value), [5])
 
 
+@pytest.mark.parametrize("params", [{"n": 4097}, {"n": 2**70}, [{"n": 1}, {"n": 1e9}]])
+def test_samples_when_more_are_asked_for_than_a_server_makes_at_once_then_the_request_is_refused(params):
+    with pytest.raises(clients.BadRequest, match="n is"):
+        admitted(sampling_params=params)
+    admitted(sampling_params={"n": 3})
+
+
 @pytest.mark.parametrize("lora_id", ["x", [], ["x"]])
 def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lora_id):
     with pytest.raises(clients.BadRequest, match="lora_path"):

@@ -47,6 +47,9 @@ SAMPLING_RANGES = {
 
 MOST_BIAS = 1e20
 
+MOST_SAMPLES = 4096
+"""Of one prompt. SGLang makes as many requests of it at once."""
+
 
 class BadRequest(ValueError):
     """What SGLang answers with status 400."""
@@ -141,6 +144,11 @@ def _check(obj: Any, manager: Any) -> None:
     if getattr(obj, "lora_id", None) is not None:
         # SGLang enters it itself. It is a part of the keys of an adapter's pages.
         raise BadRequest("lora_id: ask for an adapter with lora_path")
+    sampling = getattr(obj, "sampling_params", None)
+    for params in sampling if isinstance(sampling, list) else [sampling]:
+        num_samples = params.get("n") if isinstance(params, dict) else None
+        if isinstance(num_samples, int | float) and num_samples > MOST_SAMPLES:
+            raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
