@@ -13,7 +13,11 @@ PAGE = 16
 
 
 def tiers(meta):
-    return {name: tokens for name, tokens in meta["cached_tokens_details"].items() if not name.startswith("dp_")}
+    return {
+        name: tokens
+        for name, tokens in meta["cached_tokens_details"].items()
+        if not name.startswith(("dp_", "computed_"))
+    }
 
 
 def span(meta):
