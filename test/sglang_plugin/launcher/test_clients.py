@@ -146,6 +146,11 @@ def test_logprobs_when_the_model_does_not_have_as_many_tokens_then_the_request_i
         ("top_k", [2**31, 2**70], [-1, 1, 50]),
         ("logit_bias", [{"5": 1e39}, {"5": -math.inf}], [{}, None, {"5": -100.0, "6": 100}]),
         ("stop_token_ids", [[VOCABULARY], [-1]], [None, [], [5]]),
+        (
+            "stop_regex",
+            ["(a+)+b", ["x", "(a+)+b"], "(", ["x"] * 33, "x" * 257],
+            [None, 5, True, {"a": 1}, [5, None], "a+"],
+        ),
         ("max_new_tokens", [2**31, -1], [None, 0, 100_000]),
         ("min_new_tokens", [2**40], [0, 5]),
     ],

@@ -47,6 +47,9 @@ SAMPLING_RANGES = {
 
 MOST_BIAS = 1e20
 
+MOST_PATTERNS, MOST_PATTERN_CHARACTERS = 32, 256
+"""SGLang's own bounds, which it looks at after this: to take a pattern apart takes time."""
+
 MOST_SAMPLES = 4096
 """Of one prompt. SGLang makes as many requests of it at once."""
 
@@ -116,23 +119,36 @@ def _check_sampling(params: dict[str, Any], vocab_size: int) -> None:
         if isinstance(value, int | float) and not -MOST_BIAS <= value <= MOST_BIAS:
             raise BadRequest(f"sampling_params: logit_bias has {str(value)[:32]}, beyond {MOST_BIAS:g}")
     patterns = params.get("stop_regex")
-    for pattern in [patterns] if isinstance(patterns, str) else patterns or ():
-        _check_pattern(pattern)
+    if isinstance(patterns, str | list):
+        _check_patterns([patterns] if isinstance(patterns, str) else patterns)
     stops = params.get("stop_token_ids")
     if stops and isinstance(stops, list):
         _check_ids(stops, vocab_size, "sampling_params: stop_token_ids")
 
 
-def _check_pattern(pattern: Any) -> None:
-    try:
-        endless = isinstance(pattern, str) and may_not_end(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise BadRequest(f"sampling_params: stop_regex: {error}") from None
-    if endless:
+def _check_patterns(patterns: Sequence[Any]) -> None:
+    texts = [pattern for pattern in patterns if isinstance(pattern, str)]
+    if len(texts) > MOST_PATTERNS or any(len(text) > MOST_PATTERN_CHARACTERS for text in texts):
         raise BadRequest(
-            f"sampling_params: stop_regex {pattern[:64]!r} has a repeat within a repeat, which may never end: write "
-            "it without, or use stop"
+            f"sampling_params: stop_regex: {MOST_PATTERNS} patterns of {MOST_PATTERN_CHARACTERS} characters at most"
         )
+    for text in texts:
+        try:
+            endless = may_not_end(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise BadRequest(f"sampling_params: stop_regex: {error}") from None
+        if endless:
+            raise BadRequest(
+                f"sampling_params: stop_regex {text[:64]!r} has a repeat within a repeat, which may never end: write "
+                "it without, or use stop"
+            )
+
+
+def _check_samples(sampling: Any) -> None:
+    for params in sampling if isinstance(sampling, list) else [sampling]:
+        num_samples = params.get("n") if isinstance(params, dict) else None
+        if isinstance(num_samples, int | float) and num_samples > MOST_SAMPLES:
+            raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
 
 
 def _check(obj: Any, manager: Any) -> None:
@@ -144,11 +160,7 @@ def _check(obj: Any, manager: Any) -> None:
     if getattr(obj, "lora_id", None) is not None:
         # SGLang enters it itself. It is a part of the keys of an adapter's pages.
         raise BadRequest("lora_id: ask for an adapter with lora_path")
-    sampling = getattr(obj, "sampling_params", None)
-    for params in sampling if isinstance(sampling, list) else [sampling]:
-        num_samples = params.get("n") if isinstance(params, dict) else None
-        if isinstance(num_samples, int | float) and num_samples > MOST_SAMPLES:
-            raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
+    _check_samples(getattr(obj, "sampling_params", None))
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
