@@ -271,7 +271,7 @@ class PrefixCache(Generic[Request]):
             return Refusal.WINDOW
         # Of two under one name one would be lost, and SGLang take its frames for filled.
         if request in self._queued:
-            return Refusal.LEASE
+            return Refusal.NAME
         seen = self._seen.pop(request, None)
         match = seen.match if seen is not None else self._full.supply.lookup(full[0])
         held: list[Held] = []

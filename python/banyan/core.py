@@ -114,6 +114,7 @@ class Refusal(Enum):
     LEASE = "a page had moved since the lookup"
     IN_FLIGHT_READ = "what was on its way did not come"
     WINDOW = "a window page, or the state, had gone"
+    NAME = "another fetch of the same request was queued"
     SHARD = "another shard of the rank was refused"
     STOPPED = "the rank had stopped to share"
     FAULT = "a fault of Banyan's, in the log"
