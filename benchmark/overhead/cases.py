@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmark.modes.models import FIRST_DRAWN_TOKEN, LAST_DRAWN_TOKEN
+from benchmark.modes.models import random_prompt
 
 PAGE_TOKENS = 16
 FILL_TOKENS = 8_000
@@ -53,6 +53,7 @@ def _streams(num: int, output_tokens: int) -> Case:
     )
 
 
+FILL = _prompts(FILL_TOKENS, -(-TREE_PAGES * PAGE_TOKENS // FILL_TOKENS), 2)
 CASES = (
     _prompts(64, 200, 8),
     _prompts(512, 120, 8),
@@ -70,4 +71,4 @@ POOL_TOKENS = TREE_PAGES * PAGE_TOKENS + LONGEST_TOKENS + 4_096
 def prompts(seed: int, num: int, num_tokens: int) -> Sequence[list[int]]:
     """``num`` prompts, each from its first token on unlike all others of any seed."""
     rng = random.Random(seed)
-    return [[rng.randint(FIRST_DRAWN_TOKEN, LAST_DRAWN_TOKEN) for _ in range(num_tokens)] for _ in range(num)]
+    return [random_prompt(rng, num_tokens) for _ in range(num)]

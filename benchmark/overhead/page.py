@@ -47,7 +47,7 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def _spread(ratio: Mapping[str, float] | None) -> str:
-    return "" if ratio is None else f"{ratio['median']:.3f} ({ratio['least']:.3f}-{ratio['most']:.3f})"
+    return "" if ratio is None else f"{ratio['median']:.3f} ({ratio['min']:.3f}-{ratio['max']:.3f})"
 
 
 def _hooks(rows: Sequence[Mapping[str, Any]]) -> str:

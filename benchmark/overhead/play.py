@@ -12,7 +12,7 @@ from statistics import median
 from banyan.cli.engine import Engine
 from banyan_lab.bench.hooks import STEP, Costs
 from benchmark.client import NativeClient, open_session
-from benchmark.overhead.cases import FILL_TOKENS, PAGE_TOKENS, TREE_PAGES, Case, prompts
+from benchmark.overhead.cases import FILL, Case, prompts
 from benchmark.records import Answer
 from benchmark.servers import Server
 
@@ -76,14 +76,7 @@ class Player:
 
     def fill(self) -> None:
         """Fill the trees of all ranks."""
-        case = Case(
-            name="fill",
-            prompt_tokens=FILL_TOKENS,
-            output_tokens=1,
-            num_requests=-(-TREE_PAGES * PAGE_TOKENS // FILL_TOKENS),
-            num_at_once=2,
-        )
-        self.play(case)
+        self.play(FILL)
 
     def play(self, case: Case) -> Round:
         """Ask, with prompts that were never asked before."""

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from banyan_lab.bench.hooks import Spent
+from benchmark.metrics import paired_ratio
 from benchmark.overhead.cases import Case
 from benchmark.overhead.play import ASKED, Round
 
@@ -27,9 +28,8 @@ MOST_CALL_US = 60.0
 def compared(case: Case, on: Sequence[Round], off: Sequence[Round]) -> dict[str, Any]:
     """One case: ``on`` against ``off``, round by round, and what Banyan takes itself."""
 
-    def ratio(figure: str) -> dict[str, float]:
-        ratios = [getattr(a, figure) / getattr(b, figure) for a, b in zip(on, off, strict=True)]
-        return {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+    def ratio(figure: str) -> dict[str, Any] | None:
+        return paired_ratio([getattr(one, figure) for one in on], [getattr(one, figure) for one in off])
 
     row: dict[str, Any] = {
         "case": case.name,
