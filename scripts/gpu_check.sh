@@ -6,7 +6,7 @@
 #   OUT_DIR=...                       results (default: build/gpu)
 #   CUDA_STAND_IN=late                no GPU, but what stands in for one (test/cuda_stand_in)
 #   SERVER_OPTIONS=...                added to the arguments of each server, as its last
-#   MODEL_PATH=... MLA_MODEL_PATH=... DSA_MODEL_PATH=... WINDOW_MODEL_PATH=... MTP_MODEL_PATH=... DRAFT_MODEL_PATH=...
+#   MODEL_PATH=... MLA_MODEL_PATH=... DSA_MODEL_PATH=... WINDOW_MODEL_PATH=... STATE_MODEL_PATH=... MTP_MODEL_PATH=... DRAFT_MODEL_PATH=...
 #                                     models for the server; steps without theirs are named as not possible
 set -euo pipefail
 cd "$(dirname "$0")/.."

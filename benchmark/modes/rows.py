@@ -72,9 +72,12 @@ IN_PYTHON = (("TORCHDYNAMO_DISABLE", "1"),)
 """SGLang compiles a step of drafting at the first request, for seconds."""
 
 
+DRAFTED: dict[str, object] = {"env": IN_PYTHON, "answer": "drafted tokens"}
+
+
 def _drafting() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
-        own = {"env": IN_PYTHON, "answer": "drafted tokens", **other}
+        own = {**DRAFTED, **other}
         return Mode(name=name, flags=flags, verdict="served", **own)  # type: ignore[arg-type]
 
     return (
@@ -132,6 +135,18 @@ def _windowed() -> tuple[Mode, ...]:
             *(*two, "--disable-hybrid-swa-memory"),
             alone=(*ONE_RANK, "--disable-hybrid-swa-memory"),
         ),
+        row("sliding windows of ranks in step", *IN_STEP_TOO),
+        row("sliding windows with drafts from n-grams", *two, *NGRAMS, alone=(*ONE_RANK, *NGRAMS)),
+        row("sliding windows with drafts (EAGLE)", *two, *EAGLE, alone=(*ONE_RANK, *EAGLE), **DRAFTED),
+        row(
+            "sliding windows with drafts through the host arena (EAGLE3)",
+            *(*two, *EAGLE3, "--banyan-host-gb", "0.25"),
+            alone=(*ONE_RANK, *EAGLE3),
+            pool_tokens=900,
+            source="host",
+            **DRAFTED,
+        ),
+        row("sliding windows of ranks in step with drafts (EAGLE3)", *IN_STEP_TOO, *EAGLE3, **DRAFTED),
     )
 
 
@@ -278,8 +293,6 @@ def _refused() -> tuple[Mode, ...]:
             "drafts of prefill/decode pairs",
             *(*two, *EAGLE, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"),
         ),
-        row("sliding windows with drafts", *two, *NGRAMS, model="window"),
-        row("sliding windows of ranks in step", *IN_STEP_TOO, model="window"),
         row("state space with drafts", *two, *NGRAMS, model="state"),
         row("state space of ranks in step", *IN_STEP_TOO, model="state"),
         row("state space without states at the ends of pages", *two, *NO_BUFFER, model="state"),
@@ -313,10 +326,8 @@ def _needing() -> tuple[Mode, ...]:
         row("DeepSeek-V4", "nothing: refused by its configuration, because its KV is compressed"),
         row("sliding windows between GPUs (Gemma 4, Llama 4)", GPU),
         row("attention sinks beside sliding windows (gpt-oss)", GPU),
-        row(
-            "state space and linear attention of other kinds (Mamba 2, Kimi Linear)",
-            "kernels of a GPU, on which Banyan refuses models with states",
-        ),
+        row("state space and linear attention of other kinds (Mamba 2, Kimi Linear)", "kernels of a GPU"),
+        row("states between GPUs (Qwen3-Next, Qwen3.5)", GPU),
         row("video, audio", "a tiny model and clips; their keys are made as those of images"),
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("weight updates by RDMA", "an RDMA device"),

@@ -16,6 +16,7 @@ in the cache; and a hit would round otherwise than a miss.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class CpuAttention(TorchNativeAttnBackend):
     """Whether the keys of the layer that is being computed lie in the pool of the windows."""
     _window_slots: torch.Tensor | None = None
     """Where this forward's tokens lie in it."""
+    _drafts: torch.Tensor | None = None
+    """Of a forward that verifies drafts: which of them each sees."""
 
     def __init__(self, model_runner: Any) -> None:
         seam.verify("scheduler")
@@ -102,7 +105,8 @@ class CpuAttention(TorchNativeAttnBackend):
         if not self._is_windowed:
             return slots, rows
         if self._window_slots is None:
-            most = int(seq_lens.max())
+            # Drafts that are being verified lie behind what is known.
+            most = int(seq_lens.max()) + (0 if self._drafts is None else self._drafts.shape[-1])
             self._window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots[rows, :most].long())
         return self._window_slots, torch.arange(seq_lens.shape[0])
 
@@ -153,43 +157,38 @@ class CpuAttention(TorchNativeAttnBackend):
                 seq_lens.tolist(),
                 scaling=scaling,
                 enable_gqa=enable_gqa,
+                window=sliding_window_size,
             )
-        if encoder_lens is not None or not causal or sliding_window_size is not None:
-            return super()._run_sdpa_forward_extend(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                extend_prefix_lens,
-                extend_seq_lens,
-                encoder_lens,
-                scaling=scaling,
-                enable_gqa=enable_gqa,
-                causal=causal,
-                is_cross_attn=is_cross_attn,
-                sliding_window_size=sliding_window_size,
-            )
+        upstreams = partial(
+            super()._run_sdpa_forward_extend,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            req_to_token=req_to_token,
+            encoder_lens=encoder_lens,
+            scaling=scaling,
+            enable_gqa=enable_gqa,
+            causal=causal,
+            is_cross_attn=is_cross_attn,
+            sliding_window_size=sliding_window_size,
+        )
+        requests = req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens
+        if encoder_lens is not None or not causal:
+            return upstreams(query, output, **_named(*requests))
         start = 0
         rows, kv_lens, q_lens = req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
-        for row, kv_len, q_len in zip(rows, kv_lens, q_lens, strict=True):
+        for number, (row, kv_len, q_len) in enumerate(zip(rows, kv_lens, q_lens, strict=True)):
+            own = slice(start, start + q_len)
+            start += q_len
             if q_len > kv_len:
                 # No request: under attention data parallelism SGLang fills the drafts of a rank up with rows to as many
                 # as another has, behind a single token. Nobody reads what they say.
-                output[start : start + q_len] = 0
-                start += q_len
-                continue
-            slots = req_to_token[row, :kv_len]
-            output[start : start + q_len] = self._attend(
-                query[start : start + q_len],
-                k_cache.index_select(0, slots),
-                v_cache.index_select(0, slots),
-                scaling=scaling,
-                enable_gqa=enable_gqa,
-            )
-            start += q_len
+                output[own] = 0
+            elif sliding_window_size is not None:
+                upstreams(query[own], output[own], **_named(*(each[number : number + 1] for each in requests)))
+            else:
+                slots = req_to_token[row, :kv_len]
+                keys, values = k_cache.index_select(0, slots), v_cache.index_select(0, slots)
+                output[own] = self._attend(query[own], keys, values, scaling=scaling, enable_gqa=enable_gqa)
         return output
 
     def _verify(
@@ -202,8 +201,10 @@ class CpuAttention(TorchNativeAttnBackend):
         *,
         scaling: float | None,
         enable_gqa: bool,
+        window: int | None,
     ) -> torch.Tensor:
-        """Each draft sees the known tokens, the drafts above it and itself. ``slots_of``: [requests, tokens]."""
+        """Each draft sees the known tokens, the drafts above it and itself; of these itself and the ``window`` before,
+        in a layer that has one. ``slots_of``: [requests, tokens]."""
         assert self._drafts is not None
         num_nodes = self._drafts.shape[-1]
         for request, known in enumerate(seq_lens):
@@ -212,6 +213,8 @@ class CpuAttention(TorchNativeAttnBackend):
             for node in range(num_nodes):
                 row = request * num_nodes + node
                 seen = torch.cat((torch.arange(known), known + self._drafts[request, node].nonzero().flatten()))
+                if window is not None:
+                    seen = seen[-(window + 1) :]
                 output[row : row + 1] = _sdpa(
                     query[row : row + 1],
                     keys[seen],
@@ -258,6 +261,21 @@ class CpuAttention(TorchNativeAttnBackend):
             mask = torch.ones((num_rows, kv_len), dtype=torch.bool, device=device).tril_(end - num_rows)
             self._masks[num_rows, end, kv_len] = mask
         return mask
+
+
+def _named(
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_prefix_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """What upstream's attention is told of each request."""
+    return {
+        "req_pool_indices": req_pool_indices,
+        "seq_lens": seq_lens,
+        "extend_prefix_lens": extend_prefix_lens,
+        "extend_seq_lens": extend_seq_lens,
+    }
 
 
 def drafts_of(forward_batch: Any) -> torch.Tensor:

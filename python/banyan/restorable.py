@@ -84,14 +84,21 @@ class WindowPages(KindPages):
 
     Args:
         places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
+        num_draft_layers: how many lie behind the model's in a full page, and in a window page.
     """
 
     def __init__(
-        self, frame_table: OwnFrameTable, supply: Supply, *, num_pages: int, places: Sequence[tuple[int, int]]
+        self,
+        frame_table: OwnFrameTable,
+        supply: Supply,
+        *,
+        num_pages: int,
+        places: Sequence[tuple[int, int]],
+        num_draft_layers: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(frame_table, supply)
         self._num_pages = num_pages
-        self._reached = _reached(places)
+        self._reached = _reached(places, num_draft_layers)
 
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
@@ -102,12 +109,15 @@ class WindowPages(KindPages):
         return _JoinedCopy((full, windows), self._reached)
 
 
-def _reached(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each layer of the model, how many layers of either kind there are up to it, itself included."""
+def _reached(places: Sequence[tuple[int, int]], num_draft_layers: tuple[int, int]) -> list[tuple[int, int]]:
+    """For each layer of the model, how many layers of either kind there are up to it, itself included. A draft runs
+    behind the last one."""
     counts, reached = [0, 0], []
     for part, place in places:
         counts[part] = place + 1
         reached.append((counts[0], counts[1]))
+    if reached:
+        reached[-1] = counts[0] + num_draft_layers[0], counts[1] + num_draft_layers[1]
     return reached
 
 

@@ -250,3 +250,24 @@ def test_window_when_several_layers_ask_then_slots_are_translated_once_and_other
     asked.attend("_run_sdpa_forward_decode")
     assert asked.backend._window_slots is slots
     assert not asked.backend._has_own_pages(SimpleNamespace(layer_id=1))
+
+
+@pytest.mark.parametrize("known", [10, 60])
+def test_window_when_drafts_are_verified_then_each_sees_its_window_of_the_known_tokens_and_the_drafts(known):
+    """A chain of three drafts, as if they had been a prompt's last tokens."""
+    asked = Windowed([known + 3], [3])
+    asked.kv_lens = [known]
+    asked.backend._drafts = torch.ones((1, 3, 3)).tril().bool()
+    lens = torch.tensor([0]), torch.tensor([3])
+    verified = asked.attend("_run_sdpa_forward_extend", *lens)
+    asked.kv_lens = [known + 3]
+    assert torch.allclose(verified, asked.expected(), atol=1e-4)
+
+
+def test_window_when_sglang_fills_up_the_drafts_of_a_rank_then_nobody_is_computed_for_them():
+    """Ranks in step: rows of no request, more than the tokens that they stand behind."""
+    asked = Windowed([60, 1], [7, 4])
+    asked.query = asked.query[:11]
+    lens = torch.tensor([53, 0]), torch.tensor([7, 4])
+    attended = asked.attend("_run_sdpa_forward_extend", *lens)
+    assert not attended[7:].any() and attended[:7].any(dim=-1).all()

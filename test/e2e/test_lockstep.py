@@ -2,7 +2,8 @@
 """Ranks that step together (attention data parallelism): what goes wrong at one rank holds nobody up for long.
 
 Every copy of this server takes two seconds, in which all ranks stand still. The server dies in the last test. All of
-it once more with drafts, where a step is several forwards and prompts and decodes do not meet in one.
+it once more with drafts, where a step is several forwards and prompts and decodes do not meet in one, and with sliding
+windows, of which there are two pools.
 """
 
 import signal
@@ -34,7 +35,11 @@ FLAGS = (
 )
 
 
-KINDS = {"plain": (models.MOE, (), 0), "drafts": (models.MLA_MTP, EAGLE_OF_ITSELF, 1)}
+KINDS = {
+    "plain": (models.MOE, (), 0),
+    "drafts": (models.MLA_MTP, EAGLE_OF_ITSELF, 1),
+    "windows": (models.WINDOW, (), 0),
+}
 """Model, flags, and tokens behind a page on which its key depends."""
 
 

@@ -88,6 +88,7 @@ def find_facts() -> Facts:
         dsa_model_path=os.environ.get("DSA_MODEL_PATH", ""),
         draft_model_path=os.environ.get("DRAFT_MODEL_PATH", ""),
         window_model_path=os.environ.get("WINDOW_MODEL_PATH", ""),
+        state_model_path=os.environ.get("STATE_MODEL_PATH", ""),
         mtp_model_path=os.environ.get("MTP_MODEL_PATH", ""),
     )
 

@@ -35,6 +35,7 @@ class Facts:
     dsa_model_path: str = ""
     draft_model_path: str = ""
     window_model_path: str = ""
+    state_model_path: str = ""
     mtp_model_path: str = ""
     sm: int = 0
     no_gpu: str = ""
@@ -81,6 +82,10 @@ def dsa_model(facts: Facts) -> str | None:
 
 def window_model(facts: Facts) -> str | None:
     return None if facts.window_model_path else "WINDOW_MODEL_PATH is not set"
+
+
+def state_model(facts: Facts) -> str | None:
+    return None if facts.state_model_path else "STATE_MODEL_PATH is not set"
 
 
 def mtp_model(facts: Facts) -> str | None:
@@ -136,6 +141,7 @@ class Step:
             "dsa_model": facts.dsa_model_path,
             "draft_model": facts.draft_model_path,
             "window_model": facts.window_model_path,
+            "state_model": facts.state_model_path,
             "mtp_model": facts.mtp_model_path,
         }
         return [part.format(out=out, **paths) for part in self.command]
@@ -146,6 +152,7 @@ MODELS: dict[str, Need] = {
     "{mla_model}": mla_model,
     "{dsa_model}": dsa_model,
     "{window_model}": window_model,
+    "{state_model}": state_model,
     "{mtp_model}": mtp_model,
 }
 
@@ -258,6 +265,12 @@ STEPS = (
     _served("windows-arena", "--banyan-host-gb 4", path="{window_model}"),
     _served("windows-store", "", path="{window_model}", cases="store"),
     _served("windows-damaged", "", path="{window_model}", check="--damaged mixed_windows"),
+    _served("states", "", path="{state_model}"),
+    _served("states-graphs", GRAPHS, path="{state_model}"),
+    _served("states-chunked", "--chunked-prefill-size 512", path="{state_model}"),
+    _served("states-few-slots", "--max-mamba-cache-size 24", path="{state_model}"),
+    _served("states-arena", "--banyan-host-gb 4", path="{state_model}"),
+    _served("states-store", "", path="{state_model}", cases="store"),
     _served("drafts", ITSELF),
     _served("drafts-graphs", f"{ITSELF} {GRAPHS}"),
     _served("drafts-store", ITSELF, cases="store"),

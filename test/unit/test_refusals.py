@@ -164,12 +164,12 @@ def test_secret_and_arena_when_they_cannot_serve_other_nodes_then_the_flag_is_na
     assert line.startswith("--banyan-listen: of 1.00 GiB") and "--banyan-host-gb" in line
 
 
-@pytest.mark.parametrize("algorithm", [None, "NGRAM", "ngram", *SHARED, "eagle3"])
+@pytest.mark.parametrize("algorithm", [None, "NGRAM", "ngram", "FROZEN_KV_MTP", *SHARED, "eagle3"])
 def test_draft_when_it_is_shared_or_has_no_kv_then_it_is_not_refused(algorithm):
     assert draft_refusals(DraftFacts(algorithm=algorithm)) == []
 
 
-@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP", "MY_OWN"])
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK", "UNO", "MY_OWN"])
 def test_draft_when_its_algorithm_is_not_known_to_be_shared_then_one_line_says_which_are(algorithm):
     (line,) = draft_refusals(DraftFacts(algorithm=algorithm))
     assert f"--speculative-algorithm {algorithm}" in line and "EAGLE3" in line and "--banyan-share off" in line
@@ -178,7 +178,6 @@ def test_draft_when_its_algorithm_is_not_known_to_be_shared_then_one_line_says_w
 @pytest.mark.parametrize(
     "facts, said",
     [
-        ({"has_layers_of_steps": True}, "--enable-multi-layer-eagle"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
         ({"skips_draft_extend": True}, "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"),
     ],
@@ -187,6 +186,13 @@ def test_draft_when_its_rows_are_not_those_of_its_page_then_refused_and_without_
     (line,) = draft_refusals(DraftFacts(algorithm="EAGLE", **facts))
     assert said in line and any(way_out in line for way_out in ("--banyan-share off", "unset it"))
     assert draft_refusals(DraftFacts(**facts)) == draft_refusals(DraftFacts(algorithm="NGRAM", **facts)) == []
+
+
+def test_draft_when_it_has_a_layer_for_each_step_then_only_those_of_the_model_itself_are_shared():
+    for algorithm in ("EAGLE", "nextn"):
+        assert draft_refusals(DraftFacts(algorithm=algorithm, has_layers_of_steps=True)) == []
+    (line,) = draft_refusals(DraftFacts(algorithm="EAGLE3", has_layers_of_steps=True))
+    assert "--enable-multi-layer-eagle with --speculative-algorithm EAGLE3" in line and "--banyan-share off" in line
 
 
 def test_draft_when_its_attention_is_divided_as_the_models_then_it_is_not_refused_and_else_the_flag_is_named():

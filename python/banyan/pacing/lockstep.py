@@ -32,6 +32,9 @@ Nobody waits for long
   4. Pages in quarantine are not counted on for a prefill, and loading waits ``LOAD_PATIENCE_S`` for them, then the
      tail is computed. Nor for a decode: SGLang retracts a request instead, but for the last one, which waits. (Where a
      rank has several shards, their quarantines differ and no shard may decide alone: they wait as long as replicas do.)
+     Of a model with windows this holds for either pool, and what a token moves is what both have of it. But SGLang
+     retracts no request for what is held there: a decode that finds no other page to evict waits for the copy, as the
+     copy's reader does in the same step.
 """
 
 from __future__ import annotations

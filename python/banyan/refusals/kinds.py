@@ -51,23 +51,17 @@ class _Kind:
     """A kind of what is kept, and what the table says of it."""
 
     keeps: str
-    drafts: str
-    awaited: str
     slots: str
     way_out: str
 
 
 _WINDOWS = _Kind(
     keeps="keeps its sliding windows in a pool of their own",
-    drafts="drafts of such a model are not verified over two pools yet",
-    awaited="for two pools' pages",
     slots="with two pools each",
     way_out="use --disable-hybrid-swa-memory (which takes more memory), or --banyan-share off",
 )
 _STATES = _Kind(
     keeps="keeps states beside its pages",
-    drafts="drafts beside states are not shared",
-    awaited="for states too",
     slots="with states",
     way_out="use --banyan-share off",
 )
@@ -80,11 +74,6 @@ _TABLE: tuple[_Row, ...] = (
         (_WINDOWS,),
         lambda f: f.device == "cpu" and f.has_sinks,
         lambda f, kind: "SGLang's attention sinks have no kernel for the CPU:",
-    ),
-    (
-        (_STATES,),
-        lambda f: f.device != "cpu",
-        lambda f, kind: f"on --device {f.device} states are not copied yet:",
     ),
     (
         (_STATES,),
@@ -115,9 +104,12 @@ _TABLE: tuple[_Row, ...] = (
         lambda f, kind: "more than the state goes with each of its slots:",
     ),
     (
-        _BOTH,
-        lambda f: f.algorithm is not None,
-        lambda f, kind: f"--speculative-algorithm {f.algorithm}: {kind.drafts}: drop that flag, or",
+        (_STATES,),
+        lambda f: f.device == "cpu" and f.algorithm is not None,
+        lambda f, kind: (
+            f"--speculative-algorithm {f.algorithm}: SGLang verifies drafts over states with GPU kernels only: drop "
+            "that flag, or"
+        ),
     ),
     (
         _BOTH,
@@ -125,10 +117,10 @@ _TABLE: tuple[_Row, ...] = (
         lambda f, kind: f"--disaggregation-mode {f.disaggregation_mode}: pairs hand over pages of one pool:",
     ),
     (
-        _BOTH,
+        (_STATES,),
         lambda f: f.steps_together,
         lambda f, kind: (
-            f"--enable-dp-attention, --attn-dp-size: ranks in step would wait {kind.awaited}: use --dp N alone, or"
+            "--enable-dp-attention, --attn-dp-size: ranks in step would wait for states too: use --dp N alone, or"
         ),
     ),
     (

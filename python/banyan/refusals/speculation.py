@@ -8,8 +8,12 @@ from dataclasses import dataclass
 SHARED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 """Drafts whose KV lies at the model's own slots. SGLang calls multi-token prediction NEXTN, and runs it as EAGLE."""
 
-WITHOUT_KV = ("NGRAM",)
-"""Drafts that have no KV. Pages enter the tree once their tokens are verified."""
+WITHOUT_KV = ("NGRAM", "FROZEN_KV_MTP")
+"""Drafts that have no KV: n-grams, and a draft that reads the model's (SGLang runs NEXTN of Gemma 4 so). Pages enter
+the tree once their tokens are verified."""
+
+OF_THE_MODEL = ("EAGLE", "NEXTN")
+"""Drafts that may have a layer for each step: further layers of the model (multi-token prediction)."""
 
 OFF = "drop that flag or use --banyan-share off"
 
@@ -30,15 +34,10 @@ def draft_refusals(facts: DraftFacts) -> list[str]:
         return []
     flag = f"--speculative-algorithm {facts.algorithm}"
     if facts.algorithm.upper() not in SHARED:
-        return [
-            f"{flag}: only drafts of {', '.join(SHARED)}, and those from n-grams, are shared with their pages: {OFF}"
-        ]
+        return [f"{flag}: only drafts of {', '.join(SHARED)}, and those without KV, are shared with their pages: {OFF}"]
     lines = []
-    if facts.has_layers_of_steps:
-        lines.append(
-            "--enable-multi-layer-eagle: the draft's rows depend on more tokens behind them than a page's key says: "
-            f"{OFF}"
-        )
+    if facts.has_layers_of_steps and facts.algorithm.upper() not in OF_THE_MODEL:
+        lines.append(layers_of_steps_refusal(flag))
     if facts.disaggregation_mode != "null":
         lines.append(f"{flag} with --disaggregation-mode {facts.disaggregation_mode}: pairs share no drafts: {OFF}")
     if facts.skips_draft_extend:
@@ -47,6 +46,12 @@ def draft_refusals(facts: DraftFacts) -> list[str]:
             "unset it"
         )
     return lines
+
+
+def layers_of_steps_refusal(found: str) -> str:
+    """The line for a draft with a layer for each step that is not made of further layers of the model: SGLang hands a
+    linker several pools of no other draft. ``found``: whose draft it is."""
+    return f"--enable-multi-layer-eagle with {found}: only layers of the model's own are shared with its pages: {OFF}"
 
 
 def draft_division_refusal(*, num_draft_shards: int, num_shards: int) -> str | None:

@@ -92,3 +92,11 @@ def weights_refusal(error: object) -> str:
         "--banyan-store, --banyan-keep-host-arena, --banyan-listen, --banyan-peers: pages must know their weights; "
         f"these cannot be told: {error}"
     )
+
+
+def undecided_refusal(error: Exception) -> str:
+    """The line for arguments, or a model, of which it cannot be told whether they can be shared."""
+    return (
+        f"what this model keeps cannot be told from its configuration ({type(error).__name__}: {error}): start without "
+        "--enable-banyan, or use --banyan-share off"
+    )

@@ -40,7 +40,7 @@ REFUSED = {
     "--unified-cache-external-linker-backend": (["--enable-unified-cache-external-linker"], "drop that flag"),
     "--speculative-algorithm": (["--speculative-algorithm", "DFLASH"], "drop that flag"),
     "--enable-multi-layer-eagle": (
-        ["--speculative-algorithm", "EAGLE", "--enable-multi-layer-eagle"],
+        ["--speculative-algorithm", "EAGLE3", "--enable-multi-layer-eagle"],
         "drop that flag",
     ),
     "--disaggregation-transfer-backend": (["--disaggregation-mode", "prefill"], "nixl"),

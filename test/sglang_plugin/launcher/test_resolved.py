@@ -72,6 +72,21 @@ def test_arguments_when_they_are_resolved_again_then_nothing_fails_in_any_proces
     assert faults.counts() == before
 
 
+def test_model_when_its_configuration_cannot_be_looked_at_then_refused_and_not_shared_unseen(
+    resolve, capsys, monkeypatch
+):
+    """SGLang's own reader of a configuration raises: Inkling's asks for what is not there before a server runs."""
+
+    def fail(*args, **kwargs):
+        raise ValueError("config namespace 'exec' not published")
+
+    monkeypatch.setattr(resolved, "model_facts", fail)
+    with pytest.raises(SystemExit):
+        resolve()
+    line = refusal(capsys)
+    assert "ValueError: config namespace 'exec' not published" in line and "--banyan-share off" in line
+
+
 @pytest.mark.parametrize("changes, num_slots", [({}, 4), ({"sliding_window": 32, **WINDOWS}, 8)])
 def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_window_pages(
     resolve, changes, num_slots
@@ -103,15 +118,15 @@ def test_model_when_it_has_windows_and_ranks_are_on_gpus_then_it_starts(resolve)
     assert flags._rank_table.num_slots == 8
 
 
-def test_model_when_it_has_windows_and_drafts_then_refused_by_its_configuration_with_the_flag_that_helps(
-    resolve, capsys
-):
+@pytest.mark.parametrize("flags", [["--device", "cuda"], []], ids=["on a GPU", "on a CPU"])
+def test_model_when_it_has_windows_and_drafts_then_it_starts(resolve, flags):
+    ngrams = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1")
+    assert resolve(*flags, *ngrams, sliding_window=32, **WINDOWS).speculative_algorithm == "NGRAM"
+
+
+def test_model_when_it_has_windows_and_no_pool_of_its_kind_helps_then_the_flag_that_does_is_named(resolve, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        resolve(
-            *("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1"),
-            sliding_window=32,
-            **WINDOWS,
-        )
+        resolve("--banyan-keep-host-arena", "kept", "--banyan-host-gb", "1", sliding_window=32, **WINDOWS)
     line = refusal(capsys)
     assert exit_info.value.code == 2
     assert "MellumForCausalLM" in line and "--disable-hybrid-swa-memory" in line
@@ -200,6 +215,14 @@ def test_draft_when_its_vocabulary_is_divided_and_ranks_step_together_on_the_cpu
     line = refusal(capsys)
     assert "LlamaForCausalLMEagle" in line and "--speculative-draft-model-path" in line and "EAGLE3" in line
     resolve("--tp", "2", *draft("LlamaForCausalLMEagle"), **MOE)
+
+
+def test_draft_when_it_has_a_layer_for_each_step_and_is_another_model_then_refused_by_its_path(resolve, draft, capsys):
+    """SGLang hands a linker the pools of several drafts only where they are further layers of the model."""
+    with pytest.raises(SystemExit):
+        resolve("--enable-multi-layer-eagle", *draft("LlamaForCausalLMEagle"))
+    line = refusal(capsys)
+    assert "--enable-multi-layer-eagle with --speculative-draft-model-path" in line and "--banyan-share off" in line
 
 
 @pytest.mark.parametrize("module", ["llama_eagle", "mimo_mtp", "qwen2_eagle"])

@@ -98,7 +98,7 @@ def ranks(monkeypatch):
 def lockstep(ranks, monkeypatch):
     monkeypatch.setattr(prefill, "step_together", lambda **_rules: None)
     planner = SimpleNamespace(decode_us=lambda: None, token_us=lambda: None)
-    times.step_together(ranks.pages, planner, token_bytes=1, is_whole_rank=True)
+    times.step_together([ranks.pages], planner, token_bytes=1, is_whole_rank=True)
     return ranks
 
 

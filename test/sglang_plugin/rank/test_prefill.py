@@ -125,7 +125,7 @@ def test_pieces_when_the_pass_is_over_then_none(make_adder):
 @pytest.fixture
 def lockstep(monkeypatch):
     """A rank that steps with others: 100 moved tokens a step, and as many in quarantine as ``lockstep`` says."""
-    held = SimpleNamespace(num_tokens=0, most_moved=100)
+    held = SimpleNamespace(num_tokens=[0], most_moved=100)
     monkeypatch.setattr(prefill, "_lockstep", None)
     prefill.step_together(most_moved_tokens=lambda: held.most_moved, num_quarantined_tokens=lambda: held.num_tokens)
     return held
@@ -157,10 +157,16 @@ def test_add_when_moves_have_become_quicker_then_the_next_step_takes_more_of_the
 
 def test_add_when_ranks_step_together_then_pages_in_quarantine_are_not_counted_on(make_adder, lockstep):
     free = make_adder().rem_total_tokens
-    lockstep.num_tokens = 19_000
+    lockstep.num_tokens = [19_000]
     adder = make_adder()
     assert adder.rem_total_tokens == free - 19_000
     assert adder.add_one_req(request(2_000), has_chunked_req=False, truncation_align_size=None) == AddReqResult.NO_TOKEN
+
+
+def test_add_when_a_model_has_windows_then_each_pool_is_without_its_own_pages_in_quarantine(make_adder, lockstep):
+    lockstep.num_tokens = [0, 300]
+    before, after = make_adder(), make_adder()
+    assert after.memory_budget.swa_offset == 300 and after.rem_total_tokens == before.rem_total_tokens
 
 
 def test_add_when_other_nodes_may_still_answer_for_a_request_then_it_is_passed_over_and_others_go_on(

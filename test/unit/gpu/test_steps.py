@@ -34,6 +34,7 @@ MACHINE = Facts(
     dsa_model_path="/dsa",
     draft_model_path="/draft",
     window_model_path="/window",
+    state_model_path="/state",
     mtp_model_path="/mtp",
 )
 
@@ -60,6 +61,7 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"dsa_model_path": ""}, "server-dsa-damaged", "DSA_MODEL_PATH"),
         ({"draft_model_path": ""}, "server-eagle", "DRAFT_MODEL_PATH"),
         ({"window_model_path": ""}, "server-windows-damaged", "WINDOW_MODEL_PATH"),
+        ({"state_model_path": ""}, "server-states-store", "STATE_MODEL_PATH"),
         ({"mtp_model_path": ""}, "server-two-gpus-attn-dp-mtp", "MTP_MODEL_PATH"),
         ({"modules": EVERYTHING - {"sglang"}}, "server-plain", "no SGLang"),
         ({"modules": EVERYTHING - {"sgl_kernel"}}, "server-plain", "no Python module sgl_kernel"),

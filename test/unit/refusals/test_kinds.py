@@ -8,16 +8,15 @@ import pytest
 from banyan.refusals.kinds import KindFacts, kept_states_refusal, kind_refusals
 
 BAD = {
-    "algorithm": "EAGLE",
     "disaggregation_mode": "prefill",
-    "steps_together": True,
     "deals_with_nodes": True,
     "keeps_arena": True,
     "asked_store": "mooncake",
     "num_slots": 68,
 }
 BAD_FOR_STATES = {
-    "device": "cuda",
+    "algorithm": "EAGLE",
+    "steps_together": True,
     "strategy": "no_buffer",
     "has_int8_checkpoints": True,
     "replays": True,
@@ -46,7 +45,7 @@ def test_states_when_something_stands_against_them_then_one_line_names_it_and_th
 
 
 def test_facts_when_rules_are_added_then_every_field_is_covered():
-    told = {"architecture", "has_windows", "has_states", "has_sinks", *BAD, *BAD_FOR_STATES}
+    told = {"architecture", "has_windows", "has_states", "has_sinks", "device", *BAD, *BAD_FOR_STATES}
     assert {field.name for field in fields(KindFacts)} == told
 
 
@@ -57,18 +56,22 @@ def test_states_when_sglang_keeps_a_second_slot_on_demand_then_the_strategy_that
 
 @pytest.mark.parametrize("kept", [WINDOWS, STATES])
 def test_kind_when_several_things_stand_against_it_then_each_has_a_line(kept):
-    assert len(kind_refusals(KindFacts(**kept, algorithm="NGRAM", keeps_arena=True))) == 2
+    assert len(kind_refusals(KindFacts(**kept, asked_store="mooncake", keeps_arena=True))) == 2
 
 
-def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_and_not_with_drafts():
-    assert kind_refusals(KindFacts(**WINDOWS, device="cuda", has_sinks=True)) == []
-    (line,) = kind_refusals(KindFacts(**WINDOWS, device="cuda", algorithm="EAGLE"))
-    assert "--speculative-algorithm EAGLE" in line
+@pytest.mark.parametrize("facts", [{"has_sinks": True}, {"algorithm": "EAGLE3"}, {"steps_together": True}])
+def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_drafts_and_in_step(facts):
+    assert kind_refusals(KindFacts(**WINDOWS, device="cuda", **facts)) == []
+
+
+@pytest.mark.parametrize("algorithm", [None, "EAGLE"])
+def test_states_when_there_is_a_gpu_then_they_are_shared_with_drafts(algorithm):
+    assert kind_refusals(KindFacts(**STATES, device="cuda", algorithm=algorithm)) == []
 
 
 def test_kinds_when_a_model_keeps_both_then_each_has_its_line():
-    windows, states = kind_refusals(KindFacts(has_windows=True, has_states=True, steps_together=True))
-    assert "two pools' pages" in windows and "for states too" in states
+    windows, states = kind_refusals(KindFacts(has_windows=True, has_states=True, keeps_arena=True))
+    assert "sliding windows" in windows and "keeps states" in states
 
 
 def test_pages_when_a_model_keeps_nothing_beside_them_then_nothing_is_refused():

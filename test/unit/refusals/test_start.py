@@ -19,6 +19,7 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
         (start.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),
         (start.pool_layout_refusal(), "KV pool", "--banyan-share off"),
         (start.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
+        (start.undecided_refusal(ValueError("not published")), "ValueError: not published", "--banyan-share off"),
         (start.arena_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--banyan-host-gb"),
         (start.kept_arena_refusal(folder="/x", error="in use"), "--banyan-keep-host-arena /x", "name a folder"),
         (start.pinning_refusal("800"), "800", "--banyan-host-gb"),

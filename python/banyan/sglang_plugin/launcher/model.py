@@ -38,7 +38,7 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
     """What SGLang will build pools for, as far as the configuration tells."""
     hf_config, stateful = model_config.hf_config, mambaish_config(model_config)
     return ModelFacts(
-        architecture=(hf_config.architectures or ["?"])[0],
+        architecture=architecture_of(model_config),
         steps_together_on_cpu=steps_together_on_cpu,
         has_window=model_config.is_hybrid_swa,
         has_sinks=model_config.has_attention_sinks,
@@ -51,10 +51,13 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
     )
 
 
-def draft_architecture(path: str, *, revision: str | None, trusts_code: bool) -> str:
+def draft_config(path: str, *, revision: str | None, trusts_code: bool) -> ModelConfig:
     """What SGLang makes of a draft's configuration: of a checkpoint with a model in it too, the layers behind it."""
-    config = ModelConfig(path, revision=revision, trust_remote_code=trusts_code, is_draft_model=True)
-    return (config.hf_config.architectures or ["?"])[0]
+    return ModelConfig(path, revision=revision, trust_remote_code=trusts_code, is_draft_model=True)
+
+
+def architecture_of(model_config: ModelConfig) -> str:
+    return (model_config.hf_config.architectures or ["?"])[0]
 
 
 def page_tokens_of(model_config: Any) -> int:

@@ -20,9 +20,11 @@ from banyan.refusals import refusals
 from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
+from banyan.refusals.speculation import layers_of_steps_refusal
+from banyan.refusals.start import undecided_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import flags, page_size
-from banyan.sglang_plugin.launcher.model import draft_architecture, model_facts
+from banyan.sglang_plugin.launcher.model import architecture_of, draft_config, model_facts
 
 logger = logging.getLogger("banyan")
 
@@ -58,6 +60,18 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
         if "no_buffer" not in str(error):
             raise
         runtime.refuse(kept_states_refusal(str(error)))
+    try:
+        _decide(server_args, carried)
+    except runtime.Refused:
+        raise
+    except Exception as error:
+        # What could not be looked at is not shared.
+        logger.exception("banyan: these arguments cannot be judged")
+        runtime.refuse(undecided_refusal(error))
+
+
+def _decide(server_args: Any, carried: dict[str, Any]) -> None:
+    """Refuse what cannot be shared, and leave for the other processes what they need to know."""
     model = _model(server_args, carried)
     reasons = _reasons(server_args, carried, model)
     if reasons:
@@ -83,7 +97,7 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
     reasons = [*refusals(facts), *mode_refusals(flags.modes(view))]
     reasons += features.refusals(carried["off"], _asked_of(server_args, carried, model))
-    lines = [] if model is None else [model_refusal(model), _draft_line(view, model)]
+    lines = [] if model is None else [model_refusal(model), _draft_line(view, model), _steps_line(view)]
     if any(lines):
         return [*reasons, *filter(None, lines)]
     return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
@@ -95,9 +109,20 @@ def _draft_line(view: Any, model: ModelFacts) -> str | None:
     if not model.steps_together_on_cpu or view.speculative_algorithm is None or path is None:
         return None
     revision = view.speculative_draft_model_revision
-    return draft_vocabulary_refusal(
-        draft_architecture(path, revision=revision, trusts_code=bool(view.trust_remote_code))
-    )
+    draft = draft_config(path, revision=revision, trusts_code=bool(view.trust_remote_code))
+    return draft_vocabulary_refusal(architecture_of(draft))
+
+
+def _steps_line(view: Any) -> str | None:
+    """Why a draft with a layer for each step cannot be shared; None where there is none, or its layers are the
+    model's."""
+    path = view.speculative_draft_model_path
+    if not view.enable_multi_layer_eagle or view.speculative_algorithm is None or path is None:
+        return None
+    revision = view.speculative_draft_model_revision
+    draft = draft_config(path, revision=revision, trusts_code=bool(view.trust_remote_code))
+    is_of_the_model = bool(draft.num_nextn_predict_layers)
+    return None if is_of_the_model else layers_of_steps_refusal(f"--speculative-draft-model-path {path}")
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:

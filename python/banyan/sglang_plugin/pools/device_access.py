@@ -24,7 +24,7 @@ from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
+from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
 from banyan.sglang_plugin.pools.device_offloads import NodeKeys
 from banyan.sglang_plugin.pools.device_start import (
     LINK_PROBE_BYTES,
@@ -120,7 +120,7 @@ class DeviceAccess:
             )
         self._ring = open_ring(self._driver, stream=self._follow_stream) if config.reads_into_arena else None
         self.follows_reads = self._ring is not None
-        self._allocator: DeviceAllocator | None = None
+        self._allocator: NumbersOnDevice | None = None
         self._timer: LayerTimer[tuple[Piece, ...]] | None = None
         self._readers: list[CudaPeers] = []
         self._fetches = config.fetches
@@ -179,7 +179,7 @@ class DeviceAccess:
         self._rank_device.offloads.attach(publish)
 
     def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
-        assert isinstance(allocator, DeviceAllocator)
+        assert isinstance(allocator, NumbersOnDevice)
         device = self._rank_device
         lane: ReadbackLane[torch.Tensor] = ReadbackLane(
             self._driver, stream=device.readback_stream, num_pages=self._geometry.num_pages

@@ -55,6 +55,8 @@ class DeviceMHAPool(MHATokenToKVPool):
         if self.kv_cache_layout not in ("nhd", "hnd"):
             runtime.refuse(pool_refusal(pool_class=f"{self.kv_cache_layout} MHA pool", supported=("NHD", "HND")))
         super()._create_buffers_normal()
+        if not self.layer_num:
+            return  # A draft has windows only: nothing is exchanged.
         rows = 1 if self.use_hnd else self.page_size
         layers = [((keys, rows), (values, rows)) for keys, values in zip(self.k_buffer, self.v_buffer, strict=True)]
         self.banyan_geometry, self.banyan_extents = describe_buffers(page_of_heads(self), layers)

@@ -21,8 +21,8 @@ from banyan.sglang_plugin.pools.device_pool import Placed
 
 
 def around_alloc_memory_pool(original: Callable[..., None], worker: Any, *args: Any, **kwargs: Any) -> None:
-    """A draft's pools are made. On a host they lie behind the model's, in the memory that peers map. Refuses a draft
-    that SGLang has divided in another way than its model."""
+    """A draft's pools are made. On a host they lie behind the model's (that of full pages, where it has two), in the
+    memory that peers map. Refuses a draft that SGLang has divided in another way than its model."""
     if runtime.is_sharing() and worker.draft_parallel_layout is not None:
         line = draft_division_refusal(
             num_draft_shards=worker.draft_parallel_layout.attn_tp_size, num_shards=get_parallel().attn_tp_size
@@ -32,8 +32,9 @@ def around_alloc_memory_pool(original: Callable[..., None], worker: Any, *args: 
     allocator = kwargs.get("token_to_kv_pool_allocator")
     memory = None
     if allocator is not None and runtime.is_sharing() and not runtime.is_on_gpu():
-        # Without one, it is a pool that the linker refuses.
-        memory = getattr(allocator.get_kvcache(), "banyan_bytes", None)
+        pool = allocator.get_kvcache()
+        # Of a model with windows, in front of two. Without one, it is a pool that the linker refuses.
+        memory = getattr(getattr(pool, "full_kv_pool", pool), "banyan_bytes", None)
     if memory is None:
         original(worker, *args, **kwargs)
         return

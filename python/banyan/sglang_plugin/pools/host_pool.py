@@ -67,6 +67,10 @@ class SharedMHAPool(MHATokenToKVPool):
     def _create_buffers_normal(self) -> None:
         if self.kv_cache_layout not in ("nhd", "hnd"):
             runtime.refuse(pool_refusal(pool_class=f"{self.kv_cache_layout} MHA pool", supported=("NHD", "HND")))
+        if not self.layer_num:
+            # A draft has windows only: nothing is exchanged.
+            super()._create_buffers_normal()
+            return
         k_shape, v_shape = self._kv_buffer_shapes()
         rows_per_page = 1 if self.use_hnd else self.page_size
         shared, geometry = _allocate(page_of_heads(self), -(-k_shape[0] // rows_per_page))

@@ -37,6 +37,8 @@ class KindPools:
         num_needed: how many pages of this kind a prefix needs before its end; None: all.
         places: beside full pages, for each layer of the model, whether it is of this kind (1) or not (0), and its
             number among those.
+        num_draft_layers: beside full pages, of drafts: how many lie behind the model's in a full page, and in one of
+            this kind.
         is_one_slot: a page is one slot, however many tokens it is of.
         told_as: what it is called in ``/server_info``.
     """
@@ -50,6 +52,7 @@ class KindPools:
     share: float = 1.0
     num_needed: int | None = None
     places: tuple[tuple[int, int], ...] = ()
+    num_draft_layers: tuple[int, int] = (0, 0)
     is_one_slot: bool = False
     told_as: str = ""
 
@@ -91,9 +94,7 @@ def whole_pool(components: set[Any], params: Any) -> RankPools:
     allocator = params.token_to_kv_pool_allocator
     pool, drafts = allocator.get_kvcache(), drafts_of(params)
     check_pool(pool, allocator)
-    for draft in (*drafts, *params.mtp_draft_mamba_pools):
-        if not isinstance(draft, POOLS) or not hasattr(draft, "banyan_geometry"):
-            runtime.refuse(draft_pool_refusal(f"a {type(draft).__name__}"))
+    check_drafts(*drafts, *params.mtp_draft_mamba_pools)
     return RankPools((KindPools(pool=pool, allocator=allocator, drafts=drafts),), pool.layer_num)
 
 
@@ -105,12 +106,13 @@ def check_pool(pool: Any, allocator: Any) -> None:
         runtime.refuse(pool_layout_refusal())
 
 
+def check_drafts(*pools: Any) -> None:
+    """Refuse a draft's pool of keys and values that is not one of Banyan's."""
+    for pool in pools:
+        if not isinstance(pool, POOLS) or not hasattr(pool, "banyan_geometry"):
+            runtime.refuse(draft_pool_refusal(f"a {type(pool).__name__}"))
+
+
 def two_kinds(full: KindPools, beside: KindPools) -> tuple[KindPools, KindPools]:
     """Full pages and pages of a second kind. What the flags give a rank is divided between them."""
     return replace(full, name="full", layers=beside.layers, share=1.0 - beside.share), beside
-
-
-def refuse_drafts(params: Any, beside: str) -> None:
-    """Of a model with two kinds of pages."""
-    if drafts_of(params) or params.mtp_draft_mamba_pools:
-        runtime.refuse(draft_pool_refusal(beside))

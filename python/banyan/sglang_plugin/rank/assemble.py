@@ -140,8 +140,10 @@ def _keep_time(
     if shards.is_one:
         times.load_without_circles(cache, *(kind.pools.allocator for kind in kinds))
     if full.member_slots.layout.steps_together:
-        token_bytes = full.block.block_bytes // setup.page_tokens
-        times.step_together(full.pools.allocator, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
+        # As if every token had all that a page of either kind has of it.
+        token_bytes = sum(kind.block.block_bytes for kind in kinds) // setup.page_tokens
+        allocators = [kind.pools.allocator for kind in kinds]
+        times.step_together(allocators, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
     times.pace_writes(planner, kinds)
     layer_wait = times.time_layers(
         cache,

@@ -42,16 +42,16 @@ def after_get_prefill_adder_class(chosen: type, scheduler: Any) -> type | None:
 @dataclass(frozen=True, slots=True)
 class _Lockstep:
     most_moved_tokens: Callable[[], int]
-    num_quarantined_tokens: Callable[[], int]
+    num_quarantined_tokens: Callable[[], Sequence[int]]
 
 
-def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_tokens: Callable[[], int]) -> None:
+def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_tokens: Callable[[], Sequence[int]]) -> None:
     """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
-    prefill is not given pages that peers still read."""
+    prefill is not given pages that peers still read: of full pages and, of a model with windows, of those."""
     global _lockstep
     _lockstep = _Lockstep(
         faults.quiet(most_moved_tokens, "prefill.most_moved_tokens", int),
-        faults.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", int),
+        faults.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", lambda: [0]),
     )
 
 
@@ -100,9 +100,11 @@ class WatchedAdder:
         self._moves: MoveBudget | None = None
         if _lockstep is not None:
             self._moves = MoveBudget(_lockstep.most_moved_tokens())
-            num_tokens = _lockstep.num_quarantined_tokens()
-            self.memory_budget.total_offset += num_tokens
-            self.memory_budget.current_offset += num_tokens
+            full, *windows = _lockstep.num_quarantined_tokens()
+            self.memory_budget.total_offset += full
+            self.memory_budget.current_offset += full
+            if windows:
+                self.memory_budget.swa_offset += sum(windows)
 
     def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         if _is_awaited is not None and _is_awaited(requests.id_of(req)):

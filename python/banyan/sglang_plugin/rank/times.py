@@ -52,11 +52,12 @@ def pace_writes(planner: RankPlanner, kinds: Kinds) -> None:
 
 
 def step_together(
-    allocator: QuarantiningAllocator, planner: RankPlanner, *, token_bytes: int, is_whole_rank: bool
+    allocators: Sequence[QuarantiningAllocator], planner: RankPlanner, *, token_bytes: int, is_whole_rank: bool
 ) -> None:
-    """Hold to the rules of ``banyan.pacing.lockstep``."""
+    """Hold to the rules of ``banyan.pacing.lockstep``, in the pool of full pages and in that beside it."""
 
-    allocator.decodes_on_held = not is_whole_rank
+    for allocator in allocators:
+        allocator.decodes_on_held = not is_whole_rank
 
     # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
     def most_moved() -> int:
@@ -65,10 +66,11 @@ def step_together(
 
     prefill.step_together(
         most_moved_tokens=most_moved,
-        num_quarantined_tokens=lambda: allocator.num_quarantined_tokens if is_whole_rank else 0,
+        num_quarantined_tokens=lambda: [one.num_quarantined_tokens if is_whole_rank else 0 for one in allocators],
     )
     if is_whole_rank:
-        allocator.load_patience_s = lambda: LOAD_PATIENCE_S
+        for allocator in allocators:
+            allocator.load_patience_s = lambda: LOAD_PATIENCE_S
 
 
 def load_without_circles(cache: PrefixCache[RequestFacts], *allocators: QuarantiningAllocator) -> None:

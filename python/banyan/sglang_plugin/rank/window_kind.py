@@ -37,7 +37,13 @@ class WindowKind(Kind):
     pages: WindowPages
 
     def _make_pages(self, frame_table: OwnFrameTable, supply: Supply) -> WindowPages:
-        return WindowPages(frame_table, supply, num_pages=self.num_needed, places=self.pools.places)
+        return WindowPages(
+            frame_table,
+            supply,
+            num_pages=self.num_needed,
+            places=self.pools.places,
+            num_draft_layers=self.pools.num_draft_layers,
+        )
 
     @property
     def num_needed(self) -> int:

@@ -49,13 +49,13 @@ def make_pools():
     return pool
 
 
-def parameters(monkeypatch, *, drafts=()):
+def parameters(monkeypatch, *, make_drafts=lambda pool: ()):
     monkeypatch.setattr(swa, "current_platform", SimpleNamespace(get_paged_allocator_cls=lambda: QuarantiningAllocator))
     pool = make_pools()
     allocator = swa.SWATokenToKVPoolAllocator(
         TOKENS, TOKENS // 2, PAGE, torch.bfloat16, "cpu", kvcache=pool, need_sort=False
     )
-    return parameters_of(allocator, PAGE, drafts=drafts, swa_retain_window=WINDOW_TOKENS)
+    return parameters_of(allocator, PAGE, drafts=make_drafts(pool), swa_retain_window=WINDOW_TOKENS)
 
 
 class WindowRank:
@@ -279,13 +279,6 @@ def test_reads_when_only_so_much_can_be_restored_then_no_more_is_worth_reading(m
 def test_state_when_a_model_has_windows_then_it_tells_of_them(ranks):
     state = ranks[0].linker.state()
     assert state["windows"]["num_window_pages"] == 2 and state["windows"]["num_pool_pages"] == TOKENS // 2 // PAGE
-
-
-def test_linker_when_a_draft_stands_beside_windows_then_it_is_refused(monkeypatch, capsys):
-    config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
-    with pytest.raises(SystemExit):
-        WindowRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config, drafts=(object(),))
-    assert "sliding windows" in capsys.readouterr().err
 
 
 def test_linker_when_the_two_pools_are_of_a_kind_that_is_not_known_then_the_way_out_is_named(monkeypatch, capsys):

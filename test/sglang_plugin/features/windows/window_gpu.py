@@ -62,6 +62,11 @@ def make_pool(**sizes):
     )
 
 
+def parts_of(pool):
+    """SGLang's pools behind one in front, or the one pool."""
+    return (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
+
+
 def transfer(names, slots):
     return SimpleNamespace(keys=names, device_indices=slots)
 
@@ -72,7 +77,7 @@ class GpuWindowRank:
     current = 0
     """The stream of the calling thread, of whichever rank it is."""
 
-    def __init__(self, monkeypatch, gpu, rank_table, number, config, adopt, sizes):
+    def __init__(self, monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes):
         rig.be_started(monkeypatch, rank_table, number, config)
         Rank.building = self
         self.gpu, self.driver = gpu, WindowDevice(gpu)
@@ -80,7 +85,9 @@ class GpuWindowRank:
         monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
         monkeypatch.setattr(swa, "current_platform", SimpleNamespace(get_paged_allocator_cls=lambda: DeviceAllocator))
         self.pool = make_pool(**sizes)
-        buffers = [buffer for part in self.parts for buffer in (*part.k_buffer, *part.v_buffer)]
+        self.drafts = make_drafts()
+        pools = (*self.parts, *(part for draft in self.drafts for part in parts_of(draft)))
+        buffers = [buffer for part in pools for buffer in (*part.k_buffer, *part.v_buffer)]
         for buffer in buffers:
             buffer.copy_(torch.randn(buffer.shape))
         adopt(self.driver, buffers)
@@ -89,7 +96,7 @@ class GpuWindowRank:
         )
         self.full, self.window = self.allocator.full_attn_allocator, self.allocator.swa_attn_allocator
         self.events = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
-        params = rig.parameters_of(self.allocator, PAGE, swa_retain_window=WINDOW_TOKENS)
+        params = rig.parameters_of(self.allocator, PAGE, drafts=self.drafts, swa_retain_window=WINDOW_TOKENS)
         monkeypatch.setattr(
             BanyanLinker, "record_offload_ready", lambda linker: linker.forward_stream.owner.record_ready()
         )
@@ -104,7 +111,7 @@ class GpuWindowRank:
 
     @property
     def parts(self):
-        return self.pool.full_kv_pool, self.pool.swa_kv_pool
+        return parts_of(self.pool)
 
     @contextmanager
     def on(self, stream):
@@ -230,7 +237,7 @@ def in_one_allocation(driver, buffers):
     driver.gpu.memory[base] = Stretch(max(buffer.data_ptr() + buffer.nbytes for buffer in buffers) - base)
 
 
-def make_node(monkeypatch, config, *, seed=0, num_ranks=2, adopt=in_allocations, **sizes):
+def make_node(monkeypatch, config, *, seed=0, num_ranks=2, adopt=in_allocations, make_drafts=lambda: (), **sizes):
     """The ranks of a server that has just started."""
     gpu = FakeGpu(seed)
     rank_table = _native.RankTable.create(NUM_SLOTS)
@@ -239,7 +246,10 @@ def make_node(monkeypatch, config, *, seed=0, num_ranks=2, adopt=in_allocations,
     monkeypatch.setattr(device_access, "markable_stream", lambda: None)
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
     be_opened_by(monkeypatch, gpu.opener)
-    ranks = [GpuWindowRank(monkeypatch, gpu, rank_table, number, config, adopt, sizes) for number in range(num_ranks)]
+    ranks = [
+        GpuWindowRank(monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes)
+        for number in range(num_ranks)
+    ]
     for rank in ranks:
         rank.meet_peers()
     return ranks

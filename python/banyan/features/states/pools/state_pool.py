@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of a model's states (state space, linear attention), where peers can map it, and its slots.
+"""The pool of a model's states (state space, linear attention), where peers can map it or open it, and its slots.
 
 A request works on a state in place. SGLang keeps copies of it at some lengths, each in a slot that belongs to its tree
 until it is freed, and that nobody writes to meanwhile. Only such slots are offered to peers.
 
 Invariants
-  1. Memory differs from upstream in where it lies; shapes, strides and slot numbers are the same. Slot 0 is a dummy.
-  2. A slot is handed out, free (upstream's list), or in quarantine: freed while a peer reads it.
+  1. On a host, memory differs from upstream in where it lies; shapes, strides and slot numbers are the same. On a GPU
+     it is upstream's own, described. Slot 0 is a dummy.
+  2. A slot is handed out, free (upstream's list), or in quarantine: freed while a peer reads it. On a GPU it may be on
+     its way as well (``device_numbers``). SGLang evicts no state ahead: one that is freed because it is needed is
+     waited for, behind the forward in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ from banyan.layout import PageLayout, PoolGeometry
 from banyan.refusals import memory_refusal
 from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.kind_pools import KindPools, RankPools, check_pool, refuse_drafts, two_kinds
+from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
+from banyan.sglang_plugin.pools.device_pool import Placed, describe_buffers
+from banyan.sglang_plugin.pools.drafts import drafts_of
+from banyan.sglang_plugin.pools.kind_pools import KindPools, RankPools, check_drafts, check_pool, two_kinds
 from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
 
 LEAST_SHARE = 0.1
@@ -37,19 +43,21 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedStates:
-    """A pool of states as the ways to a pool know one: a page is a slot.
+    """A pool of states as the ways to a pool know one: a page is a slot. ``banyan_bytes`` on a host, ``banyan_extents``
+    on a GPU.
 
     ``dtype`` and ``kv_cache_layout`` say in words what else two such pools must have in common.
     """
 
-    banyan_bytes: _native.SharedBytes
     banyan_geometry: PoolGeometry
     dtype: str
     kv_cache_layout: str
     layer_num: int
     start_layer: int
     size: int
-    device: str
+    device: Any
+    banyan_bytes: _native.SharedBytes | None = None
+    banyan_extents: Placed | None = None
 
 
 class QuarantiningSlots(Quarantine, MambaSlotAllocator):
@@ -90,39 +98,69 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
         super().free(page_ids)
 
 
+class DeviceSlots(NumbersOnDevice, QuarantiningSlots):
+    """The same, where slot numbers live on a GPU."""
+
+    def free(self, free_index: torch.Tensor) -> None:
+        if self._lane is None:
+            super().free(free_index)
+        else:
+            self._send_freed(free_index.to(torch.int64))
+
+    def clear(self) -> None:
+        self._forget_lane()
+        super().clear()
+
+
 def after_init_mamba_pool(result: None, slots: HybridReqToTokenPool, *args: Any, **kwargs: Any) -> None:
-    """SGLang has made a pool of states and its allocator: replace both with Banyan's classes where supported."""
-    if not runtime.is_sharing() or runtime.is_on_gpu():
-        return
-    share_states(slots)
+    """SGLang has made a pool of states and its allocator: share the one, and put Banyan's in place of the other, where
+    it is known how."""
+    if runtime.is_sharing():
+        share_states(slots)
 
 
 def share_states(slots: HybridReqToTokenPool) -> None:
-    """Lay the states into memory that peers can map. Nothing has been written to them yet."""
+    """Lay the states into memory that peers can map, or on a GPU say where they lie. Nothing has been written to them
+    yet."""
     pool = slots.mamba_pool
     tensors = _tensors(pool)
     if not tensors or len({tensor.shape[:2] for tensor in tensors}) > 1:
         return  # Refused by the linker, when it is built.
-    num_layers, num_slots = tensors[0].shape[:2]
-    geometry = PoolGeometry.by_part(page_of_states(pool), num_slots)
+    on_gpu = runtime.is_on_gpu()
+    if on_gpu and not all(tensor[0].is_contiguous() for tensor in tensors):
+        return  # The same.
+    placed = _described(pool, tensors) if on_gpu else _laid_out(pool, tensors)
+    pool.banyan_states = SharedStates(
+        **placed,
+        dtype="/".join(str(tensor.dtype) for tensor in tensors),
+        kv_cache_layout="/".join("x".join(map(str, tensor.shape[2:])) for tensor in tensors),
+        layer_num=tensors[0].shape[0],
+        start_layer=slots.start_layer,
+        size=pool.size,
+        device=tensors[0].device if on_gpu else "cpu",
+    )
+    kind = DeviceSlots if on_gpu else QuarantiningSlots
+    slots.mamba_allocator = kind(pool.size, slots.mamba_allocator.device)
+
+
+def _described(pool: MambaPool, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Where upstream's own allocations lie."""
+    layers = [[(tensor[layer], 1) for tensor in tensors] for layer in range(tensors[0].shape[0])]
+    geometry, placed = describe_buffers(page_of_states(pool), layers)
+    return {"banyan_geometry": geometry, "banyan_extents": placed}
+
+
+def _laid_out(pool: MambaPool, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Other memory in place of upstream's, of the same shapes."""
+    geometry = PoolGeometry.by_part(page_of_states(pool), tensors[0].shape[1])
     shared = _allocated(geometry.num_bytes)
     views = [
         torch.frombuffer(shared, dtype=tensor.dtype, count=tensor.numel(), offset=extent.base_bytes).view(tensor.shape)
         for tensor, extent in zip(tensors, geometry.layers[0], strict=True)
     ]
-    temporal = [views.pop(0)] if pool.mamba_cache.temporal.numel() else [pool.mamba_cache.temporal]
-    pool.mamba_cache = replace(pool.mamba_cache, temporal=temporal[0], conv=views)
-    pool.banyan_states = SharedStates(
-        banyan_bytes=shared,
-        banyan_geometry=geometry,
-        dtype="/".join(str(tensor.dtype) for tensor in tensors),
-        kv_cache_layout="/".join("x".join(map(str, tensor.shape[2:])) for tensor in tensors),
-        layer_num=num_layers,
-        start_layer=slots.start_layer,
-        size=pool.size,
-        device="cpu",
-    )
-    slots.mamba_allocator = QuarantiningSlots(pool.size, slots.mamba_allocator.device)
+    temporal = views.pop(0) if pool.mamba_cache.temporal.numel() else pool.mamba_cache.temporal
+    pool.mamba_cache = replace(pool.mamba_cache, temporal=temporal, conv=views)
+    return {"banyan_geometry": geometry, "banyan_bytes": shared}
 
 
 def page_of_states(pool: MambaPool) -> PageLayout:
@@ -156,11 +194,12 @@ def _allocated(need_bytes: int) -> _native.SharedBytes:
 
 def have_states(pool: Any, params: Any) -> bool:
     """Whether ``pool`` is in front of keys and values, with states beside it, and both are of kinds that this module
-    knows: states lie in memory that was laid out here, one for each slot, and nothing else goes with a slot."""
+    knows: states lie in memory that was laid out or described here, one for each slot, and nothing else goes with a
+    slot."""
     if type(pool) is not HybridLinearKVPool:
         return False
     slots = params.req_to_token_pool
-    if type(slots.mamba_allocator) is not QuarantiningSlots:
+    if type(slots.mamba_allocator) not in (QuarantiningSlots, DeviceSlots):
         return False
     has_more = slots.mamba_ckpt_pool is not None or slots.short_conv_pool.enabled or slots.ngram_pool.enabled
     replays = slots.mamba_pool.mamba_cache.replayssm_g is not None
@@ -176,7 +215,9 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
     if components != {ComponentType.FULL, ComponentType.MAMBA} or not have_states(pool, params):
         return None
     slots = params.req_to_token_pool
-    refuse_drafts(params, "a pool beside states")
+    # Of such a model's own next layer, SGLang puts a pool of the same kind in front.
+    drafts = [draft.full_kv_pool if isinstance(draft, HybridLinearKVPool) else draft for draft in drafts_of(params)]
+    check_drafts(*drafts, *params.mtp_draft_mamba_pools)
     check_pool(pool.full_kv_pool, allocator)
     shared = slots.mamba_pool.banyan_states
     numbers = {layer: (0, number) for layer, number in pool.full_attention_layer_id_mapping.items()}
@@ -192,10 +233,11 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         share=_share(pool.full_kv_pool, shared),
         num_needed=1,
         places=places,
+        num_draft_layers=(sum(draft.layer_num for draft in drafts), 0),
         is_one_slot=True,
         told_as="states",
     )
-    full = KindPools(pool=pool.full_kv_pool, allocator=allocator)
+    full = KindPools(pool=pool.full_kv_pool, allocator=allocator, drafts=drafts)
     # SGLang tells the pool of keys and values alone.
     return RankPools(two_kinds(full, state), len(places), waiting=(slots,))
 

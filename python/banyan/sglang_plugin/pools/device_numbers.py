@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is freed by numbers that live on a GPU: the part that an allocator of pages and one of states have in common.
+
+A page is in one more place here: on its way. SGLang frees page numbers that only the device knows; they are copied to
+the host behind the events of the stream that made them, and withdrawn from the peers when they have come. Until then
+they are free memory that is not handed out. States of a freed page: on its way -> free, or quarantine -> free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from banyan.sglang_plugin.pools.quarantine import OwnPages, Quarantine
+from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
+from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.transport.cuda_ipc.readback import ReadbackLane
+
+
+class NumbersOnDevice(Quarantine):
+    """Nothing here waits for the device unless the pool is short of what is not in use."""
+
+    _lane: ReadbackLane[torch.Tensor] | None = None
+    _freed_events: Callable[[], list[int]]
+    _order: ReadbackOrder
+    _settle: Callable[[], None]
+    _num_taken = 0
+    _reserve = Reserve(0)
+
+    def attach_lane(
+        self,
+        pages: OwnPages,
+        lane: ReadbackLane[torch.Tensor],
+        freed_events: Callable[[], list[int]],
+        reserve: Reserve,
+        order: ReadbackOrder,
+        settle: Callable[[], None],
+    ) -> None:
+        """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed, and
+        are withdrawn when their turn in ``order`` has come. ``settle`` takes note of all that the device has done
+        for this rank."""
+        self.attach(pages)
+        self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
+        self._order, self._settle = order, settle
+
+    def poll(self) -> None:
+        """Take what has come and what readers have let go of. Called on every scheduling step."""
+        if self._num_held:
+            self._take_drained()
+
+    @property
+    def _num_held(self) -> int:
+        return len(self._quarantine) + (self._lane.num_pages if self._lane is not None else 0)
+
+    def _send_freed(self, freed: torch.Tensor) -> None:
+        """These numbers are freed: they are on their way."""
+        assert self._lane is not None
+        if freed.numel():
+            self._lane.send(freed, freed, behind=self._freed_events())
+            self._order.sent(self)
+
+    def _forget_lane(self) -> None:
+        """All is free, also what is on its way."""
+        if self._lane is not None:
+            self._lane.forget()
+            self._order.forget(self)
+
+    def take_next(self) -> bool:
+        """Withdraw the pages that were freed first; False when their numbers have not come."""
+        assert self._lane is not None
+        taken = self._lane.take()
+        if taken is None:
+            return False
+        freed, numbers = taken
+        # Nearly always all of them are free now, and `freed` is on the device already.
+        self._put_back(self._withdraw(np.frombuffer(numbers, np.int64), freed))
+        self._num_taken += 1
+        return True
+
+    def _take_drained(self) -> bool:
+        num_taken = self._num_taken
+        # This rank's own copies may hold what it waits for.
+        self._settle()
+        return super()._take_drained() or self._num_taken != num_taken
+
+    def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
+        pages = torch.from_numpy(frames.copy())
+        if self.device == "cpu":
+            return pages
+        # From pinned memory: an ordinary upload would wait for the stream.
+        return pages.pin_memory().to(self.device, non_blocking=True)
