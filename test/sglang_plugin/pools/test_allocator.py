@@ -210,3 +210,41 @@ def test_eviction_when_a_reader_has_held_a_page_for_long_then_others_go_in_its_p
     pages.evict_to_free_tokens(tree, PAGE_TOKENS)
     assert sum(asked) == num_evicted
     lease.release()
+
+
+class Evicting:
+    """SGLang's tree, with one page that nobody uses."""
+
+    def __init__(self, pages, slots):
+        self._pages, self._slots = pages, slots
+
+    def supports_prefix_sharing(self):
+        return True
+
+    def evict_for_alloc(self, params):
+        if self._slots is not None and params.num_tokens:
+            self._pages.free(self._slots)
+            self._slots = None
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_prefill_when_a_reader_does_not_let_go_then_another_page_is_evicted_instead_of_waiting_for_ever(
+    node, monkeypatch, num_shards
+):
+    """Two ranks whose readers wait for each other would stand still, and end their server."""
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_tp_size=num_shards))
+    monkeypatch.setattr(quarantine, "OLD_S", 0.01)
+    monkeypatch.setattr(module, "READER_PATIENCE_S", 0.05)
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    tree = Evicting(pages, slots[5 * PAGE_TOKENS : 6 * PAGE_TOKENS])
+    pages.evict_to_free_tokens(tree, 0)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    one_page = (torch.tensor([0]), torch.tensor([0]), torch.tensor([3]), torch.tensor([3]), torch.tensor([-1]), 3)
+    found = pages.alloc_extend(*one_page)
+    # The shards of a rank would have to evict alike.
+    assert (found is not None) == (num_shards == 1)
+    assert found is None or found[0].item() // PAGE_TOKENS == 6
+    lease.release()

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.runtime_context import get_parallel
 
-from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
-
-OLD_S = 0.5
-"""From then on a page in quarantine is not counted on where others can be evicted in its place."""
+from banyan.sglang_plugin.pools.quarantine import NO_PAGES, OLD_S, READER_PATIENCE_S, Quarantine, frame_array
 
 
 class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
@@ -30,6 +28,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     staged_pages: list[Any]
     num_staged_pages: int
+
+    _tree: Any = None
+    """SGLang's, once it was asked to evict for this allocator."""
 
     decodes_on_held = True
     """Whether a decode is planned with pages that peers are still reading. Where not, SGLang retracts a request."""
@@ -67,7 +68,14 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
         """As upstream's, with what there is to be beside."""
+        self._tree = tree_cache
         return super().evict_to_free_tokens(tree_cache, self.tokens_to_have(num_tokens))
+
+    def _evict_for_held(self) -> None:
+        # The shards of a rank must evict alike, and only this one knows what its readers hold.
+        tree = None if get_parallel().attn_tp_size > 1 else self._tree
+        if tree is not None and tree.supports_prefix_sharing():
+            tree.evict_for_alloc(EvictParams(num_tokens=self._num_held * self.page_size))
 
     def check_decode_capacity(
         self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None

