@@ -60,6 +60,9 @@ sim: setup ## studies of the simulator (about twenty minutes); tables here, pict
 modes: setup ## start SGLang in every mode, with tiny models: who is served, who refused; build/modes/report.json
 	@$(PY) -m benchmark.modes --write-docs $(ARGS)
 
+recipes: setup ## published launch lines with Banyan, judged by dry runs: make recipes DATA=../shared/data/recipes [ARGS=--write-docs]
+	@$(PY) -m benchmark.recipes $(if $(DATA),--data $(DATA)) $(ARGS)
+
 pressure: setup ## a model of hits when the working set exceeds the pools (minutes): make pressure DATA=../shared/data
 	@$(PY) -m benchmark.pressure.study $(if $(DATA),--data $(DATA)) $(ARGS)
 

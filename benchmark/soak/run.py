@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +34,9 @@ REQUEST_TIMEOUT_S = 120.0
 """Longer than any disturbance: an answer that takes so long is lost."""
 
 SETTLED_WITHIN_S = 60.0
+
+STANDING_S = 20.0
+"""Longer than a rank is stopped on purpose: one that says nothing for so long stands still."""
 
 
 class Soak:
@@ -88,7 +93,11 @@ class Soak:
         await self._sample(client)
 
     async def _sample(self, client: Client) -> Sample:
-        info = await self._info(client)
+        asking = asyncio.create_task(self._info(client))
+        answered, _ = await asyncio.wait({asking}, timeout=STANDING_S)
+        if not answered:
+            await asyncio.to_thread(self._keep_stacks)
+        info = await asking
         sample = Sample(
             at_s=round(client.at_s(), 1),
             num_requests=self.tally.num_requests,
@@ -104,6 +113,14 @@ class Soak:
                 f"{self.tally.num_differing} differ, {self.tally.num_errors} errors"
             )
         return sample
+
+    def _keep_stacks(self) -> None:
+        """Where each rank stands, while it does."""
+        for pid in self._schedulers():
+            command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(pid)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            with (self._folder / "stacks.txt").open("a") as file:
+                file.write(f"{time.strftime('%X')} {done.stdout}{done.stderr}\n")
 
     async def _info(self, client: Client) -> dict[str, Any] | None:
         """What the ranks say; None where they do not, which is an error."""

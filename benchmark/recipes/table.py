@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``docs/recipes.md`` from what was found: counts, families, and what refuses: pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from benchmark.recipes.lines import Line, Verdict
+
+Found = Sequence[tuple[Line, Verdict]]
+
+HEAD = """# Launch lines that people use
+
+Made by `make recipes DATA=FOLDER` from published launch lines of SGLang with `--enable-banyan` added. Each line is a
+dry run, as `banyan doctor -- ARGUMENTS` makes one, on a stand-in for the GPU that the line names, with the model's
+configuration and no weights. *Shared*: the server would start and share. A dry run says what the launcher decides:
+what ranks check when they start (their pools, the driver) is not seen, and none of these lines has run on a GPU.
+
+"""
+
+
+def page(found: Found, where: str) -> str:
+    """The whole page. ``where``: commit, day and machine."""
+    return HEAD + _counts(found, where) + _families(found) + _reasons(found)
+
+
+def summary(found: Found) -> str:
+    """In one line."""
+    in_step = [one for one in found if one[0].is_in_step]
+    crashed = sum(verdict.has_crashed for _, verdict in found)
+    return f"{_share(found)} shared; with ranks in step {_share(in_step)}; {crashed} crashed"
+
+
+def _share(found: Found) -> str:
+    return f"{sum(verdict.is_shared for _, verdict in found)} of {len(found)}"
+
+
+def _counts(found: Found, where: str) -> str:
+    return f"{summary(found)}. {where}.\n\n"
+
+
+def _families(found: Found) -> str:
+    rows: dict[str, list[tuple[Line, Verdict]]] = defaultdict(list)
+    for line, verdict in found:
+        rows[line.family].append((line, verdict))
+    text = "| family | lines | shared | what refuses the others | a line that is shared |\n|---|---|---|---|---|\n"
+    for family, own in rows.items():
+        shared = [line for line, verdict in own if verdict.is_shared]
+        reasons = Counter(flag for _, verdict in own for flag in verdict.flags)
+        told = ", ".join(
+            f"`{flag}` {count}" if flag.startswith("-") else f"{flag} {count}" for flag, count in reasons.items()
+        )
+        example = f"`{min((line.words for line in shared), key=len)}`" if shared else "-"
+        text += f"| {family} | {len(own)} | {len(shared)} | {told or '-'} | {example} |\n"
+    return text + "\n"
+
+
+def _reasons(found: Found) -> str:
+    """How many lines each reason refuses, and how many it refuses alone."""
+    refused = [set(verdict.flags) for _, verdict in found if not verdict.is_shared]
+    counts = Counter(flag for flags in refused for flag in flags)
+    alone = Counter(next(iter(flags)) for flags in refused if len(flags) == 1)
+    text = "| named by the refusal | lines | of these by it alone |\n|---|---|---|\n"
+    for flag, count in counts.most_common():
+        text += f"| {_name(flag)} | {count} | {alone[flag]} |\n"
+    return text
+
+
+def _name(flag: str) -> str:
+    return f"`{flag}`" if flag.startswith("-") else flag
