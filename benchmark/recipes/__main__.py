@@ -30,9 +30,6 @@ KIND_OF = {
 STAND_IN = Path("test/cuda_stand_in")
 ENVIRONMENT = {
     "CUDA_STAND_IN": "late",
-    "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
-    "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
-    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     "SGLANG_USE_CPU_ENGINE": "0",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",

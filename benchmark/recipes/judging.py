@@ -8,6 +8,7 @@ Each line is examined in a fork, as ``banyan doctor -- ARGUMENTS`` examines it; 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -71,6 +72,8 @@ def _say(arguments: list[str]) -> dict[str, list[str]]:
 
 
 def main() -> None:
+    # What this process finds on its path, and nothing else does.
+    os.environ.update(importlib.import_module("cuda_stand_in.engine").ENVIRONMENT)
     be_seen(sys.argv[1])
     from sglang.srt.plugins import load_plugins
 

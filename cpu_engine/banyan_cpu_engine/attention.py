@@ -16,7 +16,6 @@ in the cache; and a hit would round otherwise than a miss.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -159,21 +158,19 @@ class CpuAttention(TorchNativeAttnBackend):
                 enable_gqa=enable_gqa,
                 window=sliding_window_size,
             )
-        upstreams = partial(
-            super()._run_sdpa_forward_extend,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            req_to_token=req_to_token,
-            encoder_lens=encoder_lens,
-            scaling=scaling,
-            enable_gqa=enable_gqa,
-            causal=causal,
-            is_cross_attn=is_cross_attn,
-            sliding_window_size=sliding_window_size,
-        )
+        upstream = super()._run_sdpa_forward_extend
+        pool = k_cache, v_cache, req_to_token
         requests = req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens
+        how = {
+            "encoder_lens": encoder_lens,
+            "scaling": scaling,
+            "enable_gqa": enable_gqa,
+            "causal": causal,
+            "is_cross_attn": is_cross_attn,
+            "sliding_window_size": sliding_window_size,
+        }
         if encoder_lens is not None or not causal:
-            return upstreams(query, output, **_named(*requests))
+            return upstream(query, output, *pool, *requests, **how)
         start = 0
         rows, kv_lens, q_lens = req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
         for number, (row, kv_len, q_len) in enumerate(zip(rows, kv_lens, q_lens, strict=True)):
@@ -184,7 +181,8 @@ class CpuAttention(TorchNativeAttnBackend):
                 # as another has, behind a single token. Nobody reads what they say.
                 output[own] = 0
             elif sliding_window_size is not None:
-                upstreams(query[own], output[own], **_named(*(each[number : number + 1] for each in requests)))
+                request = (each[number : number + 1] for each in requests)
+                upstream(query[own], output[own], *pool, *request, **how)
             else:
                 slots = req_to_token[row, :kv_len]
                 keys, values = k_cache.index_select(0, slots), v_cache.index_select(0, slots)
@@ -261,21 +259,6 @@ class CpuAttention(TorchNativeAttnBackend):
             mask = torch.ones((num_rows, kv_len), dtype=torch.bool, device=device).tril_(end - num_rows)
             self._masks[num_rows, end, kv_len] = mask
         return mask
-
-
-def _named(
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_prefix_lens: torch.Tensor,
-    extend_seq_lens: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """What upstream's attention is told of each request."""
-    return {
-        "req_pool_indices": req_pool_indices,
-        "seq_lens": seq_lens,
-        "extend_prefix_lens": extend_prefix_lens,
-        "extend_seq_lens": extend_seq_lens,
-    }
 
 
 def drafts_of(forward_batch: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
+from sglang.srt.configs.model_config import ModelConfig
 
 from banyan import feature_list as features
 from banyan.config import Config
@@ -105,24 +106,27 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
 
 def _draft_line(view: Any, model: ModelFacts) -> str | None:
     """Why the draft cannot run where ranks step together; None where they do not, and where there is none."""
-    path = view.speculative_draft_model_path
-    if not model.steps_together_on_cpu or view.speculative_algorithm is None or path is None:
+    if not model.steps_together_on_cpu or not _has_draft(view):
         return None
-    revision = view.speculative_draft_model_revision
-    draft = draft_config(path, revision=revision, trusts_code=bool(view.trust_remote_code))
-    return draft_vocabulary_refusal(architecture_of(draft))
+    return draft_vocabulary_refusal(architecture_of(_draft_of(view)))
 
 
 def _steps_line(view: Any) -> str | None:
     """Why a draft with a layer for each step cannot be shared; None where there is none, or its layers are the
     model's."""
-    path = view.speculative_draft_model_path
-    if not view.enable_multi_layer_eagle or view.speculative_algorithm is None or path is None:
+    if not view.enable_multi_layer_eagle or not _has_draft(view) or _draft_of(view).num_nextn_predict_layers:
         return None
-    revision = view.speculative_draft_model_revision
-    draft = draft_config(path, revision=revision, trusts_code=bool(view.trust_remote_code))
-    is_of_the_model = bool(draft.num_nextn_predict_layers)
-    return None if is_of_the_model else layers_of_steps_refusal(f"--speculative-draft-model-path {path}")
+    return layers_of_steps_refusal(f"--speculative-draft-model-path {view.speculative_draft_model_path}")
+
+
+def _has_draft(view: Any) -> bool:
+    """Whether a draft is served that has a checkpoint, or a part of one."""
+    return view.speculative_algorithm is not None and view.speculative_draft_model_path is not None
+
+
+def _draft_of(view: Any) -> ModelConfig:
+    path, revision = view.speculative_draft_model_path, view.speculative_draft_model_revision
+    return draft_config(path, revision=revision, trusts_code=bool(view.trust_remote_code))
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:
@@ -136,7 +140,7 @@ def _asked(view: Any) -> str:
         return f"--enable-deterministic-inference with the attention backend {attention_backends_of(view)[0]}"
     if _has_no_model(view):
         return "these flags"
-    return f"this model ({(model_config_of(view).hf_config.architectures or ['?'])[0]})"
+    return f"this model ({architecture_of(model_config_of(view))})"
 
 
 def _has_no_model(view: Any) -> bool:

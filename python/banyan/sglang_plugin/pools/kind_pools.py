@@ -38,7 +38,7 @@ class KindPools:
         places: beside full pages, for each layer of the model, whether it is of this kind (1) or not (0), and its
             number among those.
         num_draft_layers: beside full pages, of drafts: how many lie behind the model's in a full page, and in one of
-            this kind.
+            this kind. ``two_kinds`` tells.
         is_one_slot: a page is one slot, however many tokens it is of.
         told_as: what it is called in ``/server_info``.
     """
@@ -115,4 +115,8 @@ def check_drafts(*pools: Any) -> None:
 
 def two_kinds(full: KindPools, beside: KindPools) -> tuple[KindPools, KindPools]:
     """Full pages and pages of a second kind. What the flags give a rank is divided between them."""
-    return replace(full, name="full", layers=beside.layers, share=1.0 - beside.share), beside
+    num_behind, num_behind_beside = (sum(draft.layer_num for draft in kind.drafts) for kind in (full, beside))
+    return (
+        replace(full, name="full", layers=beside.layers, share=1.0 - beside.share),
+        replace(beside, num_draft_layers=(num_behind, num_behind_beside)),
+    )

@@ -60,11 +60,11 @@ def tensors_of(slots):
     return [cache.temporal, *cache.conv]
 
 
-def shared_slots(monkeypatch, **more):
+def shared_slots(monkeypatch, *, is_on_gpu=False, **more):
     """The same, with the hook of the patch queue on it."""
     with monkeypatch.context() as patched:
         patched.setattr(state_pool.runtime, "is_sharing", lambda: True)
-        patched.setattr(state_pool.runtime, "is_on_gpu", lambda: False)
+        patched.setattr(state_pool.runtime, "is_on_gpu", lambda: is_on_gpu)
         patched.setattr(state_pool.runtime, "config", lambda: None)
         wrapped = hooked(INIT, HybridReqToTokenPool._init_mamba_pool)
         patched.setattr(HybridReqToTokenPool, "_init_mamba_pool", wrapped)

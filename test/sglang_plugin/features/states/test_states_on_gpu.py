@@ -45,9 +45,7 @@ def test_prefix_when_a_peer_has_it_then_pages_and_the_state_come_and_the_schedul
     full, state = publish(owner, names, num_windowed=1)
     assert reader.lookup(names) == [3]
     own = reader.load(names)
-    index = reader.start()
-    for layer in range(NUM_LAYERS):
-        reader.wait_until(layer)
+    index = reader.enqueue_forward()
     assert not equal(reader.content(*own), owner.content(full, state)), "nothing has run yet"
     let_the_device_run(ranks)
     assert reader.finish(index)
@@ -109,9 +107,7 @@ def test_arena_when_the_pool_has_given_the_state_up_then_it_comes_from_there(mon
     let_the_device_run(ranks)
     assert reader.lookup(names, "s") == [2]
     own = reader.load(names, "s")
-    index = reader.start()
-    for layer in range(NUM_LAYERS):
-        reader.wait_until(layer)
+    index = reader.enqueue_forward()
     let_the_device_run(ranks)
     assert reader.finish(index)
     assert equal(reader.content(*own), held)
@@ -129,9 +125,7 @@ def test_prefix_when_there_is_a_draft_then_its_rows_come_with_the_pages_and_the_
     full, state = publish(owner, names, num_windowed=1)
     assert reader.lookup(names) == [2]
     own = reader.load(names)
-    index = reader.start()
-    for layer in range(NUM_LAYERS):
-        reader.wait_until(layer)
+    index = reader.enqueue_forward()
     let_the_device_run(ranks)
     assert reader.finish(index)
     assert equal(reader.content(*own), owner.content(full, state))

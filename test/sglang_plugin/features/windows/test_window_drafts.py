@@ -9,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from test.sglang_plugin.features.windows.test_window_places import NUM_SLOTS, PAGE, WindowRank
-from test.sglang_plugin.features.windows.window_gpu import NUM_LAYERS, PLAIN, TOKENS, equal, make_node, publish
+from test.sglang_plugin.features.windows.window_gpu import PLAIN, TOKENS, equal, make_node, publish
 from test.sglang_plugin.rank import test_linker as rig
 from test.sglang_plugin.rank.test_extents import SMALL_HEADS, with_drafts
 from test.sglang_plugin.rank.test_linker import page
@@ -139,9 +139,7 @@ def test_draft_when_it_has_windows_of_its_own_then_they_come_from_where_it_keeps
     full, window = publish(owner, names)
     assert reader.lookup(names) == [2]
     own_full, own_window = reader.load(names)
-    index = reader.start()
-    for layer in range(NUM_LAYERS):
-        reader.wait_until(layer)
+    index = reader.enqueue_forward()
     reader.gpu.run()
     assert reader.finish(index)
     assert equal(reader.content(own_full, own_window), owner.content(full, window))

@@ -7,7 +7,6 @@ import time
 import pytest
 from test.sglang_plugin.features.windows.window_gpu import (
     FULL,
-    NUM_LAYERS,
     PAGE,
     PLAIN,
     TOKENS,
@@ -225,10 +224,7 @@ def load_while_it_is_read(rank, names):
     rank.linker.arrive("r")
     assert rank.lookup(names) == [len(names)]
     own = rank.load(names)
-    index = rank.start()
-    for layer in range(NUM_LAYERS):
-        rank.wait_until(layer)
-    return own, index
+    return own, rank.enqueue_forward()
 
 
 def test_prefix_when_only_the_store_has_it_then_the_copies_of_both_pools_follow_its_reads(monkeypatch, stored):

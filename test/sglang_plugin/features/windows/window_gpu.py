@@ -67,15 +67,22 @@ def parts_of(pool):
     return (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
 
 
+def heads_of(part):
+    return (*part.k_buffer, *part.v_buffer)
+
+
 def transfer(names, slots):
     return SimpleNamespace(keys=names, device_indices=slots)
 
 
 class GpuWindowRank:
-    """``full`` and ``window`` are its allocators."""
+    """``full`` and ``window`` are its allocators: a subclass has pages of another kind beside the full ones."""
 
     current = 0
     """The stream of the calling thread, of whichever rank it is."""
+    components = frozenset({ComponentType.FULL, ComponentType.SWA})
+    num_layers, num_needed, slots_a_page = NUM_LAYERS, WINDOW_PAGES, PAGE
+    """Of what is beside: pages that a prefix needs before its end, and slots of one."""
 
     def __init__(self, monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes):
         rig.be_started(monkeypatch, rank_table, number, config)
@@ -83,20 +90,15 @@ class GpuWindowRank:
         self.gpu, self.driver = gpu, WindowDevice(gpu)
         self.schedule, self.forward = 100 * number + 1, 100 * number + 2
         monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
-        monkeypatch.setattr(swa, "current_platform", SimpleNamespace(get_paged_allocator_cls=lambda: DeviceAllocator))
-        self.pool = make_pool(**sizes)
+        more = self.build_pools(monkeypatch, **sizes)
         self.drafts = make_drafts()
-        pools = (*self.parts, *(part for draft in self.drafts for part in parts_of(draft)))
-        buffers = [buffer for part in pools for buffer in (*part.k_buffer, *part.v_buffer)]
+        drafts = [part for draft in self.drafts for part in parts_of(draft)]
+        buffers = [*self.tensors(), *(buffer for part in drafts for buffer in heads_of(part))]
         for buffer in buffers:
             buffer.copy_(torch.randn(buffer.shape))
         adopt(self.driver, buffers)
-        self.allocator = swa.SWATokenToKVPoolAllocator(
-            TOKENS, TOKENS // 2, PAGE, torch.bfloat16, "cpu", kvcache=self.pool, need_sort=False
-        )
-        self.full, self.window = self.allocator.full_attn_allocator, self.allocator.swa_attn_allocator
         self.events = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
-        params = rig.parameters_of(self.allocator, PAGE, drafts=self.drafts, swa_retain_window=WINDOW_TOKENS)
+        params = rig.parameters_of(self.allocator, PAGE, drafts=self.drafts, **more)
         monkeypatch.setattr(
             BanyanLinker, "record_offload_ready", lambda linker: linker.forward_stream.owner.record_ready()
         )
@@ -104,10 +106,24 @@ class GpuWindowRank:
             self.linker = BanyanLinker(
                 rig.SERVER,
                 params,
-                components={ComponentType.FULL, ComponentType.SWA},
+                components=set(self.components),
                 extra_config={},
                 forward_stream=SimpleNamespace(cuda_stream=self.forward, owner=self),
             )
+
+    def build_pools(self, monkeypatch, **sizes):
+        """``pool``, ``allocator``, ``full`` and ``window``; what SGLang tells a linker of them."""
+        monkeypatch.setattr(swa, "current_platform", SimpleNamespace(get_paged_allocator_cls=lambda: DeviceAllocator))
+        self.pool = make_pool(**sizes)
+        self.allocator = swa.SWATokenToKVPoolAllocator(
+            TOKENS, TOKENS // 2, PAGE, torch.bfloat16, "cpu", kvcache=self.pool, need_sort=False
+        )
+        self.full, self.window = self.allocator.full_attn_allocator, self.allocator.swa_attn_allocator
+        return {"swa_retain_window": WINDOW_TOKENS}
+
+    def tensors(self):
+        """All that the model keeps."""
+        return [buffer for part in self.parts for buffer in heads_of(part)]
 
     @property
     def parts(self):
@@ -147,10 +163,10 @@ class GpuWindowRank:
             self.gpu.run()
         self.poll()
 
-    def alloc(self, num_pages, num_windowed):
+    def alloc(self, num_pages, num_beside):
         """Slots in both pools, of the last pages in the windows'."""
         with self.on(self.schedule):
-            return self.full.alloc(num_pages * PAGE), self.window.alloc(num_windowed * PAGE)
+            return self.full.alloc(num_pages * PAGE), self.window.alloc(num_beside * self.slots_a_page)
 
     def free(self, full, window):
         with self.on(self.schedule):
@@ -161,7 +177,7 @@ class GpuWindowRank:
         """A node of SGLang's tree; without ``window`` it is a tombstone."""
         transfers = [transfer(names, full)]
         if window is not None:
-            transfers.append(transfer(names[-len(window) // PAGE :], window))
+            transfers.append(self.at_end(names, window))
         with self.on(self.schedule):
             assert self.linker.offload(transfers)
 
@@ -171,16 +187,20 @@ class GpuWindowRank:
 
     def lookup(self, names, rid="r"):
         with self.on(self.schedule):
-            return self.linker.lookup(rid, [transfer(names, None), transfer(names[-WINDOW_PAGES:], None)])
+            return self.linker.lookup(rid, [transfer(names, None), transfer(names[-self.num_needed :], None)])
 
     def load(self, names, rid="r"):
         """Where the pages go, or None."""
-        full, window = self.alloc(len(names), min(WINDOW_PAGES, len(names)))
+        full, window = self.alloc(len(names), min(self.num_needed, len(names)))
         return (full, window) if self.load_into(names, full, window, rid) else None
 
     def load_into(self, names, full, window, rid="r"):
         with self.on(self.schedule):
-            return self.linker.load(rid, [transfer(names, full), transfer(names[-len(window) // PAGE :], window)])
+            return self.linker.load(rid, [transfer(names, full), self.at_end(names, window)])
+
+    def at_end(self, names, window):
+        """The last of these pages, beside."""
+        return transfer(names[-len(window) // self.slots_a_page :], window)
 
     def start(self):
         with self.on(self.schedule):
@@ -197,12 +217,16 @@ class GpuWindowRank:
         with self.on(self.schedule):
             return self.linker.finish_layer_wise_loading(index)
 
-    def land(self):
-        """A forward that reads nothing, and its end on the scheduler's side."""
+    def enqueue_forward(self):
+        """One that reads nothing: each layer waits. Its batch."""
         index = self.start()
-        for layer in range(NUM_LAYERS):
+        for layer in range(self.num_layers):
             self.wait_until(layer)
-        return self.finish(index)
+        return index
+
+    def land(self):
+        """Such a forward, and its end on the scheduler's side."""
+        return self.finish(self.enqueue_forward())
 
     # ---- what lies in the pools
 
@@ -213,12 +237,15 @@ class GpuWindowRank:
         return torch.stack([part.k_buffer[number][slots], part.v_buffer[number][slots]])
 
     def content(self, full, window):
-        return [self.layer(layer, full, window) for layer in range(NUM_LAYERS)]
+        return [self.layer(layer, full, window) for layer in range(self.num_layers)]
+
+    def buffers(self, part):
+        """Of one pool: what is indexed by its slots."""
+        return heads_of(self.parts[part])
 
     def enqueue_write(self, stream, part, slots, value=POISON):
         """A forward that writes pages of one pool, one buffer after the other. ``value`` None: noise."""
-        pool = self.parts[part]
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
+        for buffer in self.buffers(part):
 
             def write(buffer=buffer):
                 buffer[slots] = torch.randn(buffer[slots].shape).to(buffer.dtype) if value is None else value
@@ -237,7 +264,17 @@ def in_one_allocation(driver, buffers):
     driver.gpu.memory[base] = Stretch(max(buffer.data_ptr() + buffer.nbytes for buffer in buffers) - base)
 
 
-def make_node(monkeypatch, config, *, seed=0, num_ranks=2, adopt=in_allocations, make_drafts=lambda: (), **sizes):
+def make_node(
+    monkeypatch,
+    config,
+    *,
+    seed=0,
+    num_ranks=2,
+    adopt=in_allocations,
+    make_drafts=lambda: (),
+    kind=GpuWindowRank,
+    **sizes,
+):
     """The ranks of a server that has just started."""
     gpu = FakeGpu(seed)
     rank_table = _native.RankTable.create(NUM_SLOTS)
@@ -247,8 +284,7 @@ def make_node(monkeypatch, config, *, seed=0, num_ranks=2, adopt=in_allocations,
     monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
     be_opened_by(monkeypatch, gpu.opener)
     ranks = [
-        GpuWindowRank(monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes)
-        for number in range(num_ranks)
+        kind(monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes) for number in range(num_ranks)
     ]
     for rank in ranks:
         rank.meet_peers()

@@ -233,7 +233,6 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         share=_share(pool.full_kv_pool, shared),
         num_needed=1,
         places=places,
-        num_draft_layers=(sum(draft.layer_num for draft in drafts), 0),
         is_one_slot=True,
         told_as="states",
     )

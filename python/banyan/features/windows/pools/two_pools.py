@@ -77,7 +77,6 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         share=window_bytes / (full_bytes + window_bytes),
         num_needed=-(-params.swa_retain_window // params.page_size),
         places=places,
-        num_draft_layers=(num_layers(full_drafts), num_layers(window_drafts)),
         told_as="windows",
     )
     full = KindPools(pool=pool.full_kv_pool, allocator=allocator.full_attn_allocator, drafts=full_drafts)
@@ -87,7 +86,3 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
 def page_bytes(*pools: Any) -> int:
     """What a page weighs, with what lies behind it."""
     return sum(pool.banyan_geometry.page.page_bytes for pool in pools)
-
-
-def num_layers(pools: Sequence[Any]) -> int:
-    return sum(pool.layer_num for pool in pools)
