@@ -334,15 +334,15 @@ class LeaseEnds:
 class Copy:
     """A copy under way on the helper thread. Any thread may wait; waits release the GIL.
 
-    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more. A lease that
-    its caller has dropped is given back at the end, whether `finish` has been called or not.
+    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more. Its leases end
+    with it, whether `finish` has been called or not.
     """
 
     def wait_layer(self, layer: int) -> float:
         """Block until `layer` has landed, or the copy has failed (see `finish`); the seconds waited."""
 
     def finish(self) -> bool:
-        """Wait for the end and release the leases. True when all layers landed; else the targets hold garbage."""
+        """Wait for the end. True when all layers landed; else the targets hold garbage."""
 
     def ages_s(self) -> list[float]:
         """Seconds ago: the helper thread began with this copy; then for each layer that is in place, it landed. [] for
@@ -504,7 +504,7 @@ class Peers:
         self, loads: list[tuple[Lease, Frames]], arrivals: list[tuple[Read, list[int], Frames]] = []
     ) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
-        layer.
+        layer. The leases are the copy's from now on, and end with it; of a call that is refused they have ended.
 
         `arrivals`: pages of a `Read`, by position, and their frames; each layer follows the read. Keep the read until
         the copy has ended, and ask it which pages were bad: the copy does not know.

@@ -24,7 +24,8 @@ class Match(Protocol):
 
 
 class Lease(Protocol):
-    """The right to copy ``num_pages`` pages; their owners do not reuse the frames until it is released."""
+    """The right to copy ``num_pages`` pages; their owners do not reuse the frames until it is released. A copy takes it
+    over."""
 
     num_pages: int
     runs: list[tuple[int, int]]

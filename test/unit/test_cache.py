@@ -70,6 +70,16 @@ def test_fetch_when_a_peer_holds_the_prefix_then_its_bytes_arrive(node):
     assert (seen.fetches, seen.fetched_pages, seen.fetched_bytes) == (1, 3, 3 * 3 * 2 * 128)
 
 
+def test_start_when_its_copies_have_ended_then_the_peers_have_their_pages_back_whatever_the_scheduler_waits_for(node):
+    # A rank that waits for room does not come to finish(): two of them would wait for each other's pages.
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7))
+    copy = node.reader.moving(node.reader.start())
+    while not copy.has_ended:
+        copy.wait_layer(2)
+    assert ids(node.holder.retire(frames(3))) == [3]
+
+
 def test_prepare_when_nothing_changed_then_the_directory_is_asked_once(node):
     node.holder.publish(frames(3), keys(1))
     for _ in range(5):

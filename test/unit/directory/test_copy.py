@@ -50,34 +50,35 @@ def test_copy_when_two_loads_want_one_page_then_fetched_once(ranks: list[Rank]) 
     assert copy.bytes_copied == 4 * ALL_LAYERS_BYTES
 
 
-def test_finish_when_called_then_the_leases_are_released(ranks: list[Rank]) -> None:
+def test_copy_when_it_has_ended_then_its_leases_have_though_nobody_calls_finish(ranks: list[Rank]) -> None:
     owner, reader = ranks[0], ranks[2]
     lease = leased(reader, 0)
     copy = reader.peers.start_copy([(lease, frames(1))])
-    lease.release()
-    assert copy.finish()
-    assert copy.finish()
-    assert ids(owner.frame_table.retire(frames(2))) == [2]
-
-
-def test_copy_when_it_has_ended_then_a_lease_that_nobody_keeps_is_given_back_without_finish(ranks: list[Rank]) -> None:
-    owner, reader = ranks[0], ranks[2]
-    copy = reader.peers.start_copy([(leased(reader, 0), frames(1))])
     copy.wait_layer(NUM_LAYERS - 1)
     while not copy.has_ended:
         pass
     assert ids(owner.frame_table.retire(frames(2))) == [2]
     assert copy.finish()
+    assert copy.finish()
 
 
-def test_copy_when_dropped_before_finish_then_the_lease_is_still_the_callers(ranks: list[Rank]) -> None:
+def test_start_copy_when_called_then_the_lease_is_the_copys_alone(ranks: list[Rank]) -> None:
+    reader = ranks[2]
+    lease = leased(reader, 0)
+    copy = reader.peers.start_copy([(lease, frames(1))])
+    lease.release()
+    assert copy.finish() and reader.pages(1) == ranks[0].pages(2)
+    with pytest.raises(ValueError, match="released before"):
+        reader.peers.start_copy([(lease, frames(3))])
+
+
+def test_copy_when_dropped_before_finish_then_its_leases_have_ended(ranks: list[Rank]) -> None:
     owner, reader = ranks[0], ranks[2]
     lease = leased(reader, 0)
     del_me = reader.peers.start_copy([(lease, frames(1))])
     del del_me
-    assert ids(owner.frame_table.retire(frames(2))) == []
+    assert ids(owner.frame_table.retire(frames(2))) == [2]
     lease.release()
-    assert ids(owner.frame_table.drain()) == [2]
 
 
 def test_copy_when_nothing_is_loaded_then_lands(ranks: list[Rank]) -> None:

@@ -6,22 +6,19 @@ use banyan_shm::copy_thread::{CopyThread, Parcel};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::peers::SeenHeld;
 use crate::unlocked::Unlocked;
 
 #[pyclass(frozen, name = "Copy", module = "banyan._native")]
 pub struct PyCopy {
     parcel: Arc<Parcel>,
-    leases: Vec<SeenHeld>,
     /// The thread stays while a copy wants it, even when `Peers` is gone.
     _copy_thread: Unlocked<Arc<CopyThread>>,
 }
 
 impl PyCopy {
-    pub fn new(parcel: Arc<Parcel>, leases: Vec<SeenHeld>, copy_thread: Arc<CopyThread>) -> Self {
+    pub fn new(parcel: Arc<Parcel>, copy_thread: Arc<CopyThread>) -> Self {
         Self {
             parcel,
-            leases,
             _copy_thread: Unlocked::new(copy_thread),
         }
     }
@@ -43,11 +40,7 @@ impl PyCopy {
     }
 
     fn finish(&self, py: Python<'_>) -> bool {
-        let landed = py.detach(|| self.parcel.wait_end());
-        for lease in &self.leases {
-            lease.release();
-        }
-        landed
+        py.detach(|| self.parcel.wait_end())
     }
 
     #[getter]

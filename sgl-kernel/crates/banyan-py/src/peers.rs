@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use banyan_shm::copy_thread::CopyThread;
 use banyan_shm::geometry::Geometry;
@@ -155,11 +155,11 @@ impl PyPeers {
             if !Arc::ptr_eq(&lease.peers, &self.peers) {
                 return Err(PyValueError::new_err("a lease of another Peers object"));
             }
-            let Some(held) = lease.held.get() else {
+            let Some(taken) = lease.held.take() else {
                 return Err(PyValueError::new_err("a lease that was released before"));
             };
             wanted.push(Load {
-                source: Source::Leased(held),
+                source: Source::Leased(taken),
                 frames: targets_of(frames)?,
             });
         }
@@ -171,12 +171,7 @@ impl PyPeers {
         }
         let plan = Plan::new(home.clone(), wanted).map_err(to_py)?;
         let copy_thread = self.copy_thread()?;
-        let leases = loads.iter().map(|(lease, _)| lease.held.seen()).collect();
-        Ok(PyCopy::new(
-            copy_thread.send(Box::new(plan)),
-            leases,
-            copy_thread,
-        ))
+        Ok(PyCopy::new(copy_thread.send(Box::new(plan)), copy_thread))
     }
 }
 
@@ -213,32 +208,17 @@ impl PyMatch {
     }
 }
 
-/// The caller's hold on a lease, which `release` and the end of a copy let go. A copy under way has its own.
-pub struct Held(Arc<Mutex<Option<Arc<Lease>>>>);
-
-/// The same for as long as the caller keeps it: a caller that has dropped its lease holds nothing once the copy has
-/// ended.
-pub struct SeenHeld(Weak<Mutex<Option<Arc<Lease>>>>);
-
-impl SeenHeld {
-    pub fn release(&self) {
-        if let Some(held) = self.0.upgrade() {
-            Held(held).release();
-        }
-    }
-}
+/// The caller's hold on a lease, until it is released or a copy takes it over: what the caller waits for may be another
+/// rank that waits for these pages.
+pub struct Held(Arc<Mutex<Option<Lease>>>);
 
 impl Held {
     fn of(lease: Lease) -> Self {
-        Self(Arc::new(Mutex::new(Some(Arc::new(lease)))))
+        Self(Arc::new(Mutex::new(Some(lease))))
     }
 
-    fn get(&self) -> Option<Arc<Lease>> {
-        self.lock().clone()
-    }
-
-    fn seen(&self) -> SeenHeld {
-        SeenHeld(Arc::downgrade(&self.0))
+    fn take(&self) -> Option<Lease> {
+        self.lock().take()
     }
 
     /// The same hold, kept by another.
@@ -247,11 +227,10 @@ impl Held {
     }
 
     pub fn release(&self) {
-        let lease = self.lock().take();
-        drop(lease);
+        drop(self.take());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Lease>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -269,7 +248,8 @@ pub struct PyLease {
 #[pymethods]
 impl PyLease {
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Vec<(usize, u64, Bound<'py, PyBytes>)>> {
-        let Some(lease) = self.held.get() else {
+        let held = self.held.lock();
+        let Some(lease) = &*held else {
             return Err(PyValueError::new_err("a lease that was released before"));
         };
         let source = |run: &Run| {

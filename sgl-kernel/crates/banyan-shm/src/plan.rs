@@ -43,7 +43,7 @@ pub struct Arrival {
 }
 
 pub enum Source {
-    Leased(Arc<Lease>),
+    Leased(Lease),
     Arriving(Arrival),
 }
 
@@ -97,7 +97,7 @@ pub struct Plan {
     /// From first targets to further ones, in the own pool.
     repeats: Vec<Stretch>,
     /// Keeps every source in place.
-    _leases: Vec<Arc<Lease>>,
+    _leases: Vec<Lease>,
 }
 
 impl Plan {
