@@ -334,8 +334,8 @@ class LeaseEnds:
 class Copy:
     """A copy under way on the helper thread. Any thread may wait; waits release the GIL.
 
-    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more. Its leases end
-    with it, whether `finish` has been called or not.
+    Dropping it before `finish` gives up what has not landed and returns when nothing is written any more. Its leases
+    end with it, whether `finish` has been called or not.
     """
 
     def wait_layer(self, layer: int) -> float:
