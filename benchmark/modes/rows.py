@@ -165,6 +165,12 @@ def _stateful() -> tuple[Mode, ...]:
         row("state space"),
         row("state space, prefills in chunks", *chunks, alone=chunks),
         row("state space of ranks of two shards", *shards, alone=shards),
+        Mode(
+            name="state space of ranks in step",
+            flags=(*IN_STEP_TOO, *FEW_STATES),
+            verdict="served",
+            model="state",
+        ),
         row("state space through the host arena", *arena, pool_tokens=900, source="host"),
         row(
             "state space in the store, after a restart",
@@ -255,6 +261,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("priorities", "--enable-priority-scheduling"),
         replicas("longest prefix first", "--schedule-policy", "lpm"),
         replicas("mixed chunks", "--enable-mixed-chunk", "--chunked-prefill-size", "128"),
+        replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
     )
 
 
@@ -265,13 +272,17 @@ def _refused() -> tuple[Mode, ...]:
     two = ("--dp", "2")
     return (
         row("pipeline parallelism", *two, "--pp-size", "2"),
-        row("one server on several nodes", *two, "--nnodes", "2", "--dist-init-addr", "127.0.0.1:29999"),
+        row("replicas on several nodes", *two, "--nnodes", "2", "--dist-init-addr", "127.0.0.1:29999"),
         row("more than 64 member slots", "--tp", "4", "--dp", "16", "--banyan-host-gb", "1"),
         row("data-parallel attention of a dense Llama", *IN_STEP_TOO),
         row("context-parallel attention", "--tp", "2", "--attn-cp-size", "2"),
         row("context-parallel decode", "--tp", "2", "--dcp-size", "2"),
         row("pages of one token", *two, "--page-size", "1"),
-        row("several tokenizer workers", *two, "--tokenizer-worker-num", "2"),
+        row(
+            "several tokenizer workers of another application",
+            *(*two, "--tokenizer-worker-num", "2"),
+            env=(("SGLANG_HTTP_SERVER_APP_PATH", "other:app"),),
+        ),
         row("Rust server", *two, env=(("SGLANG_RUST_SERVER", "1"),)),
         row("no radix cache", *two, "--disable-radix-cache"),
         row("HiCache", *two, "--enable-hierarchical-cache"),
@@ -294,7 +305,6 @@ def _refused() -> tuple[Mode, ...]:
             *(*two, *EAGLE, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"),
         ),
         row("state space with drafts", *two, *NGRAMS, model="state"),
-        row("state space of ranks in step", *IN_STEP_TOO, model="state"),
         row("state space without states at the ends of pages", *two, *NO_BUFFER, model="state"),
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),

@@ -197,7 +197,8 @@ class PrefixCache(Generic[Request]):
         """The slots to ask, first the pool of the rank that is said to hold the most: of equally long runs the first
         supplies."""
         slots = self._full.supply.slots
-        first = self._member_slots.slot(rank, self._member_slots.shard) if rank >= 0 else None
+        is_here = rank in self._member_slots.layout.ranks_here
+        first = self._member_slots.slot(rank, self._member_slots.shard) if is_here else None
         return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
     def _start_reads(self, request: Request, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:

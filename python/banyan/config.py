@@ -49,6 +49,7 @@ DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
 KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
+HTTP_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 FLAGS_VARIABLE = "BANYAN_FLAGS"
 OFF_VARIABLE = "BANYAN_FEATURES_OFF"
 CPU_ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
@@ -453,6 +454,17 @@ def skips_draft_extend() -> bool:
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
     return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")
+
+
+def names_other_http_app(app: str) -> bool:
+    """Whether the user has named another application than this one for SGLang's HTTP workers, where there are
+    several."""
+    return os.environ.get(HTTP_APP_VARIABLE, app) != app
+
+
+def serve_in_workers(app: str) -> None:
+    """Have SGLang's HTTP workers serve this one."""
+    os.environ[HTTP_APP_VARIABLE] = app
 
 
 def most_cpu_isa() -> str | None:

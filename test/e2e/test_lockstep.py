@@ -20,7 +20,7 @@ from test.e2e.late_copies.late import plugin
 from banyan.layout.cacheable import cacheable_tokens
 from benchmark.modes import asking, models
 from benchmark.modes.asking import LOGIT_TOLERANCE
-from benchmark.modes.rows import EAGLE_OF_ITSELF, IN_PYTHON
+from benchmark.modes.rows import EAGLE_OF_ITSELF, FEW_STATES, IN_PYTHON
 from benchmark.processes import ProcessSession, send
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
@@ -36,23 +36,25 @@ FLAGS = (
 
 
 KINDS = {
-    "plain": (models.MOE, (), 0),
-    "drafts": (models.MLA_MTP, EAGLE_OF_ITSELF, 1),
-    "windows": (models.WINDOW, (), 0),
+    "plain": (models.MOE, (), PAGE, 0),
+    "drafts": (models.MLA_MTP, EAGLE_OF_ITSELF, PAGE, 1),
+    "windows": (models.WINDOW, (), PAGE, 0),
+    "states": (models.STATE, FEW_STATES, models.STATE_TOKENS, 0),
 }
-"""Model, flags, and tokens behind a page on which its key depends."""
+"""Model, flags, what lengths of a prefix are multiples of, and tokens behind a page on which its key depends."""
 
 
 class InStep(Client):
     """Asks both ranks, and gives up when the cause is ``WITHIN_S`` ago."""
 
-    def __init__(self, server, tokens_ahead):
+    def __init__(self, server, unit_tokens, tokens_ahead):
         super().__init__(server)
+        self._unit_tokens = unit_tokens
         self._tokens_ahead = tokens_ahead
 
     def whole_pages(self, ids):
         """Tokens of a prompt that a peer may have."""
-        return cacheable_tokens(len(ids), PAGE, self._tokens_ahead)
+        return cacheable_tokens(len(ids), self._unit_tokens, self._tokens_ahead)
 
     def ask(self, ids, rank, num_tokens=4):
         """``(tokens, log probability of the first, tokens from a peer)``."""
@@ -80,7 +82,7 @@ class InStep(Client):
 
 @pytest.fixture(scope="module", params=KINDS)
 def in_step(request, alone, tmp_path_factory):
-    shape, flags, tokens_ahead = KINDS[request.param]
+    shape, flags, unit_tokens, tokens_ahead = KINDS[request.param]
     folder = tmp_path_factory.mktemp("lockstep")
     env = (
         *cpu_env(dp=2),
@@ -92,7 +94,7 @@ def in_step(request, alone, tmp_path_factory):
     spec = ServerSpec("in-step", 1, "on", (*FLAGS, *flags), env)
     with ForkedServer(spec, models.ensure(shape), folder) as server:
         wait_ready([server])
-        yield InStep(server, tokens_ahead)
+        yield InStep(server, unit_tokens, tokens_ahead)
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,26 @@ def child(*arguments, off=""):
     return json.loads(reports[0].removeprefix("REPORT")), run.stderr
 
 
+HTTP_WORKER = """
+import json
+from banyan.sglang_plugin import runtime
+
+runtime.is_main_process = lambda: False
+from banyan.sglang_plugin.launcher.http_worker import app
+from banyan.sglang_plugin import seams
+from sglang.srt.entrypoints import http_server
+
+assert app is http_server.app
+print("REPORT", json.dumps([str(misfit) for misfit in seams.HOOKS.missing("main")]))
+"""
+
+
+def test_http_worker_when_sglang_starts_several_then_each_has_the_hooks_of_the_process_that_clients_reach():
+    run = subprocess.run([sys.executable, "-c", HTTP_WORKER], capture_output=True, text=True, timeout=180)
+    (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
+    assert json.loads(report.removeprefix("REPORT")) == []
+
+
 def test_verify_when_sglang_skipped_a_hook_of_the_core_then_it_is_named():
     report, _ = child("core")
     assert report["off"] == []

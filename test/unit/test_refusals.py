@@ -22,9 +22,8 @@ BAD = {
     "device": ("xpu", "--device xpu", "--banyan-share off"),
     "num_member_slots": (65, "--dp-size, --tp-size", "use fewer"),
     "pp_size": (2, "--pp-size 2", "--pp-size 1"),
-    "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
     "page_size": (1, "--page-size 1", "--page-size 16"),
-    "tokenizer_worker_num": (4, "--tokenizer-worker-num 4", "--tokenizer-worker-num 1"),
+    "names_http_app": (True, "SGLANG_HTTP_SERVER_APP_PATH", "unset it"),
     "disable_radix_cache": (True, "--disable-radix-cache", "drop that flag"),
     "radix_cache_backend": ("lmc", "--radix-cache-backend lmc", "drop that flag"),
     "enable_hierarchical_cache": (True, "--enable-hierarchical-cache", "use one of them"),
@@ -104,6 +103,7 @@ def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
 
 
 BAD_PAIR = {
+    "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
     "disaggregation_transfer_backend": ("mooncake", "--disaggregation-transfer-backend mooncake", "nixl"),
     "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
     "store_admit": ("second", "--banyan-store-admit second", "use first"),

@@ -34,7 +34,8 @@ Nobody waits for long
      rank has several shards, their quarantines differ and no shard may decide alone: they wait as long as replicas do.)
      Of a model with windows this holds for either pool, and what a token moves is what both have of it. But SGLang
      retracts no request for what is held there: a decode that finds no other page to evict waits for the copy, as the
-     copy's reader does in the same step.
+     copy's reader does in the same step. Nor is a batch planned with slots of states that are held; a request that
+     finds no other for a copy of its own waits in the same way.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class ServerFacts:
     pp_size: int = 1
     num_nodes: int = 1
     page_size: int = 16
-    tokenizer_worker_num: int = 1
+    names_http_app: bool = False
     disable_radix_cache: bool = False
     radix_cache_backend: str | None = None
     enable_hierarchical_cache: bool = False
@@ -111,18 +111,14 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.num_nodes > 1,
-        lambda f: f"--nnodes {f.num_nodes}: ranks share within one node: start one server on each node with --nnodes 1",
-    ),
-    Rule(
         lambda f: f.page_size == 1,
         lambda f: "--page-size 1: the unit of sharing is a page of several tokens: use --page-size 16, 32 or 64",
     ),
     Rule(
-        lambda f: f.tokenizer_worker_num > 1,
+        lambda f: f.names_http_app,
         lambda f: (
-            f"--tokenizer-worker-num {f.tokenizer_worker_num}: SGLang loads no plugin in its extra workers: "
-            "use --tokenizer-worker-num 1"
+            "SGLANG_HTTP_SERVER_APP_PATH with --tokenizer-worker-num: the workers get Banyan's hooks by way of it: "
+            "unset it, or use --tokenizer-worker-num 1"
         ),
     ),
     Rule(
@@ -175,6 +171,13 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
 
 
 _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
+        lambda f: f.num_nodes > 1,
+        lambda f: (
+            f"--nnodes {f.num_nodes} with --disaggregation-mode {f.disaggregation_mode}: a pair keeps its arena and "
+            "store on one node: start one server on each node with --nnodes 1"
+        ),
+    ),
     Rule(
         lambda f: f.disaggregation_transfer_backend != "nixl",
         lambda f: (
@@ -290,6 +293,14 @@ def page_server_slots_refusal(*, num_slots: int, num_shards: int) -> str | None:
     return (
         f"--banyan-listen: the ranks take {num_slots} places and the page servers {num_shards}, a node has "
         f"{MAX_SLOTS}: use fewer ranks, or drop that flag"
+    )
+
+
+def spread_rank_refusal(*, num_nodes: int) -> str:
+    """The line for a page server, or for borrowing, where a rank has a part of each page on every node."""
+    return (
+        f"--banyan-listen, --banyan-peers with --nnodes {num_nodes}: a rank of this server lies on several nodes, and "
+        "a page server lends whole pages: drop these flags, or choose sizes with which each rank lies on one node"
     )
 
 

@@ -39,7 +39,6 @@ class KindFacts:
     has_side_states: bool = False
     algorithm: str | None = None
     disaggregation_mode: str = "null"
-    steps_together: bool = False
     deals_with_nodes: bool = False
     keeps_arena: bool = False
     asked_store: str = ""
@@ -115,13 +114,6 @@ _TABLE: tuple[_Row, ...] = (
         _BOTH,
         lambda f: f.disaggregation_mode != "null",
         lambda f, kind: f"--disaggregation-mode {f.disaggregation_mode}: pairs hand over pages of one pool:",
-    ),
-    (
-        (_STATES,),
-        lambda f: f.steps_together,
-        lambda f, kind: (
-            "--enable-dp-attention, --attn-dp-size: ranks in step would wait for states too: use --dp N alone, or"
-        ),
     ),
     (
         _BOTH,

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from banyan.router.blocks import PromptIds, block_ids
 from banyan.router.prompt import Request
-from banyan.router.sent import BYTES_PER_TOKEN, piece_ids
+from banyan.routing.sent import BYTES_PER_TOKEN, piece_ids
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from banyan.router.blocks import MemoryBlocks, RankBlocks, ServerBlocks, leading
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
-from banyan.router.sent import SentPieces
 from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
+from banyan.routing.sent import SentPieces
 
 
 @dataclass(eq=False)

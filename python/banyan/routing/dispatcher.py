@@ -50,7 +50,8 @@ class Prompt:
 
 
 class Dispatcher:
-    """Asks a policy, and remembers what the next question needs."""
+    """Asks a policy, and remembers what the next question needs. Ranks that are ``out_of_reach`` fetch nothing from
+    their peers."""
 
     def __init__(
         self,
@@ -59,9 +60,11 @@ class Dispatcher:
         *,
         guard: HotRankGuard = DEFAULT_GUARD,
         tie_breaks: TieBreaks = DEFAULT_TIE_BREAKS,
+        out_of_reach: Collection[int] = (),
     ) -> None:
         self.policy = policy
         self.guard = guard
+        self._out_of_reach = frozenset(out_of_reach)
         self._tie_breaks = tie_breaks
         self._loads = [RankLoad() for _ in range(num_ranks)]
         self._sessions: dict[bytes, int] = {}
@@ -87,7 +90,7 @@ class Dispatcher:
         prefix_fingerprint = _prefix_fingerprint_of(prompt)
         query = self._query(prompt, prefix_fingerprint)
         choice = place(policy or self.policy, query, self.states(active), guard=self.guard, tie_breaks=self._tie_breaks)
-        self._count(prompt, prefix_fingerprint, choice.rank, now_s, query.cached_on(choice.rank))
+        self._count(query, prompt, prefix_fingerprint, choice.rank, now_s)
         return choice
 
     def wait(
@@ -128,7 +131,7 @@ class Dispatcher:
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
         prefix_fingerprint = _prefix_fingerprint_of(prompt)
-        self._count(prompt, prefix_fingerprint, rank, now_s, self._cached(prompt, prefix_fingerprint, rank))
+        self._count(self._query(prompt, prefix_fingerprint), prompt, prefix_fingerprint, rank, now_s)
 
     def unheard_s(self, now_s: float) -> dict[int, float]:
         """By rank, for how long something sent there has been in none of its reports, where anything has."""
@@ -143,13 +146,13 @@ class Dispatcher:
         self._loads[rank].ended(placed_s, num_tokens)
 
     def _count(
-        self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int, now_s: float, cached_tokens: int
+        self, query: Query, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int, now_s: float
     ) -> None:
         self._loads[rank].placed(
             self._turn,
             now_s,
             num_prompt_tokens=prompt.num_tokens,
-            num_new_tokens=prompt.num_tokens - max(cached_tokens, prompt.fetchable_tokens),
+            num_new_tokens=query.computed_on(rank),
             prefix_fingerprint=prefix_fingerprint,
         )
         self._turn += 1
@@ -168,6 +171,7 @@ class Dispatcher:
             cached_tokens={rank: num_tokens for rank, num_tokens in cached_tokens.items() if num_tokens},
             fetchable_tokens=prompt.fetchable_tokens,
             session_rank=self._sessions.get(_digest(prompt.session)) if prompt.session is not None else None,
+            out_of_reach=self._out_of_reach,
         )
 
     def _cached(self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int) -> int:

@@ -44,10 +44,11 @@ class Unified:
         others will have to compute again."""
         rate = state.prefill_tokens_per_s or self.prefill_tokens_per_s
         own_s = query.new_on(state.rank) / rate
-        missing = query.fetchable_tokens - query.cached_on(state.rank)
+        fetchable = query.fetchable_on(state.rank)
+        missing = fetchable - query.cached_on(state.rank)
         if missing > 0:
             fetch_s = self.fetch_overhead_s + missing / self.fetch_tokens_per_s
-            own_s = min(own_s, fetch_s + (query.num_prompt_tokens - query.fetchable_tokens) / rate)
+            own_s = min(own_s, fetch_s + (query.num_prompt_tokens - fetchable) / rate)
         return (state.pending_prefill_tokens + displaced(query, state)) / rate + own_s
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:

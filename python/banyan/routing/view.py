@@ -58,6 +58,7 @@ class Query(msgspec.Struct, frozen=True):
         num_prompt_tokens: length of the prompt.
         cached_tokens: rank -> leading tokens of the prompt in that rank's own cache; a missing rank holds none.
         fetchable_tokens: leading tokens that any rank can fetch from its peers; 0 when nothing is shared.
+        out_of_reach: ranks that can fetch none of them.
         session_rank: where the session's last request went; None for the first one, or without a session.
     """
 
@@ -66,6 +67,7 @@ class Query(msgspec.Struct, frozen=True):
     cached_tokens: Mapping[int, int] = msgspec.field(default_factory=dict)
     fetchable_tokens: int = 0
     session_rank: int | None = None
+    out_of_reach: frozenset[int] = frozenset()
 
     def cached_on(self, rank: int) -> int:
         return self.cached_tokens.get(rank, 0)
@@ -76,7 +78,11 @@ class Query(msgspec.Struct, frozen=True):
 
     def computed_on(self, rank: int) -> int:
         """Tokens that the rank must compute when it fetches whatever it can."""
-        return self.num_prompt_tokens - max(self.cached_on(rank), self.fetchable_tokens)
+        return self.num_prompt_tokens - max(self.cached_on(rank), self.fetchable_on(rank))
+
+    def fetchable_on(self, rank: int) -> int:
+        """Leading tokens that the rank can fetch from its peers."""
+        return 0 if rank in self.out_of_reach else self.fetchable_tokens
 
 
 class Reason(StrEnum):

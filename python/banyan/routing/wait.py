@@ -56,7 +56,7 @@ def wait_for(
         return None
     best = max(candidates, key=lambda state: (coming[state.rank].num_tokens, -coming[state.rank].tokens_until))
     pending = coming[best.rank]
-    gain = pending.num_tokens - max(held, query.fetchable_tokens)
+    gain = pending.num_tokens - max(held, query.fetchable_on(chosen.rank))
     if gain < LEAST_GAIN_TOKENS:
         return None
     displaced = min(gain, short_of_room(query.num_prompt_tokens - held, chosen))

@@ -36,7 +36,7 @@ class Hooks:
 
     def register(self) -> None:
         """Register every hook whose module this process uses. Importing a module only to hook it would cost seconds."""
-        is_main = runtime.is_main_process()
+        is_main = runtime.answers_clients()
         for patch in self.queue:
             if patch.hook is None or not self._is_on(patch.feature, patch.name):
                 continue

@@ -8,14 +8,14 @@ from banyan import _native
 from banyan.layout import Layout
 
 
-def read_queue_tokens(rank_table: _native.RankTable, layout: Layout) -> list[int]:
-    """Tokens whose KV each rank waits for from the store, by rank. The shards of a rank read alike: the first one
-    tells."""
+def read_queue_tokens(rank_table: _native.RankTable, layout: Layout) -> dict[int, int]:
+    """Tokens whose KV each rank on this node waits for from the store, by rank. The shards of a rank read alike: the
+    first one tells."""
     page_tokens = rank_table.page_tokens
-    return [rank_table.reading(member_slot) * page_tokens for member_slot in layout.first_member_slots]
+    return {rank: rank_table.reading(slot) * page_tokens for rank, slot in layout.first_member_slots.items()}
 
 
-def read_tokens_per_s(rank_table: _native.RankTable, layout: Layout) -> list[int]:
+def read_tokens_per_s(rank_table: _native.RankTable, layout: Layout) -> dict[int, int]:
     """Tokens that a second brings from the store, by rank, as far as the rank has measured it; else 0."""
     page_tokens = rank_table.page_tokens
-    return [rank_table.read_rate(member_slot) * page_tokens for member_slot in layout.first_member_slots]
+    return {rank: rank_table.read_rate(slot) * page_tokens for rank, slot in layout.first_member_slots.items()}

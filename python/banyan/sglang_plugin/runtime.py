@@ -129,6 +129,21 @@ def is_main_process() -> bool:
     return multiprocessing.parent_process() is None
 
 
+_is_front = False
+
+
+def become_front() -> None:
+    """This is one of the processes in which SGLang answers HTTP where there are several (``--tokenizer-worker-num``):
+    it does for its clients what the main process does elsewhere. Called before hooks are registered."""
+    global _is_front
+    _is_front = True
+
+
+def answers_clients() -> bool:
+    """Whether clients' requests come to this process first."""
+    return is_main_process() or _is_front
+
+
 class Refused(RuntimeError):
     """Banyan cannot serve here. Raised in child processes: the whole server ends with it (``last_words``)."""
 

@@ -27,9 +27,9 @@ def page_keys(ids, *, page_tokens=PAGE, **extra):
     return get_storage_hash_str(RadixKey(array("q", ids), **extra).page_aligned(page_tokens), page_size=page_tokens)
 
 
-def probe_of(rank_table, *, num_ranks=2, fetches=True, tokens_ahead=0, page_tokens=PAGE):
+def probe_of(rank_table, *, num_ranks=2, fetches=True, tokens_ahead=0, page_tokens=PAGE, layout=None):
     rank_table.agree_on_page_tokens(page_tokens)
-    layout = Layout(dp=num_ranks, attn_dp=1, attn_cp=1, attn_tp=1)
+    layout = layout or Layout(dp=num_ranks, attn_dp=1, attn_cp=1, attn_tp=1)
     return PrefixProbe(rank_table, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
 
 

@@ -71,6 +71,22 @@ def test_probe_when_ranks_do_not_fetch_then_only_an_arena_can_give(node):
     assert probe_of(rank_table, num_ranks=1, fetches=False).look_up(request(range(100))) == Found((48,), 32)
 
 
+def test_probe_when_ranks_are_on_another_node_then_they_are_taken_to_hold_what_was_sent_there(node):
+    rank_table, ranks = node
+    layout = Layout(dp=1, attn_dp=4, attn_cp=1, attn_tp=1, num_nodes=2, node=0)
+    probe, ids = probe_of(rank_table, layout=layout), list(range(1000, 1300))
+    ranks[1].frame_table.publish(frames(1, 2), page_keys(ids[:32]))
+    found = probe.look_up(request(ids))
+    assert found == Found((0, 32, 0, 0), 32)
+    for rank in (0, 3):
+        probe.sent(rank, found)
+    assert probe.look_up(request([*ids, 1, 2])) == Found((0, 32, 0, 256), 32), "four whole pieces of 64 tokens"
+    assert probe.look_up(request(ids, cache_salt="other")).tokens_by_rank == (0, 0, 0, 0)
+    probe.has_room_for(3, 64)
+    probe.sent(3, probe.look_up(request(range(2000, 2100))))
+    assert probe.look_up(request(ids)).tokens_by_rank == (0, 32, 0, 0), "its pool has no room for both"
+
+
 def test_probe_when_weights_were_updated_then_the_ranks_are_found_under_their_new_namespace(node):
     rank_table, ranks = node
     ids = list(range(64))

@@ -13,7 +13,8 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from banyan import SGLANG_VERSION, _native, patches
 from banyan import feature_list as features
-from banyan.config import OFF_VARIABLE
+from banyan.config import HTTP_APP_VARIABLE, OFF_VARIABLE
+from banyan.layout import Layout
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.launcher import flags
 
@@ -32,7 +33,6 @@ REFUSED = {
     "--pp-size": (["--pp-size", "2"], "--pp-size 1"),
     "--page-size": (["--page-size", "1"], "--page-size 16"),
     "--nnodes": (["--nnodes", "2"], "--nnodes 1"),
-    "--tokenizer-worker-num": (["--tokenizer-worker-num", "2"], "--tokenizer-worker-num 1"),
     "--disable-radix-cache": (["--disable-radix-cache"], "drop that flag"),
     "--enable-hierarchical-cache": (["--enable-hierarchical-cache"], "use one of them"),
     "--enable-lmcache": (["--enable-lmcache"], "use one of them"),
@@ -132,6 +132,25 @@ def test_start_when_a_store_finds_no_places_for_its_arena_then_refused(capsys):
     with pytest.raises(SystemExit):
         prepare_server_args([*BASE[:-1], "40", "--enable-banyan", "--banyan-store", "/kv"])
     assert "80 places" in capsys.readouterr().err
+
+
+def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hooks(clean_environment, capsys):
+    workers = [*BASE, "--enable-banyan", "--tokenizer-worker-num", "2"]
+    for _ in range(2):
+        prepare_server_args(workers)
+        assert os.environ[HTTP_APP_VARIABLE] == flags.HTTP_WORKER
+    os.environ[HTTP_APP_VARIABLE] = "other:app"
+    prepare_server_args([*BASE, "--enable-banyan"])
+    with pytest.raises(SystemExit):
+        prepare_server_args(workers)
+    assert "SGLANG_HTTP_SERVER_APP_PATH" in capsys.readouterr().err
+
+
+def test_start_when_a_server_lies_on_several_nodes_then_the_rank_table_is_of_this_one():
+    over = [*BASE[:-2], "--tp-size", "8", "--attn-dp-size", "4", "--nnodes", "2", "--node-rank", "1"]
+    carried = runtime.bookkeeping(prepare_server_args([*over, "--enable-banyan"]))
+    assert Layout.from_dict(carried["layout"]).ranks_here == range(2, 4)
+    assert _native.RankTable.open(carried["rank_table"]).num_slots == 8
 
 
 def test_start_when_sharing_is_off_then_only_the_cpu_engine_is_on():
@@ -296,7 +315,7 @@ def test_engine_when_the_environment_says_so_then_sharing_is_on_for_arguments_th
     args = resolved(monkeypatch, "--enable-banyan --banyan-host-gb 2", dp_size=2)
     carried = runtime.bookkeeping(args)
     assert (carried["config"]["host_gb"], carried["config"]["policy"]) == (2.0, "lmetric")
-    assert carried["layout"] == {"dp": 2, "attn_dp": 1, "attn_cp": 1, "attn_tp": 1}
+    assert carried["layout"] == {"dp": 2, "attn_dp": 1, "attn_cp": 1, "attn_tp": 1, "num_nodes": 1, "node": 0}
     assert args.unified_cache_external_linker_backend == "dynamic" and args.page_size == 16
 
 
@@ -321,7 +340,7 @@ def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_ask
 def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     attention = ["--model-path", "nowhere", "--device", "cpu", "--tp", "2", *spelling, "--enable-banyan"]
     carried = runtime.bookkeeping(prepare_server_args(attention))
-    assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1}
+    assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1, "num_nodes": 1, "node": 0}
     assert carried["config"]["policy"] == "level"
     named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
     assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"

@@ -80,6 +80,8 @@ def be_rank(monkeypatch, rank):
         dp_size=2,
         attn_dp_size=1,
         attn_cp_size=1,
+        nnodes=1,
+        node_rank=0,
         attn_cp_rank=0,
         attn_tp_size=1,
         attn_tp_rank=0,

@@ -9,15 +9,21 @@ from banyan.layout import Layout, MemberSlots
 REPLICAS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=2)
 ATTENTION = Layout(dp=1, attn_dp=2, attn_cp=2, attn_tp=2)
 FOUR = Layout(dp=4, attn_dp=1, attn_cp=1, attn_tp=1)
-LAYOUTS = [REPLICAS, ATTENTION, FOUR, Layout(dp=1, attn_dp=8, attn_cp=1, attn_tp=1)]
+RANKS_ON_NODES = Layout(dp=1, attn_dp=8, attn_cp=1, attn_tp=2, num_nodes=2, node=1)
+"""Ranks 4 to 7 are on the second node."""
+RANK_OVER_NODES = Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=16, num_nodes=2, node=1)
+"""Shards 8 to 15 are on the second node."""
+TWO_OVER_FOUR = Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=8, num_nodes=4, node=3)
+LAYOUTS = [
+    *(REPLICAS, ATTENTION, FOUR, Layout(dp=1, attn_dp=8, attn_cp=1, attn_tp=1)),
+    *(RANKS_ON_NODES, RANK_OVER_NODES, TWO_OVER_FOUR),
+]
 
 
 def everybody(layout, *, is_replicated=False):
-    return [
-        MemberSlots(layout, rank, shard, is_replicated)
-        for rank in range(layout.num_ranks)
-        for shard in range(layout.num_shards)
-    ]
+    """All of one node."""
+    processes = range(layout.first_process, layout.first_process + layout.num_member_slots)
+    return [MemberSlots(layout, *divmod(process, layout.num_shards), is_replicated) for process in processes]
 
 
 def test_flags_when_dp_attention_is_spelt_the_old_way_then_the_layout_is_that_of_the_new_spelling():
@@ -60,7 +66,7 @@ def test_arena_when_it_is_divided_then_every_part_has_one_keeper_and_every_shard
     of_slot = {member_slot.own_arena: member_slot for member_slot in keepers}
     for member_slot in member_slots:
         readable = [of_slot[slot] for slot in member_slot.arenas]
-        assert readable[0].dp_rank == member_slot.dp_rank and len(readable) == layout.num_ranks
+        assert readable[0].dp_rank == member_slot.dp_rank and len(readable) == len(layout.ranks_here)
         assert is_replicated or {one.shard for one in readable} == {member_slot.shard}
 
 
@@ -69,6 +75,43 @@ def test_peers_when_ranks_have_shards_then_each_shard_asks_its_own_kind_in_the_o
     assert [member_slot.peers for member_slot in shards] == [[4], [5], [6], [7], [0], [1], [2], [3]]
     four = everybody(FOUR)
     assert four[1].peers == [2, 3, 0]
+
+
+def test_peers_when_ranks_lie_on_other_nodes_too_then_only_those_of_the_node_are_asked():
+    shards = everybody(RANKS_ON_NODES)
+    assert [(one.dp_rank, one.own) for one in shards] == [(number // 2 + 4, number) for number in range(8)]
+    assert shards[2].peers == [4, 6, 0] and [shards[2].rank_of(slot) for slot in shards[2].peers] == [6, 7, 4]
+    assert shards[3].with_peers == [1, 3, 5, 7]
+    assert [one.is_of_first_rank for one in shards] == [True, True, *[False] * 6]
+    assert RANKS_ON_NODES.first_member_slots == {4: 0, 5: 2, 6: 4, 7: 6}
+
+
+def test_member_slots_when_a_rank_lies_on_several_nodes_then_each_node_has_its_shards_and_a_keeper():
+    shards = everybody(RANK_OVER_NODES, is_replicated=True)
+    assert [(one.shard, one.own) for one in shards] == [(number + 8, number) for number in range(8)]
+    assert [one.is_keeper for one in shards] == [True, *[False] * 7]
+    assert all(one.peers == [] and one.arenas == [8] and one.num_parts == 1 for one in shards)
+    assert RANK_OVER_NODES.first_member_slots == {0: 0}
+    assert TWO_OVER_FOUR.ranks_here == range(1, 2) and everybody(TWO_OVER_FOUR)[0].shard == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "line"),
+    [
+        ({"tp_size": 8, "attn_dp_size": 2, "num_nodes": 3}, "--nnodes 3: 2 attention DP ranks of 4"),
+        ({"tp_size": 12, "attn_dp_size": 3, "num_nodes": 2}, "--nnodes 2: 3 attention DP ranks of 4"),
+        ({"tp_size": 2, "dp_size": 2, "num_nodes": 2}, "--dp 2 with --nnodes 2.*--enable-dp-attention"),
+        ({"tp_size": 2, "num_nodes": 2, "node": 2}, "--node-rank 2 is none of --nnodes 2"),
+    ],
+)
+def test_flags_when_processes_do_not_divide_over_nodes_then_they_are_refused_by_name(sizes, line):
+    with pytest.raises(ValueError, match=line):
+        Layout.of_flags(**sizes)
+
+
+def test_member_slot_when_a_process_is_on_another_node_then_it_is_refused():
+    with pytest.raises(ValueError, match="rank 0, shard 0 is not among those of node 1"):
+        MemberSlots(RANKS_ON_NODES, 0, 0)
 
 
 def test_shard_when_the_tp_group_holds_all_ranks_then_it_is_counted_within_the_rank():

@@ -16,7 +16,6 @@ BAD = {
 }
 BAD_FOR_STATES = {
     "algorithm": "EAGLE",
-    "steps_together": True,
     "strategy": "no_buffer",
     "has_int8_checkpoints": True,
     "replays": True,
@@ -59,8 +58,8 @@ def test_kind_when_several_things_stand_against_it_then_each_has_a_line(kept):
     assert len(kind_refusals(KindFacts(**kept, asked_store="mooncake", keeps_arena=True))) == 2
 
 
-@pytest.mark.parametrize("facts", [{"has_sinks": True}, {"algorithm": "EAGLE3"}, {"steps_together": True}])
-def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_drafts_and_in_step(facts):
+@pytest.mark.parametrize("facts", [{"has_sinks": True}, {"algorithm": "EAGLE3"}])
+def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_and_drafts(facts):
     assert kind_refusals(KindFacts(**WINDOWS, device="cuda", **facts)) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from banyan.router.chats import MEDIUM_BYTES
 from banyan.router.paths import CHAT_COMPLETIONS, COMPLETIONS, GENERATE
 from banyan.router.prompt import Request, pin, read
-from banyan.router.sent import PIECE_BYTES, piece_ids
+from banyan.routing.sent import PIECE_BYTES, piece_ids
 
 
 def ask(path, headers=None, **fields):

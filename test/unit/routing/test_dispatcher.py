@@ -38,6 +38,16 @@ def test_states_when_requests_are_on_their_way_then_they_count_on_top_of_the_rep
     ]
 
 
+def test_place_when_a_rank_is_out_of_reach_then_it_computes_what_others_can_fetch():
+    prompt = Prompt(1_000, cached_tokens=(800, 0, 0), fetchable_tokens=800)
+    for out_of_reach, pending in (((), 200), ((2,), 1_000)):
+        dispatcher = Dispatcher(3, RoundRobin(), out_of_reach=out_of_reach)
+        dispatcher.count(prompt, 2, 1.0)
+        assert dispatcher.states(())[2].pending_prefill_tokens == pending
+        dispatcher.count(prompt, 1, 1.0)
+        assert dispatcher.states(())[1].pending_prefill_tokens == 200
+
+
 def test_states_when_a_later_report_comes_then_what_was_sent_before_it_is_in_it():
     dispatcher = Dispatcher(1, RoundRobin())
     dispatcher.count(Prompt(100), 0, 10.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from banyan.feature import Asked
-from banyan.refusals import page_server_slots_refusal, secret_refusal
+from banyan.refusals import page_server_slots_refusal, secret_refusal, spread_rank_refusal
 from banyan.transport.sealed.secret import read_secret
 
 
@@ -19,6 +19,8 @@ def refusals(asked: Asked) -> list[str]:
         read_secret(Path(wanted.secret_file))
     except (OSError, ValueError) as error:
         reasons.append(secret_refusal(path=wanted.secret_file, error=error))
+    if layout is not None and layout.num_member_slots < layout.num_shards and wanted.deals_with_nodes:
+        reasons.append(spread_rank_refusal(num_nodes=layout.num_nodes))
     if wanted.listen and layout is not None:
         line = page_server_slots_refusal(num_slots=layout.num_slots(has_arena=True), num_shards=layout.num_shards)
         reasons += [] if line is None else [line]

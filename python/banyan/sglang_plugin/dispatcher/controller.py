@@ -79,13 +79,18 @@ def _rank_table(controller: Any) -> _native.RankTable:
 def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> Placer:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
+    layout = Layout.from_dict(carried["layout"])
     dispatcher = None
     if config.policy != SGLANG_POLICY:
-        guard = HotRankGuard(config.hot_rank_factor)
-        dispatcher = Dispatcher(controller.max_dp_size, _policy(config.policy), guard=guard)
+        dispatcher = Dispatcher(
+            controller.max_dp_size,
+            _policy(config.policy),
+            guard=HotRankGuard(config.hot_rank_factor),
+            out_of_reach=range(layout.ranks_here.stop, layout.num_ranks),
+        )
     probe = PrefixProbe(
         rank_table,
-        layout=Layout.from_dict(carried["layout"]),
+        layout=layout,
         fetches=config.fetches,
         tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),
     )

@@ -129,6 +129,7 @@ class Placer:
             decision = Decision(policy_name, choice.reason, num_hot, elapsed_us, held_us, held_until)
         elif req.routed_dp_rank in active:
             dispatcher.count(prompt, req.routed_dp_rank, now_s)
+        self._probe.sent(req.routed_dp_rank, found)
         _tell(req, found, decision)
 
     def _read_loads(self, dispatcher: Dispatcher) -> None:
@@ -136,7 +137,8 @@ class Placer:
         for snapshot in self._read_snapshots():
             unused = unused_tokens.get(snapshot.dp_rank)
             dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp, unused))
-        for rank, num_tokens in enumerate(self._probe.read_queue_tokens()):
+            self._probe.has_room_for(snapshot.dp_rank, snapshot.max_total_num_tokens)
+        for rank, num_tokens in self._probe.read_queue_tokens().items():
             dispatcher.waits_for_reads(rank, num_tokens)
 
     def _wished(self, req: Any) -> str:

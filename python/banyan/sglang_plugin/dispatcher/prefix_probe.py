@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from banyan import _native
 from banyan.layout import Layout, cacheable_tokens
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
+from banyan.routing.sent import SentPieces, piece_ids
 from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.sglang_plugin.read_queue import read_queue_tokens
 
@@ -38,21 +41,23 @@ def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_token
         return {}
     return {
         rank: unused[member_slot] * page_tokens
-        for rank, member_slot in enumerate(layout.first_member_slots)
+        for rank, member_slot in layout.first_member_slots.items()
         if member_slot in unused
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Leading tokens of a prompt that each rank holds, and that a rank without them can get from others.
+    """Leading tokens of a prompt that each rank holds, and that one of this node without them can get from others.
 
-    ``prompt`` is what was looked up; None when the request's tokens do not tell.
+    ``prompt`` is what was looked up; None when the request's tokens do not tell. ``pieces``: the same, for what is only
+    guessed of ranks on other nodes.
     """
 
     tokens_by_rank: tuple[int, ...] = ()
     fetchable_tokens: int = 0
     prompt: _native.PromptTokens | None = field(default=None, compare=False)
+    pieces: list[bytes] = field(default_factory=list, compare=False)
 
     def held_by(self, rank: int) -> int:
         """Leading tokens that this rank holds."""
@@ -76,11 +81,16 @@ def cached_as(req: Any) -> Sequence[int] | None:
     return array("q", padded) if padded is not None and len(padded) == len(req.input_ids) else None
 
 
+def _pieces(tokens: Sequence[int], seed: bytes | None) -> list[bytes]:
+    return list(piece_ids(np.array(tokens, dtype=np.int64).astype(np.int32).tobytes(), seed or b""))
+
+
 class PrefixProbe:
-    """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing.
+    """Tells, for a prompt, how long a prefix each rank holds. It reads the directory and leases nothing. Of ranks on
+    other nodes, whose directory is there, it goes by what was sent to them.
 
     The rank table lists the shards of all ranks first, then, where there is a host arena, their parts of it. Of each
-    rank shard 0 is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
+    rank one shard is looked at. A page is as large as the ranks say: SGLang may have chosen after the flags were read.
     """
 
     def __init__(self, rank_table: _native.RankTable, *, layout: Layout, fetches: bool, tokens_ahead: int = 0) -> None:
@@ -89,6 +99,8 @@ class PrefixProbe:
         self._tokens_ahead = tokens_ahead
         self.layout = layout
         self.fetches = fetches
+        # The ranks of the dispatcher's node, the first one, are the first ones.
+        self._elsewhere = {rank: SentPieces() for rank in range(layout.ranks_here.stop, layout.num_ranks)}
         self._page_tokens = 1
         self._page_keys: _native.PageKeys | None = None
         self._met: tuple[_native.Peers, _native.PageKeys] | None = None
@@ -114,11 +126,20 @@ class PrefixProbe:
         num_member_slots = self.layout.num_member_slots
         pools, arenas = pages_by_slot[:num_member_slots], pages_by_slot[num_member_slots:]
         most_fetchable = max([*(pools if self.fetches else ()), *arenas], default=0)
-        return Found(
-            tuple(num * self._page_tokens for num in pools[:: self.layout.num_shards]),
-            most_fetchable * self._page_tokens,
-            prompt,
-        )
+        held = [pools[slot] * self._page_tokens for slot in self.layout.first_member_slots.values()]
+        pieces = _pieces(tokens[:num_tokens], seed) if self._elsewhere else []
+        held += (min(sent.leading_tokens(pieces), num_tokens) for sent in self._elsewhere.values())
+        return Found(tuple(held), most_fetchable * self._page_tokens, prompt, pieces)
+
+    def sent(self, rank: int, found: Found) -> None:
+        """The prompt goes to ``rank``: one on another node is taken to hold it from now on."""
+        if rank in self._elsewhere:
+            self._elsewhere[rank].sent(found.pieces)
+
+    def has_room_for(self, rank: int, num_tokens: int) -> None:
+        """So much is what a rank's pool holds."""
+        if rank in self._elsewhere:
+            self._elsewhere[rank].has_room_for(num_tokens)
 
     def unused_tokens(self, now_s: float) -> Mapping[int, int]:
         """Room in the pool of each rank that holds no page; of no rank while the arena has room for what leaves a pool.
@@ -130,8 +151,8 @@ class PrefixProbe:
             self._unused_tokens = unused_by_rank(self._rank_table.members(), self.layout, self._page_tokens)
         return self._unused_tokens
 
-    def read_queue_tokens(self) -> list[int]:
-        """What each rank is waiting for from the store, now."""
+    def read_queue_tokens(self) -> dict[int, int]:
+        """What each rank on this node is waiting for from the store, now."""
         return read_queue_tokens(self._rank_table, self.layout)
 
     def most_cached_tokens(self, req: Any) -> int:
@@ -156,4 +177,4 @@ class PrefixProbe:
         return self._met
 
     def _is_first_shard(self, slot: int) -> bool:
-        return slot < self.layout.num_member_slots and slot % self.layout.num_shards == 0
+        return slot in self.layout.first_member_slots.values()

@@ -34,6 +34,8 @@ from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
+HTTP_WORKER = "banyan.sglang_plugin.launcher.http_worker:app"
+
 _rank_table: _native.RankTable | None = None
 """Keeps the ranks' rendezvous open for as long as this process, their ancestor, lives."""
 
@@ -156,6 +158,8 @@ def layout_of(args: Any) -> Layout:
         attn_cp_size=args.attn_cp_size,
         enable_dp_attention=args.enable_dp_attention,
         dwdp_size=args.dwdp_size,
+        num_nodes=args.nnodes,
+        node=args.node_rank,
     )
 
 
@@ -178,6 +182,8 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["rank_table"] = _rank_table.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
+    if args.tokenizer_worker_num > 1:
+        config.serve_in_workers(HTTP_WORKER)
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
 
@@ -204,7 +210,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         pp_size=args.pp_size,
         num_nodes=args.nnodes,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
-        tokenizer_worker_num=args.tokenizer_worker_num,
+        names_http_app=args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER),
         disable_radix_cache=args.disable_radix_cache,
         radix_cache_backend=args.radix_cache_backend,
         enable_hierarchical_cache=args.enable_hierarchical_cache,
@@ -259,7 +265,6 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         has_side_states=model.has_side_states,
         algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
-        steps_together=layout.steps_together,
         deals_with_nodes=wanted.deals_with_nodes,
         keeps_arena=bool(wanted.keep_host_arena),
         asked_store=asked_scheme(wanted),

@@ -43,7 +43,7 @@ async def around_get_loads(
     waits, rates = read_queue_tokens(rank_table, layout), read_tokens_per_s(rank_table, layout)
     return [
         Load(**{**msgspec.structs.asdict(load), **_reading(waits[load.dp_rank], rates[load.dp_rank])})
-        if load.dp_rank < len(waits)
+        if load.dp_rank in waits
         else load
         for load in loads
     ]

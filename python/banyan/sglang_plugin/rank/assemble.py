@@ -67,7 +67,7 @@ def assemble(
     planner = _make_planner(setup, kinds, pools)
     cache = _make_cache(setup, kinds, planner, shards)
     demand = NodeDemand(
-        cache, kinds.full.pools.allocator.num_pages * kinds.full.member_slots.layout.num_ranks, setup.counters
+        cache, kinds.full.pools.allocator.num_pages * len(kinds.full.member_slots.with_peers), setup.counters
     )
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoa
 
 from banyan import faults
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import own_slots
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 
 
@@ -23,11 +24,13 @@ class FailedBefore(RuntimeError):
 class Linker(UnifiedCacheLinker):
     """Knows no pages and takes none. Building it gives a ``BanyanLinker``, where that can be built."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, server_args: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            # First of all: every rank of the server takes part in it.
+            own_slots.take_server_id(server_args)
             if faults.counts():
                 raise FailedBefore(", ".join(faults.counts()))
-            return BanyanLinker(*args, **kwargs)
+            return BanyanLinker(server_args, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - note() raises a refusal again
             faults.note("linker", error)
             runtime.turn_off()

@@ -294,15 +294,14 @@ class Kind:
 
     def figures(self) -> dict[str, Any]:
         """What changes of this kind's places, for ``/metrics`` and ``/server_info``."""
-        layout, members = self.member_slots.layout, self._rank_table.members()
-        firsts = {self.member_slots.slot(rank, self.member_slots.shard) for rank in range(layout.num_ranks)}
+        members, pools = self._rank_table.members(), self.member_slots.with_peers
         figures = {
             "num_published_pages": self.pages.frame_table.num_published,
             "num_quarantined_pages": self.pages.frame_table.num_quarantined,
-            "num_ranks": layout.num_ranks,
+            "num_ranks": len(pools),
             "num_failures": self._rank_table.num_failures,
             "num_silent_ranks": self._rank_table.num_silent,
-            "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in firsts),
+            "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in pools),
             "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),
             **(self._store_figures(self.store) if self.store is not None else {}),

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
@@ -24,7 +26,12 @@ def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
     table was made for."""
     parallel = get_parallel()
     resolved = Layout(
-        dp=parallel.dp_size, attn_dp=parallel.attn_dp_size, attn_cp=parallel.attn_cp_size, attn_tp=parallel.attn_tp_size
+        dp=parallel.dp_size,
+        attn_dp=parallel.attn_dp_size,
+        attn_cp=parallel.attn_cp_size,
+        attn_tp=parallel.attn_tp_size,
+        num_nodes=parallel.nnodes,
+        node=parallel.node_rank,
     )
     if resolved != layout:
         runtime.refuse(layout_refusal(asked=layout.words(), resolved=resolved.words()))
@@ -37,6 +44,18 @@ def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
         and not parallel.dcp_enabled
     )
     return MemberSlots(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
+
+
+def take_server_id(server_args: Any) -> None:
+    """Over several nodes, take the name of the first node's server: in it the dispatcher speaks to all ranks. All of
+    them call this at the same point of their start."""
+    carried = runtime.bookkeeping(server_args)
+    if carried is None or "layout" not in carried or Layout.from_dict(carried["layout"]).num_nodes == 1:
+        return
+    group = get_tp_group()
+    told = torch.tensor(list(bytes.fromhex(carried["server"])), dtype=torch.uint8)
+    torch.distributed.broadcast(told, src=group.ranks[0], group=group.cpu_group)
+    carried["server"] = bytes(told.tolist()).hex()
 
 
 def agree_on_page_tokens(rank_table: _native.RankTable, page_tokens: int, *, asked: int | None, is_first: bool) -> None:

@@ -246,6 +246,9 @@ def test_slots_when_some_are_read_then_only_an_allocation_that_these_would_satis
     slots.alloc_group_begin(NUM_STATES - 1)
     assert len(slots.free_slots) == 0
     slots.alloc_group_end()
+    assert slots.available_size() == slots.schedulable_available_size() == NUM_STATES
+    slots.decodes_on_held = False
+    assert slots.schedulable_available_size() == NUM_STATES - 1, "ranks in step plan nothing with what is read"
     assert slots.alloc(NUM_STATES) is None and slots.wait_us > 0
     assert reader.land() and len(slots.alloc(NUM_STATES)) == NUM_STATES
 

@@ -71,7 +71,7 @@ class NodeAccess:
     def join(self, namespace: bytes, memory: _native.SharedBytes) -> Borrower | None:
         """Lend and borrow pages of ``namespace``; ``memory`` is this rank's part of the arena. What borrows, if there
         is anybody to borrow from."""
-        if self._config.listen and self._member_slots.dp_rank == 0:
+        if self._config.listen and self._member_slots.is_of_first_rank:
             self._lend(namespace, memory)
         if self._config.peers:
             self._borrower = Borrower(
@@ -133,7 +133,7 @@ class NodeAccess:
     def _lend(self, namespace: bytes, memory: _native.SharedBytes) -> None:
         if self._page_server is None:
             address = Address.parse(self._config.listen).of_shard(self._member_slots.shard)
-            num_frames = self._member_slots.layout.num_ranks * self._block.num_frames(memory.num_bytes)
+            num_frames = len(self._member_slots.arenas) * self._block.num_frames(memory.num_bytes)
             try:
                 self._page_server = PageServer(
                     address,

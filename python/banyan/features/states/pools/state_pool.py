@@ -66,12 +66,21 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
     page_size = 1
     free_slots: torch.Tensor
 
+    num_quarantined_tokens = 0
+    """A slot has no tokens."""
+
+    decodes_on_held = True
+    """Whether a batch is planned with slots that peers are still reading."""
+
     @property
     def num_pages(self) -> int:
         return int(self.size)
 
     def available_size(self) -> int:
         return super().available_size() + self._num_held
+
+    def schedulable_available_size(self) -> int:
+        return self.available_size() if self.decodes_on_held else self.available_size() - self._num_held
 
     def free(self, free_index: torch.Tensor) -> None:
         if self._cache is not None and free_index.numel():

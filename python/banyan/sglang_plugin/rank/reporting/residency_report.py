@@ -27,7 +27,7 @@ class ResidencyReport:
         self._member_slots = member_slots
         self._prompts = RecentPrompts(page_tokens)
         self._sample = CopySample()
-        self._pools = [member_slots.slot(rank, member_slots.shard) for rank in range(member_slots.layout.num_ranks)]
+        self._pools = member_slots.with_peers
         self._view: _native.Peers
         self._copies = Copies(0, 0, 0.0)
         self._counts_again_s = 0.0

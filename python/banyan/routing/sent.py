@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each target may hold, guessed from what was sent there: for servers without KV events, and for prompts whose
-tokens are not known.
+"""What each target may hold, guessed from what was sent there: for servers without KV events, for prompts whose tokens
+are not known, and for ranks on other nodes than the dispatcher.
 
 A prompt is a row of bytes, cut into pieces of ``PIECE_BYTES``; a piece's id is chained to the one before. The least
 recently sent pieces are forgotten first, at about the number of tokens that the target has room for.
@@ -34,6 +34,10 @@ class SentPieces:
     def __init__(self, capacity_tokens: int = DEFAULT_CAPACITY_TOKENS) -> None:
         self._capacity = max(1, capacity_tokens // PIECE_TOKENS)
         self._pieces: dict[bytes, None] = {}
+
+    def has_room_for(self, capacity_tokens: int) -> None:
+        """So much is what the target holds."""
+        self._capacity = max(1, capacity_tokens // PIECE_TOKENS)
 
     def __len__(self) -> int:
         return len(self._pieces)

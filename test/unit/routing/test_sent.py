@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from banyan.router.sent import PIECE_BYTES, PIECE_TOKENS, SentPieces, piece_ids
+from banyan.routing.sent import PIECE_BYTES, PIECE_TOKENS, SentPieces, piece_ids
 
 
 def pieces(text, namespace=b""):

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server over two nodes (``--nnodes 2``): two machines, as far as network and shared memory tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test.e2e.conftest import Client
+
+from banyan.layout import cacheable_tokens
+from banyan.routing import Reason
+from benchmark import two_nodes
+from benchmark.modes import asking, models
+from benchmark.servers import ServerSpec, cpu_env, wait_ready
+from benchmark.two_nodes import TwoNodes
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not two_nodes.is_possible(), reason="networks of one's own take the right to make them"),
+]
+
+PAGE = 16
+FLAGS = ("--device", "cpu", "--context-length", "2048", "--sleep-on-idle", "--banyan-plan", "move")
+ENV = (
+    ("SGLANG_NCCL_SO_PATH", "/nonexistent"),
+    ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
+)
+SETTLES_S = 60.0
+
+
+class OverNodes(Client):
+    """Asks the server; what it does must be done on the first node."""
+
+    def ask(self, ids: list[int], rank: int | None = None) -> tuple[list[int], dict[str, int]]:
+        """``(tokens, cached tokens by where they came from)``."""
+        body = {"input_ids": ids, "sampling_params": asking.GREEDY, "routed_dp_rank": rank}
+        answer = self.post("/generate", body)
+        details = answer["meta_info"].get("cached_tokens_details") or {}
+        return answer["output_ids"], {source: details.get(source, 0) for source in asking.SOURCES}
+
+    def settle(self, counter: str, at_least: int) -> None:
+        """Until the ranks have counted so much in all."""
+        deadline_s = time.monotonic() + SETTLES_S
+        while self.total(counter) < at_least:
+            assert time.monotonic() < deadline_s, f"{counter} is {self.total(counter)}, not {at_least}"
+            time.sleep(0.2)
+
+
+class OnFirstNode:
+    """Runs things there."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self.nodes: TwoNodes = self(TwoNodes)
+
+    def __call__(self, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        return self._thread.submit(act, *args, **named).result()
+
+    def close(self) -> None:
+        self.nodes.close()
+        self._thread.shutdown()
+
+
+@contextmanager
+def serving(there: OnFirstNode, specs: list[ServerSpec], model: Path, folder: Path) -> Iterator[OverNodes]:
+    servers = there(there.nodes.serve, specs, model, folder)
+    try:
+        there(wait_ready, servers[:1])
+        yield OverNodes(servers[0])
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def there(alone) -> Iterator[OnFirstNode]:
+    made = OnFirstNode()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[list[int]]:
+    return iter(asking.prompts(16))
+
+
+def whole_pages(ids: list[int]) -> int:
+    return cacheable_tokens(len(ids), PAGE)
+
+
+@pytest.fixture(scope="module")
+def ranks(there, tmp_path_factory) -> Iterator[OverNodes]:
+    """Four ranks in step, two on each node."""
+    folder = tmp_path_factory.mktemp("ranks")
+    step = ("--tp", "4", "--attn-dp-size", "4", "--max-total-tokens", "8000", "--banyan-host-gb", "0.25")
+    spec = ServerSpec("ranks", 1, "on", (*FLAGS, *step), (*cpu_env(dp=2, first_core=0, num_cores=2), *ENV))
+    specs = [spec, spec]
+    with serving(there, specs, models.ensure(models.MOE), folder) as server:
+        yield server
+
+
+def test_prefix_when_a_rank_of_the_node_has_it_then_it_comes_from_there_and_from_no_other_node(there, ranks, asked):
+    ids = next(asked)
+    computed, cached = there(ranks.ask, ids, 0)
+    assert not any(cached.values())
+    fetched, cached = there(ranks.ask, ids, 1)
+    assert fetched == computed and cached["peer"] == whole_pages(ids)
+    abroad, cached = there(ranks.ask, ids, 2)
+    assert abroad == computed and not any(cached.values())
+    beside, cached = there(ranks.ask, ids, 3)
+    assert beside == computed and cached["peer"] == whole_pages(ids)
+
+
+def test_rank_when_it_is_on_another_node_then_it_believes_the_dispatcher(there, ranks, asked):
+    for ids in [next(asked) for _ in range(6)]:
+        first, _ = there(ranks.ask, ids)
+        again, cached = there(ranks.ask, ids)
+        assert again == first and sum(cached.values()) == whole_pages(ids), "it went to a rank that has nothing of it"
+    states = there(ranks.ranks)
+    by_policy = [sum(state[f"placed_{reason}"] for reason in Reason) for state in states.values()]
+    assert sorted(states) == [0, 1, 2, 3] and all(by_policy), by_policy
+    assert all(state["num_ranks"] == state["num_live_ranks"] == 2 for state in states.values())
+
+
+def test_flush_when_ranks_are_on_two_nodes_then_nobody_finds_anything(there, ranks, asked):
+    ids = next(asked)
+    for rank in (0, 2):
+        there(ranks.ask, ids, rank)
+    there(ranks.post, "/flush_cache?timeout=30", {})
+    for rank in (3, 1):
+        _, cached = there(ranks.ask, ids, rank)
+        assert cached["device"] == 0 and cached["peer"] == 0, cached
+        there(ranks.post, "/flush_cache?timeout=30", {})
+
+
+def one_rank(there: OnFirstNode, shape: models.Shape, folder: Path, *flags: str) -> Any:
+    """One rank of two shards, one on each node; the nodes' stores are in ``folder`` and stay."""
+    size = ("--tp", "2", "--max-total-tokens", "1200", "--banyan-host-gb", "0.1")
+    specs = [
+        ServerSpec(
+            "one-rank",
+            1,
+            "on",
+            (*FLAGS, *size, *(flag.replace("NODE", str(node)) for flag in flags)),
+            (*cpu_env(dp=1, first_core=node), *ENV),
+        )
+        for node in range(2)
+    ]
+    return serving(there, specs, models.ensure(shape), folder)
+
+
+def test_rank_when_it_lies_on_two_nodes_then_what_leaves_its_pools_comes_back_from_each_nodes_dram(
+    there, tmp_path, asked
+):
+    # Of MLA both shards have all of a page: each node keeps one.
+    prompts = [next(asked) for _ in range(5)]
+    with one_rank(there, models.MLA, tmp_path) as server:
+        computed = [there(server.ask, ids) for ids in prompts]
+        again = [there(server.ask, ids) for ids in prompts]
+    assert not any(sum(cached.values()) for _, cached in computed)
+    assert [said for said, _ in again] == [said for said, _ in computed]
+    assert sum(cached["host"] for _, cached in again) > 0
+    assert all(sum(cached.values()) == whole_pages(ids) for (_, cached), ids in zip(again, prompts, strict=True))
+
+
+def test_rank_when_a_server_over_two_nodes_is_started_again_then_each_nodes_store_has_its_part(there, tmp_path, asked):
+    prompts = [next(asked) for _ in range(3)]
+    store = ("--banyan-store", str(tmp_path / "storeNODE"), "--banyan-store-admit", "first", "--banyan-store-gb", "0.5")
+    with one_rank(there, models.LLAMA, tmp_path, *store) as server:
+        computed = [there(server.ask, ids) for ids in prompts]
+        there(server.settle, "archived_pages", sum(whole_pages(ids) for ids in prompts) // PAGE)
+    with one_rank(there, models.LLAMA, tmp_path, *store) as server:
+        restarted = [there(server.ask, ids) for ids in prompts]
+    assert [said for said, _ in restarted] == [said for said, _ in computed]
+    # Only the first node says what it has stored: of the last prompt the second may not have all.
+    assert [cached["storage"] for _, cached in restarted[:2]] == [whole_pages(ids) for ids in prompts[:2]]
