@@ -72,6 +72,23 @@ def test_refusals_when_each_process_has_a_part_of_an_arena_then_it_takes_two_pla
     assert "--banyan-host-gb" in line and "66 places" in line and "no host arena" in line
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"enable_hierarchical_cache": True}, "Banyan has its host arena, on by default"),
+        (
+            {"enable_hierarchical_cache": True, "hicache_size": 40, "num_member_slots": 8},
+            "Banyan has --banyan-host-gb 320",
+        ),
+        ({"hicache_storage_backend": "mooncake"}, "--banyan-store mooncake://HOST:PORT --banyan-store-gb GB"),
+        ({"hicache_storage_backend": "aibrix"}, "no store like aibrix"),
+    ],
+)
+def test_refusal_when_hicache_is_asked_for_then_the_flags_that_take_its_place_are_named(asked, words):
+    (line,) = refusals(ServerFacts(**asked))
+    assert line.endswith(words)
+
+
 def test_refusals_when_the_device_is_a_gpu_then_there_are_none():
     assert refusals(ServerFacts(device="cuda")) == []
 
@@ -82,7 +99,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
-    covered |= {"disaggregation_mode", "load_balance_method", "policy", "dp_size"}
+    covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "dp_size"}
     assert {field.name for field in fields(ServerFacts)} == covered
 
 

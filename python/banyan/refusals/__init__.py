@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from banyan import SGLANG_VERSION
+from banyan.refusals.hicache import in_banyans_words
 from banyan.refusals.rule import Rule, lines_of
 from banyan.refusals.speculation import DraftFacts, draft_refusals
 
@@ -31,6 +32,7 @@ class ServerFacts:
     radix_cache_backend: str | None = None
     enable_hierarchical_cache: bool = False
     hicache_storage_backend: str | None = None
+    hicache_size: int = 0
     enable_lmcache: bool = False
     enable_flexkv: bool = False
     external_linker_backend: str | None = None
@@ -139,7 +141,10 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         lambda f: f.enable_hierarchical_cache or f.hicache_storage_backend is not None,
         lambda f: (
             "--enable-hierarchical-cache / --hicache-storage-backend: HiCache and Banyan would both own the tail "
-            "of a prefix: use one of them"
+            "of a prefix: use one of them; in place of HiCache's flags Banyan has "
+            + in_banyans_words(
+                size_gb=f.hicache_size, num_processes=f.num_member_slots, backend=f.hicache_storage_backend
+            )
         ),
     ),
     Rule(

@@ -215,6 +215,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         radix_cache_backend=args.radix_cache_backend,
         enable_hierarchical_cache=args.enable_hierarchical_cache,
         hicache_storage_backend=args.hicache_storage_backend,
+        hicache_size=args.hicache_size,
         enable_lmcache=args.enable_lmcache,
         enable_flexkv=getattr(args, "enable_flexkv", False),
         external_linker_backend=(
