@@ -70,6 +70,9 @@ GOOD: dict[str, tuple[Said, ...]] = {
     ),
     "`sampling_params`: `n`": (_sampled(n=2),),
     "`sampling_params`: `stop_regex`": (_sampled(stop_regex="a+b"), _sampled(stop_regex=["x", "(ab|cd)+"])),
+    "`return_hidden_states`, and any other field that SGLang reads only when it makes the request": (
+        Said({"return_hidden_states": False}),
+    ),
     "`lora_id`": (),
     "`rid`": (Said({"rid": "r"}), Said({"rid": "r"})),
     "`session_id`, `session_params.id`, `x-smg-routing-key`": (
@@ -130,6 +133,9 @@ BAD: dict[str, tuple[Said, ...]] = {
     ),
     "`sampling_params`: `n`": tuple(_sampled(n=value) for value in (4097, 2**31, 2**70)),
     "`sampling_params`: `stop_regex`": (_sampled(stop_regex="(a+)+b"), _sampled(stop_regex=["x", "(a|a|ab)*$"])),
+    "`return_hidden_states`, and any other field that SGLang reads only when it makes the request": (
+        *(Said({"return_hidden_states": value}) for value in ("", 3, -1.5, [], {})),
+    ),
     "`lora_id`": (Said({"lora_id": []}), Said({"lora_id": "x"})),
     "`rid`": (Said({"rid": "r" * 1_000_000}), Said({"rid": "a#1"})),
     "`session_id`, `session_params.id`, `x-smg-routing-key`": (

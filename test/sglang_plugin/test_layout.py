@@ -67,4 +67,6 @@ RAW = {
     "attn_cp_size": 1,
     "enable_dp_attention": False,
     "dwdp_size": 1,
+    "nnodes": 1,
+    "node_rank": 0,
 }

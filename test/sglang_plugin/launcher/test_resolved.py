@@ -155,7 +155,6 @@ def test_model_when_it_has_states_and_nothing_is_shared_then_sglang_keeps_them_o
     [
         (["--mamba-radix-cache-strategy", "no_buffer"], "no_buffer"),
         (["--enable-int8-mamba-checkpoint"], "--enable-int8-mamba-checkpoint"),
-        (["--tp", "2", "--enable-dp-attention"], "--enable-dp-attention"),
     ],
 )
 def test_model_when_its_states_are_kept_in_another_way_then_refused_with_the_flag(resolve, capsys, asked, named):

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request that SGLang cannot make of what its client has sent is answered with 400. In SGLang what is raised there
+ends all ranks.
+
+Invariants
+  1. The request has not been queued: nothing computes it. SGLang queues it last.
+  2. What may be the machine's fault, and not the client's (memory, drives, devices), is raised as in SGLang.
+  3. The shards of a rank get the same bytes and come to the same answer; the one that speaks to clients tells it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+
+logger = logging.getLogger("banyan")
+
+OF_A_WRONG_VALUE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def around_handle_request(original: Callable[..., None], scheduler: Any, asked: Any, *args: Any, **named: Any) -> None:
+    """Of a generation request, or one of an embedding or reward model."""
+    try:
+        original(scheduler, asked, *args, **named)
+    except OF_A_WRONG_VALUE as error:
+        message = f"SGLang makes no request of this: {type(error).__name__}: {error}"
+        logger.warning("banyan: request %s is refused: %s", asked.rid, message)
+        reason = {"type": "abort", "status_code": HTTPStatus.BAD_REQUEST, "message": message}
+        scheduler.send_abort_output(AbortReq(rid=asked.rid, abort_message=message, finished_reason=reason), asked)

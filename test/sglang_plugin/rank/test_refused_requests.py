@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client's value raises while SGLang makes a request of it."""
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.managers.io_struct import AbortReq
+
+from banyan.sglang_plugin.rank.refused_requests import around_handle_request
+
+
+def handled(error):
+    """What was told, and to whom, when SGLang's handler raises this."""
+    told = []
+    scheduler = SimpleNamespace(send_abort_output=lambda answer, asked: told.append((answer, asked)))
+    asked = SimpleNamespace(rid="r")
+
+    def original(*args, **named):
+        assert args == (scheduler, asked, "cleanup") and named == {"mm_input_error": None}
+        if error is not None:
+            raise error
+
+    around_handle_request(original, scheduler, asked, "cleanup", mm_input_error=None)
+    return told, asked
+
+
+@pytest.mark.parametrize("error", [ValueError("no such mode"), TypeError("x"), IndexError("y"), AssertionError("z")])
+def test_request_when_sglang_cannot_make_it_then_its_client_is_told_and_the_rank_goes_on(error):
+    ((answer, to),), asked = handled(error)
+    assert isinstance(answer, AbortReq) and answer.rid == "r" and to is asked
+    assert answer.finished_reason["status_code"] == 400 and str(error) in answer.finished_reason["message"]
+
+
+def test_request_when_sglang_takes_it_then_nothing_is_told():
+    assert handled(None)[0] == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError(), OSError(5, "I/O"), KeyboardInterrupt()])
+def test_request_when_the_machine_fails_then_it_is_raised_as_in_sglang(error):
+    with pytest.raises(type(error)):
+        handled(error)
