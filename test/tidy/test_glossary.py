@@ -27,11 +27,11 @@ ORDINARY = set(
     correction cost counter cpu cuda decision decoding demand description device doctor drive driver dropped dry dsa
     dualpath else elsewhere endpoint engine entry error estimate estimated event everywhere evicting executor
     explain exported fact failed fault figure file filled finding flag fleet folder followed foreign form forward
-    forwarder found full gauge geometry given gpu group grown growth hash health history holding hook host http
-    hybrid identity ids index init io iovec ipc json kept kernel kind knob known kv landed large launch launched
-    launcher layer layerwise layout leased lending lent level limit limited line list lmetric load location lockstep
-    log long look lost machine main maker match memory metric mha mla mode model mooncake move native no node
-    observe offload openai opened opening option order outcome own pace pacing page paired part path pause peer
+    forwarder found full gauge geometry given gpu group grown growth hash health hicache history holding hook host
+    http hybrid identity ids index init io iovec ipc json kept kernel kind knob known kv landed large launch
+    launched launcher layer layerwise layout leased lending lent level limit limited line list lmetric load location
+    lockstep log long look lost machine main maker match memory metric mha mla mode model mooncake move native no
+    node observe offload openai opened opening option order outcome own pace pacing page paired part path pause peer
     persistence pin placement placer planner planning port prefill prefix prefixes presence pricing probe processor
     prompt publication python quarantining query question queue rate read reading reason receiver recent refused
     regex remote removed rendezvous report reporting request rerun resolved response return robin role room round
