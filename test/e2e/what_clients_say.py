@@ -70,9 +70,10 @@ GOOD: dict[str, tuple[Said, ...]] = {
     ),
     "`sampling_params`: `n`": (_sampled(n=2),),
     "`sampling_params`: `stop_regex`": (_sampled(stop_regex="a+b"), _sampled(stop_regex=["x", "(ab|cd)+"])),
-    "`return_hidden_states`, and any other field that SGLang reads only when it makes the request": (
-        Said({"return_hidden_states": False}),
+    "`positional_embed_overrides`, `return_hidden_states`, and any other field": (
+        Said({"return_hidden_states": False, "no_logs": True, "positional_embed_overrides": None}),
     ),
+    "`custom_labels`": (Said({"custom_labels": {}}),),
     "`lora_id`": (),
     "`rid`": (Said({"rid": "r"}), Said({"rid": "r"})),
     "`session_id`, `session_params.id`, `x-smg-routing-key`": (
@@ -133,9 +134,12 @@ BAD: dict[str, tuple[Said, ...]] = {
     ),
     "`sampling_params`: `n`": tuple(_sampled(n=value) for value in (4097, 2**31, 2**70)),
     "`sampling_params`: `stop_regex`": (_sampled(stop_regex="(a+)+b"), _sampled(stop_regex=["x", "(a|a|ab)*$"])),
-    "`return_hidden_states`, and any other field that SGLang reads only when it makes the request": (
+    "`positional_embed_overrides`, `return_hidden_states`, and any other field": (
         *(Said({"return_hidden_states": value}) for value in ("", 3, -1.5, [], {})),
+        *(Said({"positional_embed_overrides": value}) for value in (0, "", [], [[1.0], [0]], {})),
+        *(Said({name: "x"}) for name in ("no_logs", "return_bytes", "require_reasoning", "disagg_prefill_dp_rank")),
     ),
+    "`custom_labels`": (Said({"custom_labels": {"a": "b"}}), Said({"custom_labels": ["a"]})),
     "`lora_id`": (Said({"lora_id": []}), Said({"lora_id": "x"})),
     "`rid`": (Said({"rid": "r" * 1_000_000}), Said({"rid": "a#1"})),
     "`session_id`, `session_params.id`, `x-smg-routing-key`": (

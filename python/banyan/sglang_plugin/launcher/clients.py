@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
+from sglang.srt.runtime_context import get_observability
 
 from banyan import faults
 from banyan.planner import asked
@@ -160,10 +161,22 @@ def _check(obj: Any, manager: Any) -> None:
     if getattr(obj, "lora_id", None) is not None:
         # SGLang enters it itself. It is a part of the keys of an adapter's pages.
         raise BadRequest("lora_id: ask for an adapter with lora_path")
+    _check_labels(getattr(obj, "custom_labels", None))
     _check_samples(getattr(obj, "sampling_params", None))
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
+
+
+def _check_labels(labels: Any) -> None:
+    """Of this request's metrics. With one that they do not have, SGLang's main process ends while it counts."""
+    if not labels:
+        return
+    allowed = get_observability().tokenizer_metrics_allowed_custom_labels or ()
+    if not isinstance(labels, dict) or not all(name in allowed for name in labels):
+        raise BadRequest("custom_labels: names of --tokenizer-metrics-allowed-custom-labels, with a text for each")
+    if not all(isinstance(value, str) for value in labels.values()):
+        raise BadRequest("custom_labels: a text for each name")
 
 
 def _has_media(obj: Any) -> bool:
