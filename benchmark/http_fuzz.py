@@ -6,7 +6,8 @@ the server lives, no rank and no hook has failed, no traceback ends in Banyan, a
     make fuzz FUZZ_SECONDS=600 ARGS=--router
 
 Each request is made by a number alone, so that a finding is repeated by ``--from NUMBER --requests 1``. Numbers that
-found something are kept in test/e2e/drawn_requests.txt, which a test plays.
+found something are kept in test/e2e/drawn_requests.txt, which a test plays. Numbers below 0 are fields that the server
+says it has, each with each of some odd values (benchmark.crossed_requests): ``--crossed`` plays all of these.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 
 import banyan
 from benchmark import drawn_requests
+from benchmark.crossed_requests import crossed
 from benchmark.modes import models
 from benchmark.modes.asking import post
 from benchmark.router_failover import router
@@ -65,6 +67,8 @@ class Fuzz:
         self._port = urllib.parse.urlsplit(url or server.url).port
         self._logs = {server.log_path: 0} if log is None else {server.log_path: 0, log: 0}
         self._probe = models.random_prompt(random.Random(0), PROBE_TOKENS)
+        with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=TIMEOUT_S) as response:
+            self._crossed = crossed(json.load(response))
         self._expected = self._said(0)
 
     def play(self, numbers: Sequence[int]) -> Played:
@@ -79,8 +83,13 @@ class Fuzz:
         played.wrong += self._looked()
         return played
 
+    @property
+    def crossed_numbers(self) -> range:
+        """Of fields that the server says it has."""
+        return range(-len(self._crossed), 0)
+
     def _status(self, number: int) -> int | str:
-        drawn = drawn_requests.request(random.Random(number), self._probe)
+        drawn = self._crossed[number] if number < 0 else drawn_requests.request(random.Random(number), self._probe)
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
             connection.request("POST", drawn.path, drawn.body, drawn.headers)
@@ -160,7 +169,13 @@ def main() -> int:
         if args.router:
             log = args.out / "router.log"
             fuzz = Fuzz(server, stack.enter_context(router([server.url], "lmetric", log)), log)
-        for numbers in batches(args.first, args.requests, args.seconds):
+        all_crossed = list(fuzz.crossed_numbers)
+        parts = (
+            [all_crossed[at : at + BATCH] for at in range(0, len(all_crossed), BATCH)]
+            if args.crossed
+            else batches(args.first, args.requests, args.seconds)
+        )
+        for numbers in parts:
             played = fuzz.play(numbers)
             statuses += played.statuses
             wrong += [f"{numbers[0]} to {numbers[-1]}: {line}" for line in played.wrong]
@@ -178,6 +193,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--from", dest="first", type=int, default=time.time_ns() % 10**12, help="default: others each time"
     )
+    parser.add_argument("--crossed", action="store_true", help="each field with each odd value, and nothing drawn")
     parser.add_argument("--router", action="store_true", help="send them to `banyan route` in front of the server")
     parser.add_argument("--cores", type=int, default=2, help="cores that the ranks share")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"))

@@ -153,6 +153,8 @@ def _check_samples(sampling: Any) -> None:
 
 
 def _check(obj: Any, manager: Any) -> None:
+    if isinstance(obj.input_ids, int | float | str | dict):
+        raise BadRequest("input_ids: no list of tokens")
     if obj.input_ids and not _has_media(obj):
         _check_ids(obj.input_ids, manager.model_config.vocab_size)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
