@@ -188,6 +188,12 @@ def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lo
         admitted(lora_id=lora_id)
 
 
+def test_prompt_when_it_is_one_id_of_anothers_then_the_request_is_refused(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    with pytest.raises(clients.BadRequest, match="no list of tokens"):
+        clients.before_validate_one_request(MANAGER, GenerateReqInput(text="a", input_ids=5), 5)
+
+
 def test_prompt_when_vectors_or_a_session_stand_for_its_tokens_then_it_goes_on(monkeypatch):
     monkeypatch.setattr(clients.runtime, "config", object)
     clients.before_validate_one_request(MANAGER, GenerateReqInput(input_embeds=[[0.0]]), None)

@@ -94,6 +94,8 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     sampling = getattr(obj, "sampling_params", None)
     if isinstance(sampling, dict):
         _check_sampling(sampling, manager.model_config.vocab_size)
+    # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
+    _check_is_list(input_ids)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
@@ -153,8 +155,7 @@ def _check_samples(sampling: Any) -> None:
 
 
 def _check(obj: Any, manager: Any) -> None:
-    if isinstance(obj.input_ids, int | float | str | dict):
-        raise BadRequest("input_ids: no list of tokens")
+    _check_is_list(obj.input_ids)
     if obj.input_ids and not _has_media(obj):
         _check_ids(obj.input_ids, manager.model_config.vocab_size)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
@@ -179,6 +180,11 @@ def _check_labels(labels: Any) -> None:
         raise BadRequest("custom_labels: names of --tokenizer-metrics-allowed-custom-labels, with a text for each")
     if not all(isinstance(value, str) for value in labels.values()):
         raise BadRequest("custom_labels: a text for each name")
+
+
+def _check_is_list(ids: Any) -> None:
+    if isinstance(ids, int | float | str | dict):
+        raise BadRequest("input_ids: no list of tokens")
 
 
 def _has_media(obj: Any) -> bool:
