@@ -201,6 +201,14 @@ def test_request_when_its_client_names_a_conversation_by_the_way_then_the_dispat
     assert name == ({"name": conversation_of({"prompt_cache_key": "k"}, {})} if is_named else None)
 
 
+@pytest.mark.parametrize("broken", [{"actions": 1}, {"a": 1}, 7, [7]])
+def test_request_when_its_hints_are_no_envelope_then_it_goes_on_to_sglang_which_refuses_it(broken):
+    obj = GenerateReqInput(input_ids=[1], kv_hints=broken)
+    assert rerun._marked(obj, SESSION_ACTION, ACTION_VERSION, {"name": "k"}).kv_hints == broken
+    with pytest.raises(ValueError):
+        ask(Engine(["right"]), Said({}, **{"x-session-id": "k"}), kv_hints=broken)
+
+
 LOADED = LoRARef(lora_name="later", lora_path="/adapters/later")
 
 

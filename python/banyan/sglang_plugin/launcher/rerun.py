@@ -12,6 +12,7 @@ in another room, and says in a header that it is to be computed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import uuid
@@ -117,7 +118,8 @@ def _computed(obj: Any) -> Any:
 
 
 def _marked(obj: Any, action_type: str, action_version: str, payload: Mapping[str, Any]) -> Any:
-    """The request with one more hint, of each of its prompts."""
+    """The request with one more hint, of each of its prompts; as it is where its own are no envelope, which SGLang
+    refuses."""
     if isinstance(obj, EmbeddingReqInput):
         return obj
 
@@ -131,5 +133,6 @@ def _marked(obj: Any, action_type: str, action_version: str, payload: Mapping[st
         )
 
     hints = obj.kv_hints
-    obj.kv_hints = [mark(one) for one in hints] if isinstance(hints, list) else mark(hints)
+    with contextlib.suppress(ValueError):
+        obj.kv_hints = [mark(one) for one in hints] if isinstance(hints, list) else mark(hints)
     return obj
