@@ -122,6 +122,9 @@ class Runtime:
                 named = dict(kwargs or {})
                 if function in _ANSWERS:
                     return _ANSWERS[function](*args)
+                if function is torch.device and args and isinstance(args[0], str) and _is_device(args[0]):
+                    # With a number behind it.
+                    return HOST
                 is_here = _is_device(named.get("device"))
                 named.pop("pin_memory", None)
                 if is_here:
