@@ -11,6 +11,7 @@ from typing import Any
 from benchmark.drawn_requests import NUMBERS, OTHERS, SAMPLING, TEXTS, Drawn, bounded
 
 VALUES: tuple[Any, ...] = (*NUMBERS, *TEXTS, *OTHERS, [1], ["a"], [0.5], ["a", "b"], [[1, 2], [3]], "last")
+HEADERS = {"Content-Type": "application/json", "Connection": "close"}
 NAMES_FILES = ("image_data", "video_data", "audio_data", "encoder_urls")
 _SAMPLED = {"max_new_tokens": 2, "temperature": 1.0}
 _CHAT = {"model": "any", "max_tokens": 2, "messages": [{"role": "user", "content": "ab"}]}
@@ -37,9 +38,6 @@ VALID: Mapping[str, dict[str, Any]] = {
 def crossed(openapi: Mapping[str, Any]) -> list[Drawn]:
     """All of them, in the order of what `/openapi.json` says."""
     return [Drawn(path, HEADERS, json.dumps(bounded(body)).encode()) for path, body in _bodies(openapi)]
-
-
-HEADERS = {"Content-Type": "application/json", "Connection": "close"}
 
 
 def _bodies(openapi: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -44,7 +44,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """One seam. ``processes`` names where it must take: main, controller, scheduler. A hook is put on ``target``, and
+    """One seam. ``processes`` names where it must take: main (and SGLang's other HTTP workers, where it has some),
+    controller, scheduler. A hook is put on ``target``, and
     on those of ``also`` too; ``relies_on`` is what else must be as it was."""
 
     name: str

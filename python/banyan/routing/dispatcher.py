@@ -90,7 +90,7 @@ class Dispatcher:
         prefix_fingerprint = _prefix_fingerprint_of(prompt)
         query = self._query(prompt, prefix_fingerprint)
         choice = place(policy or self.policy, query, self.states(active), guard=self.guard, tie_breaks=self._tie_breaks)
-        self._count(query, prompt, prefix_fingerprint, choice.rank, now_s)
+        self._count(prompt, prefix_fingerprint, choice.rank, now_s, query.cached_on(choice.rank))
         return choice
 
     def wait(
@@ -131,7 +131,7 @@ class Dispatcher:
     def count(self, prompt: Prompt, rank: int, now_s: float) -> None:
         """Count a request that goes to ``rank``, whoever chose it."""
         prefix_fingerprint = _prefix_fingerprint_of(prompt)
-        self._count(self._query(prompt, prefix_fingerprint), prompt, prefix_fingerprint, rank, now_s)
+        self._count(prompt, prefix_fingerprint, rank, now_s, self._cached(prompt, prefix_fingerprint, rank))
 
     def unheard_s(self, now_s: float) -> dict[int, float]:
         """By rank, for how long something sent there has been in none of its reports, where anything has."""
@@ -146,13 +146,14 @@ class Dispatcher:
         self._loads[rank].ended(placed_s, num_tokens)
 
     def _count(
-        self, query: Query, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int, now_s: float
+        self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None, rank: int, now_s: float, cached_tokens: int
     ) -> None:
+        fetchable_tokens = 0 if rank in self._out_of_reach else prompt.fetchable_tokens
         self._loads[rank].placed(
             self._turn,
             now_s,
             num_prompt_tokens=prompt.num_tokens,
-            num_new_tokens=query.computed_on(rank),
+            num_new_tokens=prompt.num_tokens - max(cached_tokens, fetchable_tokens),
             prefix_fingerprint=prefix_fingerprint,
         )
         self._turn += 1

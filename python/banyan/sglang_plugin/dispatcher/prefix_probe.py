@@ -99,6 +99,7 @@ class PrefixProbe:
         self._tokens_ahead = tokens_ahead
         self.layout = layout
         self.fetches = fetches
+        self._first_slots = list(layout.first_member_slots.values())
         # The ranks of the dispatcher's node, the first one, are the first ones.
         self._elsewhere = {rank: SentPieces() for rank in range(layout.ranks_here.stop, layout.num_ranks)}
         self._page_tokens = 1
@@ -126,7 +127,7 @@ class PrefixProbe:
         num_member_slots = self.layout.num_member_slots
         pools, arenas = pages_by_slot[:num_member_slots], pages_by_slot[num_member_slots:]
         most_fetchable = max([*(pools if self.fetches else ()), *arenas], default=0)
-        held = [pools[slot] * self._page_tokens for slot in self.layout.first_member_slots.values()]
+        held = [pools[slot] * self._page_tokens for slot in self._first_slots]
         pieces = _pieces(tokens[:num_tokens], seed) if self._elsewhere else []
         held += (min(sent.leading_tokens(pieces), num_tokens) for sent in self._elsewhere.values())
         return Found(tuple(held), most_fetchable * self._page_tokens, prompt, pieces)
@@ -177,4 +178,4 @@ class PrefixProbe:
         return self._met
 
     def _is_first_shard(self, slot: int) -> bool:
-        return slot in self.layout.first_member_slots.values()
+        return slot in self._first_slots
