@@ -4,13 +4,12 @@
 Invariants
   1. A page that any rank's part of the arena holds, or that is on its way from here, is passed over.
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
-  3. No more than ``max_pages`` are on their way; what comes on top is put off, and offered again when copies have
-     landed. Nothing waits. What has left the pool by then, and what is more than ``MAX_PUT_OFF_PAGES``, is dropped and
-     counted.
+  3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
+     than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
+     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
 
-A page: offered -> copying -> resident, or passed over, or put off -> offered, or dropped. One thread calls; the copies
-have their own.
+A page: queued -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
 """
 
 from __future__ import annotations
@@ -21,17 +20,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from banyan.arena.residency import Residency
-from banyan.ports import Copy, Peers
+from banyan.ports import Copy, Lease, Peers
 from banyan.telemetry import Counters
 
-MAX_PUT_OFF_PAGES = 1 << 16
+MAX_QUEUED_PAGES = 1 << 16
 """Names remembered of pages that wait for their turn: a few megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Moving:
+class _Queued:
+    """Pages of a chain, ``behind`` others of it that stay where they are."""
+
+    keys: Sequence[str]
+    behind: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Pages of a chain with the frames that they land in."""
+
     keys: Sequence[str]
     frames: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    chains: Sequence[_Sent]
     copy: Copy
 
 
@@ -71,49 +85,69 @@ class Backup:
         self._counters = counters
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
-        self._put_off: deque[tuple[Sequence[str], Sequence[str]]] = deque()
-        self._num_put_off = 0
+        self._queue: deque[_Queued] = deque()
+        self._num_queued = 0
+        self._has_news = False
+        """Since the last look at the queue something was offered or has landed: there may be something to send."""
 
     def offer(self, keys: Sequence[str]) -> None:
         """A chain of pages that this rank's pool has just published."""
-        num_present = self._num_present(keys)
-        self._send(keys[num_present:], keys[:num_present])
+        self._enqueue(_Queued(keys, ()))
+        self._has_news = True
 
-    def _send(self, keys: Sequence[str], behind: Sequence[str]) -> int:
-        """Copy what the pool holds of ``keys``, as far as there is room, and put off the rest; how many it holds.
-        ``behind``: the pages of the chain before them, which stay where they are."""
-        found = self._peers.lookup(keys, self._pool_slots) if keys else None
-        if found is None or found.num_pages == 0:
-            return 0
+    def _enqueue(self, chain: _Queued) -> None:
+        keys = chain.keys[: MAX_QUEUED_PAGES - self._num_queued]
+        self._counters.backups_dropped_pages += len(chain.keys) - len(keys)
+        if keys:
+            self._queue.append(_Queued(keys, chain.behind))
+            self._num_queued += len(keys)
+
+    def poll(self) -> list[Landed]:
+        """Publish what has landed since the last call, and send what is queued. Never blocks."""
+        landed: list[Landed] = []
+        while self._moving and self._moving[0].copy.has_ended:
+            landed += self._land(self._moving.popleft())
+            self._has_news = True
+        if self._has_news:
+            self._has_news = False
+            self._send()
+        return landed
+
+    def _send(self) -> None:
+        """What is queued, the oldest first, as far as there is room, in one copy."""
+        loads: list[tuple[Lease, array[int]]] = []
+        sent: list[_Sent] = []
+        for _ in range(len(self._queue)):
+            if len(self._on_their_way) >= self._max_pages:
+                break
+            chain = self._queue.popleft()
+            self._num_queued -= len(chain.keys)
+            one = self._leased(chain)
+            if one is not None:
+                lease, moved = one
+                loads.append((lease, array("q", moved.frames)))
+                sent.append(moved)
+                self._on_their_way.update(moved.keys)
+        if loads:
+            self._moving.append(_Moving(sent, self._peers.start_copy(loads)))
+
+    def _leased(self, chain: _Queued) -> tuple[Lease, _Sent] | None:
+        """What the pool holds of the chain, as far as there is room, ready to be copied; the rest is queued again."""
+        num_present = self._num_present(chain.keys)
+        keys, behind = chain.keys[num_present:], [*chain.behind, *chain.keys[:num_present]]
+        if not keys:
+            return None
+        found = self._peers.lookup(keys, self._pool_slots)
+        self._counters.backups_dropped_pages += len(keys) - found.num_pages
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
-        frames = self._residency.claim(max(0, room), sparing=behind)
-        self._put_aside(keys[len(frames) : found.num_pages], [*behind, *keys[: len(frames)]])
-        sent = keys[: len(frames)]
-        lease = self._peers.lease(found, sent) if frames else None
+        frames = self._residency.claim(room, sparing=behind)
+        moved = keys[: len(frames)]
+        self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
+        lease = self._peers.lease(found, moved) if frames else None
         if lease is None:
             self._residency.abandon(frames)
-            return found.num_pages
-        self._moving.append(_Moving(sent, frames, self._peers.start_copy([(lease, array("q", frames))])))
-        self._on_their_way.update(sent)
-        return found.num_pages
-
-    def _put_aside(self, keys: Sequence[str], behind: Sequence[str]) -> None:
-        if self._num_put_off + len(keys) > MAX_PUT_OFF_PAGES:
-            self._counters.backups_dropped_pages += len(keys)
-        elif keys:
-            self._put_off.append((keys, behind))
-            self._num_put_off += len(keys)
-
-    def _offer_again(self) -> None:
-        """What was put off, the oldest first, as far as there is room."""
-        for _ in range(len(self._put_off)):
-            if len(self._on_their_way) >= self._max_pages:
-                return
-            keys, behind = self._put_off.popleft()
-            self._num_put_off -= len(keys)
-            num_present = self._num_present(keys)
-            keys, behind = keys[num_present:], [*behind, *keys[:num_present]]
-            self._counters.backups_dropped_pages += len(keys) - self._send(keys, behind)
+            return None
+        return lease, _Sent(moved, frames)
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
@@ -122,37 +156,32 @@ class Backup:
             num_present += 1
         return num_present
 
-    def poll(self) -> list[Landed]:
-        """Publish what has landed since the last call. Never blocks."""
-        landed, num_moving = [], len(self._moving)
-        while self._moving and self._moving[0].copy.has_ended:
-            done = self._land(self._moving.popleft())
-            if done is not None:
-                landed.append(done)
-        if len(self._moving) < num_moving:
-            self._offer_again()
-        return landed
-
-    def _land(self, moved: _Moving) -> Landed | None:
-        self._on_their_way.difference_update(moved.keys)
-        if not moved.copy.finish():
+    def _land(self, moving: _Moving) -> list[Landed]:
+        for chain in moving.chains:
+            self._on_their_way.difference_update(chain.keys)
+        if not moving.copy.finish():
             self._counters.backups_failed += 1
-            self._residency.abandon(moved.frames)
-            return None
+            for chain in moving.chains:
+                self._residency.abandon(chain.frames)
+            return []
+        return [landed for chain in moving.chains if (landed := self._published(chain)).keys]
+
+    def _published(self, chain: _Sent) -> Landed:
         # Another rank may have been as quick with the same pages: one copy is enough for the node.
-        num_twice = self._peers.lookup(moved.keys, self._arena_slots).num_pages
-        self._residency.abandon(moved.frames[:num_twice])
-        keys, frames = moved.keys[num_twice:], moved.frames[num_twice:]
+        num_twice = self._peers.lookup(chain.keys, self._arena_slots).num_pages
+        self._residency.abandon(chain.frames[:num_twice])
+        keys, frames = chain.keys[num_twice:], chain.frames[num_twice:]
         self._residency.publish(frames, keys)
         self._counters.backed_up_pages += len(keys)
-        return Landed(keys, frames) if keys else None
+        return Landed(keys, frames)
 
     def quiesce(self) -> None:
         """Wait for what is on its way and forget it."""
         for moving in self._moving:
             moving.copy.finish()
-            self._residency.abandon(moving.frames)
+            for chain in moving.chains:
+                self._residency.abandon(chain.frames)
         self._moving.clear()
         self._on_their_way.clear()
-        self._put_off.clear()
-        self._num_put_off = 0
+        self._queue.clear()
+        self._num_queued = 0

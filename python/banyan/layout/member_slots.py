@@ -7,13 +7,15 @@ of it, and the first shard of each rank on a node alone keeps it in that node's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from banyan.core import SourceKind
 from banyan.layout.ranks import Layout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemberSlots:
     """One process's view of its node's rank table: member slot ``s`` has its pool in slot ``s``, its part of the arena
     ``num_member_slots`` on.
@@ -34,11 +36,11 @@ class MemberSlots:
             here = "" if self.layout.num_nodes == 1 else f"those of node {self.layout.node} of "
             raise ValueError(f"rank {self.dp_rank}, shard {self.shard} is not among {here}{self.layout.words()}")
 
-    @property
+    @cached_property
     def own(self) -> int:
         return self.slot(self.dp_rank, self.shard)
 
-    @property
+    @cached_property
     def own_arena(self) -> int:
         return self.layout.num_member_slots + self.own
 
@@ -63,15 +65,15 @@ class MemberSlots:
         """Whether it is a shard of this node's first rank."""
         return self.dp_rank == self.layout.ranks_here.start
 
-    @property
-    def peers(self) -> list[int]:
+    @cached_property
+    def peers(self) -> Sequence[int]:
         """The pools of other ranks on this node that hold this shard's part of the KV, the next rank first, so that
         ranks which all want the same choose different sources. Shards of one rank have equal trees: none of them lacks
         what another has."""
         return [self.slot(rank, self.shard) for rank in self._ranks_from_own()[1:]]
 
-    @property
-    def with_peers(self) -> list[int]:
+    @cached_property
+    def with_peers(self) -> Sequence[int]:
         """The pools of all ranks on this node that hold this shard's part of the KV, by rank."""
         return [self.slot(rank, self.shard) for rank in self.layout.ranks_here]
 
@@ -88,8 +90,8 @@ class MemberSlots:
     def is_keeper(self) -> bool:
         return self.shard == self.keeper
 
-    @property
-    def arenas(self) -> list[int]:
+    @cached_property
+    def arenas(self) -> Sequence[int]:
         """The arena's parts that hold this shard's part of the KV, that of its own rank first."""
         return [self.layout.num_member_slots + self.slot(rank, self.keeper) for rank in self._ranks_from_own()]
 

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A server's division into ranks and shards, with SGLang's deprecated spellings resolved."""
+    """A server's division into ranks and shards, with SGLang's deprecated spellings resolved.
+
+    Asked with every request: what follows from the fields is worked out once.
+    """
 
     dp: int
     attn_dp: int
@@ -99,17 +103,17 @@ class Layout:
         """Processes of one rank."""
         return self.attn_cp * self.attn_tp
 
-    @property
+    @cached_property
     def num_member_slots(self) -> int:
         """Processes on this node."""
         return self.num_ranks * self.num_shards // self.num_nodes
 
-    @property
+    @cached_property
     def first_process(self) -> int:
         """Of this node: so many are on the nodes before it."""
         return self.node * self.num_member_slots
 
-    @property
+    @cached_property
     def ranks_here(self) -> range:
         """The ranks that have shards on this node."""
         first = self.first_process // self.num_shards

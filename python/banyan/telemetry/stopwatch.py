@@ -5,17 +5,21 @@ Invariants
   1. A moment counts once: for the innermost timed call that it lies in, or for nobody while ``elsewhere`` runs.
   2. Only the thread that made the stopwatch is timed. Calls on others pass through.
 
-Two looks at a clock and less than a microsecond for each call.
+Two looks at a clock and less than a microsecond for each call; what is called for each stream in each step takes less
+than that itself, and is timed at one call in ``SAMPLED``.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from banyan.ports import Clock
+
+SAMPLED = 64
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,6 +74,24 @@ class Stopwatch:
                 self._not_own_ns = outer_ns + whole_ns
 
         return timed
+
+    def sample(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """``function``, of which one call in ``SAMPLED`` is timed as ``name`` and counts for as many. It is called on
+        the stopwatch's thread, from nothing that is timed, and calls nothing that is."""
+        spent, clock, calls = self._spent.setdefault(name, Spent()), self._clock, itertools.count(1)
+
+        @functools.wraps(function)
+        def sampled(*args: P.args, **kwargs: P.kwargs) -> R:
+            if next(calls) % SAMPLED:
+                return function(*args, **kwargs)
+            began_ns = clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent.num_calls += SAMPLED
+                spent.own_ns += SAMPLED * (clock() - began_ns)
+
+        return sampled
 
     def elsewhere(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, whose time is nobody's: it is not Banyan's."""

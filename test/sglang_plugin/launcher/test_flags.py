@@ -4,6 +4,7 @@
 import logging
 import os
 import pickle
+from collections import Counter
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -11,11 +12,11 @@ import pytest
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from banyan import SGLANG_VERSION, _native, patches
+from banyan import SGLANG_VERSION, _native, faults, patches
 from banyan import feature_list as features
 from banyan.config import HTTP_APP_VARIABLE, OFF_VARIABLE
 from banyan.layout import Layout
-from banyan.sglang_plugin import runtime, seams
+from banyan.sglang_plugin import hook_queue, runtime, seams
 from banyan.sglang_plugin.launcher import flags
 
 BASE = ["--model-path", "nowhere", "--device", "cpu", "--dp", "2"]
@@ -242,6 +243,18 @@ def test_hook_when_its_feature_is_switched_off_then_it_passes_through():
     assert hook(lambda: False) is True
     runtime.switch_off("placement")
     assert hook(lambda: False) is False
+
+
+def test_hook_when_its_result_is_known_then_it_is_not_called_and_a_failure_to_know_is_counted(monkeypatch):
+    (patch,) = [patch for patch in seams.HOOKS.queue if patch.name == "50-cached-tokens"]
+    known = {"a": ("remembered",), "b": (None,), "c": None}
+    hook = seams.HOOKS.while_on(
+        patch, hook_queue.known_by(lambda request: known[request])(lambda original, request: original(request))
+    )
+    assert [hook(str.upper, request) for request in "abc"] == ["remembered", None, "C"]
+    monkeypatch.setattr(faults, "_counts", Counter())
+    assert hook(str.upper, "d") == "D"
+    assert faults.counts() == {"50-cached-tokens": 1}
 
 
 def test_start_when_flags_stand_in_a_file_of_sglangs_then_they_are_taken_and_the_command_line_wins(tmp_path):

@@ -394,6 +394,7 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     gpu.run()
     ranks[0].access.poll()
     backup.offer(keys(1))
+    assert not backup.poll()
     gpu.run()
     assert len(backup.poll()) == (0 if can_register else 1)
 

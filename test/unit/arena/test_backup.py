@@ -121,6 +121,21 @@ def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Hos
     assert owner.counters.backed_up_pages == 2 and owner.residency.num_filling == 0
 
 
+def test_poll_when_several_chains_were_offered_then_one_copy_brings_them(hosts: list[Host]) -> None:
+    owner = hosts[0]
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 7))
+    owner.backup.offer(keys(1, 2))
+    owner.backup.offer(keys(7))
+    owner.backup.poll()
+    assert len(owner.backup._moving) == 1
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2), keys(7)]
+    for key, frame in zip(keys(1, 2, 7), (3, 4, 5), strict=True):
+        owner.rank.frame_table.retire(frames(frame))
+        before = owner.rank.pages(frame)
+        owner.fetch([key], frames(9))
+        assert owner.rank.pages(9) == before
+
+
 def test_offer_when_more_than_the_bound_is_on_its_way_then_the_rest_follows() -> None:
     owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.frame_table.publish(frames(3, 4, 5, 6, 7), keys(1, 2, 3, 4, 5))
@@ -155,11 +170,12 @@ def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_
 
 
 def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup, "MAX_PUT_OFF_PAGES", 1)
+    monkeypatch.setattr(backup, "MAX_QUEUED_PAGES", 1)
     owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)
     owner.rank.frame_table.publish(frames(3, 4, 5, 6), keys(1, 2, 3, 4))
     owner.backup.offer(keys(1, 2, 3, 4))
-    assert owner.counters.backups_dropped_pages == 2
+    assert owner.counters.backups_dropped_pages == 3
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1)]
 
 
 def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts: list[Host]) -> None:

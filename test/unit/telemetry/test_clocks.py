@@ -5,6 +5,7 @@ import pytest
 
 from banyan.routing import Reason
 from banyan.telemetry import DESCRIPTIONS, Counters, LayerClock, Stopwatch
+from banyan.telemetry.stopwatch import SAMPLED
 
 
 class FakeClock:
@@ -60,6 +61,14 @@ def test_stopwatch_when_the_call_raises_then_time_counts_and_the_error_passes():
     with pytest.raises(KeyError):
         watch.wrap("fails", fail)()
     assert watch.elapsed_ns == 1000
+
+
+def test_stopwatch_when_calls_are_sampled_then_one_is_timed_and_counts_for_all():
+    watch = Stopwatch(FakeClock())
+    sampled = watch.sample("each stream", lambda: "answer")
+    assert [sampled() for _ in range(2 * SAMPLED - 1)] == ["answer"] * (2 * SAMPLED - 1)
+    spent = watch.by_name()["each stream"]
+    assert (spent.num_calls, spent.own_ns) == (SAMPLED, 1000 * SAMPLED)
 
 
 def test_layer_clock_when_k_and_v_tick_then_a_forward_counts_once():

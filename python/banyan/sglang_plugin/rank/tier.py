@@ -133,6 +133,7 @@ class HostTier:
         most_down_bytes = backup_limit_bytes(link_bytes_per_s=place.link_bytes_per_s, arena_bytes=memory.num_bytes)
         self._rank_table = place.rank_table
         self._member_slots = member_slots
+        self._all_slots = [member_slots.own, *member_slots.peers, *member_slots.arenas]
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
@@ -262,8 +263,7 @@ class HostTier:
         """How many leading pages the node holds, the first ``num_in_arena`` of them in the arena."""
         if num_in_arena == len(keys):
             return num_in_arena
-        frame_tables = [self._member_slots.own, *self._member_slots.peers, *self._member_slots.arenas]
-        return num_in_arena + self._peers.lookup(keys[num_in_arena:], frame_tables).num_pages
+        return num_in_arena + self._peers.lookup(keys[num_in_arena:], self._all_slots).num_pages
 
     # ---- down --------------------------------------------------------------------------------------------------
 

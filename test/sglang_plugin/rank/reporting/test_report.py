@@ -40,6 +40,13 @@ def test_openai_breakdown_when_the_server_is_stock_then_nothing_is_added(answers
 def told(details, req):
     """What an answer says where SGLang has booked ``details``."""
     req.sampling_params = getattr(req, "sampling_params", SamplingParams())
+    req.cached_tokens_device, req.cached_tokens_host = (
+        (0, 0) if details is None else (details["device"], details["host"])
+    )
+    req.cached_tokens, req.cached_tokens_storage = req.cached_tokens_device + req.cached_tokens_host, 0
+    known = report.told_details(None, req)
+    if known is not None:
+        return known[0]
     return report.around_get_cached_tokens_details(lambda streamer, req: details, None, req)
 
 
@@ -105,6 +112,7 @@ def test_details_when_a_stream_goes_on_then_they_are_made_once(sharing, monkeypa
     monkeypatch.setattr(report, "_linker", rank_that_counts)
     req = SimpleNamespace(origin_input_ids=range(100), banyan_tokens={"peer": 40})
     first = told({"device": 16, "host": 64}, req)
+    assert report.told_details(None, req) == (first,)
     assert told({"device": 16, "host": 64}, req) is first
     # Computed again from the beginning, after it had to make room.
     assert told({"device": 80, "host": 0}, req)["device"] == 80

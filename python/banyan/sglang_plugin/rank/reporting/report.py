@@ -6,10 +6,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from banyan.core import PrefixSpan
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.hook_queue import known_by
 from banyan.sglang_plugin.rank import requests
 from banyan.telemetry import SERIES, gauges_of
 
@@ -54,6 +56,16 @@ def tick() -> None:
         _exporter.flush_if_due(time.monotonic())
 
 
+_CACHED_TOKENS = attrgetter("cached_tokens", "cached_tokens_device", "cached_tokens_host", "cached_tokens_storage")
+
+
+def told_details(streamer: Any, req: Any) -> tuple[dict[str, Any] | None] | None:
+    """What this request's answer has been told already, while SGLang's own figures of it are the same."""
+    told = getattr(req, "banyan_told", None)
+    return told[1] if told is not None and told[0] == _CACHED_TOKENS(req) else None
+
+
+@known_by(told_details)
 def around_get_cached_tokens_details(
     original: Callable[[Any, Any], dict[str, Any] | None], streamer: Any, req: Any
 ) -> dict[str, Any] | None:
@@ -63,14 +75,11 @@ def around_get_cached_tokens_details(
     details, config = original(streamer, req), runtime.config()
     if config is None or not config.shares:
         return details
-    # Asked for each stream in each step. What an answer has begun with stays.
-    told = getattr(req, "banyan_told", None)
-    if told is not None and told[0] == details:
-        return told[1]
     _count_once(details or {}, req)
     answer = _details(details, req) if config.answer_details else None
     if getattr(req, "banyan_is_counted", False):
-        req.banyan_told = details, answer
+        # Asked for each stream in each step. What an answer has begun with stays.
+        req.banyan_told = _CACHED_TOKENS(req), (answer,)
     return answer
 
 
