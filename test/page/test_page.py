@@ -23,6 +23,9 @@ def test_page_when_a_server_is_well_then_its_figures_are_there_and_go_on(show, s
     ) / max(prompts, 1)
     tile = tab.get_by_role("region", name="Found in a cache")
     assert abs(float(tile.locator(".big").inner_text().split()[0]) - 100 * cached) < 2
+    could = tab.get_by_role("region", name="Could be found")
+    expect(could.locator(".big")).to_have_text("93.0 %")
+    expect(could).to_contain_text("half the memory 44.0 %, as it is 64.0 %, twice 88.0 %")
     assert tab.locator("#ranks tbody tr").count() == 2
     expect(tab.locator("#alerts")).to_contain_text("Nothing needs you")
     before = drawn(tab)

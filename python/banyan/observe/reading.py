@@ -117,6 +117,10 @@ class Reading:
         """A counter or gauge, over all ranks."""
         return sum(rank.value(name) for rank in self.ranks)
 
+    def most(self, name: str) -> float:
+        """Of a figure that each rank tells of the node, the one that has heard most; 0 where no rank has it."""
+        return max(rank.value(name) for rank in self.ranks)
+
     @property
     def distinct_share(self) -> float:
         """Distinct pages over pages held, over all ranks."""

@@ -125,8 +125,10 @@ class Rank:
         if not keys:
             return
         requests.when_gone(request, self._forget)
+        pages = self.demand.tell(keys)
+        requests.note_pages(request, pages)
         if self.chooses_victims:
-            requests.note_asked_before(request, self.demand.asked(keys, request) * self.page_tokens)
+            requests.note_asked_before(request, self.demand.asked(pages, request) * self.page_tokens)
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
@@ -143,6 +145,8 @@ class Rank:
         request = requests.id_of(req)
         reasons = requests.why_computed(req, cached_tokens, self.page_tokens, self._planner.why_unmoved(request))
         self.counters.count_computed(reasons)
+        pages = requests.pages_of(req)
+        self.demand.answered(len(req.origin_input_ids), pages, cached_tokens // self.page_tokens)
         self._planner.computed(request, reasons)
         return reasons
 
@@ -163,8 +167,7 @@ class Rank:
         """Pages have entered SGLang's tree: offer them once they are complete. Of a node whose window SGLang has freed
         there are full pages only."""
         self._publication.announce(full.keys)
-        if self.chooses_victims:
-            self.demand.came(full.keys)
+        self.demand.came(full.keys)
         window: Window | None = None
         for kind, transfer in zip(self.kinds.beside, beside, strict=False):
             window = kind.node(transfer.keys, transfer.device_indices)

@@ -107,6 +107,18 @@ def is_traced(req: Any) -> bool:
     return trace is not None and trace.tracing_enable is True and runtime.is_on("57-trace-slice")
 
 
+def note_pages(request: str, pages: bytes) -> None:
+    """The numbers of its prompt's pages, as far as a cache may supply them."""
+    req = _by_id.get(request)
+    if req is not None:
+        req.banyan_pages = pages
+
+
+def pages_of(req: Any) -> bytes:
+    """What was noted of its pages; none of a prompt of less than a page."""
+    return getattr(req, "banyan_pages", b"")
+
+
 def note_asked_before(request: str, num_tokens: int) -> None:
     """So many of the first tokens of its prompt were in prompts of before."""
     req = _by_id.get(request)

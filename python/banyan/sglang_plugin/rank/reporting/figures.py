@@ -11,7 +11,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
-from banyan.telemetry import Counters, Dropped, Pseudonyms, num_ended
+from banyan.telemetry import Copies, Counters, Dropped, NodeReuse, Pseudonyms, num_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class RankFigures:
     kinds: Kinds
     planner: RankPlanner
     demand: NodeDemand
+    reuse: NodeReuse
     dropped: Dropped
     counters: Counters
     page_tokens: int
@@ -46,6 +47,7 @@ class RankFigures:
             **self._room(),
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
+            **self._reuse_figures(copies),
         }
 
     def state(self) -> dict[str, Any]:
@@ -54,6 +56,7 @@ class RankFigures:
             **self.kinds.full.state(),
             **self._room(),
             **self.kinds.full.residency_report.state(),
+            **self._reuse_figures(self.kinds.full.residency_report.copies(time.monotonic())),
             **self.counters_now().as_dict(),
             **self.planner.state(),
             **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
@@ -67,6 +70,18 @@ class RankFigures:
         }
         # The only way out: nothing of a client's leaves by its own name.
         return self.pseudonyms.told(state)
+
+    def _reuse_figures(self, copies: Copies) -> dict[str, Any]:
+        """What could be found on this node: told by each rank, and as far as it has heard of the others."""
+        self.demand.hear()
+        pools, arena = self.kinds.node_pages
+        # What lies in the arena as well takes no room of its own.
+        in_pools = pools * (1.0 - copies.duplicate_share if arena else copies.distinct_share)
+
+        def node_pages(times: float) -> float:
+            return in_pools + times * arena if arena else times * in_pools
+
+        return self.reuse.figures(node_pages)
 
     def _room(self) -> dict[str, int]:
         allocator = self.kinds.full.pools.allocator
