@@ -32,6 +32,9 @@ def test_top_when_a_prefix_was_fetched_then_it_is_among_the_hits_and_scripts_rea
     assert all(rank["values"]["num_live_ranks"] == 2 for rank in told["ranks"])
     # Every page of this prompt lies in both pools, and after the flush before this test there is little else.
     assert 0.5 <= told["distinct_share"] < 0.75
+    found = 1.0 - told["hits"]["computed"] / sum(told["hits"].values())
+    assert found - 0.02 <= told["ceiling"]["24h"] <= 1.0, "more was found than could be"
+    assert 0.0 < told["ceiling"]["same"] <= told["ceiling"]["double"]
     assert cli.main(["top", banyan.server.url, "--once"]) == 0
     assert "of the pages held are distinct" in capsys.readouterr().out
 
