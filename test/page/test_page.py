@@ -34,6 +34,15 @@ def test_page_when_a_server_is_well_then_its_figures_are_there_and_go_on(show, s
     expect(tab.locator("#chart-said")).to_contain_text("tokens a second: own pool")
 
 
+def test_page_when_a_line_changes_in_every_turn_then_it_is_said_where_and_its_text_is_text(show, server):
+    tab = show(server)
+    expect(tab.locator("#lines-card")).to_be_hidden()
+    line = {"place": 23, "num_prompts": 3, "num_tokens": 900, "part": "system", "text": HOSTILE}
+    server.more[1] = {"changing_lines": [line]}
+    card = tab.get_by_role("region", name="Changing lines")
+    expect(card.locator("tbody td")).to_have_text(["1", "23", "900", "system", "3", HOSTILE])
+
+
 def test_tree_when_prompts_share_their_beginning_then_the_keyboard_walks_it_and_says_who_holds_what(show, server):
     tab = show(server)
     first = tab.get_by_role("treeitem").first

@@ -68,7 +68,7 @@ def picture(told: Mapping[str, Any]) -> RenderableType:
     ]
     if told["store"] is not None:
         parts.append(_store(told["store"]))
-    return Group(*parts, Text(), *_alerts(told))
+    return Group(*parts, Text(), *_alerts(told), *_changing_lines(told))
 
 
 def _title(told: Mapping[str, Any]) -> Text:
@@ -179,6 +179,18 @@ def _alerts(told: Mapping[str, Any]) -> list[Text]:
         said = f" (rank {', '.join(map(str, alert['ranks']))}): {alert['summary']}. {alert['advice']}"
         lines.append(Text.assemble((f"{alert['severity']:9} {alert['name']}", style), said))
     return lines
+
+
+def _changing_lines(told: Mapping[str, Any]) -> list[Text]:
+    """Where prompts of a session change in every turn."""
+    return [
+        Text(
+            f"line      rank {line['dp_rank']}: after token {line['place']} of {line['num_tokens']}"
+            f"{' in ' + line['part'] if line['part'] else ''}, in {line['num_prompts']} prompts of a session in a row"
+            f"{': ' + repr(line['text']) if line['text'] else ''}"
+        )
+        for line in told["changing_lines"]
+    ]
 
 
 def _count(number: float) -> str:

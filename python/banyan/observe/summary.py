@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from banyan.observe.alerts import Alert, alerts
@@ -41,6 +42,9 @@ def summary(rates: Rates) -> dict[str, Any]:
         "ceiling": ceiling(now),
         "per_s": {name: round(rates.total_per_s(name), 3) for name in RATES},
         "distinct_share": round(now.distinct_share, 4),
+        "changing_lines": [
+            {"dp_rank": rank.dp_rank, **asdict(line)} for rank in now.ranks for line in rank.changing_lines
+        ],
         "store": _store(rates),
         "ranks": [_rank(rates, rank) for rank in now.ranks],
         "alerts": [_alert(alert) for alert in alerts(rates)],

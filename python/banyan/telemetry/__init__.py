@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of what happened, and the clocks that say what it cost."""
 
+from banyan.telemetry.changing_lines import ChangingLines, Parting
 from banyan.telemetry.computed import Why, why_computed
 from banyan.telemetry.copy_sample import Copies, CopySample
 from banyan.telemetry.counters import DESCRIPTIONS, Counters
@@ -23,6 +24,7 @@ __all__ = [
     "SERIES",
     "STORE_GAUGES",
     "WINDOW_MINUTES",
+    "ChangingLines",
     "Copies",
     "CopySample",
     "Counters",
@@ -31,6 +33,7 @@ __all__ = [
     "Holding",
     "LayerClock",
     "NodeReuse",
+    "Parting",
     "PromptAnswer",
     "Pseudonyms",
     "RecentPrompts",

@@ -60,6 +60,17 @@ def test_top_once_when_prompts_were_answered_then_what_could_have_been_found_is_
     assert "half the memory 44.0%, as it is 64.0%, twice 88.0%" in text
 
 
+def test_top_once_when_a_line_changes_in_every_turn_then_it_is_said_where_and_what(capsys, server):
+    line = {"place": 23, "num_prompts": 3, "num_tokens": 900, "part": "system", "text": "[red]cch=1"}
+    server.more[1] = {"changing_line_prompts": 1, "changing_lines": [line, {**line, "part": "", "text": ""}]}
+    cli.main(["top", "http://a", "--once"])
+    text = " ".join(capsys.readouterr().out.split())
+    where = "rank 1: after token 23 of 900"
+    assert f"line {where} in system, in 3 prompts of a session in a row: '[red]cch=1'" in text
+    assert f"line {where}, in 3 prompts of a session in a row" in text
+    assert "warning BanyanChangingLine (rank 1)" in text and "banyan route --drop-line" in text
+
+
 def test_top_once_when_none_was_answered_then_no_ceiling_is_made_up(capsys, server):
     for more in server.more:
         more |= {name: 0.0 for name in GAUGES if name.startswith(("hit_ceiling", "hit_share"))}

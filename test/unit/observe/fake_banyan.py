@@ -132,6 +132,7 @@ class FakeBanyan:
             "hit_share_half": 0.44,
             "hit_share_same": 0.64,
             "hit_share_double": 0.88,
+            "changing_lines": [],
             "num_arena_frames": 1500,
             "num_arena_pages": 810,
             "num_arena_evicted_pages": 12,

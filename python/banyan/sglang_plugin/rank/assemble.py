@@ -29,6 +29,7 @@ from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import events_for
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
+from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import Counters, Dropped, NodeReuse, Pseudonyms
 
@@ -92,6 +93,7 @@ def assemble(
         layer_wait=layer_wait,
         demand=demand,
         dropped=dropped,
+        lines=LineReport(setup.counters, setup.page_tokens, tells_text=config.tells_lines),
         figures=RankFigures(
             kinds=kinds,
             planner=planner,

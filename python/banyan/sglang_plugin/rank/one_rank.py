@@ -33,6 +33,7 @@ from banyan.sglang_plugin.rank.points import Attachment
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import PageEvent
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
+from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import Counters, Dropped, Why
@@ -53,6 +54,7 @@ class RankParts:
     demand: NodeDemand
     dropped: Dropped
     figures: RankFigures
+    lines: LineReport
 
 
 class Rank:
@@ -66,7 +68,7 @@ class Rank:
         self.page_tokens = parts.setup.page_tokens
         self._access, self._allocator = self.kinds.full.access, self.kinds.full.pools.allocator
         self._planner, self._shards = parts.planner, parts.shards
-        self._publication, self._figures = parts.publication, parts.figures
+        self._publication, self._figures, self._lines = parts.publication, parts.figures, parts.lines
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:
             self.attachments.append(attach(self))
@@ -127,6 +129,7 @@ class Rank:
         requests.when_gone(request, self._forget)
         pages = self.demand.tell(keys)
         requests.note_pages(request, pages)
+        requests.note_parting(request, self._lines.saw)
         if self.chooses_victims:
             requests.note_asked_before(request, self.demand.asked(pages, request) * self.page_tokens)
         full = self.kinds.full
@@ -277,6 +280,7 @@ class Rank:
         """This rank's part of ``/server_info``."""
         state = {
             **self._figures.state(),
+            **self._lines.state(),
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
             "hook_failures": faults.counts(),
