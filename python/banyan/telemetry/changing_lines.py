@@ -124,13 +124,14 @@ def _goes_on(old: bytes, new: bytes, place: int) -> bool:
 
 def num_common(one: bytes, other: bytes) -> int:
     """How many leading bytes of two rows are equal."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
+    short, long = sorted((one, other), key=len)
+    if long.startswith(short):
+        return len(short)
     # Most part early or late: each comparison ends at the first difference.
+    low, high = 0, len(short)
     while high - low > 1:
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if long.startswith(short[low:middle], low):
             low = middle
         else:
             high = middle
