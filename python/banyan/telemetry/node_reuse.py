@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from banyan import _native
 from banyan.telemetry.gauges import WINDOW_MINUTES
@@ -81,21 +80,23 @@ class NodeReuse:
         """An answer begins, here or at a peer."""
         self._reuse.answered(one.num_tokens, one.num_pages, one.computed, int(self._clock()))
 
-    def figures(self, node_pages: Callable[[float], float]) -> dict[str, Any]:
-        """As gauges have them, counted anew every ``COUNT_PERIOD_S``. ``node_pages``: distinct pages that the node
-        would hold with so many times its arena."""
+    def figures(self, node_pages: Callable[[float], float]) -> dict[str, float]:
+        """As ``count``, but counted anew every ``COUNT_PERIOD_S`` only."""
+        return self._figures if self._clock() < self._counts_again_s else self.count(node_pages)
+
+    def count(self, node_pages: Callable[[float], float]) -> dict[str, float]:
+        """As gauges have them. ``node_pages``: distinct pages that the node would hold with so many times its arena."""
         now_s = self._clock()
-        if now_s >= self._counts_again_s:
-            self._counts_again_s = now_s + COUNT_PERIOD_S
-            found = self._reuse.found_within
-            ceilings = {
-                f"hit_ceiling_{name}": self._reuse.ceiling(num_minutes, int(now_s))
-                for name, num_minutes in WINDOW_MINUTES.items()
-            }
-            curve = {
-                "hit_share_half": found(node_pages(0.5)),
-                "hit_share_same": found(node_pages(1.0)),
-                "hit_share_double": found(node_pages(2.0)),
-            }
-            self._figures = {name: round(share, 4) for name, share in (ceilings | curve).items()}
+        self._counts_again_s = now_s + COUNT_PERIOD_S
+        found = self._reuse.found_within
+        ceilings = {
+            f"hit_ceiling_{name}": self._reuse.ceiling(num_minutes, int(now_s))
+            for name, num_minutes in WINDOW_MINUTES.items()
+        }
+        curve = {
+            "hit_share_half": found(node_pages(0.5)),
+            "hit_share_same": found(node_pages(1.0)),
+            "hit_share_double": found(node_pages(2.0)),
+        }
+        self._figures = {name: round(share, 4) for name, share in (ceilings | curve).items()}
         return self._figures

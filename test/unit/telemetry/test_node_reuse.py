@@ -65,4 +65,4 @@ def test_figures_when_nothing_was_answered_then_they_are_zero_and_counted_again_
     assert set(rank.told().values()) == {0.0}
     rank.reuse.answered(PromptAnswer(16, 1, b""))
     assert set(rank.reuse.figures(lambda times: 1.0).values()) == {0.0}
-    assert rank.told()["hit_ceiling_15m"] == 1.0
+    assert rank.reuse.count(lambda times: 1.0)["hit_ceiling_15m"] == 1.0, "who asks for the state wants it as it is"

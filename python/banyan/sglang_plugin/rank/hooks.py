@@ -21,7 +21,8 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
         return
     seen = _hint_of(req.kv_hints)
     _introduce(req, seen, _asked_of(req.kv_hints))
-    req.banyan_session = session_of(recv_req)
+    # SGLang gives the request its tokenizer only later.
+    req.banyan_session, req.banyan_tokenizer = session_of(recv_req), getattr(scheduler, "tokenizer", None)
     if recv_req.mm_inputs is None:
         _arrive(req)
     spans.placed(req, req.banyan_decision)

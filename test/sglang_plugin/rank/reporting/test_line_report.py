@@ -35,7 +35,7 @@ RULES = " ".join(f"rule{number}" for number in range(90))
 
 def request(text, session="s", tokenizer=TOKENIZER, **fields):
     tokens = TOKENIZER.encode(text)
-    return SimpleNamespace(banyan_session=session, origin_input_ids=tokens, tokenizer=tokenizer, **fields)
+    return SimpleNamespace(banyan_session=session, origin_input_ids=tokens, banyan_tokenizer=tokenizer, **fields)
 
 
 def chat(number, before="You are an agent.", role="system"):

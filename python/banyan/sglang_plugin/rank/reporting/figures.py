@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,22 +42,24 @@ class RankFigures:
 
     def gauges(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
+        self.demand.hear()
         copies = self.kinds.full.residency_report.copies(time.monotonic())
         return {
             **self.kinds.full.figures(),
             **self._room(),
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
-            **self._reuse_figures(copies),
+            **self.reuse.figures(self._node_pages(copies)),
         }
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
+        self.demand.hear()
         state = {
             **self.kinds.full.state(),
             **self._room(),
             **self.kinds.full.residency_report.state(),
-            **self._reuse_figures(self.kinds.full.residency_report.copies(time.monotonic())),
+            **self.reuse.count(self._node_pages(self.kinds.full.residency_report.copies(time.monotonic()))),
             **self.counters_now().as_dict(),
             **self.planner.state(),
             **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
@@ -71,17 +74,13 @@ class RankFigures:
         # The only way out: nothing of a client's leaves by its own name.
         return self.pseudonyms.told(state)
 
-    def _reuse_figures(self, copies: Copies) -> dict[str, Any]:
-        """What could be found on this node: told by each rank, and as far as it has heard of the others."""
-        self.demand.hear()
+    def _node_pages(self, copies: Copies) -> Callable[[float], float]:
+        """Distinct pages that the node would hold with so many times its arena; without one, its pools."""
         pools, arena = self.kinds.node_pages
+        if not arena:
+            return lambda times: times * pools * copies.distinct_share
         # What lies in the arena as well takes no room of its own.
-        in_pools = pools * (1.0 - copies.duplicate_share if arena else copies.distinct_share)
-
-        def node_pages(times: float) -> float:
-            return in_pools + times * arena if arena else times * in_pools
-
-        return self.reuse.figures(node_pages)
+        return lambda times: pools * (1.0 - copies.duplicate_share) + times * arena
 
     def _room(self) -> dict[str, int]:
         allocator = self.kinds.full.pools.allocator

@@ -50,7 +50,7 @@ class LineReport:
             self._counters.parted_prompts += 1
             if parting.is_line:
                 self._counters.changing_line_prompts += 1
-                self._show(parting, tokens, getattr(req, "tokenizer", None))
+                self._show(parting, tokens, getattr(req, "banyan_tokenizer", None))
             parting = replace(parting, place=parting.place // self._page_tokens * self._page_tokens)
         return parting
 
