@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn small_traces_are_as_a_cache_would_find_them() {
         let prompts = conversations(200);
-        let mut reuse = ReuseDistances::new(3, 1 << 16);
+        let mut reuse = ReuseDistances::new(3, 1 << 14);
         for prompt in &prompts {
             reuse.asked(prompt, 1);
         }
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_asked_for_first_is_found() {
-        let mut reuse = ReuseDistances::new(1, 1 << 16);
+        let mut reuse = ReuseDistances::new(1, 1 << 14);
         reuse.asked(&[2, 4], 1);
         reuse.came(&[2, 4, 6, 8]);
         reuse.asked(&[2, 4, 6, 8], 1);
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn after_a_day_an_hour_counts_no_more() {
-        let mut reuse = ReuseDistances::new(1, 1 << 16);
+        let mut reuse = ReuseDistances::new(1, 1 << 14);
         reuse.asked(&[2, 4], 1);
         reuse.asked(&[2, 4], 1);
         reuse.asked(&[6], 1 + NUM_HOURS as u64);
