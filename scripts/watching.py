@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan.observe.alerts import PLACED, RULES
-from banyan.telemetry import SERIES
+from banyan.telemetry import SERIES, WINDOW_MINUTES
 
 ROUTER_RULES = (
     (
@@ -101,6 +101,10 @@ def gauge(name: str) -> str:
     return f'{SERIES[name].name}{{instance=~"$instance"}}'
 
 
+def most(name: str) -> str:
+    return f"max by (instance) ({gauge(name)})"
+
+
 CACHED = " + ".join(total(f"{source}_tokens") for source in ("own", "peer", "host", "store"))
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
@@ -122,6 +126,27 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 width=12,
                 stacked=True,
                 text="Tokens a second of the prompts that were answered, by where they were.",
+            ),
+            Panel(
+                "Could be found at most",
+                [
+                    (f"({CACHED}) / {total('prompt_tokens')}", "found"),
+                    *((most(f"hit_ceiling_{name}"), f"ceiling, last {name}") for name in WINDOW_MINUTES),
+                ],
+                "percentunit",
+                width=12,
+                text="The ceilings: shares of prompt tokens that were found, or computed before in that time.",
+            ),
+            Panel(
+                "Found with other memory",
+                [
+                    (most("hit_share_half"), "half the arena"),
+                    (most("hit_share_same"), "as it is"),
+                    (most("hit_share_double"), "twice the arena"),
+                ],
+                "percentunit",
+                width=12,
+                text="What a cache that evicts by age would have found in the last 24h (without an arena: the pools).",
             ),
         ),
     ),

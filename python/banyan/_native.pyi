@@ -226,6 +226,35 @@ class Demand:
         """How many pages were asked for since the page was, and how often it was, from 1 to 8. A page that is not known
         is older than all others."""
 
+class Reuse:
+    """How much of what is asked for could be found: if nothing were lost, and in caches of other sizes. One thread.
+
+    Pages go by numbers as `page_numbers` gives them; a prompt's from its first page on. Less than 1 MB. Times are
+    seconds and do not fall.
+    """
+
+    def __init__(self, page_tokens: int, most_pages: int, seed: int) -> None:
+        """`most_pages`: what returns after so many others counts as never asked for. `seed`: 64 bits that nobody knows
+        who chooses prompts. ValueError for pages without tokens."""
+
+    def asked(self, numbers: bytes, now_s: int) -> None:
+        """A prompt of these pages has come."""
+
+    def came(self, numbers: bytes) -> None:
+        """The cache has these pages of one chain now. Those that no prompt has named may be found from now on."""
+
+    def answered(self, num_tokens: int, num_pages: int, computed: bytes, now_s: int) -> None:
+        """A prompt of so many tokens, and of so many pages that a cache may supply, is answered. `computed`: those of
+        its pages that were not found."""
+
+    def ceiling(self, num_minutes: int, now_s: int) -> float:
+        """Of the prompts' tokens of the last minutes, 1,440 at most, the share that could have been found; 0.0 of
+        none."""
+
+    def found_within(self, num_pages: float) -> float:
+        """Of the prompts' tokens of the last day, the share that a cache of so many pages would have found that evicts
+        the page that was asked for longest ago."""
+
 def page_numbers(keys: list[str]) -> bytes:
     """What pages are called in 64 bits, of which the lowest says nothing: little-endian int64."""
 

@@ -126,6 +126,14 @@ class Config:
         rank holds them, which can reveal other tenants' prompts.""",
         switches_to=False,
     )
+    tells_lines: bool = knob(
+        False,
+        "--banyan-tell-lines",
+        SHARING,
+        """Show the text of a line that changes in every turn of a session in /server_info, `banyan top` and the web
+        page. Without it they say where the line is. It is text of a prompt.""",
+        switches_to=True,
+    )
     policy: str = knob(
         SGLANG_POLICY,
         "--banyan-policy",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.request
 
 import pytest
 from playwright.sync_api import expect
@@ -32,8 +33,48 @@ def test_top_when_a_prefix_was_fetched_then_it_is_among_the_hits_and_scripts_rea
     assert all(rank["values"]["num_live_ranks"] == 2 for rank in told["ranks"])
     # Every page of this prompt lies in both pools, and after the flush before this test there is little else.
     assert 0.5 <= told["distinct_share"] < 0.75
+    found = 1.0 - told["hits"]["computed"] / sum(told["hits"].values())
+    assert found - 0.02 <= told["ceiling"]["24h"] <= 1.0, "more was found than could be"
+    assert 0.0 < told["ceiling"]["same"] <= told["ceiling"]["double"]
     assert cli.main(["top", banyan.server.url, "--once"]) == 0
     assert "of the pages held are distinct" in capsys.readouterr().out
+
+
+def turns(num_turns, head):
+    """A conversation whose first line is what ``head`` says of the turn."""
+    rules = " ".join(f"Rule {number}: count the boats at the river." for number in range(30))
+    messages = []
+    for turn in range(num_turns):
+        messages += [{"role": "user", "content": f"Question {turn}: how many boats are there?"}]
+        yield [{"role": "system", "content": f"You count boats.\n{head(turn)}\n{rules}"}, *messages]
+        messages += [{"role": "assistant", "content": f"There are {turn + 3} boats at the river."}]
+
+
+def ask(url, messages, session):
+    """At rank 0, as a client that names its session by the way."""
+    body = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0, "routed_dp_rank": 0}
+    headers = {"Content-Type": "application/json", "x-session-id": session}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())
+
+
+def test_top_when_a_line_changes_in_every_turn_then_it_is_named_by_the_third_and_the_router_can_drop_it(banyan, capsys):
+    before = banyan.total("changing_line_prompts")
+    for messages in turns(3, lambda turn: f"stamp: {turn * 7919}"):
+        ask(banyan.server.url, messages, "a session")
+    assert banyan.total("changing_line_prompts") - before == 1
+    assert cli.main(["top", banyan.server.url, "--once", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)["changing_lines"][-1]
+    assert (line["dp_rank"], line["num_prompts"], line["part"], line["text"]) == (0, 3, "system", "")
+    application, _ = build(Settings(servers=(banyan.server.url,), drop_line="^stamp: "))
+    with served(application) as url:
+        parted, prompts, own = (banyan.total(name) for name in ("parted_prompts", "prompt_tokens", "own_tokens"))
+        for messages in turns(5, lambda turn: f"stamp: {turn * 104729}"):
+            ask(url, messages, "another session")
+    assert banyan.total("parted_prompts") == parted
+    found = (banyan.total("own_tokens") - own) / (banyan.total("prompt_tokens") - prompts)
+    assert found > 0.7, "all but the first turn"
 
 
 def test_top_when_the_server_is_stock_then_one_line(stock, capsys):

@@ -23,12 +23,24 @@ def test_page_when_a_server_is_well_then_its_figures_are_there_and_go_on(show, s
     ) / max(prompts, 1)
     tile = tab.get_by_role("region", name="Found in a cache")
     assert abs(float(tile.locator(".big").inner_text().split()[0]) - 100 * cached) < 2
+    could = tab.get_by_role("region", name="Could be found")
+    expect(could.locator(".big")).to_have_text("93.0 %")
+    expect(could).to_contain_text("half the memory 44.0 %, as it is 64.0 %, twice 88.0 %")
     assert tab.locator("#ranks tbody tr").count() == 2
     expect(tab.locator("#alerts")).to_contain_text("Nothing needs you")
     before = drawn(tab)
     tab.wait_for_selector(f"body:not([data-drawn='{before}'])")
     expect(tab.locator("#chart polygon")).to_have_count(5)
     expect(tab.locator("#chart-said")).to_contain_text("tokens a second: own pool")
+
+
+def test_page_when_a_line_changes_in_every_turn_then_it_is_said_where_and_its_text_is_text(show, server):
+    tab = show(server)
+    expect(tab.locator("#lines-card")).to_be_hidden()
+    line = {"place": 23, "num_prompts": 3, "num_tokens": 900, "part": "system", "text": HOSTILE}
+    server.more[1] = {"changing_lines": [line]}
+    card = tab.get_by_role("region", name="Changing lines")
+    expect(card.locator("tbody td")).to_have_text(["1", "23", "900", "system", "3", HOSTILE])
 
 
 def test_tree_when_prompts_share_their_beginning_then_the_keyboard_walks_it_and_says_who_holds_what(show, server):

@@ -15,6 +15,7 @@ from rich.text import Text
 from banyan.cli.engine import Engine, EngineError
 from banyan.observe import NotSharing, Rates, Reading
 from banyan.observe.summary import summary
+from banyan.telemetry import WINDOW_MINUTES
 
 COLOURS = {"own": "green", "peer": "cyan", "host": "blue", "store": "magenta", "computed": "bright_black"}
 WORDS = {"own": "own pool", "peer": "peers", "host": "arena", "store": "store", "computed": "computed"}
@@ -56,10 +57,18 @@ def watch(engine: Engine, url: str, *, interval_s: float, console: Console) -> N
 
 def picture(told: Mapping[str, Any]) -> RenderableType:
     """What `banyan top` shows of a summary. Text of the server is shown as it is, never as markup."""
-    parts: list[RenderableType] = [_title(told), Text(), _hits(told), Text(), _ranks(told), _memory(told)]
+    parts: list[RenderableType] = [
+        _title(told),
+        Text(),
+        _hits(told),
+        _ceiling(told["ceiling"]),
+        Text(),
+        _ranks(told),
+        _memory(told),
+    ]
     if told["store"] is not None:
         parts.append(_store(told["store"]))
-    return Group(*parts, Text(), *_alerts(told))
+    return Group(*parts, Text(), *_alerts(told), *_changing_lines(told))
 
 
 def _title(told: Mapping[str, Any]) -> Text:
@@ -84,6 +93,17 @@ def _hits(told: Mapping[str, Any]) -> Text:
         bar.append("■ ", style=COLOURS[source])
         bar.append(f"{WORDS[source]} {tokens / whole:.1%}   ")
     return bar.append(f"of {_count(whole)} prompt tokens")
+
+
+def _ceiling(told: Mapping[str, float]) -> Text:
+    """What could have been found: at most, and with other memory. It is counted from the server's start."""
+    if not any(told.values()):
+        return Text("ceiling   no prompt was answered in the last 24h")
+    most = ", ".join(f"{told[name]:.1%} ({name})" for name in WINDOW_MINUTES)
+    return Text(
+        f"ceiling   {most} could have been found if nothing had gone\n"
+        f"          by age: half the memory {told['half']:.1%}, as it is {told['same']:.1%}, twice {told['double']:.1%}"
+    )
 
 
 def _ranks(told: Mapping[str, Any]) -> Table:
@@ -159,6 +179,18 @@ def _alerts(told: Mapping[str, Any]) -> list[Text]:
         said = f" (rank {', '.join(map(str, alert['ranks']))}): {alert['summary']}. {alert['advice']}"
         lines.append(Text.assemble((f"{alert['severity']:9} {alert['name']}", style), said))
     return lines
+
+
+def _changing_lines(told: Mapping[str, Any]) -> list[Text]:
+    """Where prompts of a session change in every turn."""
+    return [
+        Text(
+            f"line      rank {line['dp_rank']}: after token {line['place']} of {line['num_tokens']}"
+            f"{' in ' + line['part'] if line['part'] else ''}, in {line['num_prompts']} prompts of a session in a row"
+            f"{': ' + repr(line['text']) if line['text'] else ''}"
+        )
+        for line in told["changing_lines"]
+    ]
 
 
 def _count(number: float) -> str:

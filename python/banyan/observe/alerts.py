@@ -250,6 +250,13 @@ RULES = (
         held="5m",
     ),
     Rule(
+        "BanyanChangingLine",
+        WARNING,
+        Grown("changing_line_prompts"),
+        "a line of a session's prompts changes in every turn: nothing behind it is found",
+        "`banyan top` and the page say where. Take it out at the client, or with `banyan route --drop-line`.",
+    ),
+    Rule(
         "BanyanFetchesRefused",
         WARNING,
         Share("fetches_refused", ("fetches",), 0.25, least=20),

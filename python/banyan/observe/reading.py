@@ -53,6 +53,23 @@ class SeenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangingLine:
+    """A line that was another one in ``num_prompts`` prompts of a session in a row: ``place`` tokens are before it, of
+    ``num_tokens``. ``part``: of a chat, "" where not known. ``text``: "" where it is not told."""
+
+    place: int
+    num_prompts: int
+    num_tokens: int
+    part: str
+    text: str
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> ChangingLine:
+        place, num_prompts, num_tokens = (int(told[name]) for name in ("place", "num_prompts", "num_tokens"))
+        return cls(place, num_prompts, num_tokens, str(told["part"]), str(told["text"]))
+
+
+@dataclass(frozen=True, slots=True)
 class RankReading:
     """One data-parallel rank, by its first shard.
 
@@ -60,6 +77,7 @@ class RankReading:
         values: its counters and gauges, by their names in ``/metrics``.
         num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
         prompts, plans: its last prompts and who holds them; its last decisions.
+        changing_lines: the last lines that have changed in every turn of a session, and where.
         rid_nonce: by which ids of requests in these are pseudonyms.
     """
 
@@ -72,6 +90,7 @@ class RankReading:
     num_used_tokens: int | None = None
     prompts: Sequence[SeenPrompt] = field(default=(), repr=False)
     plans: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    changing_lines: Sequence[ChangingLine] = ()
     rid_nonce: str = ""
 
     def value(self, name: str) -> float:
@@ -117,6 +136,10 @@ class Reading:
         """A counter or gauge, over all ranks."""
         return sum(rank.value(name) for rank in self.ranks)
 
+    def most(self, name: str) -> float:
+        """Of a figure that each rank tells of the node, the one that has heard most; 0 where no rank has it."""
+        return max(rank.value(name) for rank in self.ranks)
+
     @property
     def distinct_share(self) -> float:
         """Distinct pages over pages held, over all ranks."""
@@ -139,6 +162,7 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         num_used_tokens=_number(told.get("num_used_tokens")),
         prompts=tuple(SeenPrompt.of(told) for told in state.get("prompts") or ()),
         plans=tuple(state.get("plans") or ()),
+        changing_lines=tuple(ChangingLine.of(told) for told in state.get("changing_lines") or ()),
         rid_nonce=str(state["rid_nonce"]),
     )
 

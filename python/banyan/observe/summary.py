@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from banyan.observe.alerts import Alert, alerts
 from banyan.observe.rates import Rates
-from banyan.observe.reading import HIT_SOURCES, RankReading
+from banyan.observe.reading import HIT_SOURCES, RankReading, Reading
+from banyan.telemetry import WINDOW_MINUTES
 
 RATES = (
     "prompt_tokens",
@@ -37,12 +39,23 @@ def summary(rates: Rates) -> dict[str, Any]:
         "taken_s": round(now.taken_s, 3),
         "is_since_start": rates.is_since_start,
         "hits": hits(rates),
+        "ceiling": ceiling(now),
         "per_s": {name: round(rates.total_per_s(name), 3) for name in RATES},
         "distinct_share": round(now.distinct_share, 4),
+        "changing_lines": [
+            {"dp_rank": rank.dp_rank, **asdict(line)} for rank in now.ranks for line in rank.changing_lines
+        ],
         "store": _store(rates),
         "ranks": [_rank(rates, rank) for rank in now.ranks],
         "alerts": [_alert(alert) for alert in alerts(rates)],
     }
+
+
+def ceiling(now: Reading) -> dict[str, float]:
+    """Shares of prompt tokens: those that could have been found at most, by window, and those that a cache would have
+    found with half the memory, the same, and twice. Zeros before the first answer."""
+    ceilings = {name: now.most(f"hit_ceiling_{name}") for name in WINDOW_MINUTES}
+    return ceilings | {name: now.most(f"hit_share_{name}") for name in ("half", "same", "double")}
 
 
 def hits(rates: Rates) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from banyan.router.answers import error, failed, forbidden, state_of, unless_gon
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
 from banyan.router.call import Call, target_of
+from banyan.router.dropped_lines import DroppedLines
 from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
@@ -73,6 +75,7 @@ class Router:
         )
         # One, so that no more than one large prompt is read beside the loop.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
+        self._dropped = re.compile(settings.drop_line) if settings.drop_line else None
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
         self.forwarder: Forwarder
@@ -178,7 +181,7 @@ class Router:
             return forbidden()
         try:
             async with self._bodies.read(request.stream()) as body:
-                response = await unless_gone(request, self._answer(row, body, request))
+                response = await unless_gone(request, self._answer(row, await self._without_lines(row, body), request))
         except Refused as why:
             self.metrics.refused.labels(str(why.status)).inc()
             headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
@@ -201,6 +204,18 @@ class Router:
         if not asked.is_known:
             self.metrics.placed_by_load.labels(row.path).inc()
         return await self.forwarder.forward(call, asked)
+
+    async def _without_lines(self, row: Row, body: bytes) -> bytes:
+        """The body as it is to be passed on."""
+        if self._dropped is None:
+            return body
+        lines = DroppedLines(self._dropped)
+        if len(body) < LARGE_BYTES:
+            body = lines.without(row, body)
+        else:
+            body = await asyncio.get_running_loop().run_in_executor(self._reader, lines.without, row, body)
+        self.metrics.dropped_lines.inc(lines.num_lines)
+        return body
 
     async def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
         """The request, with its tokens. A large one is read beside the loop, which others wait for."""

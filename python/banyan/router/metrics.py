@@ -43,6 +43,7 @@ class Metrics:
         self.placed_by_load = Counter(
             "placed_by_load", "Requests of whose prompt nothing was known, by path.", ("path",), **made
         )
+        self.dropped_lines = Counter("dropped_lines", "Lines that --drop-line took out of requests.", **made)
         self.event_batches = Counter("event_batches", "KV event batches, by server.", ("server",), **made)
         self.published_loads = Counter(
             "published_loads", "Loads that ranks published without being asked, by server.", ("server",), **made

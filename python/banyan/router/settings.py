@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ from banyan.routing import POLICIES
 MIB = 1 << 20
 ROUTER = "router"
 """The group of knobs: one table of the documentation."""
+
+
+def _regex(text: str) -> str | None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        return f"no regular expression: {error}"
+    return None
 
 
 SERVER_FLAGS = {
@@ -126,6 +135,15 @@ class Settings:
         switches_to=False,
     )
     tokenize_timeout_s: float = 1.0
+    drop_line: str = knob(
+        "",
+        "--drop-line",
+        ROUTER,
+        "Drop lines that match this regular expression from what chats say for the system.",
+        metavar="REGEX",
+        unset="none",
+        check=_regex,
+    )
     max_body_bytes: int = 64 * MIB
     max_buffered_mib: int = knob(
         2048,

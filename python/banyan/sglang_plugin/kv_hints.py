@@ -40,5 +40,18 @@ def payload_of(hints: KvHintsEnvelope | None, action_type: str, action_version: 
     return None
 
 
+def session_of(req: Any) -> str | None:
+    """What names the conversation: SGLang's session, else the routing key (header ``x-smg-routing-key``), else what its
+    client says by the way (``routing.conversation``)."""
+    if req.session_id is not None:
+        return str(req.session_id)
+    if req.session_params is not None and req.session_params.id is not None:
+        return str(req.session_params.id)
+    if req.routing_key is not None:
+        return str(req.routing_key)
+    said = payload_of(req.kv_hints, hint.SESSION_ACTION, hint.ACTION_VERSION)
+    return str(said["name"]) if said is not None else None
+
+
 def _is_meant(action: KvHintAction) -> bool:
     return action.action_type not in hint.OWN_ACTIONS or action.payload.get(MARK) == runtime.server_id()

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of what happened, and the clocks that say what it cost."""
 
+from banyan.telemetry.changing_lines import ChangingLines, Parting
 from banyan.telemetry.computed import Why, why_computed
 from banyan.telemetry.copy_sample import Copies, CopySample
 from banyan.telemetry.counters import DESCRIPTIONS, Counters
 from banyan.telemetry.dropped import Dropped
 from banyan.telemetry.estimate import Estimate
-from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, gauges_of
+from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, WINDOW_MINUTES, gauges_of
 from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
 from banyan.telemetry.metric_table import SERIES
+from banyan.telemetry.node_reuse import PAGE_BYTES, NodeReuse, PromptAnswer
 from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
@@ -18,8 +20,11 @@ from banyan.telemetry.threads import notice, noticed, num_ended, start_thread
 __all__ = [
     "DESCRIPTIONS",
     "GAUGES",
+    "PAGE_BYTES",
     "SERIES",
     "STORE_GAUGES",
+    "WINDOW_MINUTES",
+    "ChangingLines",
     "Copies",
     "CopySample",
     "Counters",
@@ -27,6 +32,9 @@ __all__ = [
     "Estimate",
     "Holding",
     "LayerClock",
+    "NodeReuse",
+    "Parting",
+    "PromptAnswer",
     "Pseudonyms",
     "RecentPrompts",
     "Stopwatch",

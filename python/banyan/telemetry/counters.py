@@ -25,6 +25,8 @@ class Counters:
     computed_new_tokens: int = 0
     computed_absent_tokens: int = 0
     computed_tail_tokens: int = 0
+    parted_prompts: int = 0
+    changing_line_prompts: int = 0
     lookups: int = 0
     lookup_hits: int = 0
     windowless_pages: int = 0
@@ -153,6 +155,8 @@ DESCRIPTIONS = {
     "computed_new_tokens": "computed: no prompt on this node had asked for them, as far as that is remembered",
     "computed_absent_tokens": "computed: nobody held them, and this rank does not remember what was asked for",
     "computed_tail_tokens": "computed at the ends of prompts: less than a page, and the last token",
+    "parted_prompts": "prompts that have left the way of their session's last ones before the end of those",
+    "changing_line_prompts": "of these, prompts that differ from the two before in one line at the same place",
     "lookups": "prefix tails looked up at the peers",
     "lookup_hits": "of these, tails of which a peer held at least one page",
     "windowless_pages": "pages found at the end of a tail whose window pages, or state, nobody held: computed",

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+WINDOW_MINUTES = {"15m": 15, "1h": 60, "24h": 24 * 60}
+"""What a ceiling is told for: the last minutes, by the end of its name."""
+
 GAUGES = {
     "num_pool_pages": "pages that this rank's pool has",
     "num_free_pages": "of these, pages that hold nothing; those in quarantine are counted",
@@ -18,6 +21,13 @@ GAUGES = {
     "duplicate_share": "share of this rank's pages that another pool or the arena holds too, by a sample",
     "num_arena_frames": "pages that this rank's part of the host arena has room for",
     "num_arena_pages": "pages that it holds",
+    **{
+        f"hit_ceiling_{name}": f"of the node's prompt tokens of the last {name}, the share found or computed before"
+        for name in WINDOW_MINUTES
+    },
+    "hit_share_half": "of those of the last 24h, the share that half the arena would find (without one: the pools)",
+    "hit_share_same": "of those, the share that as many pages as now would find, if the latest asked for stayed",
+    "hit_share_double": "of those, the share that twice the arena would find (without one: the pools)",
     "store_write_bytes_per_day": "bytes that this rank may write to the store in a day; 0: no limit",
 }
 """By their names in /server_info, with their meaning for /metrics."""

@@ -26,7 +26,7 @@ from banyan.routing.lmetric import LMetric
 from banyan.sglang_plugin import kv_hints, page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
-from banyan.sglang_plugin.dispatcher.placement import Placer, session_of
+from banyan.sglang_plugin.dispatcher.placement import Placer
 from banyan.sglang_plugin.dispatcher.prefix_probe import (
     LEAST_REMEMBERED_CHUNKS,
     MOST_REMEMBERED_CHUNKS,
@@ -34,6 +34,7 @@ from banyan.sglang_plugin.dispatcher.prefix_probe import (
     num_remembered_chunks,
     unused_by_rank,
 )
+from banyan.sglang_plugin.kv_hints import session_of
 from banyan.sglang_plugin.rank import hooks, linker, requests
 from banyan.sglang_plugin.rank.reporting import load_report
 from banyan.telemetry import Counters
@@ -392,7 +393,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))
     ids = list(range(64))
     ranks[1].frame_table.publish(frames(1), page_keys(ids[:16]))
-    sent = request(ids)
+    sent = request(ids, routing_key="mine")
     placer_of(rank_table, dispatcher=Dispatcher(2, LMetric())).place(sent, [0, 1])
 
     class Req(Matched):
@@ -401,7 +402,7 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
     req = Req()
     hooks.after_create_generation_req(req, None, sent)
     assert (req.dp_origin_kv_len, req.dp_max_kv_len, req.dp_max_kv_rank) == (0, 16, 1)
-    assert (counters.placed_cache, counters.placed_pinned) == (1, 0)
+    assert (counters.placed_cache, counters.placed_pinned, req.banyan_session) == (1, 0, "mine")
     name = requests.id_of(req)
     assert requests.facts(name, 16).prompt_tokens == 64
     del req

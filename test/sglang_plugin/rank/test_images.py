@@ -40,7 +40,8 @@ class Req(Matched):
 def serve(rid, content):
     """SGLang's steps: it makes the request, writes into its tokens what the image became, and queues it."""
     ids, sent = image_prompt(content, num_tokens=NUM_TOKENS, image=PLACE)
-    recv_req = SimpleNamespace(input_ids=ids, mm_inputs=sent, routed_dp_rank=None)
+    said = dict.fromkeys(("session_id", "session_params", "routing_key", "kv_hints"))
+    recv_req = SimpleNamespace(input_ids=ids, mm_inputs=sent, routed_dp_rank=None, **said)
     req = hooked(MADE, lambda scheduler, recv_req, *args: Req(recv_req, *args))(None, recv_req, rid, ids)
     inputs = MultimodalInputs.from_processor_output(sent)
     assert Scheduler._try_apply_padded_mm_input_ids(recv_req, req, inputs)

@@ -7,6 +7,7 @@ import math
 import shutil
 import tempfile
 import time
+from array import array
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from banyan.sglang_plugin.rank import identity, kind, own_slots
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.reporting import report
-from banyan.telemetry import GAUGES, SERIES, Pseudonyms, rid_pseudonym
+from banyan.telemetry import GAUGES, SERIES, Parting, Pseudonyms, rid_pseudonym
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
 POOL = {
@@ -319,6 +320,20 @@ def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_whe
     assert chance(rank, keys(2)[0]) < chance(rank, keys(4)[0]) == math.inf
     assert not rank.demand.is_asked_again(keys(4)[0])
     assert (rank.counters.peer_prompts, peer.counters.peer_prompts) == (2, 0)
+
+
+def test_arrive_when_a_line_of_a_session_changes_each_time_then_the_rank_says_where(ranks):
+    _, ((rank, _, _), _) = ranks
+    for turn in range(3):
+        request = Request(f"r{turn}")
+        request.origin_input_ids = array("q", [*range(20), 900 + turn, *range(100, 200)])
+        request.banyan_session, request.extra_key, request.cache_salt, request.lora_id = "s", None, None, None
+        module.requests.register(request)
+        rank.arrive(module.requests.id_of(request))
+    assert module.requests.parting_of(request) == Parting(20 // PAGE * PAGE, 3)
+    (line,) = json.loads(json.dumps(rank.state()))["changing_lines"]
+    assert (line["place"], line["num_prompts"], line["text"]) == (20, 3, "")
+    assert rank.counters.changing_line_prompts == 1
 
 
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept_up(ranks, monkeypatch):

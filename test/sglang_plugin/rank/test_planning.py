@@ -43,7 +43,11 @@ class Rank:
             )
             hints = SimpleNamespace(actions=[hint])
         req = FakeReq(rid, hints, num_tokens)
-        hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
+        hooks.after_create_generation_req(
+            req,
+            None,
+            SimpleNamespace(routed_dp_rank=None, mm_inputs=None, session_id=None, session_params=None, routing_key="s"),
+        )
         self.requests.append(req)
 
     def plan(self, rid, *, num_tail_pages=20, found=FOUND):

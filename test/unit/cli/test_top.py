@@ -9,6 +9,7 @@ from test.unit.observe.fake_banyan import FakeBanyan
 from banyan import cli
 from banyan.cli import top
 from banyan.cli.engine import EngineError
+from banyan.telemetry import GAUGES
 
 
 class FakeEngine:
@@ -50,6 +51,31 @@ def test_top_once_when_the_server_shares_then_ranks_hits_store_and_alerts_are_th
         assert word in text
     assert "critical  BanyanFetchFailed (rank 1): copies did not land" in text
     assert "90.0% of the pages held are distinct" in text
+
+
+def test_top_once_when_prompts_were_answered_then_what_could_have_been_found_is_there(capsys, server):
+    cli.main(["top", "http://a", "--once"])
+    text = capsys.readouterr().out
+    assert "ceiling   71.0% (15m), 82.0% (1h), 93.0% (24h) could have been found" in text
+    assert "half the memory 44.0%, as it is 64.0%, twice 88.0%" in text
+
+
+def test_top_once_when_a_line_changes_in_every_turn_then_it_is_said_where_and_what(capsys, server):
+    line = {"place": 23, "num_prompts": 3, "num_tokens": 900, "part": "system", "text": "[red]cch=1"}
+    server.more[1] = {"changing_line_prompts": 1, "changing_lines": [line, {**line, "part": "", "text": ""}]}
+    cli.main(["top", "http://a", "--once"])
+    text = " ".join(capsys.readouterr().out.split())
+    where = "rank 1: after token 23 of 900"
+    assert f"line {where} in system, in 3 prompts of a session in a row: '[red]cch=1'" in text
+    assert f"line {where}, in 3 prompts of a session in a row" in text
+    assert "warning BanyanChangingLine (rank 1)" in text and "banyan route --drop-line" in text
+
+
+def test_top_once_when_none_was_answered_then_no_ceiling_is_made_up(capsys, server):
+    for more in server.more:
+        more |= {name: 0.0 for name in GAUGES if name.startswith(("hit_ceiling", "hit_share"))}
+    cli.main(["top", "http://a", "--once"])
+    assert "ceiling   no prompt was answered in the last 24h" in capsys.readouterr().out
 
 
 def test_top_once_json_when_asked_for_then_plain_values(capsys):

@@ -17,6 +17,7 @@ WRONG = {
     "BanyanRankSilent": {"num_silent_ranks": 1},
     "BanyanFetchFailed": {"fetches_failed": 1},
     "BanyanThreadEnded": {"threads_ended": 1},
+    "BanyanChangingLine": {"changing_line_prompts": 1},
     "BanyanPageDamaged": {"read_failed_pages": 2},
     "BanyanStoreStalls": {"store": {**STORE, "stalls": 1}},
     "BanyanStoreStopped": {"store": {**STORE, "is_stopped": 1}},

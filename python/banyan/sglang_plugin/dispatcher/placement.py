@@ -23,7 +23,7 @@ from banyan.routing import (
 )
 from banyan.routing.hint import Decision
 from banyan.sglang_plugin.dispatcher.prefix_probe import Found, PrefixProbe
-from banyan.sglang_plugin.kv_hints import payload_of, with_action
+from banyan.sglang_plugin.kv_hints import payload_of, session_of, with_action
 
 
 class Placer:
@@ -165,19 +165,6 @@ def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
         session=session,
         tokens=found.prompt,
     )
-
-
-def session_of(req: Any) -> str | None:
-    """What names the conversation: SGLang's session, else the routing key (header ``x-smg-routing-key``), else what its
-    client says by the way (``routing.conversation``)."""
-    if req.session_id is not None:
-        return str(req.session_id)
-    if req.session_params is not None and req.session_params.id is not None:
-        return str(req.session_params.id)
-    if req.routing_key is not None:
-        return str(req.routing_key)
-    said = payload_of(req.kv_hints, hint.SESSION_ACTION, hint.ACTION_VERSION)
-    return str(said["name"]) if said is not None else None
 
 
 def _tell(req: Any, found: Found, decision: Decision | None) -> None:

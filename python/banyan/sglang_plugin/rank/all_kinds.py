@@ -32,6 +32,13 @@ class Kinds:
         return sum(kind.pools.allocator.wait_us for kind in self)
 
     @property
+    def node_pages(self) -> tuple[int, int]:
+        """Full pages that the pools of all ranks have room for, and the arena."""
+        num_ranks, tier = len(self.full.member_slots.with_peers), self.full.tier
+        num_frames = 0 if tier is None else tier.state()["num_arena_frames"]
+        return self.full.pools.allocator.num_pages * num_ranks, num_frames * num_ranks
+
+    @property
     def fixed_tokens(self) -> float:
         """What a fetch brings besides, however long it is, in tokens of full pages: a state."""
         fixed_bytes = sum(kind.block.block_bytes for kind in self.beside if kind.pools.is_one_slot)

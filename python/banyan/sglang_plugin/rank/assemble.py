@@ -8,6 +8,7 @@ pages, what plans and caches, what measures, what publishes and tells.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +29,9 @@ from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import events_for
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
+from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped, Pseudonyms
+from banyan.telemetry import Counters, Dropped, NodeReuse, Pseudonyms
 
 logger = logging.getLogger("banyan")
 
@@ -66,9 +68,9 @@ def assemble(
     shards, kinds = Shards(params), Kinds(pools.kinds, setup)
     planner = _make_planner(setup, kinds, pools)
     cache = _make_cache(setup, kinds, planner, shards)
-    demand = NodeDemand(
-        cache, kinds.full.pools.allocator.num_pages * len(kinds.full.member_slots.with_peers), setup.counters
-    )
+    # No client can choose prompts that the sample likes.
+    reuse = NodeReuse(setup.page_tokens, sum(kinds.node_pages), secrets.randbits(64), time.monotonic)
+    demand = NodeDemand(cache, kinds.node_pages[0], setup.counters, reuse)
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.
     times.time_control(cache, "cache", ("retire", "drain"))
@@ -91,10 +93,12 @@ def assemble(
         layer_wait=layer_wait,
         demand=demand,
         dropped=dropped,
+        lines=LineReport(setup.counters, setup.page_tokens, tells_text=config.tells_lines),
         figures=RankFigures(
             kinds=kinds,
             planner=planner,
             demand=demand,
+            reuse=reuse,
             dropped=dropped,
             counters=setup.counters,
             page_tokens=setup.page_tokens,

@@ -9,7 +9,7 @@ from banyan.planner import Action, asked
 from banyan.routing import hint
 from banyan.routing.hint import Decision, PrefixHint, Until
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.kv_hints import payload_of
+from banyan.sglang_plugin.kv_hints import payload_of, session_of
 from banyan.sglang_plugin.rank import linker, requests
 from banyan.sglang_plugin.rank.reporting import spans
 from banyan.telemetry import Counters
@@ -21,6 +21,8 @@ def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: 
         return
     seen = _hint_of(req.kv_hints)
     _introduce(req, seen, _asked_of(req.kv_hints))
+    # SGLang gives the request its tokenizer only later.
+    req.banyan_session, req.banyan_tokenizer = session_of(recv_req), getattr(scheduler, "tokenizer", None)
     if recv_req.mm_inputs is None:
         _arrive(req)
     spans.placed(req, req.banyan_decision)

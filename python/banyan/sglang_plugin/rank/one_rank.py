@@ -33,6 +33,7 @@ from banyan.sglang_plugin.rank.points import Attachment
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import PageEvent
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
+from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import Counters, Dropped, Why
@@ -53,6 +54,7 @@ class RankParts:
     demand: NodeDemand
     dropped: Dropped
     figures: RankFigures
+    lines: LineReport
 
 
 class Rank:
@@ -66,7 +68,7 @@ class Rank:
         self.page_tokens = parts.setup.page_tokens
         self._access, self._allocator = self.kinds.full.access, self.kinds.full.pools.allocator
         self._planner, self._shards = parts.planner, parts.shards
-        self._publication, self._figures = parts.publication, parts.figures
+        self._publication, self._figures, self._lines = parts.publication, parts.figures, parts.lines
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:
             self.attachments.append(attach(self))
@@ -125,8 +127,11 @@ class Rank:
         if not keys:
             return
         requests.when_gone(request, self._forget)
+        pages = self.demand.tell(keys)
+        requests.note_pages(request, pages)
+        requests.note_parting(request, self._lines.saw)
         if self.chooses_victims:
-            requests.note_asked_before(request, self.demand.asked(keys, request) * self.page_tokens)
+            requests.note_asked_before(request, self.demand.asked(pages, request) * self.page_tokens)
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
@@ -143,6 +148,8 @@ class Rank:
         request = requests.id_of(req)
         reasons = requests.why_computed(req, cached_tokens, self.page_tokens, self._planner.why_unmoved(request))
         self.counters.count_computed(reasons)
+        pages = requests.pages_of(req)
+        self.demand.answered(len(req.origin_input_ids), pages, cached_tokens // self.page_tokens)
         self._planner.computed(request, reasons)
         return reasons
 
@@ -163,8 +170,7 @@ class Rank:
         """Pages have entered SGLang's tree: offer them once they are complete. Of a node whose window SGLang has freed
         there are full pages only."""
         self._publication.announce(full.keys)
-        if self.chooses_victims:
-            self.demand.came(full.keys)
+        self.demand.came(full.keys)
         window: Window | None = None
         for kind, transfer in zip(self.kinds.beside, beside, strict=False):
             window = kind.node(transfer.keys, transfer.device_indices)
@@ -274,6 +280,7 @@ class Rank:
         """This rank's part of ``/server_info``."""
         state = {
             **self._figures.state(),
+            **self._lines.state(),
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
             "hook_failures": faults.counts(),

@@ -25,7 +25,7 @@ from banyan.layout.checkpoint import is_by_content
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
-from banyan.telemetry import Why
+from banyan.telemetry import Parting, Why
 
 NUM_REMEMBERED_CHUNKS = 4096
 """Of 32 pages each: at 16 tokens a page 2 M tokens of prompts."""
@@ -105,6 +105,30 @@ def is_traced(req: Any) -> bool:
     trace = getattr(getattr(req, "time_stats", None), "trace_ctx", None)
     # Where SGLang does not trace, this is an object that has every attribute, and it is false.
     return trace is not None and trace.tracing_enable is True and runtime.is_on("57-trace-slice")
+
+
+def note_pages(request: str, pages: bytes) -> None:
+    """The numbers of its prompt's pages, as far as a cache may supply them."""
+    req = _by_id.get(request)
+    if req is not None:
+        req.banyan_pages = pages
+
+
+def pages_of(req: Any) -> bytes:
+    """What was noted of its pages; none of a prompt of less than a page."""
+    return getattr(req, "banyan_pages", b"")
+
+
+def note_parting(request: str, look: Callable[[Any], Parting | None]) -> None:
+    """Where its prompt parts from its session's last ones, as ``look`` finds."""
+    req = _by_id.get(request)
+    if req is not None:
+        req.banyan_parting = look(req)
+
+
+def parting_of(req: Any) -> Parting | None:
+    """What was noted of that; None where it has not parted."""
+    return getattr(req, "banyan_parting", None)
 
 
 def note_asked_before(request: str, num_tokens: int) -> None:

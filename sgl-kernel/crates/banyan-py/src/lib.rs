@@ -16,6 +16,7 @@ mod page_keys;
 mod peers;
 mod prompt;
 mod rank_table;
+mod reuse;
 mod store;
 #[cfg(feature = "ceiling")]
 mod store_ceiling;
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lease_ends::PyLeaseEnds>()?;
     module.add_class::<rank_table::PyRankTable>()?;
     module.add_class::<demand::PyDemand>()?;
+    module.add_class::<reuse::PyReuse>()?;
     module.add_class::<frame_table::PyFrameTable>()?;
     module.add_class::<page_keys::PyPageKeys>()?;
     module.add_class::<prompt::PyPromptTokens>()?;

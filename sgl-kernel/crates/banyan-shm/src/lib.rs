@@ -5,7 +5,8 @@
 //! Read in this order: `frame` (the two words of the protocol), `index` (key to frame), `ledger` (the owner's side),
 //! `lease` (the reader's side); then where the words live: `memory`, `rank_table`, `layout`, `frame_table`, `peers`;
 //! `words`, `prompt` and `page_keys` (what a prompt's pages are called); `access_log` (what prompts asked for, from
-//! rank to rank) and `demand` (what is learnt from it, by `access_history`, `hazard_model` and `seeded_rng`); then
+//! rank to rank) and `demand` (what is learnt from it, by `access_history`, `hazard_model` and `seeded_rng`); `reuse`
+//! (how much could be found, by `distinct_pages` and `reuse_distances`); then
 //! `plan`, `gather` and `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics:
 //! loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -13,11 +14,14 @@
 pub mod access_history;
 pub mod access_log;
 pub mod demand;
+pub mod distinct_pages;
 pub mod frame;
 pub mod hazard_model;
 pub mod index;
 pub mod lease;
 pub mod ledger;
+pub mod reuse;
+pub mod reuse_distances;
 pub mod seeded_rng;
 pub mod sync;
 

@@ -64,7 +64,11 @@ def poll(linker, condition):
 
 def ask(servers, rid, reads):
     req = Hinted(rid, PROMPT, reads)
-    hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
+    hooks.after_create_generation_req(
+        req,
+        None,
+        SimpleNamespace(routed_dp_rank=None, mm_inputs=None, session_id=None, session_params=None, routing_key="s"),
+    )
     return req
 
 

@@ -62,7 +62,11 @@ def servers(monkeypatch, tmp_path):
 def ask(servers, source):
     """What was counted once the request is held back no longer: questions, those to one node alone, those spared."""
     req = Hinted("r", PROMPT, source)
-    hooks.after_create_generation_req(req, None, SimpleNamespace(routed_dp_rank=None, mm_inputs=None))
+    hooks.after_create_generation_req(
+        req,
+        None,
+        SimpleNamespace(routed_dp_rank=None, mm_inputs=None, session_id=None, session_params=None, routing_key="s"),
+    )
     poll(servers.asking, lambda: not servers.asking.kinds.full.is_awaited(requests.id_of(req)))
     counters = servers.counters
     return counters.questions, counters.questions_directed, counters.questions_spared

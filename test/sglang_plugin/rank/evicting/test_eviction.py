@@ -23,7 +23,7 @@ from banyan.planner.stretches import STRETCHES_PER_POOL
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.evicting import eviction
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
-from banyan.telemetry import Counters, Dropped
+from banyan.telemetry import Counters, Dropped, NodeReuse
 
 FULL, PAGE = ComponentType.FULL, 16
 PROMPT = 8 * PAGE
@@ -112,7 +112,7 @@ def rig(monkeypatch, request):
         is_whole_rank=True,
         copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
         move_share=lambda kind: 0.01,
-        demand=NodeDemand(Alone(), 1_000, Counters()),
+        demand=NodeDemand(Alone(), 1_000, Counters(), NodeReuse(PAGE, 1_000, 0, lambda: 0.0)),
         num_frames=8 * STRETCHES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),
@@ -124,6 +124,10 @@ def rig(monkeypatch, request):
 def keys_of(number, num_pages):
     """Of the pages of a prompt that no tree holds."""
     return [hashlib.sha256(f"{number} {page}".encode()).hexdigest() for page in range(num_pages)]
+
+
+def asked(linker, keys, request):
+    return linker.demand.asked(linker.demand.tell(keys), request)
 
 
 def key_of(cache, node):
@@ -161,11 +165,11 @@ def test_evict_when_a_younger_prompt_is_held_elsewhere_then_it_goes_first(rig):
 def test_evict_when_a_prompt_in_the_queue_asks_for_a_leaf_then_it_stays_until_the_prompt_has_begun(rig):
     cache, _, linker = rig
     nodes = [cache.insert(prompt(number)) for number in range(3)]
-    linker.demand.asked([key_of(cache, nodes[0])], "r")
+    asked(linker, [key_of(cache, nodes[0])], "r")
     cache.evict(PROMPT)
     assert [cache.num_held(prompt(number)) for number in range(3)] == [PROMPT, 0, PROMPT]
     prefill._has_begun("r")
-    linker.demand.asked([key_of(cache, nodes[2])], "another")
+    asked(linker, [key_of(cache, nodes[2])], "another")
     cache.evict(PROMPT)
     assert [cache.num_held(prompt(number)) for number in range(3)] == [0, 0, PROMPT]
 
@@ -173,9 +177,9 @@ def test_evict_when_a_prompt_in_the_queue_asks_for_a_leaf_then_it_stays_until_th
 def test_evict_when_it_was_learnt_that_the_oldest_comes_next_then_the_youngest_goes(rig):
     cache, _, linker = rig
     for turn in range(1_200):
-        linker.demand.asked(keys_of(turn % 100, 20), "r")
+        asked(linker, keys_of(turn % 100, 20), "r")
     for number in range(3):
-        linker.demand.asked([key_of(cache, cache.insert(prompt(number))), *keys_of(100 + number, 50)], "r")
+        asked(linker, [key_of(cache, cache.insert(prompt(number))), *keys_of(100 + number, 50)], "r")
     linker.demand.served("r")
     assert linker.demand.state()["age_power"] > 0.0
     cache.evict(PROMPT)
@@ -208,7 +212,7 @@ def full(rig):
     cache.evict(PAGE)
     for number in range(3):
         nodes = cache.insert_as_sglang(prompt(number, 40))
-        linker.demand.asked([cache.tree_core.get_last_hash_value(nodes)], f"r{number}")
+        asked(linker, [cache.tree_core.get_last_hash_value(nodes)], f"r{number}")
         linker.demand.served(f"r{number}")
     return cache
 

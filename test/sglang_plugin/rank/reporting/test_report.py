@@ -9,7 +9,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from banyan.config import Config
 from banyan.sglang_plugin.rank.reporting import report
-from banyan.telemetry import Counters, Why
+from banyan.telemetry import Counters, Parting, Why
 
 SOURCES = {"device": 16, "host": 32, "peer": 64, "storage": 128}
 
@@ -67,6 +67,15 @@ def sharing(monkeypatch):
 def test_details_when_a_rank_has_looked_then_they_say_what_it_saw_and_who_held_it(sharing):
     span = {"dp_origin_kv_len": 16, "dp_max_kv_len": 96, "dp_max_kv_rank": 3}
     assert sent(banyan_tokens={"peer": 64}, **span) == {"device": 16, "peer": 64, "host": 0, "storage": 0, **span}
+
+
+def test_details_when_a_prompt_has_parted_from_its_sessions_last_then_they_say_where_whatever_was_cached(
+    sharing,
+):
+    nothing = SimpleNamespace(dp_origin_kv_len=0, dp_max_kv_len=0, dp_max_kv_rank=-1, banyan_parting=Parting(16, 3))
+    details = told(None, nothing)
+    assert (details["parted_at"], details["parted_prompts"]) == (16, 3)
+    assert "parted_at" not in sent(banyan_tokens={})
 
 
 def test_details_when_another_node_supplied_tokens_then_they_are_named_and_count_as_host_in_openai_answers(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from banyan import _native
-from banyan.telemetry import Counters
+from banyan.telemetry import PAGE_BYTES, Counters, NodeReuse, PromptAnswer
 
 
 class OtherRanks(Protocol):
@@ -24,22 +24,43 @@ class OtherRanks(Protocol):
 
 
 class NodeDemand:
-    """One rank's. ``num_frames``: of the pools of all ranks that hear each other."""
+    """One rank's. ``num_frames``: of the pools of all ranks that hear each other. ``reuse``: told of the same."""
 
-    def __init__(self, others: OtherRanks, num_frames: int, counters: Counters) -> None:
+    def __init__(self, others: OtherRanks, num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
         self._others = others
         self._counters = counters
+        self._reuse = reuse
         self._demand = _native.Demand(num_frames)
 
-    def asked(self, keys: list[str], request: str) -> int:
-        """A request has come with a prompt of these pages, at least one, and waits until it is ``served``. How many of
-        its first pages prompts of before had asked for, here or at a peer."""
-        for pages in self._others.peer_accesses():
-            self._demand.peer_access(pages)
+    def hear(self) -> None:
+        """Take what the peers have told since."""
+        for message in self._others.peer_accesses():
+            answered = PromptAnswer.of(message)
+            if answered is not None:
+                self._reuse.answered(answered)
+                continue
+            self._demand.peer_access(message)
+            self._reuse.asked(message)
             self._counters.peer_prompts += 1
+
+    def tell(self, keys: list[str]) -> bytes:
+        """A request has come with a prompt of these pages, at least one: tell the peers. Gives the pages' numbers."""
+        self.hear()
         pages = _native.page_numbers(keys)
         self._others.log_access(pages)
+        self._reuse.asked(pages)
+        return pages
+
+    def asked(self, pages: bytes, request: str) -> int:
+        """The request waits until it is ``served``. How many of its first pages prompts of before had asked for, here
+        or at a peer."""
         return self._demand.asked(pages, request)
+
+    def answered(self, num_tokens: int, pages: bytes, num_cached: int) -> None:
+        """The answer to a prompt of these pages begins. So many of them were found."""
+        one = PromptAnswer(num_tokens, len(pages) // PAGE_BYTES, pages[num_cached * PAGE_BYTES :])
+        self._others.log_access(one.message())
+        self._reuse.answered(one)
 
     def served(self, request: str) -> None:
         """The request waits no longer, if it did."""
@@ -47,7 +68,9 @@ class NodeDemand:
 
     def came(self, keys: list[str]) -> None:
         """The tree has these pages of one chain now."""
-        self._demand.came(_native.page_numbers(keys))
+        pages = _native.page_numbers(keys)
+        self._demand.came(pages)
+        self._reuse.came(pages)
 
     def reuse_probabilities(self, keys: list[str]) -> Sequence[float]:
         """Of each page to be wanted, as against other pages; infinite while a request waits here that asks for it."""

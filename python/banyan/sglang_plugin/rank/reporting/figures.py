@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
-from banyan.telemetry import Counters, Dropped, Pseudonyms, num_ended
+from banyan.telemetry import Copies, Counters, Dropped, NodeReuse, Pseudonyms, num_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class RankFigures:
     kinds: Kinds
     planner: RankPlanner
     demand: NodeDemand
+    reuse: NodeReuse
     dropped: Dropped
     counters: Counters
     page_tokens: int
@@ -40,20 +42,24 @@ class RankFigures:
 
     def gauges(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
+        self.demand.hear()
         copies = self.kinds.full.residency_report.copies(time.monotonic())
         return {
             **self.kinds.full.figures(),
             **self._room(),
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
+            **self.reuse.figures(self._node_pages(copies)),
         }
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
+        self.demand.hear()
         state = {
             **self.kinds.full.state(),
             **self._room(),
             **self.kinds.full.residency_report.state(),
+            **self.reuse.count(self._node_pages(self.kinds.full.residency_report.copies(time.monotonic()))),
             **self.counters_now().as_dict(),
             **self.planner.state(),
             **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
@@ -67,6 +73,14 @@ class RankFigures:
         }
         # The only way out: nothing of a client's leaves by its own name.
         return self.pseudonyms.told(state)
+
+    def _node_pages(self, copies: Copies) -> Callable[[float], float]:
+        """Distinct pages that the node would hold with so many times its arena; without one, its pools."""
+        pools, arena = self.kinds.node_pages
+        if not arena:
+            return lambda times: times * pools * copies.distinct_share
+        # What lies in the arena as well takes no room of its own.
+        return lambda times: pools * (1.0 - copies.duplicate_share) + times * arena
 
     def _room(self) -> dict[str, int]:
         allocator = self.kinds.full.pools.allocator

@@ -84,14 +84,15 @@ def around_get_cached_tokens_details(
 
 
 def _details(details: dict[str, Any] | None, req: Any) -> dict[str, Any] | None:
-    span = requests.span_of(req)
-    if details is None and not (span and span.max_tokens):
+    span, parting = requests.span_of(req), requests.parting_of(req)
+    if details is None and parting is None and not (span and span.max_tokens):
         return None
     details = {"device": 0, "host": 0} if details is None else details
     return {
         **details,
         **_by_tier(details, req),
         **{f"computed_{why.value}": num_tokens for why, num_tokens in getattr(req, "banyan_computed", {}).items()},
+        **({} if parting is None else {"parted_at": parting.place, "parted_prompts": parting.num_prompts}),
         **({} if span is None else _fields_of(span, own_tokens=details["device"])),
     }
 
