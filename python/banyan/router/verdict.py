@@ -34,7 +34,7 @@ class Outcome(StrEnum):
     UNREACHED = "unreached"
     """No connection: nothing was sent."""
     REFUSED = "refused"
-    """PromptAnswer with one of ``RETRYABLE_STATUSES``."""
+    """Answered with one of ``RETRYABLE_STATUSES``."""
     LOST = "lost"
     """The connection broke, or the server went down, before the first byte."""
     BROKEN = "broken"

@@ -288,7 +288,12 @@ def test_place_when_the_client_names_a_policy_then_that_one_decides(node):
     placer = placer_of(rank_table, dispatcher=Dispatcher(2, LMetric()))
     with pytest.raises(ValueError, match="policy 'x' is none of round_robin"):
         placer.place(req, [0, 1])
+    # As good as none: the main process lets it pass.
+    wish.payload["policy"] = None
+    placer.place(req, [0, 1])
+    req.kv_hints = KvHintsEnvelope(protocol_version="7", message_id="m", actions=[wish])
     wish.payload["policy"] = "round_robin"
+    req.routed_dp_rank = None
     placer.place(req, [0, 1])
     assert req.kv_hints.protocol_version == "7"
     assert [action.action_type for action in req.kv_hints.actions] == [hint.ACTION_TYPE, hint.POLICY_ACTION]

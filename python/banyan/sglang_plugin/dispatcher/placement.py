@@ -144,7 +144,8 @@ class Placer:
     def _wished(self, req: Any) -> str:
         """The policy that the client names for this request, else the server's."""
         wish = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION) or {}
-        return str(wish.get("policy", self._policy_name))
+        name = wish.get("policy")
+        return self._policy_name if name is None else str(name)
 
     def _policy(self, name: str) -> Policy | None:
         """The policy of that name; None for the dispatcher's own."""
