@@ -71,7 +71,7 @@ impl Shared {
 }
 
 /// The whole operation, blocking.
-pub(super) fn transfer(mut op: Op, fd: RawFd) -> io::Result<()> {
+fn transfer(mut op: Op, fd: RawFd) -> io::Result<()> {
     loop {
         if let Progress::Ended(result) = { advance_once(&mut op, fd) } {
             return result;

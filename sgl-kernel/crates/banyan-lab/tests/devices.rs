@@ -5,7 +5,14 @@ use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
-use super::*;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use banyan_lab::{Faults, FaultyDevice};
+use banyan_store::device::{
+    Action, Completion, Device, Op, Span, Spans, ThreadsDevice, UringDevice,
+};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
