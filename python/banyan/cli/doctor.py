@@ -20,7 +20,7 @@ from banyan.cli.doctor_store import examine_store
 from banyan.cli.finding import Finding
 from banyan.feature_list import switched_off
 from banyan.store import StoreLocation
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 
 def examine(
