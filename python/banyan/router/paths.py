@@ -152,16 +152,3 @@ BY_PATH = {row.path: row for row in ROWS}
 
 OTHER = Row(path="other", to=To.ONE, by=By.LOAD, methods=())
 """What stands for all paths that are not in the table."""
-
-
-def table() -> str:
-    """The rows for people, those that are alike together: a part of ``docs/router.md``."""
-    groups: dict[tuple[To, By, bool], list[str]] = {}
-    for row in (*ROWS, OTHER):
-        groups.setdefault((row.to, row.by, row.is_ours), []).append(row.path)
-    lines = ["| paths | go to | placed by |", "|---|---|---|"]
-    for (to, by, is_ours), paths in groups.items():
-        named = ", ".join(f"`{path}`" if path != OTHER.path else "any other path" for path in paths)
-        whom = f"{to.value}. Only this machine may ask" if is_ours else to.value
-        lines.append(f"| {named} | {whom} | {by.value} |")
-    return "\n".join(lines) + "\n"
