@@ -333,8 +333,6 @@ impl Device for FaultyDevice {
 
     fn add_memory(&mut self, _memory: Span) {}
 
-    fn remove_memory(&mut self, _memory: Span) {}
-
     fn capacity(&self) -> usize {
         64
     }

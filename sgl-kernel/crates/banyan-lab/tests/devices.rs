@@ -103,7 +103,6 @@ fn device_when_written_synced_and_read_then_the_same_bytes() {
         unsafe { device.push(read) };
         assert!(finish(&mut *device, 1)[0].result.is_ok());
         assert_eq!(back, memory, "{name}");
-        device.remove_memory(Span::of(&mut memory));
         device.remove_file(file);
         std::fs::remove_file(path).unwrap();
     }

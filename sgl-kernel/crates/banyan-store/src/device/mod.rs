@@ -65,11 +65,8 @@ pub trait Device {
     /// The caller has no operation on it in flight.
     fn remove_file(&mut self, file: FileId);
 
-    /// Tells of memory that many operations will use. It stays mapped until `remove_memory`, or as long as the device.
+    /// Tells of memory that many operations will use. It stays mapped as long as the device.
     fn add_memory(&mut self, memory: Span);
-
-    /// The caller has no operation on it in flight.
-    fn remove_memory(&mut self, memory: Span);
 
     /// At most so many operations may be in flight.
     fn capacity(&self) -> usize;

@@ -158,8 +158,6 @@ impl Device for ThreadsDevice {
 
     fn add_memory(&mut self, _memory: Span) {}
 
-    fn remove_memory(&mut self, _memory: Span) {}
-
     fn capacity(&self) -> usize {
         256
     }
